@@ -1,0 +1,55 @@
+# Every verb works on a fresh machine with Python 3.11 or newer, make and git; each installs what it needs, once.
+# The same verbs run here and in CI. Another interpreter: make setup PYTHON=/path/to/python3.12
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+MAX_LINES := 400
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: setup demo test lint bench docs clean help
+.DELETE_ON_ERROR:
+
+setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { \
+		echo "There is no '$(PYTHON)'. Install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$$("$(PYTHON)" --version 2>&1) is too old: Upshift needs 3.11 or newer. Name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
+	"$(BIN)/python" -m pip install -q -c constraints.txt torch==2.13.0
+	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[dev,examples]'
+	@touch "$(STAMP)"
+
+demo: setup  ## see Upshift profile and tune an example
+	$(BIN)/upshift demo
+
+test: lint  ## lint, then run every test (one process: tests start processes of their own)
+	$(BIN)/python -m pytest -q --durations=10
+
+lint: setup  ## rules, format, types, floors, and the size of modules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@find src -name '*.py' -exec wc -l {} + | awk '$$2 != "total" && $$1 > $(MAX_LINES) { \
+		print $$2 ": " $$1 " lines, more than $(MAX_LINES): which two things is it?"; long = 1 } END { exit long }'
+
+bench: setup  ## measure again what benchmarks/results holds for this machine
+	$(BIN)/python -m benchmarks
+
+# Tables in the documentation come from benchmarks/results; until they are generated here, this is the API alone.
+docs: setup  ## write the API documentation to site/
+	$(BIN)/python -m pdoc upshift -o site
+
+clean:  ## remove what the other verbs made, but for .venv and benchmarks/results
+	rm -rf site dist upshift-out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile

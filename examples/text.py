@@ -1,0 +1,151 @@
+"""A byte-level GPT on the English text that every Python carries (the topics of `help()`), written the naive way.
+
+What a tired person leaves in: every document is padded to the longest there may be, although most are short; everything
+is computed in float32; and the host reads the loss at every update.
+
+    upshift tune examples/text.py:TextJob --budget 5m --out upshift-out
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset
+
+import upshift
+
+MAX_LENGTH = 1024  # positions; one document in 200 is longer and is cut
+VOCABULARY = 256  # bytes
+NUM_HELD_OUT = 150  # documents
+NOTHING = -100  # the target at padding, which cross entropy leaves out
+WARM_UP = 20  # updates
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def documents() -> list[bytes]:
+    """Read all paragraphs, each once, in a fixed random order."""
+    paragraphs = (part.strip("\n").encode() for topic in topics.values() for part in re.split(r"\n\s*\n", topic))
+    unique = [paragraph for paragraph in dict.fromkeys(paragraphs) if len(paragraph) > 1]
+    order = torch.randperm(len(unique), generator=torch.Generator().manual_seed(0))
+    return [unique[index] for index in order.tolist()]
+
+
+class Documents(Dataset[torch.Tensor]):
+    """Documents as tensors of bytes, each with one byte more than it has positions to predict."""
+
+    def __init__(self, texts: list[bytes]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(list(self.texts[index][: MAX_LENGTH + 1]))
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_attention = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [batch, time, width] to the same shape; a position sees itself and what came before."""
+        batch, time, width = x.shape
+        heads = self.query_key_value(self.norm_attention(x)).view(batch, time, 3, self.num_heads, -1)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(attended.transpose(1, 2).reshape(batch, time, width))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class ByteGPT(nn.Module):
+    """A small GPT: bytes in, logits of the next byte out."""
+
+    def __init__(self, width: int = 128, num_layers: int = 4, num_heads: int = 4) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, width)
+        self.position = nn.Embedding(MAX_LENGTH, width)
+        self.blocks = nn.Sequential(*(Block(width, num_heads) for _ in range(num_layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map bytes [batch, time] to logits [batch, time, 256]."""
+        position = torch.arange(x.shape[1], device=x.device)
+        hidden = self.blocks(self.token(x) + self.position(position))
+        logits: torch.Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+class TextJob(upshift.Job):
+    """Predict the next byte of a paragraph."""
+
+    batch_size = 8
+    epochs = 10
+    clip_norm = 1.0
+    read_every = 1
+    zero_grad_to_none = False
+    quality = upshift.Quality(metric="loss", direction="min", margin=0.05)  # nats per byte
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        return ByteGPT()
+
+    def train_data(self) -> Dataset[Any]:
+        """Make the documents to learn from."""
+        return Documents(documents()[NUM_HELD_OUT:])
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make the held-out documents."""
+        return Documents(documents()[:NUM_HELD_OUT])
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> LambdaLR:
+        """Warm up, then keep the rate."""
+        return LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / WARM_UP))
+
+    def length(self, sample: torch.Tensor) -> int:
+        """Count the positions of a document; the rest of its row is padding."""
+        return len(sample) - 1
+
+    def collate(self, samples: list[torch.Tensor]) -> Batch:
+        """Pad every document to the longest there may be: inputs and targets, each [batch, MAX_LENGTH]."""
+        inputs = torch.zeros(len(samples), MAX_LENGTH, dtype=torch.long)
+        targets = torch.full((len(samples), MAX_LENGTH), NOTHING)
+        for row, sample in enumerate(samples):
+            inputs[row, : len(sample) - 1] = sample[:-1]
+            targets[row, : len(sample) - 1] = sample[1:]
+        return inputs, targets
+
+    def loss(self, model: nn.Module, batch: Batch) -> upshift.Loss:
+        """Sum the cross entropy over the bytes that count."""
+        inputs, targets = batch
+        logits = model(inputs).float().flatten(0, 1)
+        total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
+        return upshift.Loss(total, (targets != NOTHING).sum())
+
+    def metric(self, model: nn.Module, batch: Batch) -> dict[str, upshift.Mean]:
+        """Measure bits per byte."""
+        loss = self.loss(model, batch)
+        return {"bits_per_byte": upshift.Mean(loss.total / math.log(2), loss.weight)}

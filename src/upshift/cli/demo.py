@@ -1,0 +1,51 @@
+"""`upshift demo`: tune a real job that ships with Upshift."""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import upshift
+from upshift.cli.say import console, parse_duration
+from upshift.cli.tune import DEFAULT_OUT, run_session
+from upshift.core.errors import UpshiftError
+from upshift.tune.session import TuneRequest
+
+
+class Example(enum.StrEnum):
+    """The jobs that ship."""
+
+    TEXT = "text"
+    IMAGE = "image"
+
+
+JOBS = {Example.TEXT: "text.py:TextJob", Example.IMAGE: "image.py:DigitsJob"}
+WORDS = {
+    Example.TEXT: "a byte-level GPT on the English text that every Python carries, written naively",
+    Example.IMAGE: "an image classifier on scikit-learn's handwritten digits, written naively",
+}
+
+
+def demo(
+    example: Annotated[Example, typer.Argument(help="Which job.")] = Example.TEXT,
+    budget: Annotated[str, typer.Option(help="Time to spend.")] = "5m",
+    out: Annotated[Path, typer.Option(help="Folder for plan, evidence and report.")] = DEFAULT_OUT,
+) -> None:
+    """Tune a real training job that ships with Upshift; no data, no download, no server."""
+    target = example_target(JOBS[example])
+    console.print(f"Tuning {target}: {WORDS[example]}. Budget {budget}.")
+    run_session(TuneRequest(target=target, out=out, budget_s=parse_duration(budget)))
+
+
+def example_target(job: str) -> str:
+    """Where an example lies: inside the installed package, or beside it in a checkout."""
+    package = Path(upshift.__file__).parent
+    for folder in (package / "examples", package.parents[1] / "examples"):
+        if (folder / job.split(":", maxsplit=1)[0]).exists():
+            inside = folder.is_relative_to(Path.cwd())
+            return str(Path(os.path.relpath(folder) if inside else folder) / job)
+    raise UpshiftError("The examples are not installed with this Upshift; get them from its source and tune them there.")

@@ -1,0 +1,45 @@
+"""`upshift`: the verbs put together, and one clear line for every error."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from upshift.cli.compare import compare
+from upshift.cli.demo import demo
+from upshift.cli.doctor import doctor
+from upshift.cli.profile import profile
+from upshift.cli.run import run
+from upshift.cli.say import errors
+from upshift.cli.tune import tune
+from upshift.core.errors import UpshiftError
+
+app = typer.Typer(
+    name="upshift",
+    help="Makes PyTorch training faster, and proves it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (profile, tune, run, compare, doctor, demo):
+    app.command()(verb)
+
+
+def main() -> None:
+    """Run a verb; exit 1 with one line on an error, 130 on Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except UpshiftError as error:
+        errors.print(f"upshift: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        errors.print("upshift: interrupted", markup=False)
+        sys.exit(130)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

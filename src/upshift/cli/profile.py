@@ -1,0 +1,74 @@
+"""`upshift profile`: run a job a little, and say where its time goes and what each remedy could gain at most."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from upshift.cli.say import console, narrated, write_json
+from upshift.core.facts import Facts, JobFacts
+from upshift.core.machine import read_machine
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.tune.trial import Trial, TrialSetting
+
+BAR = 40
+
+
+def profile(
+    target: Annotated[str, typer.Argument(help="package.module:Job or path/file.py:Job")],
+    json: Annotated[Path | None, typer.Option(help="Write the profile here as JSON.")] = None,
+    seconds: Annotated[float, typer.Option(help="About how long each measured run may take.", min=0.1)] = 2.5,
+) -> None:
+    """Show phases, ceilings and the bottleneck of a job, and what each remedy could gain at most."""
+    with narrated() as say, tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        setting = TrialSetting(target=target, folder=Path(folder), progress=say)
+        with Trial(setting, Plan()) as trial:
+            answer = trial.call("profile", slice_s=seconds, quick=False)
+    found = answer["profile"]
+    found["remedies"] = remedies(answer)
+    show(found)
+    if json is not None:
+        write_json(json, found)
+
+
+def remedies(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every optimization with the most it could bring, or why it does not fit; best first."""
+    job = dict(answer["profile"]["job"])
+    job["param_dtypes"] = tuple(job["param_dtypes"])
+    facts = Facts(machine=read_machine(), job=JobFacts(**job), **answer["facts"])
+    found = []
+    for name, kind in catalogue().items():
+        fit = kind.fit(facts)
+        memory = "buys memory with time" if fit.fits and kind.card.memory_technique else ""
+        found.append({
+            "name": name,
+            "predicted_max_gain": fit.max_gain if fit.fits else None,
+            "numerics": str(kind.card.numerics),
+            "reason": fit.reason or memory,
+        })  # fmt: skip
+    return sorted(found, key=lambda item: -(item["predicted_max_gain"] or 0.0))
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a profile."""
+    console.print(f"\n[bold]{found['bottleneck']['words']}[/bold]\n", soft_wrap=True)
+    console.print(f"One update takes {found['step_ms']:.1f} ms. Of the wall time of an epoch:")
+    for name, share in sorted(found["phases"].items(), key=lambda item: -item[1]):
+        console.print(f"  {name:<11}{share:6.1%}  {'█' * round(share * BAR)}")
+    console.print("\nIf one thing were free, measured by running the job so:")
+    for name, gain in sorted(found["ceilings"].items(), key=lambda item: -item[1]):
+        console.print(f"  {name:<11}{gain:6.2f}x" if gain < 1000 else f"  {name:<11}> 1000x")
+    table = Table(
+        "remedy", "at most", "numerics", "", title="\nWhat each remedy could bring", title_justify="left", box=None
+    )
+    for item in found["remedies"]:
+        gain = item["predicted_max_gain"]
+        table.add_row(item["name"], f"{gain:.2f}x" if gain else "-", item["numerics"], item["reason"])
+    console.print(table)
+    peak, limit = found["memory"]["peak_bytes"] / 2**30, found["memory"]["limit_bytes"] / 2**30
+    console.print(f"\nPeak memory {peak:.2f} of {limit:.1f} GiB. Measuring adds {found['own_cost_frac']:.3%} to an update.")

@@ -1,0 +1,50 @@
+"""`upshift run`: train a job under a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from upshift.cli.say import console, errors
+from upshift.core.plan import Plan
+from upshift.core.target import load_job
+from upshift.optimizations import catalogue
+from upshift.train.run import Report, train
+
+DEFAULT_OUT = Path("upshift-run")
+
+
+def run(
+    target: Annotated[str, typer.Argument(help="package.module:Job or path/file.py:Job")],
+    plan: Annotated[Path | None, typer.Option(help="The plan to train under; none trains the job as it is.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for metrics.jsonl and model.pt.")] = DEFAULT_OUT,
+    updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
+) -> None:
+    """Train the job under a plan: progress, metrics, held-out results each epoch, weights at the end."""
+    job = load_job(target)
+    chosen = Plan.load(plan, catalogue()) if plan else Plan()
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("training", total=None, epoch=0, words="")
+
+        def on_report(report: Report) -> None:
+            words = f"loss {report.loss:.4f}  {report.samples_per_s:.0f} samples/s"
+            progress.update(task, completed=report.update, total=report.planned, epoch=report.epoch, words=words)
+            if report.held_out:
+                shown = "  ".join(f"{name} {value:.4f}" for name, value in report.held_out.items())
+                progress.console.print(f"epoch {report.epoch}: held-out {shown}", markup=False)
+
+        result = train(job, chosen, out, max_updates=updates, on_report=on_report)
+    rate = result.samples / result.seconds if result.seconds else 0.0
+    console.print(f"Trained {result.updates} updates in {result.seconds:.1f} s ({rate:.0f} samples/s).", soft_wrap=True)
+    console.print(f"Weights, metrics and plan are in {out}.", soft_wrap=True)

@@ -1,0 +1,69 @@
+"""Tell a person what is going on: a spinner with the present step on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from upshift.core.errors import UpshiftError
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `90`, `90s`, `5m` or `1h`.
+
+    Raises:
+        UpshiftError: It is none of these, or not positive.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise UpshiftError(f"--budget {text!r} is no duration: write 90s, 5m or 1h.")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+class Narrator:
+    """Says each step once. Steps that begin with two spaces are details: shown on a terminal only, while they last."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starting", total=None) if progress else None
+        self._started = monotonic()
+
+    def __call__(self, words: str) -> None:
+        """Say something."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=escape(words.strip()[:100]))
+        if words.startswith("  "):
+            return
+        target = self._progress.console if self._progress is not None else errors
+        target.print(f"[dim]{monotonic() - self._started:5.0f} s[/dim]  {escape(words)}", soft_wrap=True)
+
+
+@contextmanager
+def narrated() -> Iterator[Narrator]:
+    """A narrator on stderr for as long as the block lasts."""
+    if not errors.is_terminal:
+        yield Narrator(None)
+        return
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=errors, transient=True) as progress:
+        yield Narrator(progress)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON so that NaN and infinity become null, and never half a file."""
+    from upshift.report import evidence
+
+    evidence.save(data, path)

@@ -1,0 +1,36 @@
+"""`upshift tune`: climb the ladder within a budget, write plan, evidence and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upshift.cli.say import console, narrated, parse_duration
+from upshift.report import print_summary
+from upshift.tune.session import Session, TuneRequest
+
+DEFAULT_OUT = Path("upshift-out")
+INTERRUPTED = 130
+
+
+def tune(
+    target: Annotated[str, typer.Argument(help="package.module:Job or path/file.py:Job")],
+    budget: Annotated[str, typer.Option(help="Time to spend: 90s, 5m, 1h.")] = "10m",
+    out: Annotated[Path, typer.Option(help="Folder for upshift.toml, evidence.json and report.html.")] = DEFAULT_OUT,
+    seed: Annotated[int | None, typer.Option(help="Seed of the experiment; the job's own unless given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Take up the evidence in --out where it ended.")] = False,
+) -> None:
+    """Try techniques one at a time in paired runs; keep what is proved to help and not to hurt."""
+    request = TuneRequest(target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume)
+    run_session(request)
+
+
+def run_session(request: TuneRequest) -> None:
+    """Tune and show the summary; exit 130 when it was interrupted."""
+    with narrated() as say:
+        evidence = Session(request, say).run()
+    print_summary(evidence, console, folder=request.out)
+    if evidence["ended"] == "interrupted":
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,67 @@
+"""Every error Upshift raises, drawn as one tree.
+
+    UpshiftError
+    ├── JobError          the user's job cannot be trained as it is written
+    │   ├── TargetError   the command line names a job that cannot be found or loaded
+    │   └── LossError     the loss is no loss: no gradient, not a scalar, NaN or infinite
+    ├── PlanError         a plan file or setting is wrong
+    ├── MachineError      this machine lacks something that was asked for
+    └── TrialError        a trial process crashed, hung, ran out of memory or produced NaN
+
+Each message says what happened, what was seen, and what to do next. A refusal (an optimization that does not fit)
+is no error: it is a value with a reason, see `upshift.core.optimization.Fit`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+FailureKind = Literal["raised", "killed", "hung", "out_of_memory", "nan", "evidence"]
+
+
+class UpshiftError(Exception):
+    """The root of all errors that Upshift raises on purpose."""
+
+
+class JobError(UpshiftError):
+    """The user's job cannot be trained as it is written."""
+
+
+class TargetError(JobError):
+    """The command line names a job that cannot be found or loaded."""
+
+
+class LossError(JobError):
+    """The loss is no loss: no gradient, not a scalar, NaN or infinite.
+
+    Args:
+        message: What happened and what to change.
+        update: When; 0 is the first update.
+        value: The NaN or infinity, where that is what happened.
+    """
+
+    def __init__(self, message: str, *, update: int, value: float | None = None) -> None:
+        super().__init__(message)
+        self.update = update
+        self.value = value
+
+
+class PlanError(UpshiftError):
+    """A plan file or one of its settings is wrong."""
+
+
+class MachineError(UpshiftError):
+    """This machine lacks something that was asked for."""
+
+
+class TrialError(UpshiftError):
+    """A trial process ended without a result; `kind` says how.
+
+    Args:
+        message: What happened, in words.
+        kind: One of `raised`, `killed`, `hung`, `out_of_memory`, `nan`, `evidence`.
+    """
+
+    def __init__(self, message: str, *, kind: FailureKind) -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind

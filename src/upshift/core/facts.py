@@ -1,0 +1,105 @@
+"""What was measured or read about a job on this machine: plain frozen data, with units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from upshift.core.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What a live job is made of, read without running it.
+
+    Attributes:
+        device: `cpu`, `cuda`, ...
+        optimizer_class: Name of the optimizer's class, e.g. `AdamW`.
+        optimizer_fused: Whether it already runs its fused kernel.
+        num_params: Parameters that are trained.
+        num_param_tensors: How many tensors hold them.
+        module_counts: Class name of each module -> how many.
+        repeated_blocks: Size of the largest group of like modules in a ModuleList or Sequential; 0 for none.
+        param_dtypes: Names of the parameters' dtypes.
+        batch_size: Samples per micro-batch.
+        accumulation: Micro-batches per update.
+        num_samples: Training samples; None for an iterable dataset.
+        planned_updates: Updates of the whole run; None where unknown.
+        updates_per_epoch: None for an iterable dataset.
+        has_length: The job says how long a sample is.
+        has_deterministic_transform: The job says which preparation may be kept.
+        has_quality: The job says what "not worse" means.
+        read_every: Updates between two readings of the loss.
+        zero_grad_to_none: Gradients are freed between updates.
+        num_workers: Loader workers at present.
+        pin_memory: Batches are page-locked at present.
+    """
+
+    device: str = "cpu"
+    optimizer_class: str = "SGD"
+    optimizer_fused: bool = False
+    num_params: int = 0
+    num_param_tensors: int = 0
+    module_counts: Mapping[str, int] = field(default_factory=dict)
+    repeated_blocks: int = 0
+    param_dtypes: tuple[str, ...] = ("float32",)
+    batch_size: int = 1
+    accumulation: int = 1
+    num_samples: int | None = None
+    planned_updates: int | None = None
+    updates_per_epoch: int | None = None
+    has_length: bool = False
+    has_deterministic_transform: bool = False
+    has_quality: bool = False
+    read_every: int = 1
+    zero_grad_to_none: bool = True
+    num_workers: int = 0
+    pin_memory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything a `fit` may look at.
+
+    Attributes:
+        machine: The machine.
+        job: What the job is made of.
+        step_ms: Mean time of an update.
+        phase_frac: Phase name -> share of the update's time, 0 to 1.
+        ceilings: Counterfactual name -> measured largest gain as a ratio (1.0 = nothing to gain).
+        op_frac: Operator name without namespace -> share of the traced step's operator time, 0 to 1.
+        op_counts: Operator name -> how often it ran in a traced step.
+        padding_frac: Share of a batch's positions that are padding; 0 where lengths are unknown.
+        excess_padding_frac: Share of positions past the longest sample of their own batch.
+        sample_bytes: Bytes of one sample after the deterministic transform; None where it could not be measured.
+        load_frac: Share of the time spent making batches that goes into loading (and the deterministic transform).
+        input_wait_frac: Share of the time spent making batches in which the process was not on a core (waiting).
+        bf16_matmul_gain: Measured speed of a bfloat16 matrix product over float32 on this device; None if not measured.
+        peak_memory_bytes: Highest memory of the training process.
+        memory_limit_bytes: What the process or the device may use.
+    """
+
+    machine: Machine
+    job: JobFacts
+    step_ms: float = 0.0
+    phase_frac: Mapping[str, float] = field(default_factory=dict)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    op_frac: Mapping[str, float] = field(default_factory=dict)
+    op_counts: Mapping[str, int] = field(default_factory=dict)
+    padding_frac: float = 0.0
+    excess_padding_frac: float = 0.0
+    sample_bytes: int | None = None
+    load_frac: float = 0.0
+    input_wait_frac: float = 0.0
+    bf16_matmul_gain: float | None = None
+    peak_memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+
+    @property
+    def compute_frac(self) -> float:
+        """Share of the update spent in forward and backward."""
+        return self.phase_frac.get("forward", 0.0) + self.phase_frac.get("backward", 0.0)
+
+    def ceiling_frac(self, name: str) -> float:
+        """A measured ceiling as the share of the step's time it could save."""
+        return 1.0 - 1.0 / max(self.ceilings.get(name, 1.0), 1.0)

@@ -1,0 +1,225 @@
+"""The live job: the real model, optimizer, loader and step that optimizations act on, in one process.
+
+A host (the training loop of `upshift.train`) fills it seam by seam and calls every optimization of the plan at the seam
+its card names. What an optimization may change is what stands here and nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from upshift.core.batch import map_tensors
+from upshift.core.job import Job, Loss
+from upshift.core.seeding import kept_random_state, seed_sample
+
+if TYPE_CHECKING:
+    from upshift.core.optimization import Optimization
+
+Undo: TypeAlias = Callable[[], None]
+ContextFactory: TypeAlias = Callable[[], AbstractContextManager[Any]]
+BatchTransform: TypeAlias = Callable[[Any], Any]
+BatchOrder: TypeAlias = Callable[[int], list[list[int]]]
+"""Gives an epoch's batches as lists of sample indices; a pure function of the epoch."""
+
+
+class Seam(enum.Enum):
+    """Where an optimization may act, in the order a live job opens them."""
+
+    PROCESS = "process"
+    DATASET = "dataset"
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    LOADER = "loader"
+    BATCH = "batch"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    AROUND = "around"
+
+
+@dataclass(kw_only=True)
+class LoaderSettings:
+    """How batches are fetched.
+
+    Attributes:
+        num_workers: Worker processes; 0 fetches in the training process.
+        prefetch_factor: Batches each worker keeps ready; without meaning for 0 workers.
+        persistent: Keep the workers between epochs.
+        pin_memory: Copy batches to page-locked memory, for faster transfers to an accelerator.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    persistent: bool = False
+    pin_memory: bool = False
+
+
+@dataclass(kw_only=True)
+class Pipeline:
+    """How a batch is made of sample indices: load each, finish each, collate, then adjust.
+
+    Attributes:
+        load: Reads a sample and applies the deterministic transform.
+        finish: Applies the random transform.
+        collate: Makes one batch of the finished samples.
+        adjust: Functions of (batch, loaded samples) that return the batch, applied in order.
+        seed: The run's seed.
+        load_is_random: Whether reading a sample may draw random numbers.
+        finish_is_random: Whether finishing a sample may draw random numbers.
+        collate_is_random: Whether collating may draw random numbers (masking tokens, mixing samples).
+    """
+
+    load: Callable[[int], Any]
+    finish: Callable[[Any], Any]
+    collate: Callable[[list[Any]], Any]
+    adjust: list[Callable[[Any, list[Any]], Any]] = field(default_factory=list)
+    seed: int = 0
+    load_is_random: bool = True
+    finish_is_random: bool = False
+    collate_is_random: bool = False
+
+    def fetch(self, epoch: int, indices: Sequence[int]) -> Any:
+        """Make the batch of `indices` in `epoch`; the same whoever calls, in whichever process."""
+        if not (self.load_is_random or self.finish_is_random or self.collate_is_random):
+            loaded = [self.load(index) for index in indices]
+            return self._assemble(loaded, [self.finish(sample) for sample in loaded])
+        loaded, finished = [], []
+        with kept_random_state():
+            for index in indices:
+                if self.load_is_random:
+                    seed_sample(self.seed, epoch, index)
+                sample = self.load(index)
+                loaded.append(sample)
+                if self.finish_is_random:
+                    seed_sample(self.seed, epoch, index, salt=1)
+                finished.append(self.finish(sample))
+            if self.collate_is_random:
+                seed_sample(self.seed, epoch, indices[0], salt=2)
+            return self._assemble(loaded, finished)
+
+    def _assemble(self, loaded: list[Any], finished: list[Any]) -> Any:
+        batch = self.collate(finished)
+        for adjust in self.adjust:
+            batch = adjust(batch, loaded)
+        return batch
+
+
+@dataclass(kw_only=True, eq=False)
+class LiveJob:
+    """A job alive in this process. Optimizations change its fields and hand back how to undo that.
+
+    Attributes:
+        job: The user's job.
+        device: Where the model lives.
+        seed: The run's seed.
+        pipeline: How batches are made (seam `dataset`).
+        dataset: The training dataset.
+        num_samples: Its length; None for an iterable dataset.
+        model: The model, on `device` (seam `model`).
+        optimizer: Its optimizer (seam `optimizer`).
+        scheduler: The learning-rate schedule, or None.
+        planned_updates: Optimizer updates of the whole run, None where unknown.
+        loader: How batches are fetched (seam `loader`).
+        order: The sample order by epoch; None for an iterable dataset.
+        batch_transforms: Applied in order to each batch on the device (seam `batch`).
+        forward_contexts: Entered around `job.loss` (seam `forward`).
+        scaler: Gradient scaler for float16, or None (seam `backward`).
+        zero_grad_to_none: Free gradients, or fill them with zeros (seam `update`).
+        read_every: Updates between two readings of the loss (seam `around`).
+        prime: Called with the sample indices a trial is about to visit, to fill caches as a second epoch finds them.
+        counters: What the live parts count (cache hits, blocks checkpointed, ...), for the evidence.
+        applied: The optimizations at work, with how to undo each, in the order they were applied.
+    """
+
+    job: Job
+    device: torch.device
+    seed: int
+    pipeline: Pipeline = field(init=False)
+    dataset: Any = field(init=False)
+    num_samples: int | None = None
+    model: nn.Module = field(init=False)
+    optimizer: Optimizer = field(init=False)
+    scheduler: LRScheduler | None = None
+    planned_updates: int | None = None
+    loader: LoaderSettings = field(default_factory=LoaderSettings)
+    order: BatchOrder | None = None
+    batch_transforms: list[BatchTransform] = field(default_factory=list)
+    forward_contexts: list[ContextFactory] = field(default_factory=list)
+    scaler: torch.amp.GradScaler | None = None
+    zero_grad_to_none: bool = True
+    read_every: int = 1
+    prime: list[Callable[[Sequence[int]], None]] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)
+    applied: list[tuple[Optimization, Undo]] = field(default_factory=list)
+
+    def apply(self, optimization: Optimization) -> None:
+        """Apply one optimization and remember how to undo it."""
+        self.applied.append((optimization, optimization.apply(self)))
+
+    def undo_all(self) -> None:
+        """Undo every optimization, the last one first."""
+        while self.applied:
+            self.applied.pop()[1]()
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def rebuild_schedule(self) -> None:
+        """Make the schedule of the present optimizer anew; needed after the optimizer was replaced."""
+        self.scheduler = self.job.schedule(self.optimizer, self.planned_updates or 1)
+
+    def to_device(self, batch: Any) -> Any:
+        """Move a batch to the device and apply the batch transforms."""
+        if self.device.type != "cpu":
+            batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=self.loader.pin_memory))
+        for transform in self.batch_transforms:
+            batch = transform(batch)
+        return batch
+
+    def contexts(self) -> AbstractContextManager[Any]:
+        """Enter the forward contexts of the plan together."""
+        stack = ExitStack()
+        for make in self.forward_contexts:
+            stack.enter_context(make())
+        return stack
+
+    def compute_loss(self, batch: Any) -> torch.Tensor | Loss:
+        """Run `job.loss` on a batch inside the forward contexts."""
+        if not self.forward_contexts:
+            return self.job.loss(self.model, batch)
+        with self.contexts():
+            return self.job.loss(self.model, batch)
+
+
+def replace_attribute(owner: Any, name: str, value: Any) -> Undo:
+    """Set `owner.name` to `value`; the undo puts the old value back."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+
+    def undo() -> None:
+        setattr(owner, name, old)
+
+    return undo
+
+
+def append_to(items: list[Any], item: Any) -> Undo:
+    """Append `item` to `items`; the undo takes exactly that item out again."""
+    items.append(item)
+
+    def undo() -> None:
+        for position in range(len(items) - 1, -1, -1):
+            if items[position] is item:
+                del items[position]
+                return
+
+    return undo

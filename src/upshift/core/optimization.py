@@ -1,0 +1,189 @@
+"""The contract of an optimization: one technique, one file.
+
+An optimization is a frozen dataclass whose fields are its settings. It carries a `card`, judges from measured facts alone
+whether it fits (`fit`, a pure function), changes a live job (`apply`, which hands back the undo), and proves from a traced
+step that its mechanism really fired (`evidence`). Found by folder or entry point never means enabled.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from upshift.core.live import LiveJob, Seam, Undo
+
+if TYPE_CHECKING:
+    from upshift.core.facts import Facts
+
+
+class Numerics(enum.StrEnum):
+    """How far an optimization may move the numbers."""
+
+    EXACT = "exact"
+    """Bit-equal losses."""
+    ROUNDING = "rounding"
+    """The same mathematics, rounded otherwise."""
+    TRAINING = "training"
+    """Other mathematics: order, batch size, schedule."""
+
+
+class Bottleneck(enum.StrEnum):
+    """What can hold a training job back."""
+
+    INPUT = "input"
+    TRANSFER = "transfer"
+    COMPUTE = "compute"
+    PADDING = "padding"
+    OPTIMIZER = "optimizer"
+    LOGGING = "logging"
+    VALIDATION = "validation"
+    CHECKPOINT = "checkpoint"
+    MEMORY = "memory"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What an optimization is, for people and for the ladder.
+
+    Attributes:
+        name: As it stands in a plan.
+        summary: One sentence a user understands.
+        relieves: The bottleneck it acts on.
+        numerics: How far it may move the numbers.
+        seam: Where it acts.
+        source: Where the technique is described.
+        prior: Share of the possible gain it usually brings, from 0 to 1; orders the ladder, decides nothing.
+        setup_s: Seconds it usually costs once, before it pays (compilation); 0 for none.
+        memory_technique: Whether it buys memory with time; then it is a candidate only where memory is short.
+        claims: What only one optimization of a plan may hold.
+        after: Names it must follow where both are in a plan.
+        conflicts: Names it cannot be with.
+    """
+
+    name: str
+    summary: str
+    relieves: Bottleneck
+    numerics: Numerics
+    seam: Seam
+    source: str
+    prior: float = 0.5
+    setup_s: float = 0.0
+    memory_technique: bool = False
+    claims: frozenset[str] = frozenset()
+    after: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Whether an optimization fits, from facts alone: `Fit.yes(...)` or `Fit.no(reason)`.
+
+    Attributes:
+        fits: The answer.
+        reason: Why not; empty for yes.
+        max_gain_frac: Share of the step's time it could save at most, from 0 up to but not including 1.
+        settings: The candidates to try, best guess first.
+    """
+
+    fits: bool
+    reason: str = ""
+    max_gain_frac: float = 0.0
+    settings: tuple[Optimization, ...] = ()
+
+    @classmethod
+    def no(cls, reason: str) -> Fit:
+        """Refuse, with the reason a user will read."""
+        return cls(fits=False, reason=reason)
+
+    @classmethod
+    def yes(cls, *, max_gain_frac: float, settings: Sequence[Optimization]) -> Fit:
+        """Offer one or more settings to try."""
+        return cls(fits=True, max_gain_frac=min(max(max_gain_frac, 0.0), 0.99), settings=tuple(settings))
+
+    @property
+    def max_gain(self) -> float:
+        """The largest possible speed-up as a ratio, at least 1."""
+        return 1.0 / (1.0 - self.max_gain_frac)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One proof that a mechanism fired: what was looked for, whether it was there, what was seen."""
+
+    name: str
+    passed: bool
+    seen: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTrace:
+    """What one traced training step did.
+
+    Attributes:
+        ops: How often each operator ran, by name without namespace (`convolution`, `_fused_adamw_`).
+        op_dtypes: How often each (operator, dtype name of its first floating output) occurred.
+        channels_last: How often each operator gave a 4-d output that lies in channels-last order and in no other.
+        batch_shapes: The shapes of the batch's tensors, in order.
+        counters: What the live parts counted (graphs compiled, cache hits, workers alive, backends used).
+    """
+
+    ops: Mapping[str, int] = field(default_factory=dict)
+    op_dtypes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    channels_last: Mapping[str, int] = field(default_factory=dict)
+    batch_shapes: tuple[tuple[int, ...], ...] = ()
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """One technique. Subclasses are frozen dataclasses whose fields are the settings, each with a default."""
+
+    card: ClassVar[Card]
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Judge from measured facts alone whether this could help, and with which settings."""
+        raise NotImplementedError
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Change the live job, and return how to put everything back."""
+        raise NotImplementedError
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Prove from a traced step that the mechanism fired, whatever the clock says."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """The settings as they stand in a plan."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def ordered(optimizations: Sequence[Optimization]) -> list[Optimization]:
+    """Order a plan by seam, then by `after`; otherwise as given. Raises ValueError on a circle."""
+    seams = list(Seam)
+    rest = sorted(optimizations, key=lambda item: seams.index(item.card.seam))
+    done: list[Optimization] = []
+    while rest:
+        waiting = {item.card.name for item in rest}
+        ready = next((item for item in rest if not waiting & set(item.card.after)), None)
+        if ready is None:
+            raise ValueError(f"these optimizations wait for one another: {', '.join(sorted(waiting))}")
+        rest.remove(ready)
+        done.append(ready)
+    return done
+
+
+def clash(first: Optimization, second: Optimization) -> str:
+    """Why two optimizations cannot be in one plan; empty when they can."""
+    one, two = first.card, second.card
+    if one.name == two.name:
+        return f"`{one.name}` is in the plan already"
+    if two.name in one.conflicts or one.name in two.conflicts:
+        return f"`{one.name}` and `{two.name}` exclude each other"
+    shared = one.claims & two.claims
+    if shared:
+        return f"`{one.name}` and `{two.name}` both claim {', '.join(sorted(shared))}"
+    return ""

@@ -1,0 +1,77 @@
+"""Make the randomness of a sample a pure function of (seed, epoch, index).
+
+Then the number of workers, their speed and a resumed run cannot change the numbers. The three generators that user code
+draws from (`random`, `numpy.random`, `torch`) are seeded before a sample and put back after a batch, so that the model's
+own randomness (dropout) never sees the data's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+_MASK = (1 << 64) - 1
+
+RandomState: TypeAlias = tuple[Any, Any, torch.Tensor]
+"""The states of `random`, `numpy.random` and torch's CPU generator."""
+
+
+def mix(*parts: int) -> int:
+    """Mix integers into one 63-bit seed (SplitMix64, Steele et al. 2014, applied to each part in turn)."""
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def seed_sample(seed: int, epoch: int, index: int, salt: int = 0) -> None:
+    """Seed the three generators for one sample; called within `kept_random_state`."""
+    mixed = mix(seed, epoch, index, salt)
+    random.seed(mixed)
+    np.random.seed(mixed & 0xFFFFFFFF)  # noqa: NPY002  user code draws from this legacy generator
+    torch.default_generator.manual_seed(mixed)
+
+
+def get_random_state() -> RandomState:
+    """Where the three generators stand."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def set_random_state(state: RandomState) -> None:
+    """Put the three generators back to where they stood."""
+    python, numpy, cpu = state
+    random.setstate(python)
+    np.random.set_state(numpy)  # noqa: NPY002
+    torch.set_rng_state(cpu)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Put the three generators back to where they were."""
+    state = get_random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the three generators, and those of the accelerators, for a run."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def epoch_permutation(num_samples: int, seed: int, epoch: int) -> list[int]:
+    """The order in which an epoch visits the samples, a pure function of its arguments."""
+    generator = torch.Generator().manual_seed(mix(seed, epoch, num_samples))
+    order: list[int] = torch.randperm(num_samples, generator=generator).tolist()
+    return order

@@ -1,0 +1,67 @@
+"""Lay images and convolution weights out channels-last, as fast convolution kernels want them.
+
+Relieves:  compute: convolutions, pooling and batch normalisation without layout copies.
+Numerics:  rounding: other kernels, other order of summation.
+Limits:    models with 2-d convolutions; 4-d batch tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from upshift.core.batch import map_tensors
+from upshift.core.facts import Facts
+from upshift.core.live import LiveJob, Seam, Undo, append_to
+from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelsLast(Optimization):
+    """Channels-last memory format for the model and its 4-d inputs."""
+
+    card: ClassVar[Card] = Card(
+        name="channels_last",
+        summary="images and convolution weights laid out channels-last",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.BATCH,
+        source="PyTorch tutorial, Channels Last Memory Format",
+        prior=0.3,
+        claims=frozenset({"memory_format"}),
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where 2-d convolutions take part of the step."""
+        convolutions = facts.job.module_counts.get("Conv2d", 0) + facts.job.module_counts.get("ConvTranspose2d", 0)
+        if not convolutions:
+            return Fit.no("the model has no 2-d convolution")
+        if facts.job.module_counts.get("Conv3d", 0) + facts.job.module_counts.get("ConvTranspose3d", 0):
+            return Fit.no("the model has 3-d convolutions too: their weights have no channels-last form for images")
+        return Fit.yes(max_gain_frac=facts.compute_frac * 0.75, settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Convert the weights once and each batch as it arrives."""
+        live.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        undo_batch = append_to(live.batch_transforms, _images_last)
+
+        def undo() -> None:
+            undo_batch()
+            live.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Convolutions really gave channels-last results."""
+        seen = sum(count for op, count in trace.channels_last.items() if op.startswith("convolution"))
+        return [Check("convolutions with channels-last results", seen > 0, f"{seen} in one step")]
+
+
+def _images_last(batch: Any) -> Any:
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+    return map_tensors(batch, convert)

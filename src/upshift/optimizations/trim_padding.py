@@ -1,0 +1,100 @@
+"""Cut each batch to its longest sample.
+
+Relieves:  padding: positions that are padding in every sample of the batch are neither computed nor moved.
+Numerics:  rounding: the same samples and losses, shorter sums of zeros.
+Limits:    the job must say how long a sample is (`length`), and padding must stand at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from upshift.core.batch import iter_tensors, map_tensors
+from upshift.core.errors import JobError
+from upshift.core.facts import Facts
+from upshift.core.live import LiveJob, Seam, Undo, append_to
+from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+MIN_DIMS = 2
+"""A padded tensor is [batch, length, ...]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimPadding(Optimization):
+    """Trim batches.
+
+    Attributes:
+        multiple: Round the kept length up to a multiple of this; 1 keeps exactly the longest sample.
+    """
+
+    multiple: int = 1
+
+    card: ClassVar[Card] = Card(
+        name="trim_padding",
+        summary="each batch cut to its own longest sample",
+        relieves=Bottleneck.PADDING,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.DATASET,
+        source="Hugging Face documentation, dynamic padding",
+        prior=0.5,
+    )
+
+    def __post_init__(self) -> None:
+        if self.multiple < 1:
+            raise ValueError(f"multiple must be at least 1, not {self.multiple}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where batches are longer than their longest sample."""
+        if not facts.job.has_length:
+            return Fit.no("the job does not say how long a sample is: write length(self, sample)")
+        if facts.excess_padding_frac <= 0:
+            return Fit.no("batches are no longer than their longest sample already")
+        return Fit.yes(max_gain_frac=facts.ceiling_frac("padding"), settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Trim after collating."""
+        return append_to(live.pipeline.adjust, _Trim(live, self.multiple))
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Positions were really cut away."""
+        cut, kept = trace.counters.get("positions_cut", 0), trace.counters.get("positions_kept", 0)
+        return [Check("positions cut away", cut > 0, f"{cut / max(cut + kept, 1):.0%} of all positions")]
+
+
+class _Trim:
+    """Cuts [batch, length, ...] tensors, after making sure that what falls is one constant."""
+
+    def __init__(self, live: LiveJob, multiple: int) -> None:
+        self._live, self._multiple = live, multiple
+
+    def __call__(self, batch: Any, loaded: list[Any]) -> Any:
+        longest = max(self._live.job.length(sample) for sample in loaded)
+        keep = -(-longest // self._multiple) * self._multiple
+        padded = padded_length(batch)
+        if padded is None or keep >= padded:
+            return batch
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dim() < MIN_DIMS or tensor.shape[1] != padded:
+                return tensor
+            tail = tensor[:, keep:]
+            if not bool((tail == tail.reshape(-1)[0]).all()):
+                raise JobError(
+                    f"{type(self._live.job).__name__}.length says that no sample of a batch is longer than {longest}, but "
+                    f"positions past it hold different values. Return the real length from length(sample), or remove it."
+                )
+            return tensor[:, :keep].contiguous()  # user code may call view() on it
+
+        self._live.count("positions_cut", padded - keep)
+        self._live.count("positions_kept", keep)
+        return map_tensors(batch, cut)
+
+
+def padded_length(batch: Any) -> int | None:
+    """The length that the samples of a batch were padded to: the largest second dimension; None without one."""
+    lengths = [tensor.shape[1] for tensor in iter_tensors(batch) if tensor.dim() >= MIN_DIMS]
+    return max(lengths, default=None)

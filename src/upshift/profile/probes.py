@@ -1,0 +1,160 @@
+"""Small measurements of the machine and of a live job: matrix products, samples, memory, structure."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+from upshift.core.batch import iter_tensors
+from upshift.core.facts import JobFacts
+from upshift.core.live import LiveJob
+from upshift.core.modules import module_counts, repeated_blocks
+
+MATMUL_SIZE = 768
+MATMUL_ROUNDS = 5
+PROBE_SAMPLES = 64
+
+
+def bf16_matmul_gain(device: torch.device) -> float:
+    """Speed of a bfloat16 matrix product over float32 on `device`: interleaved, best of a few each."""
+    size = MATMUL_SIZE if device.type == "cpu" else 4 * MATMUL_SIZE
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.randn(size, size, generator=generator).to(device)
+    half = plain.to(torch.bfloat16)
+    best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    for _ in range(MATMUL_ROUNDS):
+        for matrix in (plain, half):
+            started = perf_counter()
+            torch.mm(matrix, matrix)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            best[matrix.dtype] = min(best[matrix.dtype], perf_counter() - started)
+    return best[torch.float32] / best[torch.bfloat16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputProbe:
+    """How batches are made.
+
+    Attributes:
+        load_frac: Share of the time that goes into loading and the deterministic transform.
+        wait_frac: Share of the time in which the process was not on a core.
+        sample_bytes: Bytes of one loaded sample, pickled; None if it cannot be pickled.
+        padding_frac: Share of positions that are padding.
+        excess_padding_frac: Share of positions past the longest sample of their batch.
+    """
+
+    load_frac: float = 0.0
+    wait_frac: float = 0.0
+    sample_bytes: int | None = None
+    padding_frac: float = 0.0
+    excess_padding_frac: float = 0.0
+
+
+def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
+    """Make a few batches slowly enough to see where their time goes. `indices`: samples of each batch."""
+    pipeline, load_s, positions, real, longest_sum = live.pipeline, 0.0, 0, 0, 0
+    has_length = live.job.overrides("length")
+    size: int | None = None
+    started, on_core = perf_counter(), process_time()
+    for batch_indices in indices:
+        before = perf_counter()
+        loaded = [pipeline.load(index) for index in batch_indices]
+        load_s += perf_counter() - before
+        size = _pickled_bytes(loaded[0]) if size is None else size
+        batch = pipeline.collate([pipeline.finish(sample) for sample in loaded])
+        for adjust in pipeline.adjust:
+            batch = adjust(batch, loaded)
+        padded = padded_length(batch)
+        if has_length and padded:
+            lengths = [live.job.length(sample) for sample in loaded]
+            positions += padded * len(lengths)
+            real += sum(lengths)
+            longest_sum += min(max(lengths), padded) * len(lengths)
+    wall, core = perf_counter() - started, process_time() - on_core
+    return InputProbe(
+        load_frac=load_s / wall if wall else 0.0,
+        wait_frac=max(0.0, 1.0 - core / wall) if wall else 0.0,
+        sample_bytes=size,
+        padding_frac=1.0 - real / positions if positions else 0.0,
+        excess_padding_frac=1.0 - longest_sum / positions if positions else 0.0,
+    )
+
+
+def padded_length(batch: Any) -> int | None:
+    """The largest second dimension among the tensors of a batch; None where none has one."""
+    return max((tensor.shape[1] for tensor in iter_tensors(batch) if tensor.dim() > 1), default=None)
+
+
+def job_facts(live: LiveJob) -> JobFacts:
+    """What a live job is made of, read without running it."""
+    trained = [p for p in live.model.parameters() if p.requires_grad]
+    updates = None
+    if live.order is not None:
+        updates = -(-len(live.order(0)) // live.job.accumulation)
+    return JobFacts(
+        device=live.device.type,
+        optimizer_class=type(live.optimizer).__name__,
+        optimizer_fused=bool(live.optimizer.defaults.get("fused")),
+        num_params=sum(p.numel() for p in trained),
+        num_param_tensors=len(trained),
+        module_counts=module_counts(live.model),
+        repeated_blocks=len(repeated_blocks(live.model)),
+        param_dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in trained})),
+        batch_size=live.job.batch_size,
+        accumulation=live.job.accumulation,
+        num_samples=live.num_samples,
+        planned_updates=live.planned_updates,
+        updates_per_epoch=updates,
+        has_length=live.job.overrides("length"),
+        has_deterministic_transform=live.job.overrides("deterministic_transform"),
+        has_quality=live.job.quality is not None,
+        read_every=live.read_every,
+        zero_grad_to_none=live.zero_grad_to_none,
+        num_workers=live.loader.num_workers,
+        pin_memory=live.loader.pin_memory,
+    )
+
+
+def reset_peak_memory() -> None:
+    """Start counting the peak memory of this process and its accelerator from now (Linux 4.0+; elsewhere from the start)."""
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists():
+        try:
+            reset.write_text("5", encoding="ascii")
+        except OSError:  # a locked-down container: the peak then counts from the start of the process
+            return
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory_bytes() -> int:
+    """Highest resident memory of this process since the reset; of the accelerator where one is used."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_limit_bytes(device: torch.device, host_limit: int) -> int:
+    """What may be used where the model lives."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else host_limit
+
+
+def _pickled_bytes(sample: Any) -> int | None:
+    try:
+        return len(pickle.dumps(sample))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,173 @@
+"""The summary a person sees when tuning ends: one answer, where the time went, and what became of every candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from upshift.report.evidence import PHASES
+from upshift.report.words import (
+    Evidence,
+    Tone,
+    headline,
+    interval_words,
+    ms_words,
+    number,
+    percent,
+    ratio_words,
+    rows,
+    seconds_words,
+    settings_words,
+    table,
+    text,
+)
+
+STYLES: Mapping[Tone, str] = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
+OUTCOMES = {
+    "applied": ("✓", "+", "green"),
+    "pruned": ("✂", "~", "dim"),
+    "undecided": ("?", "?", "yellow"),
+    "failed": ("✗", "x", "red"),
+    "refused": ("–", "-", "dim"),
+}
+FILES = (("report.html", "the whole story, with plots"), ("upshift.toml", "the plan"), ("evidence.json", "every number"))
+BAR_CELLS = 28
+
+
+def print_summary(evidence: Evidence, console: Console, folder: Path | None = None) -> None:
+    """Print what the tuning found; also without a terminal, and for evidence that is only partly there.
+
+    Args:
+        evidence: What `evidence.json` holds.
+        console: Where to print.
+        folder: Where the files of this tuning are; None leaves their names out.
+    """
+    answer = headline(evidence)
+    say = _Speaker(console)
+    console.print()
+    say.line(Text(answer.line, style=STYLES[answer.tone]))
+    bottleneck = table(evidence, "bottleneck")
+    if words := text(bottleneck, "words"):
+        say.line(Text(words))
+    _print_phases(evidence, say)
+    _print_rungs(evidence, say)
+    if cost := _cost_line(evidence):
+        say.line(Text(cost, style="dim"))
+    if folder is not None:
+        console.print()
+        for name, meaning in FILES:
+            say.line(Text.assemble((f"{folder / name}", "bold"), (f"  {meaning}", "dim")))
+    console.print()
+
+
+class _Speaker:
+    """A console with an indent, that knows whether it may draw more than ASCII."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.plain = _is_plain(console)
+
+    def line(self, words: Text | Table, indent: int = 0) -> None:
+        if self.plain and isinstance(words, Text):
+            words = Text(_ascii(words.plain))
+        self.console.print(Padding(words, (0, 1, 0, 1 + indent)), highlight=False)
+
+
+def _is_plain(console: Console) -> bool:
+    """Whether the console's encoding cannot carry bars and marks."""
+    try:
+        "█✓✂–→".encode(console.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
+def _ascii(words: str) -> str:
+    for fancy, simple in (("–", "-"), ("→", "->"), ("×", "x"), ("█", "#"), ("…", "...")):
+        words = words.replace(fancy, simple)
+    return words.encode("ascii", "replace").decode("ascii")
+
+
+def _print_phases(evidence: Evidence, say: _Speaker) -> None:
+    before, after = table(evidence, "phases"), table(evidence, "phases_after")
+    step = table(evidence, "step_ms")
+    whole = number(step, "baseline"), number(step, "tuned")
+    if not before:
+        return
+    # Without times, both arms are drawn as shares of their own update.
+    relative = (whole[1] / whole[0]) if after and whole[0] and whole[1] is not None else 1.0
+    grid = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    grid.add_column("update")
+    for title, total, present in (("before", whole[0], True), ("after", whole[1], bool(after))):
+        if present:
+            grid.add_column(f"{title} {ms_words(total)}" if total is not None else title, width=BAR_CELLS, no_wrap=True)
+            grid.add_column("", justify="right", no_wrap=True)
+    block = "#" if say.plain else "█"
+    for name in PHASES:
+        shares = number(before, name) or 0.0, number(after, name) or 0.0
+        if max(shares) < 0.005:
+            continue
+        cells = [Text(name), _bar(shares[0], block, "cyan"), Text(percent(shares[0]))]
+        if after:
+            cells += [_bar(shares[1] * relative, block, "green"), Text(percent(shares[1]))]
+        grid.add_row(*cells)
+    say.console.print()
+    say.line(grid)
+
+
+def _bar(frac: float, block: str, style: str) -> Text:
+    cells = round(min(max(frac, 0.0), 1.0) * BAR_CELLS)
+    return Text(block * cells or ("." if frac > 0 else ""), style=style)
+
+
+def _print_rungs(evidence: Evidence, say: _Speaker) -> None:
+    rungs = rows(evidence, "rungs")
+    tried = [rung for rung in rungs if table(rung, "comparison") or text(rung, "outcome") != "refused"]
+    refused = [rung for rung in rungs if rung not in tried]
+    say.console.print()
+    if not rungs:
+        say.line(Text("No candidate was tried.", style="dim"))
+    width = max((len(text(rung, "name")) for rung in rungs), default=0)
+    for rung in tried:
+        _print_tried(rung, width, say)
+    if refused:
+        say.console.print()
+        say.line(Text(f"Not run, because they cannot help here ({len(refused)}):", style="dim"))
+        for rung in refused:
+            line = Text(f"{text(rung, 'name'):<{width}}  {text(rung, 'reason')}", style="dim")
+            line.truncate(max(say.console.width - 2, 20), overflow="ellipsis")
+            say.line(line)
+    say.console.print()
+
+
+def _print_tried(rung: Mapping[str, Any], width: int, say: _Speaker) -> None:
+    outcome, comparison, numerics = text(rung, "outcome"), table(rung, "comparison"), table(rung, "numerics")
+    mark, simple, style = OUTCOMES.get(outcome, (".", ".", ""))
+    gain = ratio_words(number(comparison, "ratio"))
+    if interval := interval_words(comparison):
+        gain += f" ({interval})"
+    parts = [(f"{simple if say.plain else mark} {outcome:<9}  ", style), (f"{text(rung, 'name'):<{width}}  ", "bold")]
+    parts += [(f"{gain:<24}", "")]
+    if numerics:
+        parts += [(f"numbers {text(numerics, 'class')}: {text(numerics, 'verdict').replace('_', ' ')}", "dim")]
+    say.line(Text.assemble(*parts))
+    settings = settings_words(rung)
+    say.line(Text(text(rung, "reason") + (f" ({settings})" if settings else ""), style="dim"), indent=13)
+
+
+def _cost_line(evidence: Evidence) -> str:
+    parts = []
+    if (seconds := number(evidence, "seconds")) is not None:
+        parts.append(f"Tuning took {seconds_words(seconds)}")
+    if (floor := number(table(evidence, "noise"), "floor_frac")) is not None:
+        parts.append(f"noise floor {percent(floor)}")
+    if (cost := number(evidence, "own_cost_frac")) is not None:
+        parts.append(f"Upshift's own cost {percent(cost)} of an update")
+    line = "; ".join(parts)
+    return f"{line[:1].upper()}{line[1:]}." if line else ""

@@ -1,0 +1,224 @@
+"""Numbers and verdicts in words: the few readers and formatters that the terminal and the page share.
+
+The readers take whatever an evidence dict holds and give None, an empty table or an empty list for what is missing or of
+the wrong kind, so that no report ever fails on a tuning that ended early.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Evidence = Mapping[str, Any]
+Tone = Literal["good", "bad", "open"]
+
+IN_GOOD_SHAPE = (
+    "Nothing that was tried made this job faster without harm. Your job is already in good shape for this machine."
+)
+
+
+def number(table: Mapping[str, Any], key: str) -> float | None:
+    """The finite number under `key`, or None."""
+    value = table.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def text(table: Mapping[str, Any], key: str) -> str:
+    """The string under `key`, or an empty one."""
+    value = table.get(key)
+    return "" if value is None else str(value)
+
+
+def table(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table under `key`, or an empty one."""
+    value = holder.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def rows(holder: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """The list of tables under `key`, without what is no table."""
+    value = holder.get(key)
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def numbers(holder: Mapping[str, Any], key: str) -> list[float | None]:
+    """The list of numbers under `key`; None where one is not finite."""
+    value = holder.get(key)
+    return [number({"x": item}, "x") for item in value] if isinstance(value, list | tuple) else []
+
+
+def strings(holder: Mapping[str, Any], key: str) -> list[str]:
+    """The list of strings under `key`."""
+    value = holder.get(key)
+    return [str(item) for item in value] if isinstance(value, list | tuple) else []
+
+
+def ratio_words(ratio: float | None, sign: str = "x") -> str:
+    """A gain such as `4.9x` or `0.96x`; a dash when unknown."""
+    if ratio is None:
+        return "–"
+    return f"{ratio:.{2 if ratio < 2 else 1 if ratio < 20 else 0}f}{sign}"
+
+
+def interval_words(comparison: Mapping[str, Any], sign: str = "x") -> str:
+    """An interval such as `4.5x to 5.4x`; empty when unknown."""
+    low, high = number(comparison, "low"), number(comparison, "high")
+    return "" if low is None or high is None else f"{ratio_words(low, sign)} to {ratio_words(high, sign)}"
+
+
+def pairs_words(comparison: Mapping[str, Any]) -> str:
+    """How many pairs, such as `5 pairs`; empty when unknown."""
+    pairs = number(comparison, "pairs")
+    return "" if pairs is None else f"{pairs:.0f} pair{'' if pairs == 1 else 's'}"
+
+
+def percent(frac: float | None) -> str:
+    """A share such as `31 %`, with a decimal where it is small."""
+    if frac is None:
+        return "–"
+    share = 100 * frac
+    if share == 0 or abs(share) >= 9.95:
+        return f"{share:.0f} %"
+    return f"{share:.1f} %" if abs(share) >= 0.05 else f"{share:.2g} %"
+
+
+def ms_words(ms: float | None) -> str:
+    """A time per update such as `812 ms` or `3.21 s`."""
+    if ms is None:
+        return "–"
+    if ms >= 10_000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms:.2g} ms" if ms < 1 else f"{ms:.1f} ms" if ms < 20 else f"{ms:.0f} ms"
+
+
+def seconds_words(seconds: float | None) -> str:
+    """A duration such as `42 s`, `18 min` or `2 h 05 min`."""
+    if seconds is None:
+        return "–"
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def bytes_words(size: float | None) -> str:
+    """A size such as `1.4 GiB`."""
+    if size is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def settings_words(rung: Mapping[str, Any]) -> str:
+    """The settings of a rung on one line, such as `dtype=bfloat16`."""
+    return ", ".join(f"{key}={value}" for key, value in table(rung, "settings").items())
+
+
+def value_words(key: str, value: Any) -> str:
+    """Any value of a reading, in the unit its key names."""
+    amount = number({"x": value}, "x")
+    if amount is not None:
+        for ending, words in (("_bytes", bytes_words), ("_frac", percent), ("_ms", ms_words), ("seconds", seconds_words)):
+            if key.endswith(ending):
+                return words(amount)
+        return f"{amount:,.0f}" if amount == int(amount) else f"{amount:.4g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {item}" for name, item in value.items()) or "none"
+    return "not known" if value is None else str(value)
+
+
+def key_words(key: str) -> str:
+    """A key as a label: `num_params` becomes `parameters`, units go."""
+    words = key.removeprefix("num_").removesuffix("_bytes").removesuffix("_frac").removesuffix("_ms").replace("_", " ")
+    return {"params": "parameters"}.get(words, words)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The answer in one line, with its parts for a page that sets them large.
+
+    Attributes:
+        line: The whole answer.
+        big: The ratio (`4.9x`) or a few words.
+        detail: The rest: interval and quality, or what to do.
+        tone: `good` only for a gain that is proved and does no harm.
+    """
+
+    line: str
+    big: str
+    detail: str
+    tone: Tone
+
+
+def quality_words(final: Mapping[str, Any]) -> tuple[str, Tone]:
+    """The verdict on the held-out metric, such as `held-out loss not worse`; empty when none was judged."""
+    quality = table(final, "quality")
+    if not quality:
+        return "", "open"
+    verdict = text(quality, "verdict").replace("_", " ") or "not judged"
+    tone: Tone = "good" if verdict in ("not worse", "better", "same", "passed", "equal") else "open"
+    if verdict in ("worse", "failed"):
+        tone = "bad"
+    return f"held-out {text(quality, 'metric') or 'metric'} {verdict}", tone
+
+
+def headline(evidence: Evidence) -> Headline:
+    """What the tuning found, in the words a person should remember."""
+    final = table(evidence, "final")
+    ratio = number(final, "ratio")
+    if ratio is None:
+        return _without_final(evidence)
+    speed = ratio_words(ratio)
+    proof = ", ".join(part for part in (interval_words(final), pairs_words(final)) if part)
+    proof = f" ({proof})" if proof else ""
+    verdict = text(final, "verdict")
+    words, tone = quality_words(final)
+    if verdict == "faster":
+        if words and tone != "good":
+            detail = f"but {words}{proof}: do not adopt this plan as it is"
+            return Headline(f"{speed} faster, {detail}.", f"{speed} faster", detail, tone)
+        detail = f"proved{proof}" + (f"; {words}" if words else "")
+        return Headline(f"{speed} faster, {detail}", f"{speed} faster", detail, "good")
+    if verdict == "slower":
+        detail = f"the plan as a whole is slower: {speed}{proof}. Keep the job as it is."
+        return Headline(f"No gain: {detail}", "No gain", detail, "bad")
+    if not any(text(rung, "outcome") == "applied" for rung in rows(evidence, "rungs")) and verdict == "same":
+        return _in_good_shape()
+    meaning = "no difference beyond the noise" if verdict == "same" else "the runs differ too much to decide"
+    detail = f"{meaning}: {speed}{proof}. Keep the job as it is, or tune again with a larger budget."
+    return Headline(f"Not proved: {detail}", "Not proved", detail, "open")
+
+
+def _without_final(evidence: Evidence) -> Headline:
+    ended = text(evidence, "ended") or ("done" if evidence.get("finished", True) else "interrupted")
+    outcomes = [text(rung, "outcome") for rung in rows(evidence, "rungs")]
+    num_applied = outcomes.count("applied")
+    if ended == "done" and not num_applied and outcomes:
+        if all(outcome == "failed" for outcome in outcomes):
+            detail = "every candidate failed, so this says nothing about the job. Read the reasons below."
+            return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "bad")
+        return _in_good_shape()
+    why = {
+        "budget": "the budget ran out before the final proof. Tune again with a larger --budget.",
+        "interrupted": "tuning was interrupted before the final proof. Run the same command again.",
+        "trial failures": "too many trials failed. Read the reasons, then tune again.",
+    }.get(ended, "there is no final comparison. Run the same command again.")
+    if num_applied:
+        why += f" So far {num_applied} candidate{'s' if num_applied > 1 else ''} looked good, which is no proof yet."
+    return Headline(f"Nothing proved yet: {why}", "Nothing proved yet", why, "open")
+
+
+def _in_good_shape() -> Headline:
+    first, _, second = IN_GOOD_SHAPE.partition(". ")
+    return Headline(IN_GOOD_SHAPE, "Already in good shape", f"{first}. {second}", "good")

@@ -1,0 +1,316 @@
+"""The training loop: right before it is fast.
+
+Gradients are normalised by the total weight of the accumulation window over all ranks; the last partial window of an
+epoch is flushed with its true size; the schedule counts optimizer updates, and an update that the gradient scaler skips
+counts for nothing; the order is scale, backward, unscale once, clip, step, update. Losses stay on the device until they
+are read, every `read_every` updates.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from upshift.core.errors import LossError
+from upshift.core.job import Loss, Number
+from upshift.core.live import LiveJob
+from upshift.core.seeding import mix, seed_everything
+from upshift.train.clock import Clock, NoClock
+from upshift.train.ranks import Ranks, current_ranks
+from upshift.train.stream import Stream
+
+MicroBatch = tuple[Any, int]
+
+
+@dataclass
+class Position:
+    """Where a run stands: updates done, samples seen, and the epoch it is in."""
+
+    update: int = 0
+    samples: int = 0
+    epoch: int = 0
+
+
+class Loop:
+    """Trains a live job, some updates at a time.
+
+    Args:
+        live: The job.
+        clock: Told the end of each phase; None measures nothing.
+        ranks: The process group; found by itself when None.
+
+    Attributes:
+        live: The job.
+        position: Where the run stands.
+        losses: The loss of each update that was read so far, in order.
+        skipped: Updates that the gradient scaler skipped.
+    """
+
+    def __init__(self, live: LiveJob, *, clock: Clock | None = None, ranks: Ranks | None = None) -> None:
+        self.live = live
+        self.clock: Clock = clock or NoClock()
+        self.ranks = ranks or current_ranks()
+        self.stream = Stream(live, self.ranks)
+        self.position = Position()
+        self.losses: list[float] = []
+        self.skipped = 0
+        self.steps_optimizer = True
+        self._pending: list[torch.Tensor] = []
+        self._batches: Iterator[MicroBatch | None] | None = None
+        self._taken = 0
+        self._start = _Snapshot(live)
+        self._parameters = [p for group in live.optimizer.param_groups for p in group["params"]]
+        # The same on every rank, also on one that has no sample: sums over ranks must agree on it.
+        self._sum_dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._parameters) else torch.float32
+        self._begin()
+
+    def run(
+        self, num_updates: int, *, batches: Sequence[MicroBatch] | None = None, on_update: Callable[[], None] | None = None
+    ) -> None:
+        """Do `num_updates` optimizer updates and read what is pending.
+
+        Args:
+            num_updates: How many.
+            batches: Replays these micro-batches in a circle instead of the job's data; a window never ends early then.
+            on_update: Called after each update, on the host.
+
+        Raises:
+            LossError: The loss is no scalar, has no gradient, or is NaN or infinite.
+        """
+        source = self._real_batches() if batches is None else _circle(batches)
+        self.live.model.train()
+        for _ in range(num_updates):
+            self._update(source)
+            if on_update is not None:
+                on_update()
+        self.read_losses()
+
+    def rewind(self) -> None:
+        """Put model, optimizer, schedule, randomness and data back to the start of the run."""
+        self._start.restore(self.live)
+        self.position = Position()
+        self.losses.clear()
+        self._pending.clear()
+        self.skipped = 0
+        self.stream.close()
+        self._batches = None
+        self._taken = 0
+        self._begin()
+
+    def upcoming(self, num_updates: int) -> list[list[int]]:
+        """The sample indices of the next micro-batches; empty for an iterable dataset."""
+        if self.live.order is None:
+            return []
+        found: list[list[int]] = []
+        wanted = num_updates * self.live.job.accumulation
+        epoch, done = self.position.epoch, self._taken
+        while len(found) < wanted:
+            found += self.live.order(epoch)[done:]
+            done, epoch = 0, epoch + 1
+        return found[:wanted]
+
+    def read_losses(self) -> None:
+        """Bring the pending losses to the host and check them.
+
+        Raises:
+            LossError: One of them is NaN or infinite.
+        """
+        if not self._pending:
+            return
+        values = torch.stack(self._pending).tolist()
+        self._pending.clear()
+        for value in values:
+            if not math.isfinite(value):
+                raise LossError(_not_finite(value, len(self.losses)), update=len(self.losses), value=value)
+            self.losses.append(value)
+
+    def close(self) -> None:
+        """Let loader workers go."""
+        self.stream.close()
+        self._batches = None
+
+    def _begin(self) -> None:
+        seed_everything(mix(self.live.seed, 0x100 + self.ranks.rank))
+
+    def _real_batches(self) -> Iterator[MicroBatch | None]:
+        if self._batches is None:
+            self._batches = self._endless()
+        return self._batches
+
+    def _endless(self) -> Iterator[MicroBatch | None]:
+        """Micro-batches of epoch after epoch; None marks the end of an epoch."""
+        while True:
+            for item in self.stream.epoch(self.position.epoch):
+                self._taken += 1
+                yield item
+            yield None
+            self.position.epoch += 1
+            self._taken = 0
+
+    def _update(self, source: Iterator[MicroBatch | None]) -> None:
+        live, clock, wanted = self.live, self.clock, self.live.job.accumulation
+        clock.start()
+        sums: list[Loss] = []
+        first: Any = None
+        mean: torch.Tensor | None = None
+        for _ in range(wanted):
+            item = next(source)
+            if item is None and sums:
+                break
+            if item is None:
+                item = next(source)
+                if item is None:
+                    raise LossError("An epoch brought no batch at all.", update=self.position.update)
+            batch, size = item
+            clock.lap("data")
+            self.position.samples += size
+            if size == 0:
+                sums.append(Loss(torch.zeros((), device=live.device), 0))
+                continue
+            batch = live.to_device(batch)
+            clock.lap("transfer")
+            loss = self._checked(live.compute_loss(batch))
+            mean = loss if isinstance(loss, torch.Tensor) else None
+            part = Loss(loss * size, size) if isinstance(loss, torch.Tensor) else loss
+            if first is None:
+                first = _at_least_something(part.weight)
+            objective = mean if mean is not None and wanted == 1 else part.total / first
+            clock.lap("forward")
+            (live.scaler.scale(objective) if live.scaler else objective).backward()
+            clock.lap("backward")
+            sums.append(Loss(part.total.detach(), part.weight))
+        self._finish(sums, first, mean)
+        clock.lap("optimizer")
+        self.position.update += 1
+        if self.position.update % live.read_every == 0:
+            self.read_losses()
+        clock.lap("logging")
+
+    def _finish(self, sums: list[Loss], first: Any, mean: torch.Tensor | None) -> None:
+        """Normalise the window's gradients, step, and note the window's loss; `mean`: the last loss, if it was one."""
+        live, dtype = self.live, self._sum_dtype
+        if len(sums) == 1 and self.ranks.world == 1:
+            self._pending.append((sums[0].total / sums[0].weight if mean is None else mean.detach()).to(dtype))
+        else:
+            total = torch.stack([part.total.to(dtype) for part in sums]).sum()
+            weight = torch.stack([torch.as_tensor(part.weight, dtype=dtype, device=total.device) for part in sums]).sum()
+            both = self.ranks.sum(torch.stack([total, weight]))
+            self._pending.append(both[0] / both[1])
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            if gradients and first is not None:
+                torch._foreach_mul_(gradients, first / both[1])
+            # Still scaled: an infinite gradient of one rank must be seen, and skipped, by the scalers of all.
+            self.ranks.sum_gradients(self._parameters)
+        if self.steps_optimizer:
+            self._step()
+        live.optimizer.zero_grad(set_to_none=live.zero_grad_to_none)
+
+    def _step(self) -> None:
+        live = self.live
+        if live.job.clip_norm is not None:
+            if live.scaler:
+                live.scaler.unscale_(live.optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, live.job.clip_norm)
+        if live.scaler is None:
+            live.optimizer.step()
+        else:
+            before = live.scaler.get_scale()
+            live.scaler.step(live.optimizer)
+            live.scaler.update()
+            if live.scaler.get_scale() < before:
+                self.skipped += 1
+                return
+        if live.scheduler is not None:
+            live.scheduler.step()
+
+    def _checked(self, loss: object) -> torch.Tensor | Loss:
+        name = type(self.live.job).__name__
+        total = loss.total if isinstance(loss, Loss) else loss
+        if not isinstance(total, torch.Tensor):
+            kind = type(total).__name__
+            hint = "return a scalar tensor or upshift.Loss"
+            raise LossError(f"{name}.loss returned {kind}; {hint}.", update=self.position.update)
+        if total.numel() != 1:
+            shape = tuple(total.shape)
+            hint = "take the mean over the batch, or return upshift.Loss(total, weight)"
+            raise LossError(f"{name}.loss returned a tensor of shape {shape}; {hint}.", update=self.position.update)
+        if not total.requires_grad:
+            hint = "look for .detach(), .item(), torch.no_grad() or frozen parameters"
+            raise LossError(f"{name}.loss returned a loss without a gradient; {hint}.", update=self.position.update)
+        if not isinstance(loss, Loss):
+            return total.reshape(())
+        weight: Any = loss.weight
+        if not isinstance(weight, torch.Tensor | float | int):
+            hint = f"a {type(weight).__name__} for a weight; give a number or a scalar tensor"
+            raise LossError(f"{name}.loss returned {hint}.", update=self.position.update)
+        weight = weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else weight
+        return Loss(total.reshape(()), weight)
+
+
+class _Snapshot:
+    """The start of a run, kept to go back to."""
+
+    def __init__(self, live: LiveJob) -> None:
+        self.model = {name: _cloned(value) for name, value in live.model.state_dict().items()}
+        self.buffers = {name: value.detach().clone() for name, value in live.model.named_buffers()}
+        groups = live.optimizer.param_groups
+        self.groups = [{k: copy.deepcopy(v) for k, v in group.items() if k not in _NOT_STATE} for group in groups]
+        self.state = _copied_state(live.optimizer.state)
+        self.scheduler = copy.deepcopy(live.scheduler.state_dict()) if live.scheduler else None
+        self.scaler = copy.deepcopy(live.scaler.state_dict()) if live.scaler else None
+
+    def restore(self, live: LiveJob) -> None:
+        live.optimizer.zero_grad(set_to_none=True)
+        live.model.load_state_dict(self.model)
+        with torch.no_grad():
+            for name, value in live.model.named_buffers():  # those that are not persistent too
+                if name in self.buffers and value.shape == self.buffers[name].shape:
+                    value.copy_(self.buffers[name])
+        live.optimizer.state.clear()
+        live.optimizer.state.update(_copied_state(self.state))
+        for group, saved in zip(live.optimizer.param_groups, self.groups, strict=True):
+            group.update(copy.deepcopy(saved))
+        if live.scheduler and self.scheduler is not None:
+            live.scheduler.load_state_dict(copy.deepcopy(self.scheduler))
+        if live.scaler and self.scaler is not None:
+            live.scaler.load_state_dict(self.scaler)
+
+
+_NOT_STATE = ("params", "fused", "foreach")
+"""What a parameter group says of its implementation, not of where training stands."""
+
+
+def _cloned(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _copied_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Copy what an optimizer keeps per parameter; some (Adagrad) keep it from the start."""
+    return {parameter: copy.deepcopy(kept) for parameter, kept in state.items()}
+
+
+def _at_least_something(weight: Number) -> Number:
+    """A weight to divide by: 1 where a micro-batch, or a rank's part of one, holds no valid item."""
+    if isinstance(weight, torch.Tensor):
+        return torch.where(weight > 0, weight, torch.ones_like(weight))
+    return weight if weight > 0 else 1
+
+
+def _circle(batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
+    while True:
+        yield from batches
+
+
+def _not_finite(value: float, update: int) -> str:
+    if update == 0:
+        return (
+            f"The very first loss is {value}. Look at the data for NaN, at divisions by zero and logarithms of zero "
+            f"in the loss, and at the initialisation of the model."
+        )
+    return f"The loss became {value} at update {update}. Lower the learning rate, clip gradients, or look at that batch."

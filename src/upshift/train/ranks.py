@@ -1,0 +1,57 @@
+"""What the loop needs of torch.distributed: who am I, and one sum over all ranks. Alone, everything is the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int = 0
+    world: int = 1
+
+    def share(self, indices: Sequence[int]) -> Sequence[int]:
+        """This rank's part of a batch; the parts of all ranks are the batch, none twice."""
+        return indices[self.rank :: self.world]
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over all ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum every gradient over all ranks, as one message; a parameter that no rank used keeps no gradient."""
+        if self.world == 1:
+            return
+        trained = [p for p in parameters if p.requires_grad]
+        used = trained[0].new_tensor([p.grad is not None for p in trained])
+        flat = torch.cat([*((torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in trained), used])
+        dist.all_reduce(flat)
+        *parts, used = flat.split([*(p.numel() for p in trained), len(trained)])
+        # Only a rank that lacks a gradient has to ask whether another one had it.
+        by_any = used.tolist() if any(p.grad is None for p in trained) else [1.0] * len(trained)
+        for parameter, part, number in zip(trained, parts, by_any, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype) if number else None
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """Every name that some rank has, sorted; the same list on all ranks."""
+        gathered: list[Any] = [list(names)] * self.world
+        if self.world > 1:
+            dist.all_gather_object(gathered, list(names))
+        return sorted({name for part in gathered for name in part})
+
+
+def current_ranks() -> Ranks:
+    """The process group that is initialised, or one process alone."""
+    if dist.is_available() and dist.is_initialized():
+        return Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks()

@@ -1,0 +1,114 @@
+"""Look at one training step operator by operator, without changing the run: the loop is rewound before and after.
+
+Two lenses. A dispatch mode sees every operator with its dtype and memory layout (compiled code is run eagerly under it);
+the profiler sees how much of the step each operator takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from upshift.core.batch import iter_tensors
+from upshift.core.live import LiveJob
+from upshift.core.optimization import StepTrace
+from upshift.train.loop import Loop, MicroBatch
+
+_IMAGE_DIMS = 4
+
+
+def trace_step(loop: Loop) -> StepTrace:
+    """Trace one update from the start of the run. The loop stands at the start afterwards, its caches filled."""
+    loop.rewind()
+    loop.live.counters.clear()
+    batches = first_batches(loop, loop.live.job.accumulation)
+    loop.run(1)
+    workers = loop.stream.workers_alive()
+    loop.rewind()
+    lens = _Lens()
+    with torch.compiler.set_stance("force_eager"), lens:
+        loop.run(1, batches=batches)
+    held = sum(p.grad is not None for group in loop.live.optimizer.param_groups for p in group["params"])
+    loop.live.counters.update(workers_alive=workers, gradients_held=held)
+    trace = StepTrace(
+        ops=dict(lens.ops),
+        op_dtypes=dict(lens.op_dtypes),
+        channels_last=dict(lens.channels_last),
+        batch_shapes=tuple(tuple(tensor.shape) for tensor in iter_tensors(batches[0][0])),
+        counters=dict(loop.live.counters),
+    )
+    loop.rewind()
+    return trace
+
+
+def first_batches(loop: Loop, count: int) -> list[MicroBatch]:
+    """Fetch the first micro-batches of the run in this process, without moving the loop; caches serve the second fetch."""
+    live = loop.live
+    if live.order is None:
+        epochs = (loop.stream.epoch(epoch) for epoch in itertools.count())
+        return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
+    wanted: list[tuple[int, list[int]]] = []
+    for epoch in itertools.count():
+        wanted += [(epoch, indices) for indices in live.order(epoch)]
+        if len(wanted) >= count:
+            break
+    for epoch, indices in wanted[:count]:
+        live.pipeline.fetch(epoch, indices)
+    return [(live.pipeline.fetch(epoch, indices), len(indices)) for epoch, indices in wanted[:count]]
+
+
+def op_shares(live: LiveJob, batch: MicroBatch) -> tuple[dict[str, float], dict[str, int]]:
+    """Share of operator time, and number of calls, of each operator in one forward and backward pass.
+
+    Gradients are left as they were: absent.
+    """
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if live.device.type == "cuda" else [])
+    moved = live.to_device(batch[0])
+    loop = Loop(live)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler warns about its own set-up
+        with profile(activities=activities) as profiler:
+            loss = live.compute_loss(moved)
+            total = loss if isinstance(loss, torch.Tensor) else loss.total
+            total.backward()
+        averages = profiler.key_averages()
+    loop.rewind()
+    times: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for event in averages:
+        if event.key.startswith("aten::"):
+            name = event.key.removeprefix("aten::")
+            # One clock for all shares: the device's where there is one.
+            on_device = live.device.type == "cuda"
+            times[name] += event.self_device_time_total if on_device else event.self_cpu_time_total
+            counts[name] += event.count
+    total_time = sum(times.values()) or 1.0
+    return {name: value / total_time for name, value in times.items()}, dict(counts)
+
+
+class _Lens(TorchDispatchMode):
+    """Counts operators, the dtypes of their results, and channels-last results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: Counter[str] = Counter()
+        self.op_dtypes: Counter[tuple[str, str]] = Counter()
+        self.channels_last: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[-1]  # noqa: SLF001  an operator's name has no public accessor
+        self.ops[name] += 1
+        first = next(iter(iter_tensors(result)), None)
+        if first is not None and first.is_floating_point():
+            self.op_dtypes[name, str(first.dtype).removeprefix("torch.")] += 1
+            last = torch.channels_last
+            if first.dim() == _IMAGE_DIMS and first.is_contiguous(memory_format=last) and not first.is_contiguous():
+                self.channels_last[name] += 1
+        return result

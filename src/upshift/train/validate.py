@@ -1,0 +1,107 @@
+"""Measure a model on the held-out data: weighted means, no gradients, nothing of the training disturbed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from upshift.core.errors import JobError
+from upshift.core.job import Loss, is_iterable
+from upshift.core.live import LiveJob
+from upshift.core.seeding import kept_random_state, seed_sample
+from upshift.train.ranks import Ranks, current_ranks
+
+_HELD_OUT = 4
+"""Salt of the random numbers that reading a held-out sample may draw: the same at every measurement."""
+
+
+class HeldOut:
+    """The held-out data of a job, read once and measured as often as asked.
+
+    Raises:
+        JobError: The job has none, or it is empty.
+    """
+
+    def __init__(self, live: LiveJob, ranks: Ranks | None = None) -> None:
+        self._live, self._ranks = live, ranks or current_ranks()
+        data: Any = live.job.valid_data()
+        if data is None:
+            raise JobError(f"{type(live.job).__name__} has no held-out data: write valid_data(self).")
+        self._data: Any = list(data) if is_iterable(data) else data
+        count: int = len(self._data)
+        if count == 0:
+            raise JobError(f"{type(live.job).__name__}.valid_data() has 0 samples.")
+        size = live.job.batch_size
+        self._batches = [range(at, min(at + size, count)) for at in range(0, count, size)]
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches a whole pass takes."""
+        return len(self._batches)
+
+    def measure(self, *, max_batches: int | None = None, plain: bool = False) -> dict[str, float]:
+        """Give `loss` and the job's own metrics, each a mean by weight over the data and all ranks.
+
+        Args:
+            max_batches: Stop after so many batches; None measures all.
+            plain: Leave the plan's forward contexts out, so that every plan is measured with the same ruler.
+
+        Raises:
+            JobError: The metric is no `Mean`, or the total weight is 0.
+        """
+        live = self._live
+        contexts, live.forward_contexts = live.forward_contexts, [] if plain else live.forward_contexts
+        modes = [(module, module.training) for module in live.model.modules()]
+        live.model.eval()
+        sums: dict[str, list[float]] = {}
+        try:
+            with torch.inference_mode(), kept_random_state():
+                for indices in self._batches[:max_batches]:
+                    self._measure_batch(self._ranks.share(indices), sums)
+        finally:
+            live.forward_contexts = contexts
+            for module, training in modes:  # a part that the user froze in eval mode stays so
+                module.training = training
+        return self._means(sums)
+
+    def _measure_batch(self, indices: Any, sums: dict[str, list[float]]) -> None:
+        live = self._live
+        if not len(indices):
+            return
+        loaded = []
+        for index in indices:
+            seed_sample(live.seed, 0, index, salt=_HELD_OUT)
+            loaded.append(live.job.deterministic_transform(self._data[index]))
+        batch = live.pipeline.collate(list(loaded))
+        for adjust in live.pipeline.adjust:
+            batch = adjust(batch, loaded)
+        batch = live.to_device(batch)
+        loss: Any = live.compute_loss(batch)
+        if not isinstance(loss, Loss | torch.Tensor):
+            kind = type(loss).__name__
+            raise JobError(f"{type(live.job).__name__}.loss returned {kind}; return a scalar tensor or upshift.Loss.")
+        part = loss if isinstance(loss, Loss) else Loss(loss * len(loaded), len(loaded))
+        with live.contexts():
+            measured: Any = live.job.metric(live.model, batch)
+        if not isinstance(measured, dict):
+            kind = type(measured).__name__
+            raise JobError(f"{type(live.job).__name__}.metric returned {kind}; return a dict of upshift.Mean.")
+        found: dict[str, Any] = {"loss": part, **measured}
+        for name, value in found.items():
+            if not (hasattr(value, "total") and hasattr(value, "weight")):
+                raise JobError(f"metric {name!r} must be upshift.Mean(total, weight), not {type(value).__name__}.")
+            entry = sums.setdefault(name, [0.0, 0.0])
+            entry[0] += float(value.total)
+            entry[1] += float(value.weight)
+
+    def _means(self, sums: dict[str, list[float]]) -> dict[str, float]:
+        means, device = {}, self._live.device
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        for name in self._ranks.union(sums):
+            mine = torch.tensor(sums.get(name, [0.0, 0.0]), dtype=kind, device=device)
+            total, weight = self._ranks.sum(mine).tolist()
+            if weight == 0:
+                raise JobError(f"metric {name!r} has the total weight 0 over the held-out data: it cannot be a mean.")
+            means[name] = total / weight
+        return means

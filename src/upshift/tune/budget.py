@@ -1,0 +1,75 @@
+"""Keep to a time budget: what is left, and what the proof at the end will need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+
+FINAL_SHARE = 0.42
+REPORT_S = 4.0
+MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
+PAIRS = 5
+MARGIN = 1.15
+"""An estimate is trusted this far."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A time budget in seconds, counted from `started` (monotonic)."""
+
+    seconds: float
+    started: float
+
+    @classmethod
+    def begin(cls, seconds: float) -> Budget:
+        """A budget that starts now."""
+        return cls(seconds, monotonic())
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        """Seconds left; negative once it is overdrawn."""
+        return self.seconds - self.spent
+
+    @property
+    def deadline(self) -> float:
+        """The monotonic time at which measuring must end, the report still to be written."""
+        return self.started + self.seconds - REPORT_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What things cost here, in seconds.
+
+    Attributes:
+        start_s: Starting a trial process and bringing the job to life.
+        base_update_s: One update under the empty plan.
+        validation_s: Measuring the held-out data once, under the empty plan.
+    """
+
+    start_s: float
+    base_update_s: float
+    validation_s: float
+
+    def pair_s(self, updates: int, update_s: float) -> float:
+        """One pair of fresh processes, the empty plan against one with updates of `update_s`."""
+        warm = 4 * (self.base_update_s + update_s)
+        return 2 * self.start_s + warm + updates * (self.base_update_s + update_s) + 2 * self.validation_s
+
+    def final_updates(self, seconds: float, update_s: float) -> int:
+        """Updates per process so that `PAIRS` pairs fit into `seconds`."""
+        overhead = self.pair_s(0, update_s)
+        updates = int((seconds / PAIRS / MARGIN - overhead) / (self.base_update_s + update_s))
+        return min(max(updates, MIN_FINAL_UPDATES), MAX_FINAL_UPDATES)
+
+    def final_s(self, seconds: float, update_s: float) -> float:
+        """What the final comparison will take when about `seconds` are set aside for it."""
+        return PAIRS * self.pair_s(self.final_updates(seconds, update_s), update_s) * MARGIN
+
+    def screening_s(self, turns: int, updates: int, update_s: float) -> float:
+        """Screening one candidate at a base update of `update_s`."""
+        return 1.5 * self.start_s + 12 * update_s + 2 * turns * updates * update_s

@@ -1,0 +1,253 @@
+"""Screen a candidate: two resident processes take turns on the same updates, the idle one frozen.
+
+Cheap, because the base process stays alive from candidate to candidate and a candidate that wins becomes the base. Both
+start from the same weights and see the same batches, so losses and gradients can be held against each other as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upshift.core.errors import TrialError
+from upshift.core.optimization import Numerics, Optimization
+from upshift.core.plan import Plan
+from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, judge, paired_interval
+from upshift.tune.compare import COMPILE_WARMUP_UPDATES, Comparison
+from upshift.tune.numerics import GateVerdict, Rows, judge_exact, judge_rounding, judge_training
+from upshift.tune.samples import Sample, make_sample
+from upshift.tune.trial import Trial, TrialSetting
+
+TURNS = 5
+MORE_TURNS = 8
+GRADIENT_BATCHES = 3
+CONFIDENCE = 0.95
+MAX_RETAKES = 2
+FUTILE_TURNS = 3
+
+
+@dataclass(kw_only=True)
+class Screening:
+    """What screening a candidate gave.
+
+    Attributes:
+        comparison: Base (A) against base with the candidate (B).
+        gate: What the numerics gate says; None where it did not come so far.
+        evidence: The candidate's own checks.
+        setup_s: Seconds it costs once: compilation, filling caches.
+        peak_bytes: Peak memory by arm.
+    """
+
+    comparison: Comparison
+    gate: GateVerdict | None = None
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+    setup_s: float = 0.0
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def fired(self) -> bool:
+        """Whether every check of the candidate passed."""
+        return bool(self.evidence) and all(check["passed"] for check in self.evidence)
+
+
+@dataclass(kw_only=True)
+class Resident:
+    """A live process under a plan, with what was learnt from it.
+
+    Attributes:
+        trial: The process.
+        losses: Its losses from the start of the run, by update.
+        gradients: Its gradients at the initial weights, `[batches, coordinates]`.
+    """
+
+    trial: Trial
+    losses: list[float] = field(default_factory=list)
+    gradients: Rows | None = None
+
+
+class Screen:
+    """Holds the base process and screens candidates against it.
+
+    Args:
+        setting: What all trials share.
+        plan: The base plan to begin with.
+        uneven: Updates differ by nature.
+        others: Loss curves of the empty plan with other seeds: what chance does.
+        say: Told what is going on.
+    """
+
+    def __init__(
+        self,
+        setting: TrialSetting,
+        plan: Plan,
+        *,
+        uneven: bool,
+        others: list[list[float]],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.setting, self.uneven, self.others, self.say = setting, uneven, others, say
+        self.base = Resident(trial=Trial(setting, plan))
+        self.base.trial.call("warm", updates=2)
+        self.challenger: Resident | None = None
+        self.floor_frac = MIN_FLOOR_FRAC
+
+    @property
+    def plan(self) -> Plan:
+        """The base plan."""
+        return self.base.trial.plan
+
+    def close(self) -> None:
+        """End all processes."""
+        for resident in (self.base, self.challenger):
+            if resident is not None:
+                resident.trial.end()
+
+    def screen(self, candidate: Optimization | None, plan: Plan, updates: int) -> Screening:
+        """Screen `plan` against the base.
+
+        Args:
+            candidate: What was added, whose evidence and numerics class count; None when something was taken away.
+            plan: The plan of the challenger.
+            updates: Updates per turn.
+
+        Raises:
+            TrialError: The challenger crashed, hung, ran out of memory or lost its loss to NaN.
+        """
+        self._drop_challenger()
+        screening = Screening(comparison=Comparison(kind="screening"))
+        self.base.trial.freeze()
+        self.challenger = Resident(trial=Trial(self.setting, plan))
+        trial = self.challenger.trial
+        warmup = COMPILE_WARMUP_UPDATES if "compile" in plan.names else 2
+        warm = trial.call("warm", updates=warmup)
+        if candidate is not None:
+            traced = trial.call("trace")["evidence"]
+            screening.evidence = traced.get(candidate.card.name, [])
+            if not screening.fired:
+                return screening
+            if candidate.card.numerics is Numerics.ROUNDING:
+                self.challenger.gradients = self._gradients(self.challenger)
+        self._turns(screening, updates)
+        screening.setup_s += max(warm["first_s"] - 2 * screening.comparison.samples[-1].seconds / updates, 0.0)
+        if candidate is not None:
+            screening.gate = self._judge(candidate.card.numerics)
+        for arm, resident in (("A", self.base), ("B", self.challenger)):
+            screening.peak_bytes[arm] = self._awake(
+                resident, lambda r: int(r.trial.call("memory", reset=False)["peak_bytes"])
+            )
+        return screening
+
+    def promote(self) -> None:
+        """Make the challenger the base."""
+        if self.challenger is None:
+            raise TrialError("There is no challenger to promote.", kind="raised")
+        self.base.trial.end()
+        self.base, self.challenger = self.challenger, None
+        self.base.trial.thaw()
+
+    def profile(self, *, slice_s: float, quick: bool) -> dict[str, Any]:
+        """Profile the base process."""
+        self._drop_challenger()
+        self.base.losses.clear()
+        self.base.trial.thaw()
+        return self.base.trial.call("profile", slice_s=slice_s, quick=quick)
+
+    def calibrate(self, updates: int) -> Screening:
+        """A/A: screen the base plan against itself, to learn what this machine's noise supports, and whether it repeats."""
+        found = self.screen(None, self.plan, updates)
+        interval = found.comparison.interval
+        if interval is not None:
+            self.floor_frac = max(MIN_FLOOR_FRAC, min(aa_departure(interval), 0.25))
+        return found
+
+    def repeats(self) -> bool:
+        """Whether base and challenger, under the same plan, gave bit-equal losses."""
+        if self.challenger is None:
+            return False
+        both = list(zip(self.base.losses, self.challenger.losses, strict=False))
+        return bool(both) and all(a == b for a, b in both)
+
+    def _turns(self, screening: Screening, updates: int) -> None:
+        """Take turns on the same stretches of updates, first one then the other, ABBA."""
+        comparison, challenger = screening.comparison, self.challenger
+        if challenger is None:
+            return
+        self.base.losses.clear()
+        total = updates * MORE_TURNS
+        for arm, resident in (("B", challenger), ("A", self.base)):
+            resident.trial.thaw()
+            resident.trial.call("rewind")
+            primed = resident.trial.call("prime", updates=total)["seconds"]
+            resident.trial.call("memory", reset=True)
+            if arm == "B":
+                screening.setup_s += primed
+            resident.trial.freeze()
+        for turn in range(MORE_TURNS):
+            for arm in ("AB", "BA")[turn % 2]:
+                resident = self.base if arm == "A" else challenger
+                comparison.samples.append(self._turn(resident, arm, turn, updates))
+            if turn + 1 >= FUTILE_TURNS and self._read(comparison, turn + 1):
+                return
+
+    def _turn(self, resident: Resident, arm: str, turn: int, updates: int) -> Sample:
+        resident.trial.thaw()
+        answer = resident.trial.call("run", updates=updates)
+        resident.trial.freeze()
+        resident.losses += answer["losses"]
+        return make_sample(arm, turn, answer, uneven=self.uneven)
+
+    def _read(self, comparison: Comparison, turns: int) -> bool:
+        """Read the turns so far; True when no further turn could change what happens to the candidate."""
+        base, candidate = comparison.times("A"), comparison.times("B")
+        if len(base) < FUTILE_TURNS:
+            comparison.why = f"only {len(base)} clean turns: a neighbour kept using the machine"
+            return False
+        comparison.interval = paired_interval(base, candidate, CONFIDENCE)
+        comparison.verdict = judge(comparison.interval, self.floor_frac)
+        comparison.why = f"screened in turns, floor {self.floor_frac:.1%}"
+        hopeless = comparison.interval.high < 1.0
+        clear = comparison.verdict is Verdict.FASTER and comparison.interval.low > 1.0 + 2 * self.floor_frac
+        decided = comparison.verdict is not Verdict.UNDECIDED
+        return hopeless or clear or (turns >= TURNS and decided)
+
+    def _judge(self, numerics: Numerics) -> GateVerdict:
+        challenger = self.challenger
+        if challenger is None:
+            raise TrialError("There is no challenger to judge.", kind="raised")
+        if numerics is Numerics.EXACT:
+            return judge_exact(self.base.losses, challenger.losses)
+        if numerics is Numerics.TRAINING:
+            return judge_training(self.base.losses, challenger.losses)
+        if self.base.gradients is None:
+            self.base.gradients = self._awake(self.base, self._gradients)
+        if challenger.gradients is None:
+            challenger.gradients = self._awake(challenger, self._gradients)
+        return judge_rounding(self.base.losses, challenger.losses, self.others, self.base.gradients, challenger.gradients)
+
+    def _awake(self, resident: Resident, act: Callable[[Resident], Any]) -> Any:
+        resident.trial.thaw()
+        try:
+            return act(resident)
+        finally:
+            resident.trial.freeze()
+
+    def _gradients(self, resident: Resident) -> Rows:
+        path = Path(self.setting.folder) / f"gradients-{resident.trial.pid}.npy"
+        resident.trial.call("gradients", batches=GRADIENT_BATCHES, path=str(path.resolve()))
+        rows: Rows = np.load(path, allow_pickle=False)
+        path.unlink()
+        return rows
+
+    def _drop_challenger(self) -> None:
+        if self.challenger is not None:
+            self.challenger.trial.end()
+            self.challenger = None
+
+
+def aa_departure(interval: Interval) -> float:
+    """How far an A/A interval reaches from 1, as a share: a difference below it would be no evidence."""
+    return max(interval.high, 1.0 / interval.low) - 1.0

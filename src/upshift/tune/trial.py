@@ -1,0 +1,183 @@
+"""A trial process as its parent sees it: start it, command it, freeze it, and learn how it died.
+
+Crash, hang, lack of memory and NaN are outcomes: they arrive as `TrialError` with a kind, and the parent lives on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self, cast
+
+from upshift.core.errors import FailureKind, TrialError
+from upshift.core.plan import Plan
+
+LOG_TAIL_LINES = 4
+DEFAULT_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSetting:
+    """What all trials of a tuning share.
+
+    Attributes:
+        target: The job.
+        folder: Where logs, gradients and compile caches of trials go.
+        hang_s: A command that takes longer than this is a hang.
+        progress: Told what a trial reports about itself.
+    """
+
+    target: str
+    folder: Path
+    hang_s: float = DEFAULT_TIMEOUT_S
+    progress: Callable[[str], None] = lambda _: None
+
+
+class Trial:
+    """One live job in a process of its own. A context manager: leaving it ends the process.
+
+    Args:
+        setting: What all trials share.
+        plan: The plan it runs under.
+        seed: The run's seed; None takes the job's own.
+
+    Raises:
+        TrialError: The job could not be brought to life under the plan.
+    """
+
+    def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None) -> None:
+        self.setting, self.plan = setting, plan
+        setting.folder.mkdir(parents=True, exist_ok=True)
+        self._log = (setting.folder / "trials.log").open("ab")
+        self._log_start = self._log.tell()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "upshift.tune.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=trial_environment(setting.folder),
+            start_new_session=True,
+        )
+        self._pending = b""
+        try:
+            self.loaded = self.call("load", target=setting.target, plan=plan.to_dict(), seed=seed)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def call(self, operation: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer.
+
+        Raises:
+            TrialError: The process died, hung, or the command failed; `kind` says which.
+        """
+        if self._process.stdin is None:
+            raise TrialError("The trial process has no input.", kind="killed")
+        try:
+            self._process.stdin.write(json.dumps({"op": operation, **arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._death(operation) from error
+        deadline = monotonic() + (timeout_s or self.setting.hang_s)
+        while True:
+            answer = self._next_line(deadline, operation)
+            if "progress" in answer:
+                self.setting.progress(answer["progress"])
+                continue
+            if not answer.pop("ok"):
+                raise TrialError(answer["message"], kind=cast("FailureKind", answer["kind"]))
+            return answer
+
+    def freeze(self) -> None:
+        """Stop the process and its loader workers where they are, so that another may use the machine alone."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the process and everything it started; safe to call again."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # a command was still unread when the process died
+                    continue
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _next_line(self, deadline: float, operation: str) -> dict[str, Any]:
+        output = self._process.stdout
+        if output is None:
+            raise TrialError("The trial process has no output.", kind="killed")
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                left = deadline - monotonic()
+                if left <= 0 or not selector.select(timeout=left):
+                    self.end()
+                    bound = self.setting.hang_s
+                    raise TrialError(f"`{operation}` gave no answer within {bound:.0f} s; the trial was ended.", kind="hung")
+                chunk = os.read(output.fileno(), 1 << 16)
+                if not chunk:
+                    raise self._death(operation)
+                self._pending += chunk
+        line, self._pending = self._pending.split(b"\n", 1)
+        return cast("dict[str, Any]", json.loads(line))
+
+    def _death(self, operation: str) -> TrialError:
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.end()
+            code = self._process.returncode
+        words = self._log_tail()
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = ", perhaps by the system for lack of memory" if name == "SIGKILL" else ""
+            return TrialError(f"The trial process was ended by {name}{hint} during `{operation}`.{words}", kind="killed")
+        memory = "MemoryError" in words or "allocate memory" in words
+        kind: FailureKind = "out_of_memory" if memory else "killed"
+        return TrialError(f"The trial process exited with code {code} during `{operation}`.{words}", kind=kind)
+
+    def _log_tail(self) -> str:
+        with (self.setting.folder / "trials.log").open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode("utf-8", errors="replace").strip().splitlines()
+        return " Its last words: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
+
+
+def trial_environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a trial: ours, unbuffered, with a compile cache that trials share."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"),
+        **environ,
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,226 @@
+"""The inside of a trial process: takes commands on stdin, one JSON object a line, and answers on its first stdout.
+
+What the user's code prints goes to stderr, which the parent keeps in a log. The process dies with its parent, even
+while it is frozen. Started as `python -m upshift.tune.worker`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from upshift.core.errors import LossError, UpshiftError
+from upshift.core.live import LiveJob
+from upshift.core.plan import Plan
+from upshift.core.target import load_job
+from upshift.optimizations import catalogue
+from upshift.profile.measure import profile_loop
+from upshift.profile.probes import peak_memory_bytes, reset_peak_memory
+from upshift.train.build import build
+from upshift.train.loop import Loop
+from upshift.train.trace import first_batches, trace_step
+from upshift.train.validate import HeldOut
+from upshift.tune.gradients import gradient_sample
+from upshift.tune.meter import Meter
+
+PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """One live job and the commands it obeys. Each public method is a command; its result is the answer."""
+
+    def __init__(self, answers: TextIO) -> None:
+        self._answers = answers
+        self._loop: Loop | None = None
+        self._held_out: HeldOut | None = None
+
+    def load(self, *, target: str, plan: dict[str, Any], seed: int | None) -> dict[str, Any]:
+        """Bring the job to life under a plan."""
+        started = perf_counter()
+        job = load_job(target)
+        self._loop = Loop(build(job, Plan.from_dict(plan, catalogue()), seed=seed))
+        return {"seconds": perf_counter() - started, "batch_size": job.batch_size, "job": type(job).__name__}
+
+    def warm(self, *, updates: int) -> dict[str, Any]:
+        """Do a few updates that nobody counts; `first_s` holds what compilation takes."""
+        started = perf_counter()
+        self.loop.run(1)
+        self._wait()
+        first = perf_counter() - started
+        if updates > 1:
+            self.loop.run(updates - 1)
+        self._wait()
+        return {"first_s": first, "seconds": perf_counter() - started}
+
+    def prime(self, *, updates: int) -> dict[str, Any]:
+        """Fill caches for the coming updates, as a later epoch would find them."""
+        started = perf_counter()
+        indices = [index for batch in self.loop.upcoming(updates) for index in batch]
+        for fill in self.live.prime:
+            fill(indices)
+        return {"seconds": perf_counter() - started if self.live.prime else 0.0}
+
+    def rewind(self) -> dict[str, Any]:
+        """Go back to the start of the run."""
+        self.loop.rewind()
+        return {}
+
+    def run(self, *, updates: int) -> dict[str, Any]:
+        """Do updates and give the time and number of samples of each, their losses, and the account."""
+        loop = self.loop
+        times: list[float] = []
+        items: list[int] = []
+        before_losses, samples = len(loop.losses), loop.position.samples
+        self._wait()
+        meter = Meter()
+        last = perf_counter()
+
+        def note() -> None:
+            nonlocal last, samples
+            now = perf_counter()
+            times.append(now - last)
+            items.append(loop.position.samples - samples)
+            last, samples = now, loop.position.samples
+
+        loop.run(updates, on_update=note)
+        self._wait()
+        times[-1] += perf_counter() - last
+        account = meter.read()
+        return {
+            "times": times,
+            "items": items,
+            "losses": loop.losses[before_losses:],
+            "skipped": loop.skipped,
+            "cpu_seconds": account.cpu_seconds,
+            "foreign_cpu_frac": account.foreign_cpu_frac,
+            "major_faults": account.major_faults,
+            "minor_faults": account.minor_faults,
+            "spoilt": account.spoilt,
+        }
+
+    def trace(self) -> dict[str, Any]:
+        """Trace a step and let each optimization prove that it fired. The loop is at the start afterwards."""
+        trace = trace_step(self.loop)
+        checks = {item.card.name: item.evidence(self.live, trace) for item, _ in self.live.applied}
+        return {
+            "evidence": {
+                name: [{"name": check.name, "passed": check.passed, "seen": check.seen} for check in found]
+                for name, found in checks.items()
+            }
+        }
+
+    def gradients(self, *, batches: int, path: str) -> dict[str, Any]:
+        """Write the gradients of the first batches at the initial weights, one row each, to a .npy file."""
+        self.loop.rewind()
+        rows = gradient_sample(self.live, first_batches(self.loop, batches))
+        np.save(path, rows, allow_pickle=False)
+        self.loop.rewind()
+        return {"rows": len(rows)}
+
+    def profile(self, *, slice_s: float, quick: bool) -> dict[str, Any]:
+        """Profile the job; facts are sent back field by field."""
+        profile = profile_loop(self.loop, slice_s=slice_s, quick=quick, progress=self._progress)
+        facts = profile.facts
+        sent = {name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in ("machine", "job")}
+        return {"profile": profile.to_dict(), "facts": sent}
+
+    def validate(self, *, max_batches: int | None) -> dict[str, Any]:
+        """Measure the held-out data with the plain arithmetic, whatever the plan."""
+        if self._held_out is None:
+            self._held_out = HeldOut(self.live)
+        return {"metrics": self._held_out.measure(max_batches=max_batches, plain=True)}
+
+    def memory(self, *, reset: bool) -> dict[str, Any]:
+        """The peak memory since the last reset."""
+        peak = peak_memory_bytes()
+        if reset:
+            reset_peak_memory()
+        return {"peak_bytes": peak}
+
+    @property
+    def loop(self) -> Loop:
+        """The loop; `load` must have come first."""
+        if self._loop is None:
+            raise UpshiftError("no job is loaded in this trial process")
+        return self._loop
+
+    @property
+    def live(self) -> LiveJob:
+        """The live job."""
+        return self.loop.live
+
+    def _progress(self, words: str) -> None:
+        _send(self._answers, {"progress": words})
+
+    def _wait(self) -> None:
+        if self.live.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+
+def serve(commands: TextIO, answers: TextIO) -> None:
+    """Obey commands until they end; an exception is an answer, not an end."""
+    worker = Worker(answers)
+    for line in commands:
+        command = json.loads(line)
+        operation = command.pop("op")
+        if operation == "exit":
+            break
+        try:
+            answer = {"ok": True, **getattr(worker, operation)(**command)}
+        except Exception as error:  # noqa: BLE001  whatever user code raises is reported to the parent
+            traceback.print_exc()
+            answer = {"ok": False, "kind": failure_kind(error), "message": describe(error)}
+        _send(answers, answer)
+
+
+def failure_kind(error: BaseException) -> str:
+    """The kind of failure an exception means: `nan`, `out_of_memory` or `raised`."""
+    if isinstance(error, LossError) and error.value is not None:
+        return "nan"
+    words = str(error).lower()
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in words
+    return "out_of_memory" if memory or "out of memory" in words or "cannot allocate memory" in words else "raised"
+
+
+def describe(error: BaseException) -> str:
+    """One line: our own errors as they are, others with their class and the place that raised."""
+    if isinstance(error, UpshiftError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    words = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {words}{where}"
+
+
+def _send(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve the parent on stdin and stdout, with the user's own prints sent to stderr."""
+    _die_with_parent()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    serve(sys.stdin, answers)
+    sys.stderr.flush()
+    os._exit(0)  # loader workers and compile workers have nothing to save
+
+
+if __name__ == "__main__":
+    main()

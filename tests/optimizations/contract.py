@@ -1,0 +1,361 @@
+"""What every optimization is tested with: a small job it fits, facts it fits, facts it must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import upshift
+from upshift.core.facts import Facts, JobFacts
+from upshift.core.job import Job
+from upshift.core.machine import Machine, Reading
+from upshift.core.optimization import Optimization
+from upshift.core.plan import Plan
+from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
+from upshift.optimizations.attention_backend import AttentionBackend
+from upshift.optimizations.channels_last import ChannelsLast
+from upshift.optimizations.compile import Compile
+from upshift.optimizations.cpu_threads import CPUThreads
+from upshift.optimizations.fused_optimizer import FusedOptimizer
+from upshift.optimizations.length_bucketing import LengthBucketing
+from upshift.optimizations.loader_workers import LoaderWorkers
+from upshift.optimizations.metric_reading import MetricReading
+from upshift.optimizations.precision import Precision
+from upshift.optimizations.sample_cache import SampleCache
+from upshift.optimizations.trim_padding import TrimPadding
+from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
+from upshift.train.build import build
+from upshift.train.loop import Loop
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+# Jobs.
+
+
+class Pictures(Job):
+    """Convolutions over 14 small pictures, in batches of 4: the last batch holds 2."""
+
+    batch_size = 4
+    epochs = 3
+
+    def model(self) -> nn.Module:
+        layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5))
+
+    def train_data(self) -> Dataset[Any]:
+        generator = torch.Generator().manual_seed(1)
+        return TensorDataset(torch.randn(14, 3, 12, 12, generator=generator), torch.arange(14) % 5)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+class PicturesZeroed(Pictures):
+    """Gradients filled with zeros between updates."""
+
+    zero_grad_to_none = False
+
+
+class Ragged(Job):
+    """Token sequences of 1 to 20, padded to 24 always, with a loss by token."""
+
+    batch_size = 4
+    epochs = 3
+    quality = upshift.Quality(margin=0.1)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(32, 8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 32))
+
+    def train_data(self) -> Dataset[Any]:
+        generator = torch.Generator().manual_seed(2)
+        lengths = [int(n) for n in torch.randint(1, 21, (30,), generator=generator)]
+        texts: Any = [torch.randint(1, 32, (n,), generator=generator) for n in lengths]
+        return texts  # type: ignore[no-any-return]
+
+    def valid_data(self) -> Dataset[Any] | None:
+        return self.train_data()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def deterministic_transform(self, sample: Any) -> Any:
+        return sample
+
+    def length(self, sample: Any) -> int:
+        return len(sample)
+
+    def collate(self, samples: list[Any]) -> Any:
+        return torch.stack([nn.functional.pad(sample, (0, 24 - len(sample))) for sample in samples])
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        each = nn.functional.cross_entropy(model(batch).view(-1, 32), batch.view(-1), ignore_index=0, reduction="sum")
+        return upshift.Loss(each, (batch != 0).sum())
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward part, with a running statistic."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(16, 48), nn.BatchNorm1d(16)
+        self.feed = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(dropout), nn.Linear(64, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [batch, time, 16] to the same."""
+        q, k, v = (part.unflatten(2, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.norm(x.transpose(1, 2)).transpose(1, 2)
+        out: torch.Tensor = x + self.feed(x)
+        return out
+
+
+class Blocks(nn.Module):
+    """Three like blocks."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.inward, self.outward = nn.Linear(4, 16), nn.Linear(16, 1)
+        self.blocks = nn.ModuleList([Block(dropout) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [batch, time, 4] to [batch, 1]."""
+        x = self.inward(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.outward(x.mean(dim=1))
+        return out
+
+
+class Attention(Job):
+    """A transformer without dropout."""
+
+    batch_size = 4
+    epochs = 3
+    dropout = 0.0
+
+    def model(self) -> nn.Module:
+        return Blocks(self.dropout)
+
+    def train_data(self) -> Dataset[Any]:
+        x = torch.randn(14, 9, 4, generator=torch.Generator().manual_seed(4))
+        return TensorDataset(x, x.mean(dim=(1, 2))[:, None])
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+class AttentionDropout(Attention):
+    """The same with dropout."""
+
+    dropout = 0.3
+
+
+class Prepared(Job):
+    """A deterministic preparation, then a random one."""
+
+    batch_size = 4
+    epochs = 3
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+
+    def train_data(self) -> Dataset[Any]:
+        return TensorDataset(torch.randn(14, 6, generator=torch.Generator().manual_seed(5)))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def deterministic_transform(self, sample: Any) -> Any:
+        return {"x": sample[0].sqrt().nan_to_num(), "y": sample[0].sum(), "name": "sample"}
+
+    def random_transform(self, sample: Any) -> Any:
+        return {**sample, "x": sample["x"] + 0.1 * torch.rand(6)}
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        return nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
+
+
+# Facts.
+
+
+def machine(**changes: Any) -> Machine:
+    """Four cores with everything; `changes` are plain values of readings."""
+    values: dict[str, Any] = {
+        "cores": 4, "memory_limit_bytes": 8 * GIB, "cpu_model": "test", "accelerators": (), "bfloat16": True,
+        "float16": False, "torch_build": "cpu", "threads": 4, "cxx_compiler": "/usr/bin/g++", "shared_memory_bytes": GIB,
+    }  # fmt: skip
+    readings = {name: Reading(value, f"test says {value}") for name, value in {**values, **changes}.items()}
+    return Machine(cpu_flags=frozenset(), torch_version="2.x", python_version="3.11", system="test", **readings)
+
+
+PHASES = {"data": 0.3, "transfer": 0.0, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "logging": 0.05}
+GOOD: dict[str, Any] = {
+    "step_ms": 10.0,
+    "phase_frac": PHASES,
+    "ceilings": {"input": 1.4, "logging": 1.1, "padding": 1.5},
+    "op_frac": {"_scaled_dot_product_flash_attention_for_cpu": 0.2, "convolution": 0.3},
+    "op_counts": {"scaled_dot_product_attention": 3, "_scaled_dot_product_flash_attention_for_cpu": 3},
+    "padding_frac": 0.3,
+    "excess_padding_frac": 0.0,
+    "sample_bytes": 1000,
+    "load_frac": 0.8,
+    "peak_memory_bytes": GIB,
+    "memory_limit_bytes": 8 * GIB,
+}
+GOOD_JOB: dict[str, Any] = {
+    "optimizer_class": "AdamW", "num_params": 1000, "num_param_tensors": 10, "repeated_blocks": 3,
+    "module_counts": {"Conv2d": 2, "Linear": 2}, "batch_size": 4, "num_samples": 100, "planned_updates": 100,
+    "updates_per_epoch": 25, "has_length": True, "has_deterministic_transform": True, "has_quality": True,
+    "zero_grad_to_none": False,
+}  # fmt: skip
+
+
+def facts(*, job: dict[str, Any] | None = None, on: dict[str, Any] | None = None, **changes: Any) -> Facts:
+    """Facts that suit every optimization, with changes to the job, to the machine (`on`) and to what was measured."""
+    return Facts(machine=machine(**(on or {})), job=JobFacts(**{**GOOD_JOB, **(job or {})}), **{**GOOD, **changes})
+
+
+# Cases.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How one optimization is tested.
+
+    Attributes:
+        make: Makes the optimization at work.
+        job: A job on which it really does something.
+        facts: Facts it accepts.
+        refused: Facts it refuses, each with a part of the reason.
+    """
+
+    make: Callable[[], Optimization]
+    job: type[Job]
+    facts: Facts
+    refused: tuple[tuple[Facts, str], ...]
+
+
+def other_thread_count() -> int:
+    """A number of threads that is not in force."""
+    return 2 if torch.get_num_threads() == 1 else 1
+
+
+CASES: dict[str, Case] = {
+    "activation_checkpointing": Case(
+        make=ActivationCheckpointing, job=AttentionDropout, facts=facts(),
+        refused=((facts(job={"repeated_blocks": 0}), "no list of like blocks"), (facts(job={"repeated_blocks": 1}), "no list")),
+    ),
+    "attention_backend": Case(
+        make=lambda: AttentionBackend(backend="math"), job=Attention, facts=facts(),
+        refused=((facts(op_counts={"addmm": 3}), "never calls torch.nn.functional.scaled_dot_product_attention"),),
+    ),
+    "channels_last": Case(
+        make=ChannelsLast, job=Pictures, facts=facts(),
+        refused=(
+            (facts(job={"module_counts": {"Conv1d": 1}}), "no 2-d convolution"),
+            (facts(job={"module_counts": {"Conv2d": 1, "Conv3d": 1}}), "3-d convolutions too"),
+        ),
+    ),
+    "compile": Case(
+        make=Compile, job=Attention, facts=facts(),
+        refused=((facts(on={"cxx_compiler": None}), "needs a C.. compiler here: test says None"),),
+    ),
+    "cpu_threads": Case(
+        make=lambda: CPUThreads(num_threads=other_thread_count()), job=Attention, facts=facts(),
+        refused=((facts(job={"device": "cuda"}), "runs on cuda"), (facts(on={"cores": 1, "threads": 1}), "one core")),
+    ),
+    "fused_optimizer": Case(
+        make=FusedOptimizer, job=Attention, facts=facts(),
+        refused=(
+            (facts(job={"optimizer_class": "RMSprop"}), "RMSprop has no fused kernel in PyTorch 2.x"),
+            (facts(job={"optimizer_fused": True}), "fused already"),
+        ),
+    ),
+    "length_bucketing": Case(
+        make=lambda: LengthBucketing(window_batches=4), job=Ragged, facts=facts(),
+        refused=(
+            (facts(job={"has_length": False}), "write length"),
+            (facts(job={"num_samples": None}), "iterable dataset"),
+            (facts(job={"has_quality": False}), "set quality"),
+            (facts(excess_padding_frac=0.2), "trim_padding"),
+            (facts(padding_frac=0.0), "no padding inside batches"),
+        ),
+    ),
+    "loader_workers": Case(
+        make=lambda: LoaderWorkers(num_workers=1), job=Prepared, facts=facts(),
+        refused=(
+            (facts(job={"num_samples": None}), "iterable dataset"),
+            (facts(job={"num_workers": 2}), "2 workers are at work already"),
+        ),
+    ),
+    "metric_reading": Case(
+        make=lambda: MetricReading(every=3), job=Prepared, facts=facts(),
+        refused=((facts(job={"read_every": 20}), "every 20 updates already"),),
+    ),
+    "precision": Case(
+        make=Precision, job=Pictures, facts=facts(),
+        refused=(
+            (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are bfloat16 already"),
+            (facts(on={"bfloat16": False}), "no native 16-bit arithmetic here: test says False"),
+            (facts(bf16_matmul_gain=0.8), "0.80 times the speed of float32"),
+        ),
+    ),
+    "sample_cache": Case(
+        make=SampleCache, job=Prepared, facts=facts(),
+        refused=(
+            (facts(job={"has_deterministic_transform": False}), "write deterministic_transform"),
+            (facts(job={"num_samples": None}), "iterable dataset"),
+            (facts(job={"planned_updates": 25}), "visited at most once"),
+            (facts(job={"num_samples": 98, "planned_updates": 25}), "visited at most once"),  # 25 batches of 4 are 100
+            (facts(sample_bytes=None), "could not be measured"),
+            (facts(sample_bytes=GIB), "100.0 GiB, more than a quarter of the memory .2.0 GiB"),
+        ),
+    ),
+    "trim_padding": Case(
+        make=TrimPadding, job=Ragged, facts=facts(excess_padding_frac=0.2),
+        refused=(
+            (facts(job={"has_length": False}), "write length"),
+            (facts(excess_padding_frac=0.0), "no longer than their longest sample"),
+        ),
+    ),
+    "zero_grad_to_none": Case(
+        make=ZeroGradToNone, job=PicturesZeroed, facts=facts(),
+        refused=((facts(job={"zero_grad_to_none": True}), "freed already"),),
+    ),
+}  # fmt: skip
+
+
+def run(job: Job, updates: int, *optimizations: Optimization) -> list[float]:
+    """The losses of a fresh run under these optimizations; undoes them afterwards."""
+    loop = make_loop(job, *optimizations)
+    try:
+        loop.run(updates)
+    finally:
+        loop.close()
+        loop.live.undo_all()
+    return loop.losses
+
+
+def make_loop(job: Job, *optimizations: Optimization) -> Loop:
+    """A loop at the start of a run under these optimizations."""
+    return Loop(build(job, Plan(optimizations=optimizations), device=CPU))
+
+
+def undone(loop: Loop) -> Loop:
+    """Rewind, undo everything, and stand at the start of the plain run in the same live job."""
+    loop.rewind()
+    loop.live.undo_all()
+    return Loop(loop.live)

@@ -1,0 +1,244 @@
+"""One contract for every optimization that is found; a new one fails here until it has a case in `contract.py`."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+import torch
+
+from tests.optimizations.contract import CASES, CPU, make_loop, run, undone
+from upshift.core.errors import PlanError
+from upshift.core.live import LiveJob, LoaderSettings
+from upshift.core.optimization import Numerics, Optimization
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue, load_entry_points
+from upshift.train.build import build
+from upshift.train.loop import Loop
+from upshift.train.trace import trace_step
+
+UPDATES = 9
+"""More than two epochs of each job."""
+
+NAMES = sorted(catalogue())
+HEAVY = pytest.mark.slow
+MARKED = [pytest.param(name, marks=HEAVY if name in ("compile", "loader_workers") else ()) for name in NAMES]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def failed(optimization: Optimization, loop: Loop) -> list[str]:
+    """What of the evidence is missing, on a fresh trace."""
+    trace = trace_step(loop)
+    checks = optimization.evidence(loop.live, trace)
+    assert checks
+    assert all(check.name and check.seen for check in checks)
+    return [check.name for check in checks if not check.passed]
+
+
+def test_every_optimization_has_a_case() -> None:
+    assert sorted(CASES) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_is_complete(name: str) -> None:
+    kind = catalogue()[name]
+    card = kind.card
+    assert card.name == name == kind.__module__.rsplit(".", 1)[-1]
+    assert len(card.summary) > 20
+    assert not card.summary.endswith(".")
+    assert ". " not in card.summary
+    assert len(card.source) > 10
+    assert 0.0 <= card.prior <= 1.0
+    assert card.setup_s >= 0.0
+    for other in (*card.after, *card.conflicts):
+        assert other in NAMES
+    for line in ("Relieves:", "Numerics:", "Limits:"):
+        assert re.search(rf"^{line}", __import__(kind.__module__, fromlist=["x"]).__doc__, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_survive_a_plan_file(name: str) -> None:
+    fit = CASES[name].facts
+    for optimization in (catalogue()[name](), CASES[name].make(), *catalogue()[name].fit(fit).settings):
+        plan = Plan(optimizations=(optimization,))
+        assert Plan.from_toml(plan.to_toml(), catalogue()).optimizations == (optimization,)
+        assert Plan.from_dict(plan.to_dict(), catalogue()).optimizations == (optimization,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_fits_where_it_should(name: str) -> None:
+    kind, given = catalogue()[name], CASES[name].facts
+    before = copy.deepcopy(given)
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    fit = kind.fit(given)
+    assert fit.fits, fit.reason
+    assert not fit.reason
+    assert fit.settings
+    assert len(set(fit.settings)) == len(fit.settings)
+    assert all(type(setting) is kind for setting in fit.settings)
+    assert fit.max_gain >= 1.0
+    assert 0.0 <= fit.max_gain_frac < 1.0
+    assert kind.fit(given) == fit
+    assert given == before
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_measured_is_nothing_to_gain_and_no_crash(name: str) -> None:
+    given = CASES[name].facts
+    bare = replace(given, phase_frac={}, ceilings={}, op_frac={}, load_frac=0.0)
+    assert catalogue()[name].fit(bare).max_gain == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, number) for name in NAMES for number in range(len(CASES[name].refused if name in CASES else ()))]
+)
+def test_it_refuses_with_a_reason(name: str, number: int) -> None:
+    given, reason = CASES[name].refused[number]
+    fit = catalogue()[name].fit(given)
+    assert not fit.fits
+    assert re.search(reason, fit.reason), fit.reason
+    assert fit.settings == ()
+    assert fit.max_gain == 1.0
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_evidence_is_absent_present_and_gone(name: str) -> None:
+    case = CASES[name]
+    optimization = case.make()
+    assert failed(optimization, make_loop(case.job())), "the negative control found the mechanism in a plain run"
+    loop = make_loop(case.job(), optimization)
+    assert failed(optimization, loop) == []
+    assert failed(optimization, undone(loop)), "the mechanism is still there after undo"
+
+
+def visible(live: LiveJob) -> dict[str, Any]:
+    """What of a live job an optimization may change."""
+    return {
+        "threads": torch.get_num_threads(),
+        "load": type(live.pipeline.load),
+        "adjust": list(live.pipeline.adjust),
+        "order": None if live.order is None else live.order(1),
+        "loader": live.loader,
+        "batch_transforms": list(live.batch_transforms),
+        "forward_contexts": list(live.forward_contexts),
+        "scaler": live.scaler,
+        "zero_grad_to_none": live.zero_grad_to_none,
+        "read_every": live.read_every,
+        "prime": list(live.prime),
+        "applied": list(live.applied),
+        "optimizer": [(group.get("fused"), group.get("foreach"), group["lr"]) for group in live.optimizer.param_groups],
+        "scheduler": type(live.scheduler),
+        "layout": [p.stride() for p in live.model.parameters()],
+        "forwards": [name for name, module in live.model.named_modules() if "forward" in vars(module)],
+        "compiled": live.model._compiled_call_impl,
+        "keys": list(live.model.state_dict()),
+    }
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_undo_restores(name: str) -> None:
+    case = CASES[name]
+    plain = visible(build(case.job(), device=CPU))
+    assert plain["loader"] == LoaderSettings()
+    loop = make_loop(case.job(), case.make())
+    assert visible(loop.live) != plain
+    loop.run(3)
+    again = undone(loop)
+    assert visible(again.live) == plain
+    again.run(UPDATES)
+    assert again.losses == run(case.job(), UPDATES)
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_rewind_after_undo_is_the_plain_run_too(name: str) -> None:
+    case = CASES[name]
+    loop = make_loop(case.job(), case.make())
+    loop.run(2)
+    loop.live.undo_all()
+    loop.rewind()
+    assert visible(loop.live) == visible(build(case.job(), device=CPU))
+    loop.run(UPDATES)
+    assert loop.losses == run(case.job(), UPDATES)
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_the_numerics_class_holds(name: str) -> None:
+    case = CASES[name]
+    optimization = case.make()
+    plain = run(case.job(), UPDATES)
+    changed = run(case.job(), UPDATES, optimization)
+    assert len(changed) == UPDATES
+    match optimization.card.numerics:
+        case Numerics.EXACT:
+            assert changed == plain
+        case Numerics.ROUNDING:
+            assert changed == pytest.approx(plain, rel=2e-2)
+        case Numerics.TRAINING:
+            assert changed != plain
+            live = build(case.job(), Plan(optimizations=(optimization,)), device=CPU)
+            assert live.order is not None
+            assert live.num_samples is not None
+            for epoch in range(3):
+                assert sorted(index for batch in live.order(epoch) for index in batch) == list(range(live.num_samples))
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_rewound_run_under_it_is_bit_equal(name: str) -> None:
+    case = CASES[name]
+    loop = make_loop(case.job(), case.make())
+    loop.run(5)
+    first = list(loop.losses)
+    loop.rewind()
+    loop.run(5)
+    loop.close()
+    loop.live.undo_all()
+    assert loop.losses == first
+
+
+# Registered by packages.
+
+
+def _point(value: str, name: str = "mine") -> EntryPoint:
+    return EntryPoint(name=name, value=value, group="upshift.optimizations")
+
+
+def test_a_registered_optimization_is_loaded() -> None:
+    point = _point("upshift.optimizations.precision:Precision")
+    assert load_entry_points([point]) == [(point, catalogue()["precision"])]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nowhere.at_all:Thing", "mine = nowhere.at_all:Thing` cannot be loaded: ModuleNotFoundError: No module named"),
+        ("upshift.optimizations.precision:Missing", "cannot be loaded: AttributeError"),
+        ("not a value", "cannot be loaded: AttributeError"),
+        ("tests.optimizations.broken_module:Thing", "cannot be loaded: ZeroDivisionError"),
+        ("upshift.core.plan:Plan", "mine = upshift.core.plan:Plan` is no Optimization with a card"),
+        ("upshift.core.optimization:Optimization", "is no Optimization with a card"),
+        ("upshift.optimizations.precision:MIN_MATMUL_GAIN", "is no Optimization with a card"),
+    ],
+)
+def test_an_entry_point_that_is_wrong_is_named(value: str, message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        load_entry_points([_point(value)])
+
+
+def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = _point("upshift.optimizations.precision:Precision")
+    monkeypatch.setattr("upshift.optimizations.entry_points", lambda group: [point])
+    with pytest.raises(PlanError, match="`mine` takes the name `precision`"):
+        catalogue.__wrapped__()

@@ -1,0 +1,97 @@
+"""The evidence file: sound samples pass, every planted mistake is named, and a file comes back as it went."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.sample import SAMPLES, full
+from upshift.core.errors import UpshiftError
+from upshift.report import load, save, validate
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_are_sound(name: str) -> None:
+    assert validate(SAMPLES[name]()) == []
+
+
+MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "missing key": (lambda e: e.pop("rungs"), "`rungs` is missing"),
+    "missing nested key": (lambda e: e["rungs"][2].pop("reason"), "`rungs[2].reason` is missing"),
+    "unknown outcome": (lambda e: e["rungs"][0].update(outcome="accepted"), "`rungs[0].outcome` must be one of 'applied'"),
+    "text for a number": (lambda e: e["final"].update(ratio="4.9"), "`final.ratio` must be a finite number, not '4.9'"),
+    "true for a number": (lambda e: e["final"].update(pairs=True), "`final.pairs` must be a whole number, not True"),
+    "not a number": (lambda e: e["ceilings"].update(data=math.nan), "`ceilings.data` must be a finite number"),
+    "wrong container": (lambda e: e.update(phases=[0.1]), "`phases` must be a table"),
+    "null where none may be": (lambda e: e.update(seconds=None), "`seconds` must be a finite number, not None"),
+    "bad sample": (lambda e: e["final"]["samples"][3].update(arm="C"), "`final.samples[3].arm` must be one of 'A', 'B'"),
+    "bad numerics": (lambda e: e["rungs"][1]["numerics"].update({"class": "close"}), "`rungs[1].numerics.class` must be"),
+    "other schema": (lambda e: e.update(schema=2), "`schema` must be 1"),
+    "no summary": (lambda e: e["machine"].pop("summary"), "`machine.summary` is missing"),
+    "share below 0": (lambda e: e["phases"].update(data=-0.1), "`phases.data` must be a share from 0 to 1"),
+    "shares above the whole": (lambda e: e["phases"].update(data=0.9), "`phases` adds up to"),
+    "unknown phase": (lambda e: e["phases"].update(io=0.0), "`phases.io` is no phase"),
+    "ceiling below 1": (lambda e: e["ceilings"].update(data=0.9), "`ceilings.data` must be at least 1"),
+    "candidate without a reason": (lambda e: e["rungs"][4].update(reason=" "), "`rungs[4].reason` is empty"),
+    "gain without a measurement": (lambda e: e["rungs"][0].update(comparison=None), "`rungs[0].comparison` is null"),
+    "interval beside its ratio": (lambda e: e["final"].update(low=9.0), "`final` needs 0 < low <= ratio <= high"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_is_named(name: str) -> None:
+    plant, words = MISTAKES[name]
+    evidence = full()
+    plant(evidence)
+    problems = validate(evidence)
+    assert len(problems) == 1, problems
+    assert words in problems[0]
+
+
+def test_more_keys_may_be_present() -> None:
+    assert validate({**full(), "note": "mine"}) == []
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    evidence = SAMPLES[name]()
+    save(evidence, tmp_path / "deep" / "evidence.json")
+    assert load(tmp_path / "deep" / "evidence.json") == evidence
+
+
+def test_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
+    evidence = full()
+    evidence["losses"]["tuned"][5] = math.nan
+    save(evidence, tmp_path / "evidence.json")
+    assert load(tmp_path / "evidence.json")["losses"]["tuned"][5] is None
+
+
+def test_save_refuses_what_json_cannot_carry(tmp_path: Path) -> None:
+    with pytest.raises(UpshiftError, match="cannot be written as JSON"):
+        save({**full(), "model": object()}, tmp_path / "evidence.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "Cannot read"),
+        ("{", "not valid JSON"),
+        ("[1]", "not a JSON object"),
+        (json.dumps({"schema": 9}), "`schema` is 9; this Upshift reads schema 1"),
+        (json.dumps({"schema": 1}), "`job` is missing"),
+    ],
+)
+def test_load_says_what_is_wrong_and_what_to_do(content: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UpshiftError) as caught:
+        load(path)
+    assert words in str(caught.value)
+    assert "upshift tune" in str(caught.value)

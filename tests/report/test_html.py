@@ -1,0 +1,217 @@
+"""The page: whole, self-contained, harmless whatever it is fed, and really drawn by a browser."""
+
+from __future__ import annotations
+
+import html as stdlib_html
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.sample import SAMPLES, empty_plan, full, interrupted
+from upshift.core.errors import UpshiftError
+from upshift.report import write_html
+from upshift.report.html import render
+from upshift.report.plots import figures, pair_ratios
+
+ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'"
+VOID = {"meta", "br", "img", "link", "wbr", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """The tags of a page, its visible text, and its scripts."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_page_loads_nothing(name: str) -> None:
+    page = Page(render(SAMPLES[name]()))
+    assert page.open == []
+    names = [tag for tag, _ in page.tags]
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(names)
+    for tag, attributes in page.tags:
+        assert "src" not in attributes, tag
+        assert (attributes.get("href") or "#").startswith("#")
+        assert not any(key.startswith("on") for key in attributes)
+    policy = next(
+        a["content"] or "" for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    style = re.search(r"<style>(.*?)</style>", render(SAMPLES[name]()), re.DOTALL)
+    assert style is not None
+    assert "url(" not in style[1]
+    assert "@import" not in style[1]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_candidate_and_reason_is_there(name: str) -> None:
+    evidence = SAMPLES[name]()
+    shown = Page(render(evidence)).text
+    for rung in evidence["rungs"]:
+        assert rung["name"] in shown
+        assert rung["reason"] in shown
+    for line in (evidence.get("plan_toml") or "", *evidence.get("commands", [])):
+        assert line in shown
+
+
+def test_the_story_comes_in_order() -> None:
+    source = render(full())
+    sections = re.findall(r'<section id="([a-z-]+)"', source)
+    expected = "bottleneck time ceilings climb proof numbers left-out mechanisms memory trust plan again machine"
+    assert sections == expected.split()
+    assert sorted(re.findall(r'<a href="#([a-z-]+)"', source)) == sorted(sections)
+
+
+def attacked(value: Any) -> Any:
+    """The same evidence with the attack appended to every string and every free key."""
+    if isinstance(value, str):
+        return value + ATTACK
+    if isinstance(value, list):
+        return [attacked(item) for item in value]
+    if isinstance(value, dict):
+        return {key: attacked(item) for key, item in value.items()}
+    return value
+
+
+def test_whatever_a_user_names_is_harmless() -> None:
+    evidence = full()
+    hostile = attacked(evidence)
+    for rung, original in zip(hostile["rungs"], evidence["rungs"], strict=True):
+        rung["outcome"] = original["outcome"]
+    hostile["ceilings"][ATTACK] = 2.0
+    hostile["versions"][ATTACK] = ATTACK
+    hostile["machine"][ATTACK] = {"value": ATTACK, "reason": ATTACK}
+    page = Page(render(hostile))
+    clean = Page(render(evidence))
+    assert len(page.scripts) == len(clean.scripts) == 3
+    assert page.scripts[1:] == clean.scripts[1:]
+    assert "img" not in [tag for tag, _ in page.tags]
+    assert ATTACK in page.text
+    assert "<" not in page.scripts[0]
+    assert "&lt;/script&gt;" in str(json.loads(page.scripts[0])["ladder"]["data"][0]["y"])
+
+
+def test_missing_data_is_said_in_a_sentence() -> None:
+    shown = Page(render(empty_plan())).text
+    for words in ("No rung was climbed", "no paired samples of a final comparison", "No pair of loss curves"):
+        assert words in shown
+    assert "tuning was interrupted" in Page(render(interrupted())).text.lower()
+
+
+@pytest.mark.parametrize("key", list(full()))
+@pytest.mark.parametrize("value", [None, "gone", "a string where a table should be", 3])
+def test_nothing_is_needed(key: str, value: object) -> None:
+    evidence = full()
+    if value == "gone":
+        del evidence[key]
+    else:
+        evidence[key] = value
+    assert "<h1>" in render(evidence)
+
+
+def test_the_ladder_does_not_count_what_was_pruned() -> None:
+    evidence = full()
+    evidence["rungs"][1]["outcome"] = "pruned"
+    plot = figures(evidence)["ladder"]
+    assert not isinstance(plot, str)
+    bars = plot["data"][0]
+    first = evidence["rungs"][0]["comparison"]["ratio"]
+    assert bars["base"][:3] == pytest.approx([1.0, first, first])
+    assert bars["y"][1] == "trim_padding (pruned)"
+    assert bars["y"][-1] == "all together, proved"
+
+
+def test_pair_ratios_leave_spoilt_samples_aside_where_others_remain() -> None:
+    samples = [
+        {"arm": "A", "pair": 0, "seconds_per_item": 4.0},
+        {"arm": "B", "pair": 0, "seconds_per_item": 2.0},
+        {"arm": "B", "pair": 0, "seconds_per_item": 8.0, "spoilt": True},
+        {"arm": "A", "pair": 1, "seconds_per_item": 9.0, "spoilt": True},
+        {"arm": "B", "pair": 1, "seconds_per_item": 3.0},
+        {"arm": "A", "pair": 2, "seconds_per_item": 9.0},
+    ]
+    assert pair_ratios({"samples": samples}) == [(0, pytest.approx(2.0), False), (1, pytest.approx(3.0), True)]
+
+
+def test_an_unwritable_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UpshiftError, match="--out"):
+        write_html(full(), tmp_path / "file" / "report.html")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None and os.environ.get("UPSHIFT_CI") == "1":
+        pytest.fail("chromium is not on PATH, and CI must open the page in a real browser: apt-get install chromium")
+    if found is None:
+        pytest.skip("chromium is not on PATH: the page is not opened in a real browser (apt-get install chromium)")
+    return found
+
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--virtual-time-budget=8000",
+    "--dump-dom",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SAMPLES, "hostile"])
+def test_a_real_browser_draws_every_plot(name: str, chromium: str, tmp_path: Path) -> None:
+    evidence = SAMPLES["full" if name == "hostile" else name]()
+    if name == "hostile":
+        for rung in evidence["rungs"]:
+            rung["name"] += ATTACK
+            rung["reason"] += ATTACK
+        evidence["job"]["name"] += ATTACK
+    write_html(evidence, tmp_path / "report.html")
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    page = (tmp_path / "report.html").as_uri()
+    done = subprocess.run([chromium, *FLAGS, profile, page], capture_output=True, text=True, timeout=100, check=True)
+    num_plots = sum(not isinstance(plot, str) for plot in figures(evidence).values())
+    root = re.search(r"<html[^>]*>", done.stdout)
+    assert root is not None
+    assert "data-error" not in root[0]
+    assert f'data-plots="{num_plots}"' in root[0]
+    assert len(re.findall(r'<svg class="main-svg"', done.stdout)) >= num_plots
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title is not None
+    assert stdlib_html.unescape(title[1]).endswith("Upshift")

@@ -1,0 +1,114 @@
+"""The summary in the terminal: the right answer in words, on any console, from any evidence."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.report.sample import SAMPLES, empty_plan, full, interrupted
+from upshift.report import print_summary
+from upshift.report.words import IN_GOOD_SHAPE, headline
+
+
+def summary(evidence: dict[str, Any], *, width: int = 100, encoding: str = "utf-8") -> str:
+    buffer = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(buffer, encoding=encoding, write_through=True), width=width, no_color=True)
+    print_summary(evidence, console, Path("out"))
+    return buffer.getvalue().decode(encoding)
+
+
+def flat(words: str) -> str:
+    return " ".join(words.split())
+
+
+def test_headline_of_a_proved_gain() -> None:
+    evidence = full()
+    evidence["final"].update(ratio=4.9, low=4.5, high=5.4)
+    assert headline(evidence).line == "4.9x faster, proved (4.5x to 5.4x, 5 pairs); held-out loss not worse"
+    assert headline(evidence).tone == "good"
+
+
+@pytest.mark.parametrize("verdict", ["worse", "undecided", "no idea"])
+def test_a_gain_that_may_harm_is_no_good_news(verdict: str) -> None:
+    evidence = full()
+    evidence["final"]["quality"]["verdict"] = verdict
+    found = headline(evidence)
+    assert found.tone != "good"
+    assert "do not adopt" in found.line
+    assert verdict in found.line
+
+
+@pytest.mark.parametrize(("verdict", "words"), [("slower", "No gain"), ("same", "Not proved"), ("undecided", "Not proved")])
+def test_headline_without_a_gain(verdict: str, words: str) -> None:
+    evidence = full()
+    evidence["final"]["verdict"] = verdict
+    assert headline(evidence).line.startswith(words)
+    assert "faster, proved" not in headline(evidence).line
+
+
+def test_headline_of_an_empty_plan_is_kind() -> None:
+    assert headline(empty_plan()).line == IN_GOOD_SHAPE
+
+
+def test_failures_are_not_called_good_shape() -> None:
+    evidence = empty_plan()
+    for rung in evidence["rungs"]:
+        rung["outcome"] = "failed"
+    assert "every candidate failed" in headline(evidence).line
+
+
+def test_headline_of_an_interrupted_tuning() -> None:
+    assert "interrupted" in headline(interrupted()).line
+    assert "1 candidate looked good" in headline(interrupted()).line
+
+
+def test_the_summary_names_everything() -> None:
+    evidence = full()
+    shown = summary(evidence)
+    assert headline(evidence).line in flat(shown)
+    assert evidence["bottleneck"]["words"] in flat(shown)
+    for rung in evidence["rungs"]:
+        assert rung["name"] in shown
+        assert rung["reason"][:40] in flat(shown)
+    for words in ("training: not worse", "694 ms", "out/report.html", "out/upshift.toml", "out/evidence.json", "█"):
+        assert words in shown
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [20, 60, 100])
+def test_no_line_is_wider_than_the_console(name: str, width: int) -> None:
+    shown = summary(SAMPLES[name](), width=width)
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_an_ascii_console_gets_ascii() -> None:
+    shown = summary(full(), encoding="ascii")
+    assert "+ applied" in shown
+    assert "###" in shown
+
+
+def test_markup_in_names_is_shown_as_it_is() -> None:
+    evidence = full()
+    evidence["rungs"][0]["reason"] = "[red]not markup[/red] [/oops]"
+    assert "[red]not markup[/red] [/oops]" in summary(evidence)
+
+
+@pytest.mark.parametrize("key", list(full()))
+@pytest.mark.parametrize("value", [None, "gone", "a string where a table should be", 3])
+def test_nothing_is_needed(key: str, value: object) -> None:
+    evidence = copy.deepcopy(full())
+    if value == "gone":
+        del evidence[key]
+    else:
+        evidence[key] = value
+    assert summary(evidence)
+
+
+def test_even_nothing_can_be_printed() -> None:
+    assert "Nothing proved yet" in summary({})

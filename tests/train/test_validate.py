@@ -1,0 +1,165 @@
+"""Held-out measurement: the numbers right, the training undisturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import upshift
+from tests.train.jobs import CPU, Plain, Stormy, Tokens
+from upshift.core.errors import JobError
+from upshift.core.job import Job
+from upshift.train.build import build
+from upshift.train.loop import Loop
+from upshift.train.validate import HeldOut
+
+
+class Measured(Plain):
+    """Seven held-out samples in batches of 4 and 3."""
+
+    def metric(self, model: nn.Module, batch: Any) -> dict[str, upshift.Mean]:
+        return {"error": upshift.Mean((model(batch[0]) - batch[1]).abs().sum(), torch.tensor(len(batch[0])))}
+
+
+def test_means_are_weighted() -> None:
+    live = build(Measured(), device=CPU)
+    data = live.job.valid_data()
+    assert isinstance(data, TensorDataset)
+    x, y = data.tensors
+    held = HeldOut(live)
+    with torch.no_grad():
+        out = live.model(x)
+    measured = held.measure()
+    assert held.num_batches == 2
+    assert measured["loss"] == pytest.approx(float((out - y).square().mean()), rel=1e-6)
+    assert measured["error"] == pytest.approx(float((out - y).abs().mean()), rel=1e-6)
+    with torch.no_grad():
+        first = float((live.model(x[:4]) - y[:4]).abs().mean())
+    assert held.measure(max_batches=1)["error"] == pytest.approx(first, rel=1e-6)
+
+
+def test_losses_by_item_are_weighted_by_item() -> None:
+    class Text(Tokens):
+        def valid_data(self) -> Dataset[Any] | None:
+            return self.train_data()
+
+    class Whole(Text):
+        batch_size = 18
+
+    parts, whole = (HeldOut(build(job, device=CPU)).measure()["loss"] for job in (Text(), Whole()))
+    assert parts == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize(("plain", "entered"), [(True, 0), (False, 4)])
+def test_plain_leaves_the_contexts_out(plain: bool, entered: int) -> None:
+    live = build(Measured(), device=CPU)
+    seen: list[str] = []
+
+    class Context:
+        def __enter__(self) -> None:
+            seen.append("in")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    live.forward_contexts.append(Context)
+    contexts = live.forward_contexts
+    HeldOut(live).measure(plain=plain)
+    assert len(seen) == entered  # loss and metric, of two batches each
+    assert live.forward_contexts is contexts
+
+
+def test_modes_and_randomness_are_put_back() -> None:
+    live = build(Stormy(), device=CPU)
+    assert isinstance(live.model, nn.Sequential)
+    live.model[1].eval()  # a user's frozen BatchNorm
+    held = HeldOut(live)
+    before = torch.get_rng_state()
+    modes = []
+    handle = live.model.register_forward_hook(lambda module, *_: modes.append(module.training))
+    held.measure()
+    handle.remove()
+    assert modes == [False, False]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [module.training for module in live.model.modules()] == [True, True, False, True, True, True]
+
+
+def test_measuring_in_between_changes_no_loss() -> None:
+    runs = []
+    for measure in (True, False):
+        live = build(Stormy(), device=CPU)
+        loop, held = Loop(live), HeldOut(live)
+        for _ in range(5):
+            loop.run(2)
+            if measure:
+                held.measure()
+        runs.append(loop.losses)
+    assert runs[0] == runs[1]
+
+
+class _Jittered(Dataset[Any]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(5), torch.zeros(1)
+
+
+def test_every_measurement_sees_the_same_samples() -> None:
+    class Jitter(Plain):
+        def valid_data(self) -> Dataset[Any] | None:
+            return _Jittered()
+
+    held = HeldOut(build(Jitter(), device=CPU))
+    first = held.measure()
+    torch.rand(7)
+    assert held.measure() == first
+
+
+def test_a_random_transform_is_for_training_only() -> None:
+    class Quiet(Stormy):
+        def random_transform(self, sample: Any) -> Any:
+            raise AssertionError
+
+    HeldOut(build(Quiet(), device=CPU)).measure()
+
+
+class _InOrder(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.ones(5), torch.ones(1))] * 3)
+
+
+def test_iterable_data_is_read_once_and_measured_as_often_as_asked() -> None:
+    class Ordered(Plain):
+        def valid_data(self) -> Dataset[Any] | None:
+            return _InOrder()
+
+    held = HeldOut(build(Ordered(), device=CPU))
+    assert held.measure() == held.measure()
+
+
+def _job(name: str, value: Any) -> Job:
+    kind: type[Job] = type("Odd", (Plain,), {name: lambda *_: value})
+    return kind()
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (_job("valid_data", None), r"has no held-out data: write valid_data\(self\)"),
+        (_job("valid_data", TensorDataset(torch.zeros(0, 5))), r"valid_data\(\) has 0 samples"),
+        (_job("metric", {"f1": 0.5}), "metric 'f1' must be upshift.Mean"),
+        (_job("metric", {"f1": upshift.Mean(0.0, 0)}), "metric 'f1' has the total weight 0"),
+        (_job("metric", 0.5), "metric returned float; return a dict"),
+        (_job("loss", None), "loss returned NoneType"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(job: Job, message: str) -> None:
+    live = build(job, device=CPU)
+    with pytest.raises(JobError, match=message):
+        HeldOut(live).measure()
+    assert live.model.training
