@@ -29,8 +29,10 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     machine = read_machine()
     found = advise(machine)
     if json:
-        names = [{"name": name, "numerics": str(kind.card.numerics), "relieves": str(kind.card.relieves), "summary": kind.card.summary}
-                 for name, kind in catalogue().items()]  # fmt: skip
+        names = [
+            {"name": name, "numerics": kind.card.numerics, "relieves": kind.card.relieves, "summary": kind.card.summary}
+            for name, kind in catalogue().items()
+        ]
         result = {"machine": machine.to_dict(), "summary": machine.summary(), "advice": [asdict(item) for item in found]}
         typer.echo(json_module.dumps({**result, "optimizations": names}, indent=2))
         return
@@ -64,13 +66,8 @@ def advise(machine: Machine) -> list[Advice]:
             Advice("There is an accelerator, but this PyTorch is built for the CPU.", "Install a CUDA or ROCm build.")
         )
     if 0 < machine.shared_memory_bytes.value < SMALL_SHARED_MEMORY:
-        size = machine.shared_memory_bytes.value / 2**20
-        found.append(
-            Advice(
-                f"/dev/shm has {size:.0f} MiB: loader workers may die of bus errors.",
-                "Run the container with --shm-size=2g.",
-            )
-        )
+        size = f"Shared memory has {machine.shared_memory_bytes.value / 2**20:.0f} MiB"
+        found.append(Advice(f"{size}: loader workers may die of bus errors.", "Run the container with --shm-size=2g."))
     return found
 
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from upshift.core.errors import UpshiftError
+from upshift.report import evidence
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -64,6 +65,4 @@ def narrated() -> Iterator[Narrator]:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write JSON so that NaN and infinity become null, and never half a file."""
-    from upshift.report import evidence
-
     evidence.save(data, path)

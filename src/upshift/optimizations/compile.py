@@ -62,9 +62,7 @@ class Compile(Optimization):
         `Module.compile` would do the same, but compiles nothing when the root module is torch's own (nn.Sequential): its
         frames are skipped. A function of ours around the call is not.
         """
-        torch.compiler.reset()
-        _dynamo_counters().clear()
-        _dynamo_utils().clear_compilation_metrics()
+        _forget()
         dynamic = {"auto": None, "yes": True, "no": False}[self.dynamic]
         plain: Any = live.model._call_impl  # noqa: SLF001
 
@@ -75,13 +73,14 @@ class Compile(Optimization):
 
         def undo() -> None:
             live.model._compiled_call_impl = None  # noqa: SLF001
-            torch.compiler.reset()
+            _forget()
 
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Graphs were compiled, and not again and again."""
-        graphs = int(_dynamo_counters()["stats"].get("unique_graphs", 0))
+        compiled = live.model._compiled_call_impl is not None  # noqa: SLF001
+        graphs = int(_dynamo_counters()["stats"].get("unique_graphs", 0)) if compiled else 0
         breaks = sum(_dynamo_counters()["graph_break"].values())
         metrics = _dynamo_utils().get_compilation_metrics()
         often = Counter((item.co_filename, item.co_firstlineno, item.co_name) for item in metrics)
@@ -94,6 +93,13 @@ class Compile(Optimization):
                 f"{most} times the same function, allowance {RECOMPILE_ALLOWANCE}",
             ),
         ]
+
+
+def _forget() -> None:
+    """Forget all graphs and what was counted of them: the counts are the process's, not the model's."""
+    torch.compiler.reset()
+    _dynamo_counters().clear()
+    _dynamo_utils().clear_compilation_metrics()
 
 
 def _dynamo_utils() -> Any:

@@ -53,7 +53,8 @@ def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) 
     progress("replay: what if data were free")
     replays = [_timed(loop, updates, batches)]
     padding_s = _padding(loop, updates, batches, progress)
-    others = _others(loop, updates, batches, first_phases, first_s, progress)
+    shares = {name: seconds / first_s for name, seconds in first_phases.items()}
+    others = _others(loop, updates, batches, shares, progress)
     replays.append(_timed(loop, updates, batches))
     progress("real steps again")
     second_s, second_phases = _timed_phases(loop, updates)
@@ -78,18 +79,17 @@ def _others(
     loop: Loop,
     updates: int,
     batches: list[MicroBatch],
-    phases: dict[str, float],
-    real_s: float,
+    phase_frac: dict[str, float],
     progress: Callable[[str], None],
 ) -> dict[str, float]:
     """Seconds without logging, without the optimizer, and with the batches already on the device."""
     found, live = {}, loop.live
-    if phases["logging"] / real_s >= WORTH_A_RUN:
+    if phase_frac["logging"] >= WORTH_A_RUN:
         progress("what if metrics were never read")
         kept, live.read_every = live.read_every, NEVER
         found["logging"] = _timed(loop, updates, batches)
         live.read_every = kept
-    if phases["optimizer"] / real_s >= WORTH_A_RUN:
+    if phase_frac["optimizer"] >= WORTH_A_RUN:
         progress("what if the optimizer were free")
         loop.steps_optimizer = False
         found["optimizer"] = _timed(loop, updates, batches)

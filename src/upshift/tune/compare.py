@@ -139,6 +139,7 @@ def compare(
     candidate: Plan,
     design: Design,
     *,
+    candidate_setting: TrialSetting | None = None,
     on_pair: Callable[[Comparison], None] = lambda _: None,
 ) -> Comparison:
     """Run the comparison.
@@ -148,6 +149,7 @@ def compare(
         base: Arm A.
         candidate: Arm B.
         design: How.
+        candidate_setting: Another job, or another version of it, for arm B; the same unless given.
         on_pair: Called after each pair, with the comparison so far.
 
     Raises:
@@ -156,13 +158,13 @@ def compare(
     comparison = Comparison()
     order = random.Random(f"upshift-{design.seed}")  # noqa: S311  an experiment's order, no secret
     base_first = order.random() < 0.5
-    plans = {"A": base, "B": candidate}
+    plans = {"A": (setting, base), "B": (candidate_setting or setting, candidate)}
     for look, wanted in enumerate(design.looks):
         pair = len(comparison.metrics["A"])
         while pair < wanted:
             started = monotonic()
             arms = "AB" if base_first == (pair % 2 == 0) else "BA"
-            _run_pair(setting, plans, arms, pair, design, comparison)
+            _run_pair(plans, arms, pair, design, comparison)
             on_pair(comparison)
             pair += 1
             if design.deadline is not None and monotonic() + (monotonic() - started) > design.deadline:
@@ -193,10 +195,10 @@ def _quality_is_clear(comparison: Comparison, quality: Quality | None) -> bool:
 
 
 def _run_pair(
-    setting: TrialSetting, plans: dict[str, Plan], arms: str, pair: int, design: Design, comparison: Comparison
+    plans: dict[str, tuple[TrialSetting, Plan]], arms: str, pair: int, design: Design, comparison: Comparison
 ) -> None:
     for attempt in range(MAX_RETAKES_PER_PAIR + 1):
-        taken = {arm: run_arm(setting, plans[arm], arm, pair, design) for arm in arms}
+        taken = {arm: run_arm(*plans[arm], arm, pair, design) for arm in arms}
         spoilt = any(outcome.sample.spoilt for outcome in taken.values())
         if not spoilt or attempt == MAX_RETAKES_PER_PAIR or _late(design):
             break

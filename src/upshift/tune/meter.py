@@ -25,7 +25,7 @@ class Account:
     Attributes:
         seconds: Wall time.
         cpu_seconds: CPU time of this process and its children.
-        foreign_cpu_frac: Share of the machine's cores that others used (the hypervisor's steal counts); None if unknown.
+        foreign_cpu_frac: Share of the cores we may use that others took (the hypervisor's steal counts); None if unknown.
         major_faults: Page faults that read from disk, of this process.
         minor_faults: Page faults served from memory, of this process.
     """
@@ -46,9 +46,9 @@ class Meter:
     """Started when it is made; `read` gives the account since then."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
+        self._proc, self._cores = proc, allowed_cores()
         self._started = perf_counter()
-        self._busy = _busy_seconds(proc)
+        self._busy = _busy_seconds(proc, self._cores)
         self._own = own_cpu_seconds()
         self._faults = resource.getrusage(resource.RUSAGE_SELF)
 
@@ -56,11 +56,11 @@ class Meter:
         """The account since the start."""
         seconds = perf_counter() - self._started
         own = own_cpu_seconds() - self._own
-        busy = _busy_seconds(self._proc)
+        busy = _busy_seconds(self._proc, self._cores)
         faults = resource.getrusage(resource.RUSAGE_SELF)
         foreign = None
         if busy is not None and self._busy is not None and seconds > 0:
-            foreign = max(busy - self._busy - own, 0.0) / (seconds * (os.cpu_count() or 1))
+            foreign = max(busy - self._busy - own, 0.0) / (seconds * len(self._cores))
         return Account(
             seconds=seconds,
             cpu_seconds=own,
@@ -83,11 +83,23 @@ def own_cpu_seconds() -> float:
     return total
 
 
-def _busy_seconds(proc: Path) -> float | None:
-    """Seconds of all cores not idle since boot, the hypervisor's steal included."""
+def allowed_cores() -> frozenset[int]:
+    """The cores this process may run on; a neighbour on any other core takes nothing from it."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _busy_seconds(proc: Path, cores: frozenset[int]) -> float | None:
+    """Seconds that `cores` were not idle since boot, the hypervisor's steal included; None where nobody says."""
     try:
-        first = (proc / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        lines = (proc / "stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(value) for value in first[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    busy = 0
+    for line in lines:
+        name, *values = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = (int(value) for value in values[:8])
+            busy += user + nice + system + irq + softirq + steal
+    return busy / os.sysconf("SC_CLK_TCK")

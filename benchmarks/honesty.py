@@ -1,0 +1,77 @@
+"""How honest are the verdicts on this machine? A plan against itself (A/A), and against injected slowdowns (power).
+
+Streams of comparisons run side by side, each pinned to one core, so every comparison has a neighbour at work on another
+core. What is counted: false `faster` or `slower` verdicts of A/A, and slowdowns that were found.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.record import ROOT, record
+from upshift.core.plan import Plan
+from upshift.core.stats import Verdict
+from upshift.tune.compare import Comparison, Design, compare
+from upshift.tune.trial import TrialSetting
+
+UPDATES = 400
+JOBS = ROOT / "benchmarks" / "jobs" / "steady.py"
+
+
+def run_aa(num: int = 40) -> Path:
+    """Compare the steady job with itself `num` times, with a seed of its own each time."""
+    found = _many("SteadyJob", num, first_seed=1000)
+    false = sum(row["verdict"] in (Verdict.FASTER, Verdict.SLOWER) for row in found)
+    summary = {"comparisons": num, "false_verdicts": false, "false_frac": false / num, "verdicts": _tally(found)}
+    return record("aa", {**summary, "rows": found}, f"python -m benchmarks aa --count {num}")
+
+
+def run_power(num: int = 20) -> Path:
+    """Compare the steady job with versions slower by 10 % and 20 %, `num` times each."""
+    result: dict[str, Any] = {}
+    for frac, job in ((0.10, "Slower10Job"), (0.20, "Slower20Job")):
+        found = _many(job, num, first_seed=5000)
+        slower = sum(row["verdict"] == Verdict.SLOWER for row in found)
+        result[f"plus_{frac * 100:.0f}_percent"] = {
+            "comparisons": num, "found": slower, "found_frac": slower / num, "verdicts": _tally(found), "rows": found,
+        }  # fmt: skip
+    return record("power", result, f"python -m benchmarks power --count {num}")
+
+
+def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
+    cores = sorted(os.sched_getaffinity(0))
+    free = count()
+
+    def pin() -> None:
+        os.sched_setaffinity(0, {cores[next(free) % len(cores)]})  # of this thread; its processes inherit it
+
+    def one(number: int) -> dict[str, Any]:
+        started = monotonic()
+        with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+            base = TrialSetting(target=f"{JOBS}:SteadyJob", folder=Path(folder))
+            other = TrialSetting(target=f"{JOBS}:{candidate}", folder=Path(folder))
+            design = Design(updates=UPDATES, seed=first_seed + 100 * number)
+            found = compare(base, Plan(), Plan(), design, candidate_setting=other)
+        print(_line(candidate, number, found, monotonic() - started), flush=True)
+        return {"number": number, "seconds": monotonic() - started, **found.to_dict()}
+
+    with ThreadPoolExecutor(max_workers=len(cores), initializer=pin) as pool:
+        return list(pool.map(one, range(num)))
+
+
+def _line(candidate: str, number: int, found: Comparison, seconds: float) -> str:
+    if found.interval is None:
+        return f"{candidate} {number}: {found.verdict}: {found.why}, {seconds:.0f} s"
+    interval = found.interval
+    words = f"{found.verdict} {interval.ratio:.3f} ({interval.low:.3f} to {interval.high:.3f}), {interval.pairs} pairs"
+    return f"{candidate} {number}: {words}, {found.retaken} retaken, {seconds:.0f} s"
+
+
+def _tally(rows: list[dict[str, Any]]) -> dict[str, int]:
+    return {str(verdict): sum(row["verdict"] == verdict for row in rows) for verdict in Verdict}

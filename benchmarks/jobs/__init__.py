@@ -1,0 +1,1 @@
+"""Jobs that exist to be measured."""

@@ -1,0 +1,68 @@
+"""A steady small job, and versions of it that are slower by a known share."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import upshift
+
+
+class SteadyJob(upshift.Job):
+    """A small perceptron: updates of some milliseconds, all alike, on one thread."""
+
+    batch_size = 64
+    num_updates = 100_000
+    drag_frac = 0.0
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        torch.set_num_threads(1)
+        return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
+
+    def train_data(self) -> Dataset[Any]:
+        """Make random data."""
+        generator = torch.Generator().manual_seed(0)
+        return TensorDataset(torch.randn(4096, 256, generator=generator), torch.randint(10, (4096,), generator=generator))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer; each step is followed by a wait of `drag_frac` of the time since the last."""
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        if self.drag_frac:
+            optimizer.register_step_post_hook(Drag(self.drag_frac))
+        return optimizer
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Return the cross entropy."""
+        inputs, targets = batch
+        return nn.functional.cross_entropy(model(inputs), targets)
+
+
+class Drag:
+    """Makes each update longer by an exact share, by spinning: an injected slowdown."""
+
+    def __init__(self, frac: float) -> None:
+        self.frac, self.last = frac, perf_counter()
+
+    def __call__(self, *_: Any) -> None:
+        """Spin for the share of the time that passed since the last call."""
+        until = perf_counter() + (perf_counter() - self.last) * self.frac
+        while perf_counter() < until:
+            continue
+        self.last = perf_counter()
+
+
+class Slower10Job(SteadyJob):
+    """The steady job, every update 10 % longer."""
+
+    drag_frac = 0.10
+
+
+class Slower20Job(SteadyJob):
+    """The steady job, every update 20 % longer."""
+
+    drag_frac = 0.20

@@ -1,0 +1,58 @@
+"""Tune the example jobs and the diagnosis jobs as a user would, and keep the evidence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RESULTS, ROOT, record
+
+GOALS = {"text": 4.0, "image": 1.7}
+"""The least that the lower end of the interval must reach."""
+
+EXAMPLES = {"text": "examples/text.py:TextJob", "image": "examples/image.py:DigitsJob"}
+DIAGNOSIS = {
+    "cancellation": "examples/diagnosis/cancellation.py:CancellationJob",
+    "slow_reader": "examples/diagnosis/slow_reader.py:SlowReaderJob",
+    "tight": "examples/diagnosis/tight.py:TightJob",
+}
+
+
+def run_example(name: str, budget: str = "10m") -> Path:
+    """Tune an example; keeps evidence and report's numbers, and says whether the goal is reached."""
+    evidence = tuned(EXAMPLES[name], budget)
+    final = evidence["final"] or {}
+    quality = (final.get("quality") or {}).get("verdict")
+    reached = (final.get("low") or 0.0) >= GOALS[name] and quality == "not_worse"
+    result = {"goal_low": GOALS[name], "reached": reached, "evidence": evidence}
+    return record(f"tune_{name}", result, f"python -m benchmarks {name} --budget {budget}")
+
+
+def run_diagnosis(budget: str = "3m") -> Path:
+    """Tune the three jobs of known ground truth."""
+    result = {name: tuned(target, budget) for name, target in DIAGNOSIS.items()}
+    return record("tune_diagnosis", result, f"python -m benchmarks diagnosis --budget {budget}")
+
+
+def tuned(target: str, budget: str) -> dict[str, Any]:
+    """Run `upshift tune` in a process of its own and read its evidence; the report is kept beside the results."""
+    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        command = [sys.executable, "-m", "upshift", "tune", target, "--budget", budget, "--out", folder]
+        subprocess.run(command, cwd=ROOT, check=True)
+        evidence: dict[str, Any] = json.loads((Path(folder) / "evidence.json").read_text(encoding="utf-8"))
+        out = ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1]
+        out.mkdir(parents=True, exist_ok=True)
+        for name in ("report.html", "evidence.json", "upshift.toml"):
+            shutil.copy(Path(folder) / name, out / name)
+    evidence["commands"] = [line.replace(folder, "upshift-out") for line in evidence["commands"]]
+    return evidence
+
+
+def results() -> dict[str, Any]:
+    """All results that were recorded: name -> content."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
