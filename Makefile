@@ -43,8 +43,9 @@ lint: setup  ## rules, format, types, floors, and the size of modules
 bench: setup  ## measure again what benchmarks/results holds for this machine
 	$(BIN)/python -m benchmarks
 
-# Tables in the documentation come from benchmarks/results; until they are generated here, this is the API alone.
-docs: setup  ## write the API documentation to site/
+# Tables in the documentation come from benchmarks/results; then the API.
+docs: setup  ## write the tables of results, and the API documentation to site/
+	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m pdoc upshift -o site
 
 clean:  ## remove what the other verbs made, but for .venv and benchmarks/results

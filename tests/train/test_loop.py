@@ -194,7 +194,9 @@ class _Spy(torch.amp.GradScaler):
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_a_scaled_run_trains_like_a_plain_one(accumulation: int, clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scaled_run_trains_like_a_plain_one(
+    accumulation: int, clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Plain, "accumulation", accumulation)
     monkeypatch.setattr(Plain, "clip_norm", clip)
     calls: list[str] = []
@@ -218,9 +220,7 @@ def test_a_scaled_run_trains_like_a_plain_one(accumulation: int, clip: float | N
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_an_infinite_gradient_skips_the_update_and_the_schedule(
-    accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_infinite_gradient_skips_the_update_and_the_schedule(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stormy, "accumulation", accumulation)
     monkeypatch.setattr(Stormy, "clip_norm", 1.0)
     live = build(Stormy(), device=CPU)
@@ -521,7 +521,9 @@ class _NoLength(Dataset[Any]):
 
 
 def _bad(**changes: Any) -> Job:
-    kind: type[Job] = type("Bad", (Plain,), {name: (lambda value: lambda *_: value)(value) for name, value in changes.items()})
+    kind: type[Job] = type(
+        "Bad", (Plain,), {name: (lambda value: lambda *_: value)(value) for name, value in changes.items()}
+    )
     return kind()
 
 

@@ -59,12 +59,15 @@ class ActivationCheckpointing(Optimization):
         blocks = repeated_blocks(live.model)[:: self.every]
         if not blocks:
             raise JobError("activation_checkpointing found no list of like blocks: take it out of the plan.")
+        own = [vars(block).get("forward") for block in blocks]
         for block in blocks:
             block.forward = _checkpointed(live, block, block.forward)
 
         def undo() -> None:
-            for block in blocks:
+            for block, forward in zip(blocks, own, strict=True):
                 del block.forward
+                if forward is not None:
+                    block.forward = forward
 
         return undo
 

@@ -71,6 +71,8 @@ class AttentionBackend(Optimization):
         """The kernel really ran: by its own operator, or for the plain formula by the absence of any other."""
         fused = {op: count for op, count in trace.ops.items() if "scaled_dot_product" in op and "math" not in op}
         if self.backend == "math":
-            return [Check("no fused attention kernel", not fused, f"{sum(fused.values())} fused calls in one step")]
+            plain = sum(count for op, count in trace.ops.items() if "softmax" in op and "backward" not in op)
+            seen_plain = f"{plain} softmax, {sum(fused.values())} fused calls in one step"
+            return [Check("softmax by the plain formula, no fused kernel", plain > 0 and not fused, seen_plain)]
         seen = sum(count for op, count in fused.items() if self.backend in op)
         return [Check(f"{self.backend} attention kernels", seen > 0, f"{seen} in one step")]

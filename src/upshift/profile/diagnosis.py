@@ -78,7 +78,7 @@ def diagnose(phases: Mapping[str, float], ceilings: Mapping[str, float], *, wait
 
 
 def recoverable(phases: Mapping[str, float], ceilings: Mapping[str, float]) -> dict[Bottleneck, float]:
-    """Share of the wall time each bottleneck accounts for: by counterfactual where one was run, else by its phase."""
+    """Share of the wall time each bottleneck accounts for: its phase; padding hides in the phases, so its counterfactual."""
 
     def saved(name: str) -> float:
         return 1.0 - 1.0 / max(ceilings[name], 1.0)
@@ -86,7 +86,7 @@ def recoverable(phases: Mapping[str, float], ceilings: Mapping[str, float]) -> d
     compute = phases.get("forward", 0.0) + phases.get("backward", 0.0)
     padding = min(saved("padding"), compute) if "padding" in ceilings else 0.0
     shares = {
-        Bottleneck.INPUT: saved("input") if "input" in ceilings else phases.get("data", 0.0),
+        Bottleneck.INPUT: phases.get("data", 0.0),
         Bottleneck.TRANSFER: phases.get("transfer", 0.0),
         Bottleneck.PADDING: padding,
         Bottleneck.OPTIMIZER: phases.get("optimizer", 0.0),

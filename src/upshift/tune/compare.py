@@ -29,6 +29,7 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
 )
+from upshift.tune.meter import SPOILT_FRAC
 from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting
 
@@ -97,8 +98,10 @@ class Comparison:
         return [sample.seconds_per_item for sample in self.samples if sample.arm == arm and sample.pair in clean]
 
     def _clean_pairs(self) -> set[int]:
-        pairs = {sample.pair for sample in self.samples}
-        return {pair for pair in pairs if not any(s.spoilt for s in self.samples if s.pair == pair)}
+        pairs: dict[int, list[Sample]] = {}
+        for sample in self.samples:
+            pairs.setdefault(sample.pair, []).append(sample)
+        return {pair for pair, both in pairs.items() if is_usable(both)}
 
     def to_dict(self) -> dict[str, Any]:
         """As in the evidence file."""
@@ -117,6 +120,17 @@ class Comparison:
             "retaken": self.retaken,
             "samples": [sample.to_dict() for sample in self.samples],
         }
+
+
+def is_usable(samples: Sequence[Sample]) -> bool:
+    """Whether a pair may be counted: no neighbour, or one that took the same share of the machine from both arms.
+
+    A neighbour that never goes away would otherwise leave nothing to count; what it does to both arms alike, the pair
+    cancels, and what remains widens the interval.
+    """
+    shares = [sample.foreign_cpu_frac or 0.0 for sample in samples]
+    spoilt = [sample.spoilt for sample in samples]
+    return not any(spoilt) or (all(spoilt) and max(shares) - min(shares) <= SPOILT_FRAC)
 
 
 def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: Sequence[int] = LOOKS) -> None:
@@ -199,8 +213,8 @@ def _run_pair(
 ) -> None:
     for attempt in range(MAX_RETAKES_PER_PAIR + 1):
         taken = {arm: run_arm(*plans[arm], arm, pair, design) for arm in arms}
-        spoilt = any(outcome.sample.spoilt for outcome in taken.values())
-        if not spoilt or attempt == MAX_RETAKES_PER_PAIR or _late(design):
+        clean = not any(outcome.sample.spoilt for outcome in taken.values())
+        if clean or attempt == MAX_RETAKES_PER_PAIR or _late(design):
             break
         comparison.retaken += 1
     for arm, outcome in sorted(taken.items()):

@@ -23,6 +23,7 @@ from upshift.tune.screen import TURNS, Screen, Screening
 
 TRUSTED_GAIN = 0.08
 """A screened gain below this is confirmed by fresh processes before it counts: resident ones differ by a few percent."""
+NOT_TRIED = "not tried"
 MEMORY_SHORT = 0.8
 MEMORY_SAVED = 0.9
 BOTTLENECK_BONUS = 2.0
@@ -47,7 +48,7 @@ class Ladder:
         save: Called with every new rung.
         say: Told what is going on.
         rungs: What became of each candidate so far.
-        setup_s: One-off cost of the kept rungs, by name.
+        phases: Phase shares under the present plan; empty until something was kept.
     """
 
     catalogue: Mapping[str, type[Optimization]]
@@ -62,6 +63,7 @@ class Ladder:
     save: Callable[[], None]
     say: Callable[[str], None]
     rungs: list[Rung] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def update_s(self) -> float:
@@ -77,7 +79,7 @@ class Ladder:
             _, optimization, max_gain = fits[0]
             needed = self.costs.screening_s(TURNS, self.updates, self.update_s) + optimization.card.setup_s
             if self.budget.left - needed < self.reserve_s(self.update_s):
-                why = f"not tried: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
+                why = f"{NOT_TRIED}: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
                 self._note(optimization, "undecided", why, predicted=max_gain)
                 continue
             self._try(optimization, max_gain)
@@ -220,6 +222,7 @@ class Ladder:
         self.facts = Facts(machine=old.machine, job=JobFacts(**_job(answer)), **{**sent, **kept})
         found = diagnose(answer["profile"]["phases"], sent["ceilings"], wait_frac=sent["input_wait_frac"])
         self.diagnosis = found
+        self.phases = answer["profile"]["phases"]
         self.say(f"now: {found.words}")
 
     def _note(

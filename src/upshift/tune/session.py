@@ -28,7 +28,7 @@ from upshift.report import evidence as evidence_file
 from upshift.report import write_html
 from upshift.tune.budget import FINAL_SHARE, Budget, Costs
 from upshift.tune.compare import Comparison, Design, compare, held_out_verdict
-from upshift.tune.ladder import Ladder
+from upshift.tune.ladder import NOT_TRIED, Ladder
 from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.rung import Rung
 from upshift.tune.screen import Screen
@@ -99,8 +99,10 @@ class Session:
             self.say("taking each kept rung out once")
             ladder.prune()
             self.plan = screen.plan
+            self.evidence["phases_after"] = ladder.phases or None
             screen.close()
             self._prove(ladder)
+            ended = "budget" if any(rung.reason.startswith(NOT_TRIED) for rung in self.rungs) else "done"
         except KeyboardInterrupt:
             ended = "interrupted"
             self.say("interrupted: writing what is known")

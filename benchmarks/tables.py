@@ -1,0 +1,88 @@
+"""Write the tables of the documentation from benchmarks/results, so that no number is typed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.record import ROOT
+from benchmarks.tuning import DIAGNOSIS, results
+from upshift.core.files import write_atomically
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+
+
+def main() -> None:
+    """Put the table into README.md, and all details into docs/results.md."""
+    found = results()
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN, maxsplit=1)
+    after = rest.split(END, maxsplit=1)[1]
+    write_atomically(readme, before + BEGIN + "\n" + headline_table(found) + END + after)
+    write_atomically(ROOT / "docs" / "results.md", details(found))
+
+
+def headline_table(found: dict[str, Any]) -> str:
+    """What was measured, a line a benchmark."""
+    rows = [_tuned(found[name]) for name in ("tune_text", "tune_image") if name in found]
+    rows += _honesty(found)
+    if not rows:
+        return ""
+    machine = next(iter(found.values()))["machine"]
+    lines = [f"## Measured ({machine})", "", "| what | result | repeat it |", "|---|---|---|", *rows]
+    where = "Raw samples, versions and commits: `benchmarks/results/`; all rungs: [docs/results.md](docs/results.md)."
+    return "\n".join(["", *lines, "", where, ""])
+
+
+def _tuned(result: dict[str, Any]) -> str:
+    evidence = result["evidence"]
+    final = evidence["final"]
+    if final is None:
+        return f"| `{evidence['job']['target']}` | nothing proved | `{result['command']}` |"
+    words = f"**{final['ratio']:.2f}x** faster ({final['low']:.2f} to {final['high']:.2f}, {final['pairs']} pairs)"
+    if quality := final["quality"]:
+        verdict = quality["verdict"].replace("_", " ")
+        words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: {verdict}"
+    return f"| `{evidence['job']['target']}` | {words} | `{result['command']}` |"
+
+
+def _honesty(found: dict[str, Any]) -> list[str]:
+    rows = []
+    if aa := found.get("aa"):
+        words = f"{aa['false_verdicts']} false verdicts in {aa['comparisons']} comparisons of a plan with itself"
+        rows.append(f"| honesty (A/A) | {words} | `{aa['command']}` |")
+    if power := found.get("power"):
+        tried = {name.split("_")[1]: row for name, row in power.items() if name.startswith("plus_")}
+        words = "; ".join(f"+{percent} % found in {row['found']} of {row['comparisons']}" for percent, row in tried.items())
+        rows.append(f"| injected slowdowns | {words} | `{power['command']}` |")
+    if cost := found.get("own_cost"):
+        jobs = [cost[name] for name in ("text", "tiny")]
+        words = "; ".join(f"{job['profiling_cost_frac']:.2%} of a {job['update_ms']:.1f} ms update" for job in jobs)
+        rows.append(f"| our own cost when profiling | {words} | `{cost['command']}` |")
+    return rows
+
+
+def details(found: dict[str, Any]) -> str:
+    """Every rung of every tuned job."""
+    lines = ["# Results", "", "Made from `benchmarks/results/` by `make docs`; nothing here is typed by hand.", ""]
+    tuned: dict[str, Any] = {name: found[name]["evidence"] for name in ("tune_text", "tune_image") if name in found}
+    tuned |= {name: found["tune_diagnosis"][name] for name in DIAGNOSIS if "tune_diagnosis" in found}
+    for name, evidence in tuned.items():
+        lines += [f"## {name}: `{evidence['job']['target']}`", "", evidence["bottleneck"]["words"], ""]
+        lines += ["| candidate | outcome | at most | measured | numerics | reason |", "|---|---|---|---|---|---|"]
+        lines += [_rung(rung) for rung in evidence["rungs"]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _rung(rung: dict[str, Any]) -> str:
+    most = f"{rung['predicted_max_gain']:.2f}x" if rung["predicted_max_gain"] else "-"
+    seen = rung["comparison"]
+    measured = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})" if seen and seen["ratio"] else "-"
+    gate = f"{rung['numerics']['class']}: {rung['numerics']['verdict']}" if rung["numerics"] else "-"
+    reason = rung["reason"].replace("|", "/")
+    return f"| {rung['name']} | {rung['outcome']} | {most} | {measured} | {gate} | {reason} |"
+
+
+if __name__ == "__main__":
+    main()

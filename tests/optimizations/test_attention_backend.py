@@ -1,0 +1,54 @@
+"""Attention kernels: which are there, which really ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.optimizations.contract import Attention, Prepared, facts, make_loop, run
+from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
+from upshift.optimizations.attention_backend import AttentionBackend
+from upshift.train.trace import op_shares, trace_step
+
+
+@pytest.mark.parametrize(
+    ("device", "running", "expected"),
+    [
+        ("cpu", "_scaled_dot_product_flash_attention_for_cpu", ["math"]),
+        ("cpu", "_scaled_dot_product_attention_math", ["flash"]),
+        ("cuda", "_scaled_dot_product_efficient_attention", ["flash", "cudnn", "math"]),
+        ("cuda", "_scaled_dot_product_cudnn_attention", ["flash", "efficient", "math"]),
+    ],
+)
+def test_the_candidates_are_the_other_kernels(device: str, running: str, expected: list[str]) -> None:
+    fit = AttentionBackend.fit(facts(job={"device": device}, op_counts={running: 2}))
+    assert [setting.settings()["backend"] for setting in fit.settings] == expected
+
+
+def test_the_profiler_names_what_fit_looks_for() -> None:
+    live = make_loop(Attention()).live
+    shares, counts = op_shares(live, (live.pipeline.fetch(0, [0, 1]), 2))
+    fit = AttentionBackend.fit(facts(op_counts=counts, op_frac=shares))
+    assert [setting.settings()["backend"] for setting in fit.settings] == ["math"]
+    assert 1.0 < fit.max_gain < 2.0
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_the_kernel_that_was_asked_for_ran(backend: str) -> None:
+    item = AttentionBackend(backend=backend)  # type: ignore[arg-type]
+    loop = make_loop(Attention(), item)
+    trace = trace_step(loop)
+    assert (trace.ops.get("_scaled_dot_product_flash_attention_for_cpu", 0) == 3) == (backend == "flash")
+    assert item.evidence(loop.live, trace)[0].passed
+    other = AttentionBackend(backend="math" if backend == "flash" else "flash")
+    assert not other.evidence(loop.live, trace)[0].passed
+
+
+def test_a_recomputed_block_uses_the_same_kernel() -> None:
+    item = AttentionBackend(backend="math")
+    assert run(Attention(), 4, item, ActivationCheckpointing()) == run(Attention(), 4, item)
+
+
+def test_without_attention_math_proves_nothing() -> None:
+    item = AttentionBackend(backend="math")
+    loop = make_loop(Prepared(), item)
+    assert not item.evidence(loop.live, trace_step(loop))[0].passed

@@ -1,0 +1,29 @@
+"""Channels-last: weights, batches, and tensors that are no pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.optimizations.contract import Pictures, facts, make_loop
+from upshift.optimizations.channels_last import ChannelsLast
+from upshift.train.trace import trace_step
+
+
+def test_weights_and_pictures_change_and_nothing_else() -> None:
+    live = make_loop(Pictures(), ChannelsLast()).live
+    layouts = {name: p.is_contiguous() for name, p in live.model.named_parameters() if p.dim() > 1}
+    assert layouts == {"0.weight": False, "3.weight": False, "7.weight": True}
+    batch: Any = live.to_device({"image": torch.rand(2, 3, 4, 4), "boxes": torch.rand(2, 5, 4), "label": torch.ones(2)})
+    assert batch["image"].is_contiguous(memory_format=torch.channels_last)
+    assert batch["boxes"].is_contiguous()
+
+
+def test_the_whole_chain_stays_so() -> None:
+    trace = trace_step(make_loop(Pictures(), ChannelsLast()))
+    assert trace.channels_last["convolution"] == trace.ops["convolution"] == 2
+
+
+def test_transposed_convolutions_count() -> None:
+    assert ChannelsLast.fit(facts(job={"module_counts": {"ConvTranspose2d": 1}})).fits

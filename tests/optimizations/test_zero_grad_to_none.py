@@ -1,0 +1,27 @@
+"""Freeing gradients."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.optimizations.contract import PicturesZeroed, make_loop, run
+from upshift.core.optimization import StepTrace
+from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
+
+
+@pytest.mark.parametrize(("items", "held"), [((), True), ((ZeroGradToNone(),), False)])
+def test_gradients_are_gone_after_an_update(items: tuple[ZeroGradToNone, ...], held: bool) -> None:
+    loop = make_loop(PicturesZeroed(), *items)
+    loop.run(1)
+    assert all((p.grad is not None) == held for p in loop.live.model.parameters())
+
+
+@pytest.mark.parametrize("accumulation", [2, 3])
+def test_it_is_exact_under_accumulation(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PicturesZeroed, "accumulation", accumulation)
+    assert run(PicturesZeroed(), 6, ZeroGradToNone()) == run(PicturesZeroed(), 6)
+
+
+def test_without_a_trace_nothing_is_proved() -> None:
+    loop = make_loop(PicturesZeroed(), ZeroGradToNone())
+    assert not ZeroGradToNone().evidence(loop.live, StepTrace())[0].passed
