@@ -256,7 +256,10 @@ def other_thread_count() -> int:
 CASES: dict[str, Case] = {
     "activation_checkpointing": Case(
         make=ActivationCheckpointing, job=AttentionDropout, facts=facts(),
-        refused=((facts(job={"repeated_blocks": 0}), "no list of like blocks"), (facts(job={"repeated_blocks": 1}), "no list")),
+        refused=(
+            (facts(job={"repeated_blocks": 0}), "no list of like blocks"),
+            (facts(job={"repeated_blocks": 1}), "no list of like blocks"),
+        ),
     ),
     "attention_backend": Case(
         make=lambda: AttentionBackend(backend="math"), job=Attention, facts=facts(),

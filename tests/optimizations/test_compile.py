@@ -58,13 +58,12 @@ def test_names_and_types_stay() -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_with_checkpointing_and_bfloat16() -> None:
+def test_it_goes_with_checkpointing() -> None:
     from tests.optimizations.contract import Attention
     from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-    from upshift.optimizations.precision import Precision
 
-    plan = (ActivationCheckpointing(), Precision(), Compile())
-    assert run(Attention(), 4, *plan) == pytest.approx(run(Attention(), 4), rel=3e-2)
+    plan = (ActivationCheckpointing(), Compile())
+    assert run(Attention(), 3, *plan) == pytest.approx(run(Attention(), 3), rel=1e-3)
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -56,7 +57,7 @@ def test_the_card_is_complete(name: str) -> None:
     for other in (*card.after, *card.conflicts):
         assert other in NAMES
     for line in ("Relieves:", "Numerics:", "Limits:"):
-        assert re.search(rf"^{line}", __import__(kind.__module__, fromlist=["x"]).__doc__, re.MULTILINE)
+        assert re.search(rf"^{line}", importlib.import_module(kind.__module__).__doc__ or "", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -236,6 +237,6 @@ def test_an_entry_point_that_is_wrong_is_named(value: str, message: str) -> None
 
 def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     point = _point("upshift.optimizations.precision:Precision")
-    monkeypatch.setattr("upshift.optimizations.entry_points", lambda group: [point])
+    monkeypatch.setattr("upshift.optimizations.entry_points", lambda **_: [point])
     with pytest.raises(PlanError, match="`mine` takes the name `precision`"):
         catalogue.__wrapped__()

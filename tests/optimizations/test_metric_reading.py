@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,8 +15,13 @@ def test_losses_are_brought_to_the_host_together(monkeypatch: pytest.MonkeyPatch
     loop = make_loop(Prepared(), MetricReading(every=4))
     read: list[int] = []
     stack = torch.stack
-    monkeypatch.setattr(torch, "stack", lambda items, *rest: read.append(len(items)) or stack(items, *rest))
-    monkeypatch.setattr(loop.live.pipeline, "collate", lambda samples: _first(samples))
+
+    def spy(items: Any, *rest: Any) -> torch.Tensor:
+        read.append(len(items))
+        return stack(items, *rest)
+
+    monkeypatch.setattr(torch, "stack", spy)
+    monkeypatch.setattr(loop.live.pipeline, "collate", _first)
     loop.run(10)
     assert read == [4, 4, 2]
     assert len(loop.losses) == 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.optimizations.contract import CPU, Attention, Pictures, facts, make_loop, run
+from tests.optimizations.contract import Attention, Pictures, facts, make_loop, run
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.optimizations.precision import Precision

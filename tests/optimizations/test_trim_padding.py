@@ -29,7 +29,7 @@ def test_a_wrong_length_is_found() -> None:
         def length(self, sample: Any) -> int:
             return max(len(sample) - 3, 1)
 
-    with pytest.raises(JobError, match="Wrong.length says that no sample of a batch is longer than"):
+    with pytest.raises(JobError, match=r"Wrong\.length says that no sample of a batch is longer than"):
         run(Wrong(), 8, TrimPadding())
 
 

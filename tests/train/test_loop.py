@@ -430,7 +430,7 @@ def test_reading_an_iterable_dataset_does_not_disturb_dropout() -> None:
 def test_an_iterable_dataset_that_is_spent_is_named() -> None:
     class Spent(Streamed):
         def train_data(self) -> Dataset[Any]:
-            data: Any = (sample for sample in TensorDataset(torch.rand(4, 5), torch.rand(4, 1)))
+            data: Any = iter([(torch.rand(5), torch.rand(1)) for _ in range(4)])
             return data  # type: ignore[no-any-return]
 
     loop = make(Spent())
@@ -482,8 +482,8 @@ def _with_loss(value: Any) -> Job:
     ("value", "message"),
     [
         (lambda out: out.mean().item(), "returned float; return a scalar tensor"),
-        (lambda out: upshift.Loss(1.0, 2), "returned float; return a scalar tensor"),  # type: ignore[arg-type]
-        (lambda out: None, "returned NoneType"),
+        (lambda _: upshift.Loss(1.0, 2), "returned float; return a scalar tensor"),  # type: ignore[arg-type]
+        (lambda _: None, "returned NoneType"),
         (lambda out: out, r"shape \(4, 1\); take the mean"),
         (lambda out: out.mean().detach(), "without a gradient; look for .detach"),
         (lambda out: upshift.Loss(out.sum(), None), "a NoneType for a weight"),  # type: ignore[arg-type]
@@ -500,7 +500,7 @@ def test_a_loss_that_becomes_infinite_names_its_update() -> None:
     calls = itertools.count()
     loop = make(_with_loss(lambda out: out.mean() * (float("inf") if next(calls) == 3 else 1.0)))
     loop.live.read_every = 10
-    with pytest.raises(LossError, match="The loss became -?inf at update 3. Lower the learning rate") as caught:
+    with pytest.raises(LossError, match=r"The loss became -?inf at update 3\. Lower the learning rate") as caught:
         loop.run(6)
     assert caught.value.update == 3
     assert len(loop.losses) == 3
@@ -521,9 +521,10 @@ class _NoLength(Dataset[Any]):
 
 
 def _bad(**changes: Any) -> Job:
-    kind: type[Job] = type(
-        "Bad", (Plain,), {name: (lambda value: lambda *_: value)(value) for name, value in changes.items()}
-    )
+    def giving(value: Any) -> Any:
+        return lambda *_: value
+
+    kind: type[Job] = type("Bad", (Plain,), {name: giving(value) for name, value in changes.items()})
     return kind()
 
 

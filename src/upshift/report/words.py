@@ -173,6 +173,12 @@ def quality_words(final: Mapping[str, Any]) -> tuple[str, Tone]:
     return f"held-out {text(quality, 'metric') or 'metric'} {verdict}", tone
 
 
+def _all_gates_passed(evidence: Evidence) -> bool:
+    """Whether every applied rung was judged by its numerics class and passed."""
+    applied = [rung for rung in rows(evidence, "rungs") if text(rung, "outcome") == "applied"]
+    return bool(applied) and all(text(table(rung, "numerics"), "verdict") == "passed" for rung in applied)
+
+
 def headline(evidence: Evidence) -> Headline:
     """What the tuning found, in the words a person should remember."""
     final = table(evidence, "final")
@@ -185,6 +191,9 @@ def headline(evidence: Evidence) -> Headline:
     verdict = text(final, "verdict")
     words, tone = quality_words(final)
     if verdict == "faster":
+        if tone == "open" and words and _all_gates_passed(evidence):
+            detail = f"proved{proof}; {words} with so few seeds, though every rung passed its numerics gate"
+            return Headline(f"{speed} faster, {detail}", f"{speed} faster", detail, "open")
         if words and tone != "good":
             detail = f"but {words}{proof}: do not adopt this plan as it is"
             return Headline(f"{speed} faster, {detail}.", f"{speed} faster", detail, tone)
@@ -210,7 +219,8 @@ def _without_final(evidence: Evidence) -> Headline:
             return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "bad")
         return _in_good_shape()
     why = {
-        "budget": "the budget ran out before the final proof. Tune again with a larger --budget.",
+        "budget": "the budget ran out before everything was tried and proved. Tune again with a larger --budget.",
+        "noise": "something else kept using this machine, so too little could be measured. Tune again when it is quiet.",
         "interrupted": "tuning was interrupted before the final proof. Run the same command again.",
         "trial failures": "too many trials failed. Read the reasons, then tune again.",
     }.get(ended, "there is no final comparison. Run the same command again.")

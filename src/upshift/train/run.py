@@ -68,7 +68,7 @@ def train(
         job: What to train.
         plan: Under which plan.
         out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`) and
-            `upshift.toml`.
+            `upshift.toml`. The weights are saved after each epoch, and when Ctrl-C ends the run.
         max_updates: Stop earlier.
         on_report: Told how the run stands, at most a few times a second.
 
@@ -82,19 +82,20 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     plan.save(out / "upshift.toml")
     loop = Loop(live)
-    runner = _Runner(loop, planned, on_report)
-    with (out / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        result = runner.run(file)
-    loop.close()
-    content = io.BytesIO()
-    torch.save(live.model.state_dict(), content)
-    write_atomically(out / "model.pt", content.getvalue())
-    return result
+    runner = _Runner(loop, planned, on_report, out)
+    try:
+        with (out / "metrics.jsonl").open("w", encoding="utf-8") as file:
+            return runner.run(file)
+    except KeyboardInterrupt:
+        runner.save()
+        raise
+    finally:
+        loop.close()
 
 
 class _Runner:
-    def __init__(self, loop: Loop, planned: int, on_report: Callable[[Report], None]) -> None:
-        self.loop, self.planned, self.on_report = loop, planned, on_report
+    def __init__(self, loop: Loop, planned: int, on_report: Callable[[Report], None], out: Path) -> None:
+        self.loop, self.planned, self.on_report, self.out = loop, planned, on_report, out
         self.held_out = HeldOut(loop.live) if loop.live.job.overrides("valid_data") else None
         self.last_report = self.started = perf_counter()
         self.last_samples = 0
@@ -108,8 +109,15 @@ class _Runner:
             if self.held_out is not None:
                 self.found = self.held_out.measure()
             self._report(file, self.found)
+            self.save()
         seconds = perf_counter() - self.started
         return Result(updates=loop.position.update, samples=loop.position.samples, seconds=seconds, held_out=self.found)
+
+    def save(self) -> None:
+        """Write the weights as they are now; the old file stays until the new one is whole."""
+        content = io.BytesIO()
+        torch.save(self.loop.live.model.state_dict(), content)
+        write_atomically(self.out / "model.pt", content.getvalue())
 
     def _maybe_report(self, file: TextIO) -> None:
         if self.loop.losses and perf_counter() - self.last_report >= REPORT_EVERY_S:

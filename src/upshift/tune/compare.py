@@ -34,6 +34,7 @@ from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting
 
 MAX_RETAKES_PER_PAIR = 2
+NEIGHBOUR = "a neighbour kept using the machine"
 MIN_CLEAN_PAIRS = 3
 COMPILE_WARMUP_UPDATES = 8
 WARMUP_UPDATES = 3
@@ -137,7 +138,7 @@ def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: S
     """Read the verdict at a look: interval, floor, one of four outcomes."""
     base, candidate = comparison.times("A"), comparison.times("B")
     if len(base) < min(MIN_CLEAN_PAIRS, looks[0]):
-        comparison.why = f"only {len(base)} clean pairs: a neighbour kept using the machine"
+        comparison.why = f"only {len(base)} clean pairs: {NEIGHBOUR}"
         return
     alpha = 0.05 * len(LOOKS) / len(looks)
     comparison.interval = paired_interval(base, candidate, look_confidence(look, alpha))

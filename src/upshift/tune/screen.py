@@ -17,7 +17,7 @@ from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, judge, paired_interval
-from upshift.tune.compare import COMPILE_WARMUP_UPDATES, Comparison
+from upshift.tune.compare import COMPILE_WARMUP_UPDATES, NEIGHBOUR, Comparison
 from upshift.tune.numerics import GateVerdict, Rows, judge_exact, judge_rounding, judge_training
 from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting
@@ -204,7 +204,7 @@ class Screen:
         """Read the turns so far; True when no further turn could change what happens to the candidate."""
         base, candidate = comparison.times("A"), comparison.times("B")
         if len(base) < FUTILE_TURNS:
-            comparison.why = f"only {len(base)} clean turns: a neighbour kept using the machine"
+            comparison.why = f"only {len(base)} clean turns: {NEIGHBOUR}"
             return False
         comparison.interval = paired_interval(base, candidate, CONFIDENCE)
         comparison.verdict = judge(comparison.interval, self.floor_frac)

@@ -27,7 +27,7 @@ from upshift.profile.diagnosis import diagnose
 from upshift.report import evidence as evidence_file
 from upshift.report import write_html
 from upshift.tune.budget import FINAL_SHARE, Budget, Costs
-from upshift.tune.compare import Comparison, Design, compare, held_out_verdict
+from upshift.tune.compare import NEIGHBOUR, Comparison, Design, compare, held_out_verdict
 from upshift.tune.ladder import NOT_TRIED, Ladder
 from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.rung import Rung
@@ -102,7 +102,7 @@ class Session:
             self.evidence["phases_after"] = ladder.phases or None
             screen.close()
             self._prove(ladder)
-            ended = "budget" if any(rung.reason.startswith(NOT_TRIED) for rung in self.rungs) else "done"
+            ended = self._how_it_ended()
         except KeyboardInterrupt:
             ended = "interrupted"
             self.say("interrupted: writing what is known")
@@ -119,6 +119,11 @@ class Session:
                 screen.close()
             self._finish(ended)
         return self.evidence
+
+    def _how_it_ended(self) -> str:
+        if not self.plan.optimizations and any(NEIGHBOUR in rung.reason for rung in self.rungs):
+            return "noise"
+        return "budget" if any(rung.reason.startswith(NOT_TRIED) for rung in self.rungs) else "done"
 
     # Getting ready.
 

@@ -92,9 +92,9 @@ class Trial:
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._death(operation) from error
-        deadline = monotonic() + (timeout_s or self.setting.hang_s)
+        bound = timeout_s or self.setting.hang_s
         while True:
-            answer = self._next_line(deadline, operation)
+            answer = self._next_line(monotonic() + bound, operation)
             if "progress" in answer:
                 self.setting.progress(answer["progress"])
                 continue

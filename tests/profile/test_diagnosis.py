@@ -1,0 +1,79 @@
+"""The diagnosis: pure rules, each bottleneck named from phases and ceilings alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from upshift.core.optimization import Bottleneck
+from upshift.profile.diagnosis import THRESHOLDS, diagnose, recoverable
+
+NONE: dict[str, float] = {}
+
+
+@pytest.mark.parametrize(
+    ("phases", "ceilings", "name", "share"),
+    [
+        ({"data": 0.70, "forward": 0.15, "backward": 0.15}, {"input": 3.0}, Bottleneck.INPUT, 0.70),
+        ({"forward": 0.5, "backward": 0.5}, {"padding": 4.0}, Bottleneck.PADDING, 0.75),
+        ({"logging": 0.6, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.LOGGING, 0.6),
+        ({"validation": 0.55, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.VALIDATION, 0.55),
+        ({"checkpoint": 0.5, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.CHECKPOINT, 0.5),
+        ({"optimizer": 0.5, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.OPTIMIZER, 0.5),
+        ({"transfer": 0.5, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.TRANSFER, 0.5),
+        ({"other": 0.8, "forward": 0.1, "backward": 0.1}, NONE, Bottleneck.OTHER, 0.8),
+        ({"data": 0.01, "forward": 0.4, "backward": 0.55}, {"input": 1.01}, Bottleneck.COMPUTE, 0.95),
+    ],
+)
+def test_the_largest_share_is_named(phases, ceilings, name, share) -> None:
+    found = diagnose(phases, ceilings)
+    assert found.name is name
+    assert found.share == pytest.approx(share)
+    assert f"{share:.0%}" in found.words
+
+
+@pytest.mark.parametrize("name", [item for item in THRESHOLDS if item is not Bottleneck.PADDING])
+def test_a_share_below_its_threshold_is_not_mentioned(name) -> None:
+    phase = "data" if name is Bottleneck.INPUT else str(name)
+    below, above = THRESHOLDS[name] - 0.01, THRESHOLDS[name] + 0.01
+    assert "Besides" not in diagnose({"forward": 1 - below, phase: below}, NONE).words
+    assert f"Besides: {diagnose({phase: above}, NONE).words[:8]}" in diagnose({"forward": 1 - above, phase: above}, NONE).words
+
+
+def test_secondary_causes_follow_in_words_the_largest_first() -> None:
+    found = diagnose({"data": 0.2, "logging": 0.1, "validation": 0.3, "forward": 0.2, "backward": 0.2}, NONE)
+    assert found.name is Bottleneck.COMPUTE
+    assert found.words.count("Besides: ") == 3
+    validation, data, logging = (found.words.index(word) for word in ("Validation takes", "waits for data", "Reading metrics"))
+    assert validation < data < logging
+
+
+@pytest.mark.parametrize(("wait_frac", "words"), [(0.9, "mostly waits"), (0.1, "keeps a core busy")])
+def test_input_says_whether_fetching_waits_or_works(wait_frac, words) -> None:
+    phases = {"data": 0.8, "forward": 0.2}
+    assert words in diagnose(phases, NONE, wait_frac=wait_frac).words
+    assert words not in diagnose({"forward": 1.0}, NONE, wait_frac=wait_frac).words
+
+
+def test_whatever_the_bottleneck_the_share_of_real_arithmetic_is_said() -> None:
+    assert "own arithmetic on real data takes 30%" in diagnose({"data": 0.7, "forward": 0.1, "backward": 0.2}, NONE).words
+
+
+def test_padding_is_taken_out_of_compute_and_never_exceeds_it() -> None:
+    half = recoverable({"forward": 0.4, "backward": 0.4}, {"padding": 2.0})
+    assert half[Bottleneck.PADDING] == pytest.approx(0.5)
+    assert half[Bottleneck.COMPUTE] == pytest.approx(0.3)
+    capped = recoverable({"forward": 0.1, "backward": 0.1, "data": 0.8}, {"padding": 10.0})
+    assert capped[Bottleneck.PADDING] == pytest.approx(0.2)
+    assert capped[Bottleneck.COMPUTE] == 0.0
+
+
+def test_shares_stay_between_nothing_and_the_whole() -> None:
+    shares = recoverable({"data": 1.4, "forward": -0.1}, {"padding": 0.5})
+    assert set(shares) == set(Bottleneck) - {Bottleneck.MEMORY}
+    assert all(0.0 <= share <= 1.0 for share in shares.values())
+    assert shares[Bottleneck.PADDING] == 0.0
+
+
+def test_nothing_measured_is_compute_of_nothing() -> None:
+    assert diagnose({}, {}).name is not Bottleneck.MEMORY
+    assert diagnose({}, {}).share == 0.0
