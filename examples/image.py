@@ -8,6 +8,7 @@ memory layout throughout; and the host reads the loss at every update.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class DigitsJob(upshift.Job):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer."""
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def deterministic_transform(self, sample: Sample) -> Sample:
         """Enlarge the scan with splines, take the steps out of it, and normalise it."""
@@ -113,9 +114,9 @@ class DigitsJob(upshift.Job):
     def random_transform(self, sample: Sample) -> Sample:
         """Turn and move the picture a little, and add noise."""
         image, target = sample
-        turned = ndimage.rotate(image, np.random.uniform(-MAX_TURN, MAX_TURN), reshape=False, order=1, mode="nearest")
-        moved = ndimage.shift(turned, np.random.uniform(-MAX_SHIFT, MAX_SHIFT, size=2), order=1, mode="nearest")
-        return moved + NOISE * np.random.standard_normal(moved.shape).astype(np.float32), target
+        turned = ndimage.rotate(image, random.uniform(-MAX_TURN, MAX_TURN), reshape=False, order=1, mode="nearest")
+        moved = ndimage.shift(turned, [random.uniform(-MAX_SHIFT, MAX_SHIFT) for _ in range(2)], order=1, mode="nearest")
+        return moved + NOISE * torch.randn(moved.shape).numpy(), target
 
     def collate(self, samples: list[Sample]) -> Batch:
         """Stack the pictures: [batch, 1, SIZE, SIZE], and the digits: [batch]."""

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 import upshift
 
 MIN_BYTES = 64  # shorter paragraphs are headings and scraps of grammar
-MAX_LENGTH = 1536  # positions; one document in 150 is longer and is cut
+MAX_LENGTH = 1024  # positions; the longest documents are cut
 VOCABULARY = 256  # bytes
 NUM_HELD_OUT = 150  # documents
 NOTHING = -100  # the target at padding, which cross entropy leaves out
@@ -71,7 +71,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).reshape(batch, time, width))
-        return x + self.mlp(self.norm_mlp(x))
+        mixed: torch.Tensor = x + self.mlp(self.norm_mlp(x))
+        return mixed
 
 
 class ByteGPT(nn.Module):

@@ -33,6 +33,8 @@ def readings(num: int, seed: int) -> TensorDataset:
 class Wind(nn.Module):
     """Pressures [batch, stations] in, wind speed [batch] out."""
 
+    centre: torch.Tensor
+
     def __init__(self, width: int = 1024) -> None:
         super().__init__()
         self.register_buffer("centre", (torch.eye(NUM_STATIONS) - 1 / NUM_STATIONS) / SPREAD_PA)

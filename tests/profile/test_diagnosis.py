@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from upshift.core.optimization import Bottleneck
@@ -24,7 +26,7 @@ NONE: dict[str, float] = {}
         ({"data": 0.01, "forward": 0.4, "backward": 0.55}, {"input": 1.01}, Bottleneck.COMPUTE, 0.95),
     ],
 )
-def test_the_largest_share_is_named(phases, ceilings, name, share) -> None:
+def test_the_largest_share_is_named(phases: Any, ceilings: Any, name: Any, share: Any) -> None:
     found = diagnose(phases, ceilings)
     assert found.name is name
     assert found.share == pytest.approx(share)
@@ -32,23 +34,24 @@ def test_the_largest_share_is_named(phases, ceilings, name, share) -> None:
 
 
 @pytest.mark.parametrize("name", [item for item in THRESHOLDS if item is not Bottleneck.PADDING])
-def test_a_share_below_its_threshold_is_not_mentioned(name) -> None:
+def test_a_share_below_its_threshold_is_not_mentioned(name: Any) -> None:
     phase = "data" if name is Bottleneck.INPUT else str(name)
     below, above = THRESHOLDS[name] - 0.01, THRESHOLDS[name] + 0.01
     assert "Besides" not in diagnose({"forward": 1 - below, phase: below}, NONE).words
-    assert f"Besides: {diagnose({phase: above}, NONE).words[:8]}" in diagnose({"forward": 1 - above, phase: above}, NONE).words
+    alone = diagnose({phase: above}, NONE).words
+    assert f"Besides: {alone[:8]}" in diagnose({"forward": 1 - above, phase: above}, NONE).words
 
 
 def test_secondary_causes_follow_in_words_the_largest_first() -> None:
     found = diagnose({"data": 0.2, "logging": 0.1, "validation": 0.3, "forward": 0.2, "backward": 0.2}, NONE)
     assert found.name is Bottleneck.COMPUTE
     assert found.words.count("Besides: ") == 3
-    validation, data, logging = (found.words.index(word) for word in ("Validation takes", "waits for data", "Reading metrics"))
-    assert validation < data < logging
+    places = [found.words.index(word) for word in ("Validation takes", "waits for data", "Reading metrics")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(("wait_frac", "words"), [(0.9, "mostly waits"), (0.1, "keeps a core busy")])
-def test_input_says_whether_fetching_waits_or_works(wait_frac, words) -> None:
+def test_input_says_whether_fetching_waits_or_works(wait_frac: float, words: Any) -> None:
     phases = {"data": 0.8, "forward": 0.2}
     assert words in diagnose(phases, NONE, wait_frac=wait_frac).words
     assert words not in diagnose({"forward": 1.0}, NONE, wait_frac=wait_frac).words

@@ -34,7 +34,8 @@ def main() -> None:
     try:
         app()
     except UpshiftError as error:
-        errors.print(f"upshift: {error}", markup=False, highlight=False, soft_wrap=True)
+        line = " ".join(part.strip() for part in str(error).splitlines())  # user code may raise several
+        errors.print(f"upshift: {line}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("upshift: interrupted", markup=False)

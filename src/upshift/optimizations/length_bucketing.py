@@ -18,6 +18,9 @@ from upshift.core.live import BatchOrder, LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 from upshift.core.seeding import kept_random_state, mix, seed_sample
 
+MUCH_EXCESS = 0.15
+"""Where more than this share of the positions lies past the longest sample of its batch, cutting comes first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBucketing(Optimization):
@@ -54,7 +57,7 @@ class LengthBucketing(Optimization):
             return Fit.no("an iterable dataset cannot be put in another order")
         if not facts.job.has_quality:
             return Fit.no("it changes the order of training, and the job does not say what is not worse: set quality")
-        if facts.excess_padding_frac > 0:
+        if facts.excess_padding_frac > MUCH_EXCESS:
             return Fit.no("batches are longer than their longest sample: cut them first (trim_padding)")
         if facts.padding_frac <= 0:
             return Fit.no("there is no padding inside batches")

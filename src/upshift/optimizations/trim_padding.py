@@ -53,7 +53,9 @@ class TrimPadding(Optimization):
             return Fit.no("the job does not say how long a sample is: write length(self, sample)")
         if facts.excess_padding_frac <= 0:
             return Fit.no("batches are no longer than their longest sample already")
-        return Fit.yes(max_gain_frac=facts.ceiling_frac("padding"), settings=[cls()])
+        # CPU libraries prepare kernels for each new shape: few different lengths can be worth a little padding.
+        settings = [cls(multiple=32), cls()] if facts.job.device == "cpu" else [cls(), cls(multiple=32)]
+        return Fit.yes(max_gain_frac=facts.ceiling_frac("padding"), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
         """Trim after collating."""

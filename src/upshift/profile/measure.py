@@ -212,7 +212,7 @@ def _measure_around(loop: Loop, progress: Callable[[str], None]) -> Around:
     if live.order is None:
         return around
     around.epoch_updates = -(-len(live.order(0)) // live.job.accumulation)
-    if live.job.overrides("valid_data"):
+    if live.job.overrides("valid_data") and live.job.valid_data() is not None:
         progress("validation")
         held_out = HeldOut(live)
         measured = min(VALIDATION_BATCHES, held_out.num_batches)

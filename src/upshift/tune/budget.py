@@ -8,6 +8,8 @@ from time import monotonic
 FINAL_SHARE = 0.42
 REPORT_S = 4.0
 MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
+MIN_FINAL_S = 0.5
+"""Both processes together count at least so long: a few milliseconds prove nothing, and starting them costs far more."""
 PAIRS = 5
 MARGIN = 1.15
 """An estimate is trusted this far."""
@@ -63,8 +65,9 @@ class Costs:
     def final_updates(self, seconds: float, update_s: float) -> int:
         """Updates per process so that `PAIRS` pairs fit into `seconds`."""
         overhead = self.pair_s(0, update_s)
-        updates = int((seconds / PAIRS / MARGIN - overhead) / (self.base_update_s + update_s))
-        return min(max(updates, MIN_FINAL_UPDATES), MAX_FINAL_UPDATES)
+        both_s = self.base_update_s + update_s
+        updates = int((seconds / PAIRS / MARGIN - overhead) / both_s)
+        return min(max(updates, MIN_FINAL_UPDATES, int(MIN_FINAL_S / both_s)), MAX_FINAL_UPDATES)
 
     def final_s(self, seconds: float, update_s: float) -> float:
         """What the final comparison will take when about `seconds` are set aside for it."""

@@ -138,7 +138,8 @@ def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: S
     """Read the verdict at a look: interval, floor, one of four outcomes."""
     base, candidate = comparison.times("A"), comparison.times("B")
     if len(base) < min(MIN_CLEAN_PAIRS, looks[0]):
-        comparison.why = f"only {len(base)} clean pairs: {NEIGHBOUR}"
+        cause = NEIGHBOUR if any(sample.spoilt for sample in comparison.samples) else "the time was up"
+        comparison.why = f"only {len(base)} clean pairs: {cause}"
         return
     alpha = 0.05 * len(LOOKS) / len(looks)
     comparison.interval = paired_interval(base, candidate, look_confidence(look, alpha))

@@ -29,6 +29,8 @@ MEMORY_SAVED = 0.9
 BOTTLENECK_BONUS = 2.0
 CONFIRM_UPDATES_S = 1.5
 QUICK_SLICE_S = 0.6
+TURN_S = 0.8
+MAX_TURN_UPDATES = 200
 
 
 @dataclass(kw_only=True)
@@ -43,7 +45,7 @@ class Ladder:
         costs: What things cost here.
         budget: The time budget.
         reserve_s: What must be left for the final comparison.
-        updates: Updates per turn.
+        updates: Updates per turn of the plain job.
         design: For confirming small gains with fresh processes.
         save: Called with every new rung.
         say: Told what is going on.
@@ -70,6 +72,11 @@ class Ladder:
         """Seconds of an update under the present plan."""
         return self.facts.step_ms / 1e3
 
+    @property
+    def turn_updates(self) -> int:
+        """Updates per turn: at least those of the plain job, and more as the updates become shorter."""
+        return max(self.updates, min(int(TURN_S / self.update_s), MAX_TURN_UPDATES))
+
     def climb(self) -> None:
         """Try candidates until none is left or the time is up."""
         while True:
@@ -77,7 +84,7 @@ class Ladder:
             if not fits:
                 break
             _, optimization, max_gain = fits[0]
-            needed = self.costs.screening_s(TURNS, self.updates, self.update_s) + optimization.card.setup_s
+            needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + optimization.card.setup_s
             if self.budget.left - needed < self.reserve_s(self.update_s):
                 why = f"{NOT_TRIED}: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
                 self._note(optimization, "undecided", why, predicted=max_gain)
@@ -89,7 +96,7 @@ class Ladder:
         """Take every kept rung but the last out once; what no longer pays leaves the plan."""
         kept = [rung for rung in self.rungs if rung.outcome == "applied" and rung.name in self.screen.plan.names]
         for rung in sorted(kept[:-1], key=lambda item: (item.comparison or {}).get("ratio") or 1.0):
-            needed = self.costs.screening_s(TURNS, self.updates, self.update_s) * 1.5
+            needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) * 1.5
             if rung.setup_seconds:
                 needed += rung.setup_seconds
             if len(self.screen.plan.names) < 2 or self.budget.left - needed < self.reserve_s(self.update_s):
@@ -97,7 +104,7 @@ class Ladder:
             self.say(f"does {rung.name} still pay?")
             plan = self.screen.plan.minus(rung.name)
             try:
-                without = self.screen.screen(None, plan, self.updates).comparison
+                without = self.screen.screen(None, plan, self.turn_updates).comparison
             except TrialError as error:
                 rung.reason += f"; the plan without it could not be measured: {error}"
                 continue
@@ -142,7 +149,7 @@ class Ladder:
         name = optimization.card.name
         self.say(f"trying {name} {_brief(optimization)}".rstrip())
         plan = self.screen.plan.plus(optimization)
-        updates = 2 * self.updates if "order" in optimization.card.claims else self.updates
+        updates = self.turn_updates * (2 if "order" in optimization.card.claims else 1)
         try:
             screening = self.screen.screen(optimization, plan, updates)
         except TrialError as error:
@@ -179,7 +186,8 @@ class Ladder:
         return "undecided", f"no gain was shown: {seen}, floor {self.screen.floor_frac:.1%}"
 
     def _needs_confirmation(self, comparison: Comparison) -> bool:
-        return comparison.interval is not None and comparison.interval.low < 1.0 + TRUSTED_GAIN
+        interval = comparison.interval
+        return interval is not None and comparison.verdict is Verdict.FASTER and interval.low < 1.0 + TRUSTED_GAIN
 
     def _confirm(self, optimization: Optimization, plan: Plan, screening: Screening) -> tuple[Any, str]:
         """Fresh processes decide over a small gain; without the time for them it stays undecided."""

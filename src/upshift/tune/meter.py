@@ -17,6 +17,9 @@ import psutil
 SPOILT_FRAC = 0.06
 """A sample during which others took more than this share of the machine is taken again."""
 
+LEAST_TICKS = 2
+"""CPU time is counted in ticks of a hundredth of a second; ours and everybody's may each be one off."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
@@ -25,7 +28,8 @@ class Account:
     Attributes:
         seconds: Wall time.
         cpu_seconds: CPU time of this process and its children.
-        foreign_cpu_frac: Share of the cores we may use that others took (the hypervisor's steal counts); None if unknown.
+        foreign_cpu_frac: Share of the cores we may use that others took (the hypervisor's steal counts); None if unknown, as
+            over a stretch too short for the kernel's ticks.
         major_faults: Page faults that read from disk, of this process.
         minor_faults: Page faults served from memory, of this process.
     """
@@ -59,8 +63,10 @@ class Meter:
         busy = _busy_seconds(self._proc, self._cores)
         faults = resource.getrusage(resource.RUSAGE_SELF)
         foreign = None
-        if busy is not None and self._busy is not None and seconds > 0:
-            foreign = max(busy - self._busy - own, 0.0) / (seconds * len(self._cores))
+        offered = seconds * len(self._cores)
+        # In a shorter stretch the ticks are coarser than the share that would spoil it: nothing can be said.
+        if busy is not None and self._busy is not None and offered * SPOILT_FRAC >= LEAST_TICKS / os.sysconf("SC_CLK_TCK"):
+            foreign = max(busy - self._busy - own, 0.0) / offered
         return Account(
             seconds=seconds,
             cpu_seconds=own,

@@ -16,7 +16,7 @@ import numpy as np
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
-from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, judge, paired_interval
+from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
 from upshift.tune.compare import COMPILE_WARMUP_UPDATES, NEIGHBOUR, Comparison
 from upshift.tune.numerics import GateVerdict, Rows, judge_exact, judge_rounding, judge_training
 from upshift.tune.samples import Sample, make_sample
@@ -28,6 +28,7 @@ GRADIENT_BATCHES = 3
 CONFIDENCE = 0.95
 MAX_RETAKES = 2
 FUTILE_TURNS = 3
+MAX_FLOOR_FRAC = 0.25
 
 
 @dataclass(kw_only=True)
@@ -90,8 +91,7 @@ class Screen:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.setting, self.uneven, self.others, self.say = setting, uneven, others, say
-        self.base = Resident(trial=Trial(setting, plan))
-        self.base.trial.call("warm", updates=2)
+        self.base = self._start_base(plan)
         self.challenger: Resident | None = None
         self.floor_frac = MIN_FLOOR_FRAC
 
@@ -119,6 +119,9 @@ class Screen:
         """
         self._drop_challenger()
         screening = Screening(comparison=Comparison(kind="screening"))
+        if not self.base.trial.alive:  # a candidate is not to blame for what befell the base
+            self.base.trial.end()
+            self.base = self._start_base(self.plan)
         self.base.trial.freeze()
         self.challenger = Resident(trial=Trial(self.setting, plan))
         trial = self.challenger.trial
@@ -161,7 +164,8 @@ class Screen:
         found = self.screen(None, self.plan, updates)
         interval = found.comparison.interval
         if interval is not None:
-            self.floor_frac = max(MIN_FLOOR_FRAC, min(aa_departure(interval), 0.25))
+            scatter = aa_floor_frac(found.comparison.times("A"), found.comparison.times("B")).frac
+            self.floor_frac = min(max(scatter, aa_departure(interval)), MAX_FLOOR_FRAC)
         return found
 
     def repeats(self) -> bool:
@@ -170,6 +174,15 @@ class Screen:
             return False
         both = list(zip(self.base.losses, self.challenger.losses, strict=False))
         return bool(both) and all(a == b for a, b in both)
+
+    def _start_base(self, plan: Plan) -> Resident:
+        trial = Trial(self.setting, plan)
+        try:
+            trial.call("warm", updates=2)
+        except BaseException:
+            trial.end()
+            raise
+        return Resident(trial=trial)
 
     def _turns(self, screening: Screening, updates: int) -> None:
         """Take turns on the same stretches of updates, first one then the other, ABBA."""
@@ -249,5 +262,5 @@ class Screen:
 
 
 def aa_departure(interval: Interval) -> float:
-    """How far an A/A interval reaches from 1, as a share: a difference below it would be no evidence."""
-    return max(interval.high, 1.0 / interval.low) - 1.0
+    """How far the ratio of a plan against itself is from 1, as a share: what two resident processes differ by."""
+    return max(interval.ratio, 1.0 / interval.ratio) - 1.0

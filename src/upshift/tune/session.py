@@ -28,16 +28,15 @@ from upshift.report import evidence as evidence_file
 from upshift.report import write_html
 from upshift.tune.budget import FINAL_SHARE, Budget, Costs
 from upshift.tune.compare import NEIGHBOUR, Comparison, Design, compare, held_out_verdict
-from upshift.tune.ladder import NOT_TRIED, Ladder
+from upshift.tune.ladder import MAX_TURN_UPDATES, NOT_TRIED, TURN_S, Ladder
 from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.rung import Rung
 from upshift.tune.screen import Screen
 from upshift.tune.trial import Trial, TrialSetting
 
-PROFILE_SHARE = 0.008
+PROFILE_SHARE = 0.005
 """Share of the budget for each measured run of the profile."""
-TURN_S = 0.8
-MIN_TURN_UPDATES, MIN_UNEVEN_TURN_UPDATES, MAX_TURN_UPDATES = 3, 6, 200
+MIN_TURN_UPDATES, MIN_UNEVEN_TURN_UPDATES = 3, 6
 VALIDATION_S = 3.0
 EMPTY: Plan = Plan()
 

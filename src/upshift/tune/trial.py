@@ -79,6 +79,11 @@ class Trial:
         """The process id."""
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
     def call(self, operation: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
         """Send a command and wait for its answer.
 
@@ -94,7 +99,7 @@ class Trial:
             raise self._death(operation) from error
         bound = timeout_s or self.setting.hang_s
         while True:
-            answer = self._next_line(monotonic() + bound, operation)
+            answer = self._next_line(bound, operation)
             if "progress" in answer:
                 self.setting.progress(answer["progress"])
                 continue
@@ -133,7 +138,8 @@ class Trial:
         except ProcessLookupError:
             return
 
-    def _next_line(self, deadline: float, operation: str) -> dict[str, Any]:
+    def _next_line(self, bound_s: float, operation: str) -> dict[str, Any]:
+        deadline = monotonic() + bound_s
         output = self._process.stdout
         if output is None:
             raise TrialError("The trial process has no output.", kind="killed")
@@ -143,8 +149,8 @@ class Trial:
                 left = deadline - monotonic()
                 if left <= 0 or not selector.select(timeout=left):
                     self.end()
-                    bound = self.setting.hang_s
-                    raise TrialError(f"`{operation}` gave no answer within {bound:.0f} s; the trial was ended.", kind="hung")
+                    words = f"`{operation}` gave no answer within {bound_s:.0f} s; the trial was ended."
+                    raise TrialError(words, kind="hung")
                 chunk = os.read(output.fileno(), 1 << 16)
                 if not chunk:
                     raise self._death(operation)

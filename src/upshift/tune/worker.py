@@ -1,7 +1,7 @@
-"""The inside of a trial process: takes commands on stdin, one JSON object a line, and answers on its first stdout.
+"""The inside of a trial process: takes commands on its first stdin, one JSON object a line, and answers on its first stdout.
 
 What the user's code prints goes to stderr, which the parent keeps in a log. The process dies with its parent, even
-while it is frozen. Started as `python -m upshift.tune.worker`.
+while it is frozen, and so do its loader workers. Started as `python -m upshift.tune.worker`.
 """
 
 from __future__ import annotations
@@ -208,16 +208,22 @@ def _send(answers: TextIO, message: dict[str, Any]) -> None:
 
 
 def _die_with_parent() -> None:
+    """And so do the processes forked from it: a loader worker that is frozen would outlive its trial for ever."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.register_at_fork(after_in_child=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
 def main() -> None:
     """Serve the parent on stdin and stdout, with the user's own prints sent to stderr."""
     _die_with_parent()
+    commands = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # user code that asks for input gets an end of file, never a command
     os.dup2(2, 1)
-    serve(sys.stdin, answers)
+    serve(commands, answers)
     sys.stderr.flush()
     os._exit(0)  # loader workers and compile workers have nothing to save
 

@@ -1,0 +1,392 @@
+"""The ladder: order, refusals and outcomes are pure decisions, so the screen here is an invented one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.optimizations.contract import GIB, facts
+from upshift.core.errors import TrialError
+from upshift.core.facts import Facts
+from upshift.core.live import LiveJob, Seam, Undo
+from upshift.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
+from upshift.core.plan import Plan
+from upshift.core.stats import judge, paired_interval
+from upshift.optimizations import catalogue
+from upshift.profile.diagnosis import Diagnosis
+from upshift.tune import ladder as module
+from upshift.tune.budget import Budget, Costs
+from upshift.tune.compare import Comparison, Design
+from upshift.tune.ladder import NOT_TRIED, Ladder
+from upshift.tune.numerics import GateVerdict
+from upshift.tune.rung import Rung
+from upshift.tune.samples import Sample
+from upshift.tune.screen import Screening
+
+FLOOR = 0.03
+
+
+def technique(
+    name: str,
+    *,
+    gain: float = 0.5,
+    relieves: Bottleneck = Bottleneck.COMPUTE,
+    refuses: str = "",
+    **card: Any,
+) -> type[Optimization]:
+    """Invent a technique that could save `gain` of the step."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Invented(Optimization):
+        @classmethod
+        def fit(cls, _facts: Facts) -> Fit:
+            return Fit.no(refuses) if refuses else Fit.yes(max_gain_frac=gain, settings=[cls()])
+
+        def apply(self, live: LiveJob) -> Undo:
+            raise AssertionError("nothing is applied here")
+
+    Invented.card = Card(
+        name=name, summary="invented", relieves=relieves, seam=Seam.MODEL, source="-",
+        **{"numerics": Numerics.EXACT, **card},
+    )  # fmt: skip
+    return Invented
+
+
+def measured(ratio: float, noise: float = 0.001, pairs: int = 5) -> Comparison:
+    """A comparison in which B is `ratio` times as fast, read against the floor."""
+    found = Comparison(kind="screening")
+    for pair in range(pairs):
+        for arm, seconds in (("A", 1.0), ("B", (1 + (noise if pair % 2 else -noise)) / ratio)):
+            taken = Sample(
+                arm=arm, pair=pair, seconds_per_item=seconds, seconds=seconds, items=1, updates=1, cpu_seconds=0.0,
+                foreign_cpu_frac=0.0, major_faults=0, minor_faults=0, spoilt=False,
+            )  # fmt: skip
+            found.samples.append(taken)
+    found.interval = paired_interval(found.times("A"), found.times("B"), 0.95)
+    found.verdict = judge(found.interval, FLOOR)
+    return found
+
+
+PASSED = GateVerdict(numerics=Numerics.EXACT, verdict="passed", why="bit-equal")
+FAILED = GateVerdict(numerics=Numerics.EXACT, verdict="failed", why="losses differ from update 2 on")
+
+
+@dataclass(kw_only=True)
+class FakeScreen:
+    """Answers with invented screenings: a ratio, a `Screening`, or an error, by the name that was added or taken away."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    without: dict[str, Any] = field(default_factory=dict)
+    plan: Plan = field(default_factory=Plan)
+    floor_frac: float = FLOOR
+    tried: list[str] = field(default_factory=list)
+    profiles: int = 0
+    on_screen: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        trial = SimpleNamespace(freeze=lambda: None, thaw=lambda: None)
+        self.base = SimpleNamespace(losses=[1.0, 2.0], trial=trial)
+        self.challenger: Any = None
+        self.setting: Any = None
+
+    def screen(self, candidate: Optimization | None, plan: Plan, updates: int) -> Screening:
+        if candidate is None:
+            (name,) = set(self.plan.names) - set(plan.names)
+            answer: Any = self.without.get(name, 0.5)
+            self.tried.append(f"without {name}")
+        else:
+            answer = self.answers.get(candidate.card.name, 1.0)
+            self.tried.append(candidate.card.name)
+        self.challenger = SimpleNamespace(losses=[1.0, 2.0], trial=self.base.trial, plan=plan)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Screening):
+            return answer
+        evidence = [{"name": "seen", "passed": True, "seen": "1"}]
+        peaks = {"A": 100, "B": 50}
+        return Screening(comparison=measured(answer), gate=PASSED, evidence=evidence, setup_s=3.0, peak_bytes=peaks)
+
+    def promote(self) -> None:
+        self.plan, self.challenger = self.challenger.plan, None
+
+    def profile(self, *, slice_s: float, quick: bool) -> dict[str, Any]:
+        self.profiles += 1
+        found = facts()
+        sent = {name: getattr(found, name) for name in found.__dataclass_fields__ if name not in ("machine", "job")}
+        phases = {"forward": 0.5, "backward": 0.5}
+        return {"profile": {"job": dict(vars(found.job)), "phases": phases}, "facts": sent}
+
+
+def make(
+    kinds: list[type[Optimization]],
+    screen: FakeScreen,
+    *,
+    bottleneck: Bottleneck = Bottleneck.COMPUTE,
+    seconds: float = 1e6,
+    rungs: list[Rung] | None = None,
+    on: Facts | None = None,
+) -> Ladder:
+    fake: Any = screen
+    return Ladder(
+        catalogue={kind.card.name: kind for kind in kinds},
+        facts=on or facts(),
+        diagnosis=Diagnosis(name=bottleneck, share=0.5, words="-"),
+        screen=fake,
+        costs=Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0),
+        budget=Budget(seconds, monotonic()),
+        reserve_s=lambda _: 0.0,
+        updates=10,
+        design=Design(updates=10),
+        save=lambda: None,
+        say=lambda _: None,
+        rungs=rungs if rungs is not None else [],
+    )
+
+
+def outcomes(ladder: Ladder) -> dict[str, str]:
+    return {rung.name: rung.outcome for rung in ladder.rungs}
+
+
+def reason(ladder: Ladder, name: str) -> str:
+    return next(rung.reason for rung in ladder.rungs if rung.name == name)
+
+
+def test_the_highest_ceiling_is_tried_first_and_the_bottleneck_before_that() -> None:
+    kinds = [
+        technique("small", gain=0.2),
+        technique("large", gain=0.6),
+        technique("middle", gain=0.5, relieves=Bottleneck.INPUT),
+        technique("unlikely", gain=0.6, prior=0.1),
+    ]
+    screen = FakeScreen()
+    make(kinds, screen, bottleneck=Bottleneck.COMPUTE).climb()
+    assert screen.tried == ["large", "middle", "small", "unlikely"]
+    screen = FakeScreen()
+    make(kinds, screen, bottleneck=Bottleneck.INPUT).climb()
+    assert screen.tried[:2] == ["middle", "large"]
+
+
+def test_what_is_faster_is_applied_and_the_bottleneck_measured_again() -> None:
+    screen = FakeScreen(answers={"good": 1.5})
+    ladder = make([technique("good"), technique("idle", gain=0.3)], screen)
+    ladder.climb()
+    assert outcomes(ladder) == {"good": "applied", "idle": "refused"}
+    assert screen.plan.names == ("good",)
+    assert screen.profiles == 1
+    assert ladder.phases == {"forward": 0.5, "backward": 0.5}
+    rung = ladder.rungs[0]
+    assert rung.comparison is not None
+    assert rung.comparison["verdict"] == "faster"
+    assert rung.predicted_max_gain == pytest.approx(2.0)
+    assert rung.setup_seconds == 3.0
+    assert rung.break_even_updates is not None
+    assert rung.numerics == {
+        "class": "exact", "verdict": "passed", "why": "bit-equal", "baseline_losses": [1.0, 2.0],
+        "candidate_losses": [1.0, 2.0],
+    }  # fmt: skip
+    assert rung.memory_ratio == 0.5
+
+
+def test_a_ceiling_below_the_floor_is_refused_without_a_run() -> None:
+    screen = FakeScreen()
+    ladder = make([technique("tiny", gain=0.02)], screen)
+    ladder.climb()
+    assert screen.tried == []
+    assert outcomes(ladder) == {"tiny": "refused"}
+    assert "1.02x at most" in reason(ladder, "tiny")
+
+
+def test_a_technique_that_does_not_fit_is_refused_in_its_own_words() -> None:
+    ladder = make([technique("alien", refuses="there is no such kernel here")], FakeScreen())
+    ladder.climb()
+    assert outcomes(ladder) == {"alien": "refused"}
+    assert reason(ladder, "alien") == "there is no such kernel here"
+    assert ladder.rungs[0].predicted_max_gain is None
+
+
+def test_a_memory_technique_is_tried_only_where_memory_is_short() -> None:
+    kind = technique("thrift", gain=0.0, memory_technique=True)
+    screen = FakeScreen(answers={"thrift": 0.8})
+    ladder = make([kind], screen)
+    ladder.climb()
+    assert (screen.tried, outcomes(ladder)) == ([], {"thrift": "refused"})
+    assert "memory is not short: 1.0 of 8.0 GiB" in reason(ladder, "thrift")
+    short = FakeScreen(answers={"thrift": 0.8})
+    ladder = make([kind], short, on=facts(peak_memory_bytes=7 * GIB))
+    ladder.climb()
+    assert short.tried == ["thrift"]
+    assert "saves memory" in reason(ladder, "thrift")
+
+
+def test_a_failed_trial_is_recorded_and_climbing_goes_on() -> None:
+    error = TrialError("The trial process was ended by SIGKILL.", kind="out_of_memory")
+    screen = FakeScreen(answers={"greedy": error, "good": 1.5})
+    ladder = make([technique("greedy", gain=0.8), technique("good")], screen)
+    ladder.climb()
+    assert outcomes(ladder) == {"greedy": "failed", "good": "applied"}
+    assert reason(ladder, "greedy").startswith("out of memory: The trial process was ended")
+    assert ladder.rungs[0].comparison is None
+
+
+@pytest.mark.parametrize(
+    ("screening", "words"),
+    [
+        (Screening(comparison=measured(3.0), gate=PASSED, evidence=[]), "not seen at work (no check)"),
+        (
+            Screening(comparison=measured(3.0), gate=PASSED, evidence=[{"name": "fused op", "passed": False, "seen": "0"}]),
+            "not seen at work (fused op: 0)",
+        ),
+        (
+            Screening(comparison=measured(3.0), gate=FAILED, evidence=[{"name": "x", "passed": True, "seen": "1"}]),
+            "losses differ from update 2 on",
+        ),
+        (
+            Screening(comparison=measured(3.0), gate=None, evidence=[{"name": "x", "passed": True, "seen": "1"}]),
+            "nothing was captured",
+        ),
+    ],
+    ids=["no evidence", "evidence missing", "gate", "no losses"],
+)
+def test_speed_without_proof_is_refused(screening: Any, words: Any) -> None:
+    screen = FakeScreen(answers={"magic": screening})
+    ladder = make([technique("magic")], screen)
+    ladder.climb()
+    assert outcomes(ladder) == {"magic": "refused"}
+    assert words in reason(ladder, "magic")
+    assert screen.plan.names == ()
+
+
+@pytest.mark.parametrize(
+    ("comparison", "outcome", "words"),
+    [
+        (measured(0.7), "refused", "slower here"),
+        (measured(1.0), "refused", "brings nothing here"),
+        (measured(1.1, noise=0.3), "undecided", "no gain was shown"),
+        (Comparison(why="only 1 clean turns"), "undecided", "only 1 clean turns"),
+    ],
+)
+def test_every_outcome_of_a_screening_has_its_reason(comparison: Any, outcome: Any, words: Any) -> None:
+    checks = [{"name": "x", "passed": True, "seen": "1"}]
+    screening = Screening(comparison=comparison, gate=PASSED, evidence=checks)
+    ladder = make([technique("one")], FakeScreen(answers={"one": screening}))
+    ladder.climb()
+    assert outcomes(ladder) == {"one": outcome}
+    assert words in reason(ladder, "one")
+
+
+@pytest.mark.parametrize(("fresh", "outcome"), [(1.06, "applied"), (1.0, "refused")])
+def test_a_small_gain_is_left_to_fresh_processes(monkeypatch: pytest.MonkeyPatch, fresh: Any, outcome: Any) -> None:
+    asked: list[tuple[Any, Any]] = []
+
+    def compared(_setting: Any, base: Plan, candidate: Plan, _design: Design) -> Comparison:
+        asked.append((base.names, candidate.names))
+        return measured(fresh)
+
+    monkeypatch.setattr(module, "compare", compared)
+    ladder = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
+    ladder.climb()
+    assert asked == [((), ("slight",))]
+    assert outcomes(ladder) == {"slight": outcome}
+
+
+def test_a_small_gain_that_fails_in_fresh_processes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(*_: Any) -> Comparison:
+        raise TrialError("it hung", kind="hung")
+
+    monkeypatch.setattr(module, "compare", compared)
+    ladder = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
+    ladder.climb()
+    assert outcomes(ladder) == {"slight": "failed"}
+    assert reason(ladder, "slight") == "hung: it hung"
+
+
+def test_without_time_for_fresh_processes_a_small_gain_stays_undecided() -> None:
+    ladder = make([technique("slight")], FakeScreen(answers={"slight": 1.05}), seconds=9.0)
+    ladder.climb()
+    assert outcomes(ladder) == {"slight": "undecided"}
+    assert "too small to trust" in reason(ladder, "slight")
+
+
+def test_what_the_budget_does_not_allow_is_said_and_not_run() -> None:
+    screen = FakeScreen(answers={"good": 1.5, "dear": 9.0})
+    ladder = make([technique("dear", gain=0.9, setup_s=1e7), technique("good")], screen)
+    ladder.climb()
+    assert screen.tried == ["good"]
+    assert outcomes(ladder) == {"dear": "undecided", "good": "applied"}
+    assert reason(ladder, "dear").startswith(NOT_TRIED)
+
+
+def test_one_that_clashes_with_the_plan_is_refused_with_both_names() -> None:
+    kinds = [technique("first", gain=0.8, conflicts=("second",)), technique("second")]
+    ladder = make(kinds, FakeScreen(answers={"first": 2.0, "second": 2.0}))
+    ladder.climb()
+    assert outcomes(ladder) == {"first": "applied", "second": "refused"}
+    assert "`first` and `second` exclude each other" in reason(ladder, "second")
+
+
+def test_pruning_takes_out_what_no_longer_pays_and_keeps_the_rest() -> None:
+    screen = FakeScreen(answers={"a": 1.3, "b": 1.5, "c": 1.4}, without={"a": 1.0, "b": 0.6})
+    ladder = make([technique("a", gain=0.8), technique("b", gain=0.7), technique("c", gain=0.6)], screen)
+    ladder.climb()
+    screen.tried.clear()
+    ladder.prune()
+    assert screen.tried == ["without a", "without b"]  # the smallest gain first; the last to be applied was just measured
+    assert outcomes(ladder) == {"a": "pruned", "b": "applied", "c": "applied"}
+    assert screen.plan.names == ("b", "c")
+    assert "no longer pays" in reason(ladder, "a")
+    assert "without it the job runs at 0.60x" in reason(ladder, "b")
+
+
+def test_pruning_survives_a_trial_that_fails_and_leaves_a_single_rung_alone() -> None:
+    error = TrialError("gone", kind="killed")
+    screen = FakeScreen(answers={"a": 1.3, "b": 1.5}, without={"a": error})
+    ladder = make([technique("a", gain=0.8), technique("b", gain=0.7)], screen)
+    ladder.climb()
+    ladder.prune()
+    assert outcomes(ladder) == {"a": "applied", "b": "applied"}
+    assert "could not be measured: gone" in reason(ladder, "a")
+    single = FakeScreen(answers={"a": 1.3})
+    ladder = make([technique("a")], single)
+    ladder.climb()
+    ladder.prune()
+    assert single.tried == ["a"]
+
+
+def test_pruning_is_skipped_when_the_budget_is_spent() -> None:
+    screen = FakeScreen(answers={"a": 1.3, "b": 1.5})
+    ladder = make([technique("a", gain=0.8), technique("b", gain=0.7)], screen)
+    ladder.climb()
+    screen.tried.clear()
+    ladder.budget = Budget(1.0, monotonic() - 100.0)
+    ladder.prune()
+    assert screen.tried == []
+    assert outcomes(ladder) == {"a": "applied", "b": "applied"}
+
+
+def test_settled_rungs_of_an_earlier_session_are_not_tried_again() -> None:
+    old = Rung(name="slow", settings={}, outcome="refused", reason="slower here", comparison=measured(0.7).to_dict())
+    screen = FakeScreen()
+    ladder = make([technique("slow"), technique("new")], screen, rungs=[old])
+    ladder.climb()
+    assert screen.tried == ["new"]
+    assert [rung.name for rung in ladder.rungs] == ["slow", "new"]
+
+
+@pytest.mark.parametrize("ratio", [1.5, 1.0, 0.5])
+@pytest.mark.parametrize("seconds", [1e6, 0.0])
+def test_nothing_vanishes_every_name_of_the_catalogue_has_a_rung(ratio: Any, seconds: Any) -> None:
+    kinds = catalogue()
+    screen = FakeScreen(answers=dict.fromkeys(kinds, ratio))
+    ladder = make(list(kinds.values()), screen, seconds=seconds)
+    ladder.climb()
+    ladder.prune()
+    assert {rung.name for rung in ladder.rungs} == set(kinds)
+    assert all(rung.reason for rung in ladder.rungs)
+    assert {rung.name for rung in ladder.rungs if rung.outcome == "applied"} == set(screen.plan.names)
+    if not seconds:
+        assert screen.tried == []

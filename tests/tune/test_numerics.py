@@ -1,0 +1,150 @@
+"""The numerics gate: pure functions of losses and gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from upshift.tune.numerics import (
+    MIN_UPDATES,
+    Rows,
+    gradient_error,
+    judge_exact,
+    judge_rounding,
+    judge_training,
+    loss_shift,
+)
+
+CURVE = [2.0, 1.8, 1.6, 1.5, 1.4, 1.3]
+OTHER = [2.1, 1.7, 1.7, 1.4, 1.5, 1.2]
+
+
+def gradients(seed: int = 0) -> Rows:
+    """Three batches: one direction they share, and noise of their own."""
+    generator = np.random.default_rng(seed)
+    shared = generator.normal(size=400)
+    return (shared + generator.normal(size=(3, 400))).astype(np.float32)
+
+
+def test_exact_means_bit_equal() -> None:
+    verdict = judge_exact(CURVE, list(CURVE))
+    assert (verdict.verdict, verdict.numerics) == ("passed", "exact")
+    assert f"{len(CURVE)} losses bit-equal" in verdict.why
+
+
+@pytest.mark.parametrize("update", [0, 3, 5])
+def test_exact_names_the_first_update_that_differs_even_by_one_bit(update: Any) -> None:
+    other = list(CURVE)
+    for position in range(update, len(other)):
+        other[position] = math.nextafter(other[position], 10.0)
+    verdict = judge_exact(CURVE, other)
+    assert verdict.verdict == "failed"
+    assert f"from update {update} on" in verdict.why
+
+
+def test_exact_compares_only_what_both_did() -> None:
+    assert judge_exact(CURVE, CURVE[:MIN_UPDATES]).verdict == "passed"
+
+
+def test_a_nan_is_equal_to_nothing() -> None:
+    broken = [*CURVE[:-1], math.nan]
+    assert judge_exact(broken, broken).verdict == "failed"
+
+
+@pytest.mark.parametrize("count", [0, MIN_UPDATES - 1])
+def test_too_few_losses_prove_nothing(count: Any) -> None:
+    few = CURVE[:count]
+    for verdict in (
+        judge_exact(few, CURVE),
+        judge_exact(CURVE, few),
+        judge_rounding(CURVE, few, [OTHER], gradients(), gradients()),
+        judge_rounding(CURVE, CURVE, [few], gradients(), gradients()),
+        judge_training(CURVE, few),
+    ):
+        assert verdict.verdict == "failed"
+        assert "not proved" in verdict.why
+
+
+def test_rounding_without_another_seed_is_not_proved() -> None:
+    assert judge_rounding(CURVE, CURVE, [], gradients(), gradients()).verdict == "failed"
+
+
+def test_rounding_passes_for_tiny_noise() -> None:
+    base = gradients()
+    noisy = base * (1 + 1e-3 * np.random.default_rng(1).normal(size=base.shape).astype(np.float32))
+    verdict = judge_rounding(CURVE, [loss + 1e-3 for loss in CURVE], [OTHER], base, noisy)
+    assert verdict.verdict == "passed"
+    assert "cosine 1.0" in verdict.why
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda _: gradients(seed=9),
+        lambda rows: -rows,
+        lambda rows: rows * 2,
+        np.zeros_like,
+        lambda rows: rows[::-1],
+    ],
+    ids=["random", "reversed", "doubled", "zero", "of other batches"],
+)
+def test_rounding_fails_for_garbage_gradients_though_the_losses_agree(spoil: Any) -> None:
+    base = gradients()
+    assert judge_rounding(CURVE, CURVE, [OTHER], base, spoil(base)).verdict == "failed"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rounding_fails_for_gradients_that_are_not_finite(value: Any) -> None:
+    broken = gradients()
+    broken[1, 7] = value
+    verdict = judge_rounding(CURVE, CURVE, [OTHER], gradients(), broken)
+    assert verdict.verdict == "failed"
+    assert "NaN or infinity" in verdict.why
+
+
+def test_rounding_fails_when_the_loss_moves_more_than_another_seed_moves_it() -> None:
+    moved = [loss + 0.5 for loss in CURVE]
+    assert judge_rounding(CURVE, moved, [OTHER], gradients(), gradients()).verdict == "failed"
+    assert judge_rounding(CURVE, [loss + 0.05 for loss in CURVE], [OTHER], gradients(), gradients()).verdict == "passed"
+
+
+def test_the_size_of_the_loss_does_not_matter() -> None:
+    """A gate with a fixed tolerance would answer differently for a loss of millions."""
+    for scale in (1e-6, 1e6):
+        base, other = ([loss * scale for loss in curve] for curve in (CURVE, OTHER))
+        near, far = ([(loss + by) * scale for loss in CURVE] for by in (0.05, 0.5))
+        assert judge_rounding(base, near, [other], gradients(), gradients()).verdict == "passed"
+        assert judge_rounding(base, far, [other], gradients(), gradients()).verdict == "failed"
+
+
+def test_training_waits_for_held_out_quality_unless_the_loss_breaks() -> None:
+    assert judge_training(CURVE, OTHER).verdict == "pending"
+    assert judge_training(CURVE, [*CURVE[:-1], math.inf]).verdict == "failed"
+    rising = judge_training([1.0] * 8, [1.0] * 4 + [100.0] * 4)
+    assert rising.verdict == "pending"  # within three spreads of its own two levels
+    assert judge_training([1.0] * 8, [1.0] * 8).verdict == "pending"
+
+
+def test_gradient_error_is_a_share_of_the_difference_between_batches() -> None:
+    base = np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)  # they differ by energy 2: noise 1
+    moved = base + np.array([[0.5, 0.0], [0.5, 0.0]], dtype=np.float32)
+    error, cosine = gradient_error(base, moved)
+    assert error == pytest.approx(0.25)
+    assert cosine == pytest.approx((1 + 1 / math.hypot(0.5, 1)) / 2)
+    assert gradient_error(base, base)[0] == 0.0
+
+
+def test_gradients_without_noise_between_batches_must_be_equal() -> None:
+    same = np.ones((2, 3), dtype=np.float32)
+    assert gradient_error(same, same)[0] == 0.0
+    assert gradient_error(same, same * 1.001)[0] == math.inf
+
+
+def test_loss_shift_is_a_share_of_what_chance_does() -> None:
+    base, other = [1.0] * 4, [1.2] * 4
+    assert loss_shift(base, [1.1] * 4, [other]) == pytest.approx(0.5)
+    assert loss_shift(base, [1.0001] * 4, [base]) == 0.0
+    assert loss_shift(base, [1.1] * 4, [base]) == math.inf

@@ -1,0 +1,130 @@
+"""Screening with real resident processes, and what the ladder and the proof need of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tune.jobs import children, write_job
+from upshift.core.errors import TrialError
+from upshift.core.optimization import Optimization
+from upshift.core.plan import Plan
+from upshift.core.stats import MIN_FLOOR_FRAC, Interval
+from upshift.optimizations import catalogue
+from upshift.tune.screen import FUTILE_TURNS, MORE_TURNS, Screen, aa_departure
+from upshift.tune.trial import TrialSetting
+
+OTHERS = [[2.0 + 0.5 * (update % 3) for update in range(100)]]
+JOB = """
+class J(Good):
+    zero_grad_to_none = False
+"""
+
+
+def one(name: str, **settings: object) -> Optimization:
+    return catalogue()[name](**settings)
+
+
+def plan_of(*optimizations: Optimization) -> Plan:
+    return Plan(optimizations=optimizations)
+
+
+@pytest.fixture(scope="module")
+def screen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screen]:
+    folder: Path = tmp_path_factory.mktemp("screen")
+    before = children()
+    setting = TrialSetting(target=write_job(folder, JOB), folder=folder / "trials", hang_s=60.0)
+    found = Screen(setting, Plan(), uneven=False, others=OTHERS)
+    yield found
+    found.close()
+    assert children() <= before
+
+
+@pytest.mark.parametrize(("ratio", "departure"), [(1.0, 0.0), (1.05, 0.05), (1 / 1.05, 0.05)])
+def test_a_departure_is_the_distance_of_an_aa_ratio_from_one(ratio: float, departure: float) -> None:
+    assert aa_departure(Interval(ratio, ratio * 0.98, ratio * 1.02, 5, 0.95)) == pytest.approx(departure)
+
+
+@pytest.mark.slow
+def test_calibration_sets_the_floor_and_finds_that_the_job_repeats(screen: Screen) -> None:
+    found = screen.calibrate(5)
+    assert screen.floor_frac >= MIN_FLOOR_FRAC
+    assert found.gate is None
+    assert found.evidence == []
+    assert screen.repeats()
+    turns = len(found.comparison.samples) // 2
+    assert FUTILE_TURNS <= turns <= MORE_TURNS
+    order = "".join(sample.arm for sample in found.comparison.samples)
+    assert order == ("ABBA" * MORE_TURNS)[: 2 * turns]
+
+
+@pytest.mark.slow
+def test_an_exact_technique_passes_bit_equal_and_can_be_promoted(screen: Screen) -> None:
+    exact = one("zero_grad_to_none")
+    found = screen.screen(exact, plan_of(exact), 5)
+    assert found.fired
+    assert found.gate is not None
+    assert (found.gate.verdict, found.gate.numerics) == ("passed", "exact")
+    assert "bit-equal" in found.gate.why
+    assert found.comparison.kind == "screening"
+    rival = screen.challenger
+    assert rival is not None
+    assert len(screen.base.losses) == len(rival.losses) >= 5 * FUTILE_TURNS
+    assert set(found.peak_bytes) == {"A", "B"}
+    challenger, base = rival.trial.pid, screen.base.trial.pid
+    screen.promote()
+    assert screen.plan.names == ("zero_grad_to_none",)
+    assert screen.base.trial.pid == challenger
+    assert screen.challenger is None
+    assert base not in children()
+    with pytest.raises(TrialError):
+        screen.promote()
+
+
+@pytest.mark.slow
+def test_a_rounding_technique_is_judged_by_gradients_and_losses(screen: Screen) -> None:
+    fused = one("fused_optimizer")
+    found = screen.screen(fused, screen.plan.plus(fused), 5)
+    assert found.fired
+    assert found.gate is not None
+    assert found.gate.verdict == "passed"
+    assert "cosine 1.0" in found.gate.why
+    assert not list(Path(screen.setting.folder).glob("gradients-*"))
+
+
+@pytest.mark.slow
+def test_a_technique_whose_mechanism_is_not_seen_did_not_fire(screen: Screen) -> None:
+    """`channels_last` on a model without convolutions."""
+    absent = one("channels_last")
+    found = screen.screen(absent, screen.plan.plus(absent), 5)
+    assert not found.fired
+    assert found.gate is None
+    assert found.comparison.samples == []
+
+
+@pytest.mark.slow
+def test_a_base_that_died_is_brought_back_and_not_blamed_on_the_candidate(screen: Screen) -> None:
+    os.kill(screen.base.trial.pid, signal.SIGKILL)
+    exact = one("metric_reading", every=5)
+    found = screen.screen(exact, screen.plan.plus(exact), 5)
+    assert found.gate is not None
+    assert found.gate.verdict == "passed"
+    assert screen.plan.names == ("zero_grad_to_none",)
+
+
+@pytest.mark.slow
+def test_a_base_that_cannot_start_leaves_no_process(tmp_path: Path) -> None:
+    before = children()
+    body = """
+class J(Good):
+    def loss(self, model, batch):
+        raise RuntimeError("never")
+"""
+    setting = TrialSetting(target=write_job(tmp_path, body), folder=tmp_path / "trials", hang_s=60.0)
+    with pytest.raises(TrialError, match="never"):
+        Screen(setting, Plan(), uneven=False, others=[])
+    assert children() <= before

@@ -1,0 +1,239 @@
+"""A whole session with real processes: what it writes, what it survives, and how it is taken up again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tune.jobs import children, write_job
+from upshift.core.errors import TargetError, TrialError, UpshiftError
+from upshift.core.plan import Plan
+from upshift.core.target import load_job
+from upshift.optimizations import catalogue
+from upshift.report import validate
+from upshift.report.evidence import load
+from upshift.tune import session as module
+from upshift.tune.compare import NEIGHBOUR
+from upshift.tune.provenance import commit_of, job_fingerprint, versions
+from upshift.tune.session import Session, TuneRequest
+
+SLOW_TO_READ = """
+class J(Good):
+    def deterministic_transform(self, sample):
+        time.sleep(0.003)
+        return sample
+
+    def loss(self, model, batch):
+        if torch.get_num_threads() != 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+"""
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offer three candidates only: one that pays, one whose trial dies, one that does not fit."""
+    names = ("sample_cache", "cpu_threads", "zero_grad_to_none")
+    monkeypatch.setattr(module, "catalogue", lambda: {name: catalogue()[name] for name in names})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None) -> None:
+    out, before = tmp_path / "out", children()
+    said: list[str] = []
+    target = write_job(tmp_path, SLOW_TO_READ)
+    found = Session(TuneRequest(target=target, out=out, budget_s=75.0), said.append).run()
+    assert children() <= before
+    evidence = load(out / "evidence.json")
+    assert validate(evidence) == []
+    assert evidence["finished"]
+    assert evidence["rungs"] == json.loads(json.dumps(found["rungs"]))
+    assert "<html" in (out / "report.html").read_text(encoding="utf-8")
+    rungs = {rung["name"]: rung for rung in evidence["rungs"]}
+    assert set(rungs) == {"sample_cache", "cpu_threads", "zero_grad_to_none"}
+    assert evidence["bottleneck"]["name"] == "input"
+    assert rungs["zero_grad_to_none"]["outcome"] == "refused"
+    assert rungs["cpu_threads"]["outcome"] != "applied"
+    if rungs["cpu_threads"]["outcome"] == "failed":
+        assert "SIGKILL" in rungs["cpu_threads"]["reason"]
+    plan = Plan.load(out / "upshift.toml", catalogue())
+    assert plan.target == target
+    assert plan.proved["job_fingerprint"] == job_fingerprint(load_job(target))
+    if NEIGHBOUR in rungs["sample_cache"]["reason"]:
+        pytest.skip("a neighbour kept using this machine")
+    assert rungs["sample_cache"]["comparison"]["ratio"] > 1.5  # a read sleeps 24 of 25 ms
+    assert rungs["sample_cache"]["numerics"]["verdict"] == "passed"
+    assert evidence["final"] is not None
+    assert evidence["losses"]["baseline"] == evidence["losses"]["tuned"]
+    if plan.names:  # a busy machine may leave the proof open, and then the plan must be empty
+        assert plan.names == ("sample_cache",)
+        assert evidence["final"]["verdict"] == "faster"
+    else:
+        assert evidence["final"]["verdict"] != "faster"
+        assert rungs["sample_cache"]["outcome"] == "undecided"
+
+
+@pytest.mark.slow
+def test_a_job_that_cannot_train_is_one_error_and_no_process(tmp_path: Path) -> None:
+    before = children()
+    body = """
+class J(Good):
+    def loss(self, model, batch):
+        raise RuntimeError("this cannot be")
+"""
+    with pytest.raises(TrialError, match="this cannot be"):
+        Session(TuneRequest(target=write_job(tmp_path, body), out=tmp_path / "out", budget_s=20.0)).run()
+    assert children() <= before
+
+
+COUNTED = """
+class Tiring(Rows):
+    read = 0
+    def __getitem__(self, index):
+        Tiring.read += 1
+        if Tiring.read > LIMIT:
+            raise OSError("the server closed the connection")
+        return super().__getitem__(index)
+
+class J(Good):
+    batch_size = 2
+    def train_data(self):
+        return Tiring(256)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
+    tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Profiling succeeds; a later process reads past what the server gives."""
+    target, out = write_job(tmp_path, "LIMIT = 10**9\n" + COUNTED), tmp_path / "out"
+    before = children()
+    real = Session._other_seed
+
+    def breaks(self: Session, updates: int) -> list[float]:
+        write_job(tmp_path, "LIMIT = 7\n" + COUNTED)
+        return real(self, updates)
+
+    monkeypatch.setattr(Session, "_other_seed", breaks)
+    found = Session(TuneRequest(target=target, out=out, budget_s=20.0)).run()
+    assert found["ended"] == "trial failures"
+    assert "the server closed the connection" in found["failure"]
+    evidence = load(out / "evidence.json")
+    assert evidence["phases"]
+    assert evidence["ceilings"]
+    assert (out / "report.html").exists()
+    assert Plan.load(out / "upshift.toml", catalogue()).names == ()
+    assert children() <= before
+
+
+def wait_for_rung(process: subprocess.Popen[str], path: Path, seconds: float = 150.0) -> dict[str, Any]:
+    """Wait until the evidence holds a rung that was measured."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        if path.exists():
+            evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if any(rung["comparison"] for rung in evidence["rungs"]):
+                return evidence
+        time.sleep(0.05)
+    raise AssertionError(f"no rung was measured; exit code {process.poll()}")
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Interrupt a real `upshift tune` with Ctrl-C after its first measured rung."""
+    folder: Path = tmp_path_factory.mktemp("interrupted")
+    target, out = write_job(folder), folder / "out"
+    command = [sys.executable, "-m", "upshift", "tune", target, "--budget", "100s", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_rung(process, out / "evidence.json")
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return {"code": process.returncode, "out": out, "target": target, "stdout": stdout, "stderr": stderr}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) -> None:
+    out = interrupted["out"]
+    assert interrupted["code"] == 130, interrupted["stderr"]
+    evidence = load(out / "evidence.json")
+    assert (evidence["ended"], evidence["finished"]) == ("interrupted", True)
+    assert any(rung["comparison"] for rung in evidence["rungs"])
+    Plan.load(out / "upshift.toml", catalogue())
+    assert "<html" in (out / "report.html").read_text(encoding="utf-8")
+    assert "Traceback" not in interrupted["stderr"]
+    assert "interrupted" in interrupted["stderr"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[str, Any]) -> None:
+    out, target = interrupted["out"], interrupted["target"]
+    first = load(out / "evidence.json")
+    command = [sys.executable, "-m", "upshift", "tune", target, "--budget", "8s", "--out", str(out), "--resume"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    second = load(out / "evidence.json")
+    settled = [(rung["name"], rung["settings"], rung["comparison"]) for rung in first["rungs"] if rung["comparison"]]
+    assert settled
+    assert settled == [(rung["name"], rung["settings"], rung["comparison"]) for rung in second["rungs"]][: len(settled)]
+    assert {rung["name"] for rung in second["rungs"]} == set(catalogue())
+    assert second["seconds"] > first["seconds"]
+    content = (out / "evidence.json").read_bytes()
+    source = Path(target.rpartition(":")[0])
+    source.write_text(source.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
+    with pytest.raises(UpshiftError, match="measured on another job"):
+        Session(TuneRequest(target=target, out=out, resume=True))
+    assert (out / "evidence.json").read_bytes() == content
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(UpshiftError, match="nothing to resume"):
+        Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", resume=True))
+
+
+def test_a_target_that_is_not_there_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TargetError):
+        Session(TuneRequest(target=str(tmp_path / "no.py:J"), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fingerprint_changes_with_the_file_and_not_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    first = job_fingerprint(load_job(write_job(tmp_path, name="one_job.py")))
+    assert first == job_fingerprint(load_job(write_job(tmp_path / "other", name="two_job.py")))
+    changed = job_fingerprint(load_job(write_job(tmp_path, "class J(Good):\n    batch_size = 9\n", name="one_job.py")))
+    assert changed != first
+    assert len(changed) == 16
+
+
+def test_a_commit_is_named_with_its_changes(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) is None
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=t", "-c", "user.email=t@example.com")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-q", "-m", "a")
+    clean = commit_of(tmp_path)
+    assert clean is not None
+    assert len(clean) == 12
+    (tmp_path / "a").write_text("2")
+    assert commit_of(tmp_path) == f"{clean}+changes"
+    assert {"upshift", "python", "torch", "numpy", "system"} == set(versions())
