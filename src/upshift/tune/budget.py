@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import monotonic
 
-FINAL_SHARE = 0.42
+FINAL_SHARE = 0.5
 REPORT_S = 4.0
 MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
 MIN_FINAL_S = 0.5

@@ -36,6 +36,8 @@ from upshift.tune.trial import Trial, TrialSetting
 MAX_RETAKES_PER_PAIR = 2
 NEIGHBOUR = "a neighbour kept using the machine"
 MIN_CLEAN_PAIRS = 3
+BEARABLE_FRAC = 0.20
+"""A steady neighbour may take this share of the machine and no more."""
 COMPILE_WARMUP_UPDATES = 8
 WARMUP_UPDATES = 3
 
@@ -124,14 +126,15 @@ class Comparison:
 
 
 def is_usable(samples: Sequence[Sample]) -> bool:
-    """Whether a pair may be counted: no neighbour, or one that took the same share of the machine from both arms.
+    """Whether a pair may be counted: no neighbour, or a small one that took the same share from both arms.
 
     A neighbour that never goes away would otherwise leave nothing to count; what it does to both arms alike, the pair
-    cancels, and what remains widens the interval.
+    cancels, and what remains widens the interval. A large one changes the ratio itself: two of these with half the
+    machine taken gave 2.3x where quiet ones gave 7x.
     """
     shares = [sample.foreign_cpu_frac or 0.0 for sample in samples]
     spoilt = [sample.spoilt for sample in samples]
-    return not any(spoilt) or (all(spoilt) and max(shares) - min(shares) <= SPOILT_FRAC)
+    return not any(spoilt) or (all(spoilt) and max(shares) <= BEARABLE_FRAC and max(shares) - min(shares) <= SPOILT_FRAC)
 
 
 def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: Sequence[int] = LOOKS) -> None:
