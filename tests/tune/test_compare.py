@@ -147,11 +147,13 @@ def test_a_pair_that_stays_spoilt_is_kept_and_not_counted(play: Callable[..., tu
     assert found.interval.pairs == 4
 
 
-def test_a_neighbour_that_never_goes_away_is_counted_where_it_took_the_same_of_both() -> None:
-    assert is_usable([sample("A", 0, 1.0), sample("B", 0, 1.0)])
-    assert is_usable([sample("A", 0, 1.0, foreign=0.50), sample("B", 0, 1.0, foreign=0.52)])
-    assert not is_usable([sample("A", 0, 1.0, foreign=0.50), sample("B", 0, 1.0, foreign=0.20)])
-    assert not is_usable([sample("A", 0, 1.0, foreign=0.50), sample("B", 0, 1.0)])
+@pytest.mark.parametrize(
+    ("base", "candidate", "usable"),
+    [(0.0, 0.0, True), (0.15, 0.17, True), (0.18, 0.08, False), (0.15, 0.0, False), (0.50, 0.52, False)],
+    ids=["none", "small and steady", "uneven", "of one arm", "large"],
+)
+def test_a_small_and_steady_neighbour_is_borne(base: float, candidate: float, usable: Any) -> None:
+    assert is_usable([sample("A", 0, 1.0, foreign=base), sample("B", 0, 1.0, foreign=candidate)]) is usable
 
 
 def test_too_few_clean_pairs_say_so(play: Callable[..., tuple[Comparison, Arms]]) -> None:

@@ -94,7 +94,7 @@ class Ladder:
 
     def prune(self) -> None:
         """Take every kept rung but the last out once; what no longer pays leaves the plan."""
-        kept = [rung for rung in self.rungs if rung.outcome == "applied" and rung.name in self.screen.plan.names]
+        kept = [rung for rung in self.rungs if rung.outcome == "applied" and rung.name in self._prunable()]
         for rung in sorted(kept[:-1], key=lambda item: (item.comparison or {}).get("ratio") or 1.0):
             needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) * 1.5
             if rung.setup_seconds:
@@ -115,6 +115,10 @@ class Ladder:
             elif without.interval is not None:
                 rung.reason += f"; without it the job runs at {without.interval.ratio:.2f}x"
             self.save()
+
+    def _prunable(self) -> set[str]:
+        """Names in the plan that must pay with time; a memory technique pays with memory."""
+        return {item.card.name for item in self.screen.plan.optimizations if not item.card.memory_technique}
 
     def _candidates(self) -> list[tuple[float, Optimization, float]]:
         """What fits now and was not tried, best first: (score, optimization, max gain)."""
@@ -226,7 +230,7 @@ class Ladder:
         answer = self.screen.profile(slice_s=QUICK_SLICE_S, quick=True)
         old = self.facts
         sent = answer["facts"]
-        kept = {name: getattr(old, name) for name in ("op_frac", "op_counts", "bf16_matmul_gain", "peak_memory_bytes")}
+        kept = {name: getattr(old, name) for name in ("op_frac", "op_counts", "bf16_matmul_gain")}
         self.facts = Facts(machine=old.machine, job=JobFacts(**_job(answer)), **{**sent, **kept})
         found = diagnose(answer["profile"]["phases"], sent["ceilings"], wait_frac=sent["input_wait_frac"])
         self.diagnosis = found
@@ -246,6 +250,8 @@ class Ladder:
         if screening is not None:
             interval = screening.comparison.interval
             rung.comparison = screening.comparison.to_dict() if interval else None
+            if interval is None:
+                rung.unused_samples = [sample.to_dict() for sample in screening.comparison.samples]
             rung.evidence = screening.evidence
             rung.setup_seconds = screening.setup_s
             if interval:

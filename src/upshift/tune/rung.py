@@ -25,6 +25,7 @@ class Rung:
         evidence: Whether the mechanism fired.
         setup_seconds: What it costs once.
         break_even_updates: After how many updates that is earned back; None where nothing is.
+        unused_samples: Samples that came to no interval, a neighbour having spoilt too many.
         memory_ratio: Peak memory with it over peak memory without; None where not measured.
     """
 
@@ -39,6 +40,7 @@ class Rung:
     setup_seconds: float | None = None
     break_even_updates: int | None = None
     memory_ratio: float | None = None
+    unused_samples: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As in the evidence file."""

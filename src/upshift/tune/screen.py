@@ -78,6 +78,7 @@ class Screen:
         plan: The base plan to begin with.
         uneven: Updates differ by nature.
         others: Loss curves of the empty plan with other seeds: what chance does.
+        seed: The seed of all trials; None takes the job's own.
         say: Told what is going on.
     """
 
@@ -88,9 +89,10 @@ class Screen:
         *,
         uneven: bool,
         others: list[list[float]],
+        seed: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.setting, self.uneven, self.others, self.say = setting, uneven, others, say
+        self.setting, self.uneven, self.others, self.seed, self.say = setting, uneven, others, seed, say
         self.base = self._start_base(plan)
         self.challenger: Resident | None = None
         self.floor_frac = MIN_FLOOR_FRAC
@@ -123,7 +125,7 @@ class Screen:
             self.base.trial.end()
             self.base = self._start_base(self.plan)
         self.base.trial.freeze()
-        self.challenger = Resident(trial=Trial(self.setting, plan))
+        self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed))
         trial = self.challenger.trial
         warmup = COMPILE_WARMUP_UPDATES if "compile" in plan.names else 2
         warm = trial.call("warm", updates=warmup)
@@ -176,7 +178,7 @@ class Screen:
         return bool(both) and all(a == b for a, b in both)
 
     def _start_base(self, plan: Plan) -> Resident:
-        trial = Trial(self.setting, plan)
+        trial = Trial(self.setting, plan, seed=self.seed)
         try:
             trial.call("warm", updates=2)
         except BaseException:

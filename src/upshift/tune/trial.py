@@ -11,6 +11,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,8 @@ class Trial:
     def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None) -> None:
         self.setting, self.plan = setting, plan
         setting.folder.mkdir(parents=True, exist_ok=True)
-        self._log = (setting.folder / "trials.log").open("ab")
-        self._log_start = self._log.tell()
+        handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
+        self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "upshift.tune.worker"],
             stdin=subprocess.PIPE,
@@ -125,6 +126,8 @@ class Trial:
                     pipe.close()
                 except BrokenPipeError:  # a command was still unread when the process died
                     continue
+        if self._log_path.exists() and not self._log_path.stat().st_size:
+            self._log_path.unlink()
 
     def __enter__(self) -> Self:
         return self
@@ -174,9 +177,9 @@ class Trial:
         return TrialError(f"The trial process exited with code {code} during `{operation}`.{words}", kind=kind)
 
     def _log_tail(self) -> str:
-        with (self.setting.folder / "trials.log").open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read().decode("utf-8", errors="replace").strip().splitlines()
+        if not self._log_path.exists():
+            return ""
+        lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return " Its last words: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
 
 

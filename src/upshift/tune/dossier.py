@@ -1,0 +1,200 @@
+"""The dossier of a tuning: the evidence as it grows, and the files that hold it.
+
+Saved after every step, each file whole or not at all. What an earlier tuning left in the folder is moved to `previous/`
+before the first step, so no failing run destroys a good one.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from upshift.core.errors import UpshiftError
+from upshift.core.facts import Facts
+from upshift.core.job import Job
+from upshift.core.machine import Machine
+from upshift.core.plan import Plan
+from upshift.core.stats import MIN_FLOOR_FRAC, NonInferiority
+from upshift.optimizations import catalogue
+from upshift.report import evidence as evidence_file
+from upshift.report import write_html
+from upshift.tune.budget import Budget
+from upshift.tune.compare import Comparison
+from upshift.tune.provenance import commit_of, job_fingerprint, versions
+from upshift.tune.rung import Rung
+from upshift.tune.screen import Screening
+
+FILES = ("upshift.toml", "evidence.json", "report.html")
+
+
+class Dossier:
+    """Evidence and rungs, and where they are written.
+
+    Args:
+        target: The job, as it was named.
+        job: The job.
+        machine: The machine.
+        out: The folder.
+        budget: The time budget.
+
+    Attributes:
+        evidence: As it stands in `evidence.json`.
+        rungs: What became of each candidate so far.
+        proved: Whether the final proof stands for the applied rungs.
+        retaken: Pairs of the proof that were run again.
+    """
+
+    def __init__(self, target: str, job: Job, machine: Machine, out: Path, budget: Budget) -> None:
+        self.target, self.job, self.machine, self.out, self.budget = target, job, machine, out, budget
+        self.rungs: list[Rung] = []
+        self.proved = False
+        self.retaken = 0
+        self._earlier_s = 0.0
+        self.evidence: dict[str, Any] = {
+            "schema": evidence_file.SCHEMA,
+            "job": {"target": target, "name": type(job).__name__, "fingerprint": job_fingerprint(job)},
+            "machine": {**machine.to_dict(), "summary": machine.summary(), "fingerprint": machine.fingerprint()},
+            "commit": commit_of(Path.cwd()),
+            "versions": versions(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "budget_seconds": budget.seconds,
+            "noise": {"floor_frac": MIN_FLOOR_FRAC, "reason": "not measured yet", "retaken": 0},
+            "phases": {},
+            "ceilings": {},
+            "rungs": [],
+            "seconds": 0.0,
+        }
+        later = ("bottleneck", "phases_after", "final", "memory", "own_cost_frac", "losses", "step_ms")
+        self.evidence |= dict.fromkeys(later)
+        folder = shlex.quote(str(out))
+        self.evidence["commands"] = [
+            f"upshift tune {shlex.quote(target)} --budget {budget.seconds:.0f}s --out {folder}",
+            f"upshift run {shlex.quote(target)} --plan {folder}/upshift.toml",
+        ]
+
+    def applied_plan(self) -> Plan:
+        """The plan of the rungs that are applied now."""
+        kept = {rung.name: rung.settings for rung in self.rungs if rung.outcome == "applied"}
+        return Plan.from_dict(kept, catalogue())
+
+    def set_aside(self) -> None:
+        """Move what an earlier tuning left to `previous/`, in place of what lay there."""
+        found = [self.out / name for name in FILES if (self.out / name).exists()]
+        if not found:
+            return
+        previous = self.out / "previous"
+        previous.mkdir(parents=True, exist_ok=True)
+        for path in found:
+            shutil.move(path, previous / path.name)
+
+    def take_up(self) -> None:
+        """Read what an earlier tuning left, and keep what still stands.
+
+        Raises:
+            UpshiftError: There is nothing, or it belongs to another job or machine.
+        """
+        path = self.out / "evidence.json"
+        if not path.exists():
+            raise UpshiftError(f"There is nothing to resume: {path} does not exist. Leave --resume out to begin.")
+        old = evidence_file.load(path)
+        for what in ("job", "machine"):
+            mine, theirs = self.evidence[what]["fingerprint"], old[what].get("fingerprint")
+            if mine != theirs:
+                words = f"{path} was measured on another {what} ({theirs}, now {mine})"
+                raise UpshiftError(f"{words}. Leave --resume out to begin anew.")
+        self.rungs += [Rung.from_dict(rung) for rung in old["rungs"] if _is_settled(rung)]
+        self._earlier_s = float(old["seconds"])
+
+    def note_profile(self, profile: dict[str, Any], facts: Facts) -> None:
+        """Keep the profile of the plain job."""
+        self.evidence |= {name: profile[name] for name in ("bottleneck", "phases", "ceilings", "own_cost_frac")}
+        self.evidence["step_ms"] = {"baseline": facts.step_ms, "tuned": None}
+        self.evidence["memory"] = {
+            "baseline_peak_bytes": facts.peak_memory_bytes,
+            "tuned_peak_bytes": None,
+            "limit_bytes": facts.memory_limit_bytes,
+        }
+        self.evidence["job"] |= profile["job"]
+        self.save()
+
+    def note_noise(self, floor_frac: float, calibration: Screening, *, repeats: bool) -> str:
+        """Keep what the comparison of the job with itself gave; returns it in words."""
+        interval = calibration.comparison.interval
+        reason = "the least that counts; on so busy a machine the job could not be compared with itself"
+        if interval is not None:
+            reason = f"the plain job against itself, {interval.pairs} turns"
+        samples = [sample.to_dict() for sample in calibration.comparison.samples]
+        self.evidence["noise"] = {
+            "floor_frac": floor_frac, "reason": reason, "repeats": repeats, "retaken": 0, "samples": samples,
+        }  # fmt: skip
+        return reason
+
+    def note_final(self, comparison: Comparison, quality: NonInferiority | None) -> None:
+        """Keep the final proof."""
+        final = comparison.to_dict()
+        final["quality"] = self._quality(comparison, quality)
+        if quality is not None and quality.verdict == "not_worse":
+            for rung in self.rungs:
+                if rung.outcome == "applied" and rung.numerics and rung.numerics["verdict"] == "pending":
+                    rung.numerics |= {"verdict": "passed", "why": quality.why}
+        self.evidence["final"] = final
+        self.evidence["losses"] = {"baseline": comparison.losses["A"], "tuned": comparison.losses["B"]}
+        arms = {"baseline": "A", "tuned": "B"}
+        taken = {name: [s for s in comparison.samples if s.arm == arm] for name, arm in arms.items()}
+        self.evidence["step_ms"] = {
+            name: 1e3 * sum(s.seconds for s in some) / sum(s.updates for s in some) for name, some in taken.items()
+        }
+        peaks = {f"{name}_peak_bytes": max(s.peak_bytes or 0 for s in some) for name, some in taken.items()}
+        self.evidence["memory"] |= peaks
+
+    def _quality(self, comparison: Comparison, found: NonInferiority | None) -> dict[str, Any] | None:
+        quality = self.job.quality
+        if found is None or quality is None:
+            return None
+        seeds = {arm: [metrics[quality.metric] for metrics in comparison.metrics[arm]] for arm in "AB"}
+        return {
+            "metric": quality.metric,
+            "direction": quality.direction,
+            "baseline": sum(seeds["A"]) / len(seeds["A"]),
+            "tuned": sum(seeds["B"]) / len(seeds["B"]),
+            "margin": quality.margin,
+            "verdict": found.verdict,
+            "why": found.why,
+            "seeds": seeds,
+        }
+
+    def save(self, *, ended: str | None = None) -> None:
+        """Write evidence and plan as they are now; the plan says whether it is proved."""
+        final = self.evidence["final"]
+        proof: dict[str, Any] = {
+            "state": "proved" if self.proved else "not proved",
+            "machine": self.machine.summary(),
+            "machine_fingerprint": self.machine.fingerprint(),
+            "job_fingerprint": self.evidence["job"]["fingerprint"],
+        }
+        if self.proved and final:
+            proof |= {name: round(final[name], 4) for name in ("ratio", "low", "high")}
+        plan = Plan(optimizations=self.applied_plan().optimizations, target=self.target, proved=proof)
+        self.evidence |= {
+            "rungs": [rung.to_dict() for rung in self.rungs],
+            "plan_toml": plan.to_toml(),
+            "seconds": self._earlier_s + self.budget.spent,
+            "finished": ended is not None,
+            "ended": ended or "running",
+        }
+        self.evidence["noise"]["retaken"] = self.retaken
+        evidence_file.save(self.evidence, self.out / "evidence.json")
+        plan.save(self.out / "upshift.toml")
+
+    def finish(self, ended: str) -> None:
+        """Write everything, the report too."""
+        self.save(ended=ended)
+        write_html(self.evidence, self.out / "report.html")
+
+
+def _is_settled(rung: dict[str, Any]) -> bool:
+    """Whether an earlier outcome stands: measured ones do; what time did not allow, or facts refused, is looked at again."""
+    return rung["comparison"] is not None or rung["outcome"] == "failed"
