@@ -33,8 +33,10 @@ def map_tensors(batch: Any, fn: TensorFn) -> Any:
     if isinstance(batch, list):
         return [map_tensors(value, fn) for value in batch]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {f.name: map_tensors(getattr(batch, f.name), fn) for f in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **fields)
+        mapped = copy.copy(batch)  # not dataclasses.replace, which refuses fields that __init__ does not take
+        for field in dataclasses.fields(batch):
+            object.__setattr__(mapped, field.name, map_tensors(getattr(batch, field.name), fn))
+        return mapped
     return batch
 
 

@@ -204,13 +204,14 @@ def check_job(job: Job) -> None:
             getattr(job, name)(*([None] * {"optimizer": 1, "loss": 2}.get(name, 0)))
     for name in ("batch_size", "accumulation", "read_every"):
         value = getattr(job, name)
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise JobError(f"{where}.{name} must be a whole number of at least 1, not {value!r}.")
     for name in ("epochs", "num_updates"):
         value = getattr(job, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise JobError(f"{where}.{name} must be None or a whole number of at least 1, not {value!r}.")
-    if job.clip_norm is not None and not job.clip_norm > 0:
+    clip_norm: Any = job.clip_norm
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
         raise JobError(f"{where}.clip_norm must be None or greater than 0, not {job.clip_norm!r}.")
     if job.quality is not None and not isinstance(job.quality, Quality):
         raise JobError(f"{where}.quality must be an upshift.Quality, not {type(job.quality).__name__}.")

@@ -42,16 +42,25 @@ def _load_file(path: Path, target: str) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"{target}: {path} cannot be loaded as Python.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise TargetError(f"{target}: loading {path} raised {type(error).__name__}: {error}") from error
     return module
+
+
+def _module_name(path: Path) -> str:
+    """The file's own name, as other files import it; another one where a module of that name is loaded from elsewhere."""
+    taken = sys.modules.get(path.stem)
+    if taken is None or getattr(taken, "__file__", None) == str(path):
+        return path.stem
+    return f"upshift_job_{path.stem}"
 
 
 def _load_module(name: str, target: str) -> ModuleType:

@@ -212,9 +212,9 @@ def _measure_around(loop: Loop, progress: Callable[[str], None]) -> Around:
     if live.order is None:
         return around
     around.epoch_updates = -(-len(live.order(0)) // live.job.accumulation)
-    if live.job.overrides("valid_data") and live.job.valid_data() is not None:
+    held_out = HeldOut.where_given(live)
+    if held_out is not None:
         progress("validation")
-        held_out = HeldOut(live)
         measured = min(VALIDATION_BATCHES, held_out.num_batches)
         started = perf_counter()
         held_out.measure(max_batches=measured)

@@ -96,7 +96,7 @@ def train(
 class _Runner:
     def __init__(self, loop: Loop, planned: int, on_report: Callable[[Report], None], out: Path) -> None:
         self.loop, self.planned, self.on_report, self.out = loop, planned, on_report, out
-        self.held_out = HeldOut(loop.live) if loop.live.job.overrides("valid_data") else None
+        self.held_out = HeldOut.where_given(loop.live)
         self.last_report = self.started = perf_counter()
         self.last_samples = 0
         self.found: dict[str, float] = {}

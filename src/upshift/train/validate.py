@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -23,9 +23,10 @@ class HeldOut:
         JobError: The job has none, or it is empty.
     """
 
-    def __init__(self, live: LiveJob, ranks: Ranks | None = None) -> None:
+    def __init__(self, live: LiveJob, ranks: Ranks | None = None, data: Any = None) -> None:
         self._live, self._ranks = live, ranks or current_ranks()
-        data: Any = live.job.valid_data()
+        if data is None:
+            data = live.job.valid_data()
         if data is None:
             raise JobError(f"{type(live.job).__name__} has no held-out data: write valid_data(self).")
         self._data: Any = list(data) if is_iterable(data) else data
@@ -34,6 +35,12 @@ class HeldOut:
             raise JobError(f"{type(live.job).__name__}.valid_data() has 0 samples.")
         size = live.job.batch_size
         self._batches = [range(at, min(at + size, count)) for at in range(0, count, size)]
+
+    @classmethod
+    def where_given(cls, live: LiveJob) -> Self | None:
+        """The held-out data of a job that has some; None for one that has none."""
+        data = live.job.valid_data()
+        return None if data is None else cls(live, data=data)
 
     @property
     def num_batches(self) -> int:

@@ -80,7 +80,7 @@ class Comparison:
         samples: All samples, spoilt ones too.
         metrics: By arm, the held-out metrics of each pair.
         losses: By arm, the losses of the first pair.
-        setup_s: By arm, seconds of the first update and of filling caches in the first pair.
+        setup_s: By arm, seconds of compiling and of filling caches in the first pair.
         retaken: Pairs that were run again.
     """
 
@@ -248,7 +248,7 @@ def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Desi
     """Run one fresh process: warm up, go back to the start, fill caches, count, measure quality."""
     with _named(plan), Trial(setting, plan, seed=design.seed + pair) as trial:
         warmup = COMPILE_WARMUP_UPDATES if "compile" in plan.names else WARMUP_UPDATES
-        first_s = trial.call("warm", updates=min(warmup, design.updates))["first_s"]
+        warm = trial.call("warm", updates=min(warmup, design.updates))
         trial.call("rewind")
         primed_s = trial.call("prime", updates=design.updates)["seconds"]
         trial.call("memory", reset=True)
@@ -256,7 +256,8 @@ def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Desi
         peak = trial.call("memory", reset=False)["peak_bytes"]
         metrics = trial.call("validate", max_batches=design.max_batches)["metrics"] if design.quality else {}
     sample = make_sample(arm, pair, answer, uneven=design.uneven, peak_bytes=peak)
-    return ArmOutcome(sample=sample, losses=answer["losses"], metrics=metrics, setup_s=first_s + primed_s)
+    setup_s = primed_s + max(warm["seconds"] - 2 * warm["updates"] * sample.seconds / sample.updates, 0.0)
+    return ArmOutcome(sample=sample, losses=answer["losses"], metrics=metrics, setup_s=setup_s)
 
 
 @contextmanager

@@ -137,7 +137,8 @@ class Screen:
             if candidate.card.numerics is Numerics.ROUNDING:
                 self.challenger.gradients = self._gradients(self.challenger)
         self._turns(screening, updates)
-        screening.setup_s += max(warm["first_s"] - 2 * screening.comparison.samples[-1].seconds / updates, 0.0)
+        steady_s = screening.comparison.samples[-1].seconds / updates
+        screening.setup_s += max(warm["seconds"] - 2 * warm["updates"] * steady_s, 0.0)
         if candidate is not None:
             screening.gate = self._judge(candidate.card.numerics)
         for arm, resident in (("A", self.base), ("B", self.challenger)):
