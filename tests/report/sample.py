@@ -55,7 +55,7 @@ def comparison(ratio: float, verdict: str, *, seed: int, kind: str = "screening"
 
 def rung(name: str, outcome: str, reason: str, **more: Any) -> Evidence:
     """A rung with every key that must be there."""
-    plain = {"settings": {}, "predicted_max_gain": None, "comparison": None, "numerics": None}
+    plain: Evidence = {"settings": {}, "predicted_max_gain": None, "comparison": None, "numerics": None}
     return {"name": name, "outcome": outcome, "reason": reason, **plain, **more}
 
 
