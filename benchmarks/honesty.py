@@ -20,7 +20,7 @@ from upshift.core.stats import Verdict
 from upshift.tune.compare import Comparison, Design, compare
 from upshift.tune.trial import TrialSetting
 
-UPDATES = 400
+UPDATES = 250
 JOBS = ROOT / "benchmarks" / "jobs" / "steady.py"
 
 
