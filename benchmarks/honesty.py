@@ -1,15 +1,11 @@
 """How honest are the verdicts on this machine? A plan against itself (A/A), and against injected slowdowns (power).
 
-Streams of comparisons run side by side, each pinned to one core, so every comparison has a neighbour at work on another
-core. What is counted: false `faster` or `slower` verdicts of A/A, and slowdowns that were found.
+What is counted: false `faster` or `slower` verdicts of A/A, and slowdowns that were found.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,7 +13,8 @@ from typing import Any
 from benchmarks.record import ROOT, record
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
-from upshift.tune.compare import Comparison, Design, compare
+from upshift.tune.arms import TURNS, Design
+from upshift.tune.compare import Comparison, compare
 from upshift.tune.trial import TrialSetting
 
 UPDATES = 250
@@ -45,24 +42,19 @@ def run_power(num: int = 20) -> Path:
 
 
 def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
-    cores = sorted(os.sched_getaffinity(0))
-    free = count()
+    """Compare the steady job with `candidate`, one comparison after the other."""
+    return [_one(candidate, number, first_seed) for number in range(num)]
 
-    def pin() -> None:
-        os.sched_setaffinity(0, {cores[next(free) % len(cores)]})  # of this thread; its processes inherit it
 
-    def one(number: int) -> dict[str, Any]:
-        started = monotonic()
-        with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
-            base = TrialSetting(target=f"{JOBS}:SteadyJob", folder=Path(folder))
-            other = TrialSetting(target=f"{JOBS}:{candidate}", folder=Path(folder))
-            design = Design(updates=UPDATES, seed=first_seed + 100 * number)
-            found = compare(base, Plan(), Plan(), design, candidate_setting=other)
-        print(_line(candidate, number, found, monotonic() - started), flush=True)
-        return {"number": number, "seconds": monotonic() - started, **found.to_dict()}
-
-    with ThreadPoolExecutor(max_workers=len(cores), initializer=pin) as pool:
-        return list(pool.map(one, range(num)))
+def _one(candidate: str, number: int, first_seed: int) -> dict[str, Any]:
+    started = monotonic()
+    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        base = TrialSetting(target=f"{JOBS}:SteadyJob", folder=Path(folder))
+        other = TrialSetting(target=f"{JOBS}:{candidate}", folder=Path(folder))
+        design = Design(updates=UPDATES, seed=first_seed + 100 * number, turns=TURNS)
+        found = compare(base, Plan(), Plan(), design, candidate_setting=other)
+    print(_line(candidate, number, found, monotonic() - started), flush=True)
+    return {"number": number, "seconds": monotonic() - started, **found.to_dict()}
 
 
 def _line(candidate: str, number: int, found: Comparison, seconds: float) -> str:

@@ -17,7 +17,8 @@ from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, Verdict
 from upshift.optimizations import catalogue
 from upshift.tune import compare as module
-from upshift.tune.compare import MAX_RETAKES_PER_PAIR, ArmOutcome, Comparison, Design, compare, held_out_verdict, is_usable
+from upshift.tune.arms import ArmOutcome, Design, run_arm
+from upshift.tune.compare import MAX_RETAKES_PER_PAIR, Comparison, compare, held_out_verdict, is_usable
 from upshift.tune.meter import SPOILT_FRAC
 from upshift.tune.samples import Sample
 from upshift.tune.trial import TrialSetting
@@ -258,7 +259,7 @@ def test_a_failing_arm_names_its_plan(tmp_path: Path) -> None:
     setting = TrialSetting(target=write_job(tmp_path, DEADLY), folder=tmp_path / "trials", hang_s=60.0)
     plan = Plan.from_dict({"metric_reading": {"every": 7}}, catalogue())
     with pytest.raises(TrialError, match=r"Under the plan \[metric_reading\]") as caught:
-        module.run_arm(setting, plan, "B", 0, Design(updates=4))
+        run_arm(setting, plan, "B", 0, Design(updates=4))
     assert caught.value.kind == "killed"
 
 

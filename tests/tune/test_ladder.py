@@ -20,8 +20,9 @@ from upshift.core.stats import judge, paired_interval
 from upshift.optimizations import catalogue
 from upshift.profile.diagnosis import Diagnosis
 from upshift.tune import ladder as module
+from upshift.tune.arms import Design
 from upshift.tune.budget import Budget, Costs
-from upshift.tune.compare import Comparison, Design
+from upshift.tune.compare import Comparison
 from upshift.tune.ladder import NOT_TRIED, Ladder
 from upshift.tune.numerics import GateVerdict
 from upshift.tune.rung import Rung

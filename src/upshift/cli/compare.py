@@ -14,7 +14,8 @@ from upshift.core.errors import PlanError
 from upshift.core.plan import Plan
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.tune.compare import Comparison, Design, held_out_verdict
+from upshift.tune.arms import TURNS, Design
+from upshift.tune.compare import Comparison, held_out_verdict
 from upshift.tune.compare import compare as compare_plans
 from upshift.tune.trial import Trial, TrialSetting
 
@@ -34,6 +35,7 @@ def compare(
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Start no further pair after this time: 90s, 5m.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the experiment.")] = None,
+    sequential: Annotated[bool, typer.Option("--sequential", help="One process at a time, to save memory.")] = False,
     quality: Annotated[bool, typer.Option("--quality", help="Compare the held-out quality as well.")] = False,
 ) -> None:
     """Compare two plans in paired, interleaved, fresh processes; a ratio above 1 means the second is faster."""
@@ -53,6 +55,7 @@ def compare(
             seed=job.seed if seed is None else seed,
             quality=job.quality if quality else None,
             deadline=deadline,
+            turns=1 if sequential else TURNS,
         )
 
         def on_pair(so_far: Comparison) -> None:

@@ -7,8 +7,7 @@ much of the machine is run again, and left out if that keeps happening.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -29,42 +28,16 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
 )
+from upshift.tune.arms import Design, run_arm, run_in_turns
 from upshift.tune.meter import SPOILT_FRAC
-from upshift.tune.samples import Sample, make_sample
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.samples import Sample
+from upshift.tune.trial import TrialSetting
 
 MAX_RETAKES_PER_PAIR = 2
 NEIGHBOUR = "a neighbour kept using the machine"
 MIN_CLEAN_PAIRS = 3
 BEARABLE_FRAC = 0.20
 """A steady neighbour may take this share of the machine and no more."""
-COMPILE_WARMUP_UPDATES = 8
-WARMUP_UPDATES = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Design:
-    """How a comparison is run; fixed before the first measurement.
-
-    Attributes:
-        updates: Updates counted in each process.
-        uneven: Updates differ by nature (samples of different length).
-        seed: The first pair's seed; the next pairs count on from it. Also draws the order of the first pair.
-        quality: Measure the held-out data at the end of each process, and go on to the next look while it is undecided.
-        max_batches: Of held-out data; None for all.
-        looks: Numbers of pairs at which the verdict may be read.
-        deadline: Monotonic time after which no further pair is started; None for no bound.
-        min_floor_frac: The smallest difference that counts.
-    """
-
-    updates: int
-    uneven: bool = False
-    seed: int = 0
-    quality: Quality | None = None
-    max_batches: int | None = None
-    looks: Sequence[int] = LOOKS
-    deadline: float | None = None
-    min_floor_frac: float = MIN_FLOOR_FRAC
 
 
 @dataclass(kw_only=True)
@@ -217,7 +190,10 @@ def _run_pair(
     plans: dict[str, tuple[TrialSetting, Plan]], arms: str, pair: int, design: Design, comparison: Comparison
 ) -> None:
     for attempt in range(MAX_RETAKES_PER_PAIR + 1):
-        taken = {arm: run_arm(*plans[arm], arm, pair, design) for arm in arms}
+        if design.turns > 1:
+            taken = run_in_turns(plans, arms, pair, design)
+        else:
+            taken = {arm: run_arm(*plans[arm], arm, pair, design) for arm in arms}
         clean = not any(outcome.sample.spoilt for outcome in taken.values())
         if clean or attempt == MAX_RETAKES_PER_PAIR or _late(design):
             break
@@ -232,38 +208,3 @@ def _run_pair(
 
 def _late(design: Design) -> bool:
     return design.deadline is not None and monotonic() > design.deadline
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmOutcome:
-    """What one fresh process gave: its sample, losses, held-out metrics and set-up time in seconds."""
-
-    sample: Sample
-    losses: list[float]
-    metrics: dict[str, float]
-    setup_s: float
-
-
-def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Design) -> ArmOutcome:
-    """Run one fresh process: warm up, go back to the start, fill caches, count, measure quality."""
-    with _named(plan), Trial(setting, plan, seed=design.seed + pair) as trial:
-        warmup = COMPILE_WARMUP_UPDATES if "compile" in plan.names else WARMUP_UPDATES
-        warm = trial.call("warm", updates=min(warmup, design.updates))
-        trial.call("rewind")
-        primed_s = trial.call("prime", updates=design.updates)["seconds"]
-        trial.call("memory", reset=True)
-        answer = trial.call("run", updates=design.updates)
-        peak = trial.call("memory", reset=False)["peak_bytes"]
-        metrics = trial.call("validate", max_batches=design.max_batches)["metrics"] if design.quality else {}
-    sample = make_sample(arm, pair, answer, uneven=design.uneven, peak_bytes=peak)
-    setup_s = primed_s + max(warm["seconds"] - 2 * warm["updates"] * sample.seconds / sample.updates, 0.0)
-    return ArmOutcome(sample=sample, losses=answer["losses"], metrics=metrics, setup_s=setup_s)
-
-
-@contextmanager
-def _named(plan: Plan) -> Iterator[None]:
-    """Say under which plan a trial failed."""
-    try:
-        yield
-    except TrialError as error:
-        raise TrialError(f"Under the plan [{', '.join(plan.names) or 'empty'}]: {error}", kind=error.kind) from error

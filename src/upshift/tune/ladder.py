@@ -16,8 +16,9 @@ from upshift.core.optimization import Optimization, clash
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
 from upshift.profile.diagnosis import Diagnosis, diagnose
+from upshift.tune.arms import Design
 from upshift.tune.budget import Budget, Costs
-from upshift.tune.compare import Comparison, Design, compare
+from upshift.tune.compare import Comparison, compare
 from upshift.tune.rung import Rung, break_even_updates
 from upshift.tune.screen import TURNS, Screen, Screening
 
@@ -208,6 +209,7 @@ class Ladder:
         design = Design(
             updates=updates, uneven=self.design.uneven, seed=self.design.seed, looks=(5,),
             deadline=self.budget.deadline - self.reserve_s(self.update_s), min_floor_frac=self.design.min_floor_frac,
+            turns=self.design.turns,
         )  # fmt: skip
         for resident in (self.screen.base, self.screen.challenger):
             if resident is not None:

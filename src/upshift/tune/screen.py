@@ -17,7 +17,8 @@ from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
-from upshift.tune.compare import COMPILE_WARMUP_UPDATES, NEIGHBOUR, Comparison
+from upshift.tune.arms import COMPILE_WARMUP_UPDATES
+from upshift.tune.compare import NEIGHBOUR, Comparison
 from upshift.tune.numerics import GateVerdict, Rows, judge_exact, judge_rounding, judge_training
 from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting

@@ -22,8 +22,9 @@ from upshift.core.stats import LOOKS, NonInferiority, Verdict
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.profile.diagnosis import diagnose
+from upshift.tune.arms import Design, turns_that_fit
 from upshift.tune.budget import FINAL_SHARE, Budget, Costs
-from upshift.tune.compare import NEIGHBOUR, Comparison, Design, compare, held_out_verdict
+from upshift.tune.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
 from upshift.tune.dossier import Dossier
 from upshift.tune.ladder import MAX_TURN_UPDATES, MEMORY_SAVED, NOT_TRIED, TURN_S, Ladder
 from upshift.tune.screen import Screen
@@ -134,7 +135,7 @@ class Session:
         ladder = Ladder(
             catalogue=catalogue(), facts=facts, diagnosis=diagnosis, screen=screen, costs=self.costs, budget=self.budget,
             reserve_s=lambda tuned_s: self.costs.final_s(FINAL_SHARE * self.request.budget_s, tuned_s),
-            updates=updates, design=Design(updates=updates, uneven=uneven, seed=self.seed),
+            updates=updates, design=Design(updates=updates, uneven=uneven, seed=self.seed, turns=self.turns),
             save=self.dossier.save, say=self.say, rungs=self.dossier.rungs,
         )  # fmt: skip
         self._take_up(ladder)
@@ -154,6 +155,7 @@ class Session:
         job = {**profile["job"], "param_dtypes": tuple(profile["job"]["param_dtypes"])}
         facts = Facts(machine=self.dossier.machine, job=JobFacts(**job), **answer["facts"])
         self.dossier.note_profile(profile, facts)
+        self.turns = turns_that_fit(facts.peak_memory_bytes, facts.memory_limit_bytes, facts.job.device)
         batches, batch_s = profile["validation"]["batches"], profile["validation"]["batch_s"]
         self.max_batches = min(batches, max(int(VALIDATION_S / batch_s), 1)) if batch_s else None
         validation_s = batch_s * (self.max_batches or 0)
@@ -221,7 +223,7 @@ class Session:
         self.say(f"the proof: fresh processes in turns, {updates} updates each, plan [{', '.join(plan.names)}]")
         design = Design(
             updates=updates, uneven=self.job.overrides("length"), seed=self.seed, quality=self.job.quality,
-            max_batches=self.max_batches, looks=LOOKS, deadline=self.budget.deadline,
+            max_batches=self.max_batches, looks=LOOKS, deadline=self.budget.deadline, turns=self.turns,
         )  # fmt: skip
         comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)
         self.dossier.retaken += comparison.retaken

@@ -50,12 +50,13 @@ class Trial:
         setting: What all trials share.
         plan: The plan it runs under.
         seed: The run's seed; None takes the job's own.
+        wait: Wait until the job is alive; otherwise `wait_until_loaded` must come before the first command.
 
     Raises:
         TrialError: The job could not be brought to life under the plan.
     """
 
-    def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None) -> None:
+    def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None, wait: bool = True) -> None:
         self.setting, self.plan = setting, plan
         setting.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
@@ -70,7 +71,9 @@ class Trial:
         )
         self._pending = b""
         try:
-            self.loaded = self.call("load", target=setting.target, plan=plan.to_dict(), seed=seed)
+            self._send("load", target=setting.target, plan=plan.to_dict(), seed=seed)
+            if wait:
+                self.wait_until_loaded()
         except BaseException:
             self.end()
             raise
@@ -91,6 +94,18 @@ class Trial:
         Raises:
             TrialError: The process died, hung, or the command failed; `kind` says which.
         """
+        self._send(operation, **arguments)
+        return self._answer(operation, timeout_s or self.setting.hang_s)
+
+    def wait_until_loaded(self) -> None:
+        """Wait for the job to come to life, where the trial was made with `wait=False`.
+
+        Raises:
+            TrialError: It did not.
+        """
+        self._answer("load", self.setting.hang_s)
+
+    def _send(self, operation: str, **arguments: Any) -> None:
         if self._process.stdin is None:
             raise TrialError("The trial process has no input.", kind="killed")
         try:
@@ -98,7 +113,8 @@ class Trial:
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._death(operation) from error
-        bound = timeout_s or self.setting.hang_s
+
+    def _answer(self, operation: str, bound: float) -> dict[str, Any]:
         while True:
             answer = self._next_line(bound, operation)
             if "progress" in answer:

@@ -1,0 +1,176 @@
+"""Run the arms of a comparison in fresh processes: one after the other, or both alive and taking turns.
+
+Turns are for machines whose speed drifts from second to second (shared hosts): the same job in fresh processes, one after
+the other, scattered by 12 % on one such machine. The unit stays the pair of processes; turns only sharpen its ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from upshift.core.errors import TrialError
+from upshift.core.job import Quality
+from upshift.core.plan import Plan
+from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC
+from upshift.tune.meter import SPOILT_FRAC
+from upshift.tune.samples import Sample, make_sample
+from upshift.tune.trial import Trial, TrialSetting
+
+COMPILE_WARMUP_UPDATES = 8
+WARMUP_UPDATES = 3
+TURNS = 10
+"""Turns of each arm, where both fit into memory together."""
+MEMORY_FOR_TWO = 0.4
+"""Two processes live side by side only if one takes no more than this share of the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """How a comparison is run; fixed before the first measurement.
+
+    Attributes:
+        updates: Updates counted in each process.
+        uneven: Updates differ by nature (samples of different length).
+        seed: The first pair's seed; the next pairs count on from it. Also draws the order of the first pair.
+        quality: Measure the held-out data at the end of each process, and go on to the next look while it is undecided.
+        max_batches: Of held-out data; None for all.
+        looks: Numbers of pairs at which the verdict may be read.
+        deadline: Monotonic time after which no further pair is started; None for no bound.
+        min_floor_frac: The smallest difference that counts.
+        turns: 1 runs the two processes of a pair one after the other; more lets both live and take so many turns each,
+            the idle one frozen, which cancels what drifts within seconds but holds both in memory.
+    """
+
+    updates: int
+    uneven: bool = False
+    seed: int = 0
+    quality: Quality | None = None
+    max_batches: int | None = None
+    looks: Sequence[int] = LOOKS
+    deadline: float | None = None
+    min_floor_frac: float = MIN_FLOOR_FRAC
+    turns: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmOutcome:
+    """What one fresh process gave: its sample, losses, held-out metrics and set-up time in seconds."""
+
+    sample: Sample
+    losses: list[float]
+    metrics: dict[str, float]
+    setup_s: float
+
+
+def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Design) -> ArmOutcome:
+    """Run one fresh process to its end."""
+    with _named(plan), Trial(setting, plan, seed=design.seed + pair) as trial:
+        ready = _get_ready(trial, design)
+        answer = trial.call("run", updates=design.updates)
+        return _outcome(trial, make_sample(arm, pair, answer, uneven=design.uneven), answer["losses"], ready, design)
+
+
+def run_in_turns(
+    plans: Mapping[str, tuple[TrialSetting, Plan]], arms: str, pair: int, design: Design
+) -> dict[str, ArmOutcome]:
+    """Run both processes of a pair side by side, one frozen while the other counts; `arms` says who begins."""
+    with ExitStack() as stack:
+        trials: dict[str, Trial] = {}
+        for arm in arms:  # they load side by side: nothing is counted yet
+            trials[arm] = stack.enter_context(Trial(*plans[arm], seed=design.seed + pair, wait=False))
+        for trial in trials.values():
+            with _named(trial.plan):
+                trial.wait_until_loaded()
+        for trial in trials.values():
+            trial.freeze()
+        ready = {arm: _awake(trials[arm], lambda trial: _get_ready(trial, design)) for arm in arms}
+        turns: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+        for turn, updates in enumerate(_split(design.updates, design.turns)):
+            for arm in arms if turn % 2 == 0 else reversed(arms):
+                turns[arm].append(_awake(trials[arm], lambda trial, n=updates: trial.call("run", updates=n)))
+        found = {}
+        for arm in arms:
+            sample = join_turns(arm, pair, turns[arm], uneven=design.uneven)
+            losses = [loss for answer in turns[arm] for loss in answer["losses"]]
+            found[arm] = _awake(
+                trials[arm], lambda trial, a=arm, s=sample, x=losses: _outcome(trial, s, x, ready[a], design)
+            )
+            trials[arm].end()
+        return found
+
+
+def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], *, uneven: bool) -> Sample:
+    """Make one sample of an arm's turns: the geometric mean over turns, so that their ratios average; totals if uneven."""
+    parts = [make_sample(arm, pair, answer, uneven=True) for answer in turns]
+    seconds, items = sum(part.seconds for part in parts), sum(part.items for part in parts)
+    known = [(part.foreign_cpu_frac, part.seconds) for part in parts if part.foreign_cpu_frac is not None]
+    foreign = sum(share * s for share, s in known) / sum(s for _, s in known) if known else None
+    per_item = seconds / max(items, 1)
+    if not uneven:
+        per_item = math.exp(sum(math.log(part.seconds_per_item) for part in parts) / len(parts))
+    return replace(
+        parts[0],
+        seconds_per_item=per_item,
+        seconds=seconds,
+        items=items,
+        updates=sum(part.updates for part in parts),
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        foreign_cpu_frac=foreign,
+        major_faults=sum(part.major_faults for part in parts),
+        minor_faults=sum(part.minor_faults for part in parts),
+        spoilt=foreign is not None and foreign > SPOILT_FRAC,
+    )
+
+
+def turns_that_fit(peak_bytes: int, limit_bytes: int, device: str) -> int:
+    """How many turns a pair may take: one after the other where two processes would be too much for the memory."""
+    fits = device == "cpu" and peak_bytes < MEMORY_FOR_TWO * limit_bytes
+    return TURNS if fits else 1
+
+
+def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
+    """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
+    warmup = COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else WARMUP_UPDATES
+    warm = trial.call("warm", updates=min(warmup, design.updates))
+    trial.call("rewind")
+    primed_s = trial.call("prime", updates=design.updates)["seconds"]
+    trial.call("memory", reset=True)
+    return warm, primed_s
+
+
+def _outcome(
+    trial: Trial, sample: Sample, losses: list[float], ready: tuple[dict[str, Any], float], design: Design
+) -> ArmOutcome:
+    peak = trial.call("memory", reset=False)["peak_bytes"]
+    metrics = trial.call("validate", max_batches=design.max_batches)["metrics"] if design.quality else {}
+    warm, primed_s = ready
+    setup_s = primed_s + max(warm["seconds"] - 2 * warm["updates"] * sample.seconds / sample.updates, 0.0)
+    return ArmOutcome(sample=replace(sample, peak_bytes=peak), losses=losses, metrics=metrics, setup_s=setup_s)
+
+
+def _awake(trial: Trial, act: Any) -> Any:
+    trial.thaw()
+    try:
+        with _named(trial.plan):
+            return act(trial)
+    finally:
+        trial.freeze()
+
+
+def _split(updates: int, turns: int) -> list[int]:
+    """Share updates out over at most `turns` turns, each at least one."""
+    turns = max(min(turns, updates), 1)
+    return [updates // turns + (turn < updates % turns) for turn in range(turns)]
+
+
+@contextmanager
+def _named(plan: Plan) -> Iterator[None]:
+    """Say under which plan a trial failed."""
+    try:
+        yield
+    except TrialError as error:
+        raise TrialError(f"Under the plan [{', '.join(plan.names) or 'empty'}]: {error}", kind=error.kind) from error
