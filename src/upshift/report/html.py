@@ -23,7 +23,7 @@ from upshift.core.files import write_atomically
 from upshift.report import words
 from upshift.report.evidence import PHASES
 from upshift.report.plots import figures
-from upshift.report.words import Evidence, number, rows, table, text
+from upshift.report.words import Evidence, number, rows, table, text, wall_ms
 
 CLIMBED = ("applied", "pruned")
 
@@ -121,13 +121,14 @@ def _breakable(name: str) -> Markup:
 def _phase_rows(evidence: Evidence) -> list[dict[str, Any]]:
     step = table(evidence, "step_ms")
     before, after = table(evidence, "phases"), table(evidence, "phases_after")
+    wholes = wall_ms(before, number(step, "baseline")), wall_ms(after, number(step, "tuned"))
     found = []
     for name in PHASES:
         shares = number(before, name), number(after, name)
         if any(shares):
             times = [
                 None if share is None or total is None else share * total
-                for share, total in zip(shares, (number(step, "baseline"), number(step, "tuned")), strict=True)
+                for share, total in zip(shares, wholes, strict=True)
             ]
             found.append({"name": name, "shares": shares, "times": times})
     return found

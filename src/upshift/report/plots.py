@@ -37,9 +37,13 @@ from upshift.report.words import (
     rows,
     table,
     text,
+    wall_ms,
 )
 
 Plot: TypeAlias = "Figure | str"
+
+FAR = 20.0
+"""A speed-up that is drawn no farther."""
 
 
 def figures(evidence: Evidence) -> dict[str, Plot]:
@@ -57,8 +61,8 @@ def phases(evidence: Evidence) -> Plot:
     """Where the time of an update goes, before and after: stacked bars in ms, or in shares where no time is known."""
     step = table(evidence, "step_ms")
     bars = [
-        ("before", table(evidence, "phases"), number(step, "baseline")),
-        ("after", table(evidence, "phases_after"), number(step, "tuned")),
+        (label, table(evidence, key), wall_ms(table(evidence, key), number(step, arm)))
+        for label, key, arm in (("before", "phases", "baseline"), ("after", "phases_after", "tuned"))
     ]
     bars = [bar for bar in bars if bar[1]]
     if not bars:
@@ -106,8 +110,12 @@ def phases(evidence: Evidence) -> Plot:
 
 
 def ceilings(evidence: Evidence) -> Plot:
-    """What could be gained at most against what was reached: one row per measured ceiling and per candidate that was run."""
+    """What could be gained at most against what was reached: one row per measured ceiling and per candidate that was run.
+
+    Ceilings past `FAR` are drawn there: what a job would do without its model is no plan.
+    """
     free = {name: number(table(evidence, "ceilings"), name) for name in table(evidence, "ceilings")}
+    free = {name: None if gain is None else min(gain, FAR) for name, gain in free.items()}
     labels: list[str] = []
     limits: list[float | None] = []
     reached: list[float | None] = []

@@ -95,6 +95,15 @@ def ms_words(ms: float | None) -> str:
     return f"{ms:.2g} ms" if ms < 1 else f"{ms:.1f} ms" if ms < 20 else f"{ms:.0f} ms"
 
 
+def wall_ms(shares: Mapping[str, Any], update_ms: float | None) -> float | None:
+    """Wall time per update with its part of validation and checkpoints, of which `shares` are the phases' shares.
+
+    `update_ms` is the update alone, as `step_ms` holds it.
+    """
+    around = (number(shares, "validation") or 0.0) + (number(shares, "checkpoint") or 0.0)
+    return None if update_ms is None else update_ms / max(1.0 - around, 1e-6)
+
+
 def seconds_words(seconds: float | None) -> str:
     """A duration such as `42 s`, `18 min` or `2 h 05 min`."""
     if seconds is None:

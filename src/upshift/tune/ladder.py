@@ -236,7 +236,8 @@ class Ladder:
         self.facts = Facts(machine=old.machine, job=JobFacts(**_job(answer)), **{**sent, **kept})
         found = diagnose(answer["profile"]["phases"], sent["ceilings"], wait_frac=sent["input_wait_frac"])
         self.diagnosis = found
-        self.phases = answer["profile"]["phases"]
+        around = ("validation", "checkpoint")  # not measured again
+        self.phases = {name: share for name, share in answer["profile"]["phases"].items() if name not in around}
         self.say(f"now: {found.words}")
 
     def _note(
