@@ -27,7 +27,7 @@ VERBS: dict[str, set[str]] = {
     "profile": {"target", "--json", "--seconds"},
     "tune": {"target", "--budget", "--out", "--seed", "--resume"},
     "run": {"target", "--plan", "--out", "--updates"},
-    "compare": {"target", "--plan", "--json", "--updates", "--budget", "--seed", "--quality"},
+    "compare": {"target", "--plan", "--json", "--updates", "--budget", "--seed", "--quality", "--sequential"},
     "doctor": {"--json"},
     "demo": {"example", "--budget", "--out"},
 }

@@ -21,6 +21,7 @@ from upshift.report import validate
 from upshift.report.evidence import load
 from upshift.tune import session as module
 from upshift.tune.compare import NEIGHBOUR
+from upshift.tune.ladder import NOT_TRIED
 from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.session import Session, TuneRequest
 
@@ -50,7 +51,7 @@ def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None)
     out, before = tmp_path / "out", children()
     said: list[str] = []
     target = write_job(tmp_path, SLOW_TO_READ)
-    found = Session(TuneRequest(target=target, out=out, budget_s=75.0), said.append).run()
+    found = Session(TuneRequest(target=target, out=out, budget_s=110.0), said.append).run()
     assert children() <= before
     evidence = load(out / "evidence.json")
     assert validate(evidence) == []
@@ -67,8 +68,8 @@ def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None)
     plan = Plan.load(out / "upshift.toml", catalogue())
     assert plan.target == target
     assert plan.proved["job_fingerprint"] == job_fingerprint(load_job(target))
-    if NEIGHBOUR in rungs["sample_cache"]["reason"]:
-        pytest.skip("a neighbour kept using this machine")
+    if NEIGHBOUR in rungs["sample_cache"]["reason"] or rungs["sample_cache"]["reason"].startswith(NOT_TRIED):
+        pytest.skip(f"too busy a machine: {rungs['sample_cache']['reason']}")
     assert rungs["sample_cache"]["comparison"]["ratio"] > 1.5  # a read sleeps 24 of 25 ms
     assert rungs["sample_cache"]["numerics"]["verdict"] == "passed"
     assert evidence["final"] is not None
