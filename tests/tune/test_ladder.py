@@ -315,6 +315,16 @@ def test_without_time_for_fresh_processes_a_small_gain_stays_undecided() -> None
     assert "too small to trust" in reason(ladder, "slight")
 
 
+def test_a_loss_that_breaks_is_the_gates_no_and_no_failure() -> None:
+    error = TrialError("The loss became inf at update 5.", kind="nan")
+    ladder = make([technique("breaks")], FakeScreen(answers={"breaks": error}))
+    ladder.climb()
+    assert outcomes(ladder) == {"breaks": "refused"}
+    assert "numerics gate" in reason(ladder, "breaks")
+    assert ladder.rungs[0].numerics is not None
+    assert ladder.rungs[0].numerics["verdict"] == "failed"
+
+
 def test_what_the_budget_does_not_allow_is_said_and_not_run() -> None:
     screen = FakeScreen(answers={"good": 1.5, "dear": 9.0})
     ladder = make([technique("dear", gain=0.9, setup_s=1e7), technique("good")], screen)

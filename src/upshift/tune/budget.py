@@ -11,6 +11,8 @@ MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
 MIN_FINAL_S = 0.5
 """Both processes together count at least so long: a few milliseconds prove nothing, and starting them costs far more."""
 PAIRS = 5
+SIDE_BY_SIDE = 1.5
+"""Two processes that load side by side take so many times what one alone takes."""
 MARGIN = 1.15
 """An estimate is trusted this far."""
 
@@ -51,16 +53,19 @@ class Costs:
         start_s: Starting a trial process and bringing the job to life.
         base_update_s: One update under the empty plan.
         validation_s: Measuring the held-out data once, under the empty plan.
+        side_by_side: Both processes of a pair load at the same time.
     """
 
     start_s: float
     base_update_s: float
     validation_s: float
+    side_by_side: bool = False
 
     def pair_s(self, updates: int, update_s: float) -> float:
         """One pair of fresh processes, the empty plan against one with updates of `update_s`."""
         warm = 4 * (self.base_update_s + update_s)
-        return 2 * self.start_s + warm + updates * (self.base_update_s + update_s) + 2 * self.validation_s
+        starts = SIDE_BY_SIDE if self.side_by_side else 2.0
+        return starts * self.start_s + warm + updates * (self.base_update_s + update_s) + 2 * self.validation_s
 
     def final_updates(self, seconds: float, update_s: float) -> int:
         """Updates per process so that `PAIRS` pairs fit into `seconds`."""

@@ -78,6 +78,11 @@ class Ladder:
         """Updates per turn: at least those of the plain job, and more as the updates become shorter."""
         return max(self.updates, min(int(TURN_S / self.update_s), MAX_TURN_UPDATES))
 
+    def _reserve_s(self) -> float:
+        """What must be left for the proof: little as long as there is nothing to prove."""
+        usual = self.reserve_s(self.update_s)
+        return usual if self.screen.plan.names else min(usual, self.costs.final_s(0.0, self.update_s))
+
     def climb(self) -> None:
         """Try candidates until none is left or the time is up."""
         while True:
@@ -86,7 +91,7 @@ class Ladder:
                 break
             _, optimization, max_gain = fits[0]
             needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + optimization.card.setup_s
-            if self.budget.left - needed < self.reserve_s(self.update_s):
+            if self.budget.left - needed < self._reserve_s():
                 why = f"{NOT_TRIED}: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
                 self._note(optimization, "undecided", why, predicted=max_gain)
                 continue
@@ -100,7 +105,7 @@ class Ladder:
             needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) * 1.5
             if rung.setup_seconds:
                 needed += rung.setup_seconds
-            if len(self.screen.plan.names) < 2 or self.budget.left - needed < self.reserve_s(self.update_s):
+            if len(self.screen.plan.names) < 2 or self.budget.left - needed < self._reserve_s():
                 continue
             self.say(f"does {rung.name} still pay?")
             plan = self.screen.plan.minus(rung.name)
@@ -158,7 +163,7 @@ class Ladder:
         try:
             screening = self.screen.screen(optimization, plan, updates)
         except TrialError as error:
-            self._note(optimization, "failed", f"{error.kind.replace('_', ' ')}: {error}", predicted=max_gain)
+            self._note_failure(optimization, error, max_gain)
             return
         outcome, reason = self._decide(optimization, screening)
         if outcome == "applied" and self._needs_confirmation(screening.comparison):
@@ -167,6 +172,16 @@ class Ladder:
         if rung.outcome == "applied":
             self.screen.promote()
             self.refresh()
+
+    def _note_failure(self, optimization: Optimization, error: TrialError, max_gain: float) -> None:
+        """A dead trial is a failure; a loss that broke, where the base's did not, is the numerics gate's no."""
+        if error.kind != "nan":
+            self._note(optimization, "failed", f"{error.kind.replace('_', ' ')}: {error}", predicted=max_gain)
+            return
+        why = f"the loss broke where the plan without it stays finite: {error}"
+        rung = self._note(optimization, "refused", f"the numerics gate says no: {why}", predicted=max_gain)
+        rung.numerics = {"class": str(optimization.card.numerics), "verdict": "failed", "why": why}
+        self.save()
 
     def _decide(self, optimization: Optimization, screening: Screening) -> tuple[Any, str]:
         """The outcome of a screening: evidence, then numbers, then speed."""

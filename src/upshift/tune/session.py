@@ -159,7 +159,12 @@ class Session:
         batches, batch_s = profile["validation"]["batches"], profile["validation"]["batch_s"]
         self.max_batches = min(batches, max(int(VALIDATION_S / batch_s), 1)) if batch_s else None
         validation_s = batch_s * (self.max_batches or 0)
-        self.costs = Costs(start_s=start_s, base_update_s=facts.step_ms / 1e3, validation_s=validation_s)
+        self.costs = Costs(
+            start_s=start_s,
+            base_update_s=facts.step_ms / 1e3,
+            validation_s=validation_s,
+            side_by_side=self.turns > 1,
+        )
         return facts
 
     def _check_metric(self, name: str, metrics: dict[str, float]) -> None:
