@@ -109,13 +109,14 @@ class Screen:
             if resident is not None:
                 resident.trial.end()
 
-    def screen(self, candidate: Optimization | None, plan: Plan, updates: int) -> Screening:
+    def screen(self, candidate: Optimization | None, plan: Plan, updates: int, *, most_turns: int = MORE_TURNS) -> Screening:
         """Screen `plan` against the base.
 
         Args:
             candidate: What was added, whose evidence and numerics class count; None when something was taken away.
             plan: The plan of the challenger.
             updates: Updates per turn.
+            most_turns: Stop after so many turns of each.
 
         Raises:
             TrialError: The challenger crashed, hung, ran out of memory or lost its loss to NaN.
@@ -137,7 +138,7 @@ class Screen:
                 return screening
             if candidate.card.numerics is Numerics.ROUNDING:
                 self.challenger.gradients = self._gradients(self.challenger)
-        self._turns(screening, updates)
+        self._turns(screening, updates, most_turns)
         steady_s = screening.comparison.samples[-1].seconds / updates
         screening.setup_s += max(warm["seconds"] - 2 * warm["updates"] * steady_s, 0.0)
         if candidate is not None:
@@ -165,7 +166,7 @@ class Screen:
 
     def calibrate(self, updates: int) -> Screening:
         """A/A: screen the base plan against itself, to learn what this machine's noise supports, and whether it repeats."""
-        found = self.screen(None, self.plan, updates)
+        found = self.screen(None, self.plan, updates, most_turns=TURNS)
         interval = found.comparison.interval
         if interval is not None:
             scatter = aa_floor_frac(found.comparison.times("A"), found.comparison.times("B")).frac
@@ -188,13 +189,13 @@ class Screen:
             raise
         return Resident(trial=trial)
 
-    def _turns(self, screening: Screening, updates: int) -> None:
+    def _turns(self, screening: Screening, updates: int, most_turns: int) -> None:
         """Take turns on the same stretches of updates, first one then the other, ABBA."""
         comparison, challenger = screening.comparison, self.challenger
         if challenger is None:
             return
         self.base.losses.clear()
-        total = updates * MORE_TURNS
+        total = updates * most_turns
         for arm, resident in (("B", challenger), ("A", self.base)):
             resident.trial.thaw()
             resident.trial.call("rewind")
@@ -203,7 +204,7 @@ class Screen:
             if arm == "B":
                 screening.setup_s += primed
             resident.trial.freeze()
-        for turn in range(MORE_TURNS):
+        for turn in range(most_turns):
             for arm in ("AB", "BA")[turn % 2]:
                 resident = self.base if arm == "A" else challenger
                 comparison.samples.append(self._turn(resident, arm, turn, updates))

@@ -23,7 +23,7 @@ from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.profile.diagnosis import diagnose
 from upshift.tune.arms import Design, turns_that_fit
-from upshift.tune.budget import FINAL_SHARE, Budget, Costs
+from upshift.tune.budget import FINAL_SHARE, REPORT_S, Budget, Costs
 from upshift.tune.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
 from upshift.tune.dossier import Dossier
 from upshift.tune.ladder import MAX_TURN_UPDATES, MEMORY_SAVED, NOT_TRIED, TURN_S, Ladder
@@ -223,7 +223,7 @@ class Session:
                 rung.reason += f"; taken out again because {why}"
 
     def _final(self, plan: Plan, tuned_s: float) -> tuple[Comparison, NonInferiority | None]:
-        seconds = min(FINAL_SHARE * self.request.budget_s, max(self.budget.left, 1.0))
+        seconds = max(self.budget.left - REPORT_S, 1.0)
         updates = self.costs.final_updates(seconds, tuned_s)
         self.say(f"the proof: fresh processes in turns, {updates} updates each, plan [{', '.join(plan.names)}]")
         design = Design(
