@@ -118,7 +118,7 @@ class TextJob(upshift.Job):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer."""
-        return torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
+        return torch.optim.AdamW(model.parameters(), lr=1.2e-3, betas=(0.9, 0.95))
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> LambdaLR:
         """Warm up, then keep the rate."""

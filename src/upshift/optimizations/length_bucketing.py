@@ -27,10 +27,11 @@ class LengthBucketing(Optimization):
     """Batches of like length.
 
     Attributes:
-        window_batches: Sort by length within so many batches of the shuffled epoch; more wastes less and shuffles less.
+        window_batches: Sort by length within so many batches of the shuffled epoch; more wastes less, shuffles less, and
+            can harm: on the text example, after 48 updates, 50 cost 0.03 nats of held-out loss and 12 cost nothing.
     """
 
-    window_batches: int = 50
+    window_batches: int = 20
 
     card: ClassVar[Card] = Card(
         name="length_bucketing",
