@@ -27,8 +27,8 @@ class LengthBucketing(Optimization):
     """Batches of like length.
 
     Attributes:
-        window_batches: Sort by length within so many batches of the shuffled epoch; more wastes less, shuffles less, and
-            can harm: on the text example, after 48 updates, 50 cost 0.03 nats of held-out loss and 12 cost nothing.
+        window_batches: Sort by length within so many batches of the shuffled epoch; more wastes less, but shuffles less
+            and can harm a short run, which the held-out proof then finds.
     """
 
     window_batches: int = 20
