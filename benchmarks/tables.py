@@ -43,6 +43,7 @@ def _tuned(result: dict[str, Any]) -> str:
     if quality := final["quality"]:
         verdict = quality["verdict"].replace("_", " ")
         words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: {verdict}"
+        words += f" (margin {quality['margin']})"
     return f"| `{evidence['job']['target']}` | {words} | `{result['command']}` |"
 
 

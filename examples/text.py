@@ -102,7 +102,7 @@ class TextJob(upshift.Job):
     clip_norm = 1.0
     read_every = 1
     zero_grad_to_none = False
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.08)  # nats per byte; seeds differ by half of that
+    quality = upshift.Quality(metric="loss", direction="min", margin=0.08)  # nats per byte
 
     def model(self) -> nn.Module:
         """Make the model."""

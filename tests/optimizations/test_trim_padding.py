@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.optimizations.contract import Ragged, make_loop, run
+from upshift.core.batch import padded_length
 from upshift.core.errors import JobError
-from upshift.optimizations.trim_padding import TrimPadding, padded_length
+from upshift.optimizations.trim_padding import TrimPadding
 
 
 @pytest.mark.parametrize(("multiple", "width"), [(1, 5), (4, 8), (8, 8), (16, 16), (100, 24)])

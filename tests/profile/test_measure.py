@@ -12,10 +12,11 @@ from torch.utils.data import Dataset
 
 import upshift
 from tests.train.jobs import CPU, Plain, Stormy, Streamed
+from upshift.core.batch import padded_length
 from upshift.core.job import Job
 from upshift.profile.ceilings import CeilingRun, measure_ceilings
 from upshift.profile.measure import Around, own_cost_frac, phase_shares, profile_loop
-from upshift.profile.probes import job_facts, padded_length, peak_memory_bytes, probe_input, reset_peak_memory
+from upshift.profile.probes import job_facts, peak_memory_bytes, probe_input, reset_peak_memory
 from upshift.train.build import build
 from upshift.train.clock import NoClock
 from upshift.train.loop import Loop

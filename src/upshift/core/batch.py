@@ -55,3 +55,8 @@ def iter_tensors(batch: Any) -> Iterator[torch.Tensor]:
 def batch_bytes(batch: Any) -> int:
     """Bytes held by the tensors of `batch`."""
     return sum(tensor.numel() * tensor.element_size() for tensor in iter_tensors(batch))
+
+
+def padded_length(batch: Any) -> int | None:
+    """The length that the samples of a batch were padded to: the largest second dimension; None without one."""
+    return max((tensor.shape[1] for tensor in iter_tensors(batch) if tensor.dim() > 1), default=None)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from upshift.core.batch import iter_tensors, map_tensors
+from upshift.core.batch import map_tensors, padded_length
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo, append_to
@@ -94,9 +94,3 @@ class _Trim:
         self._live.count("positions_cut", padded - keep)
         self._live.count("positions_kept", keep)
         return map_tensors(batch, cut)
-
-
-def padded_length(batch: Any) -> int | None:
-    """The length that the samples of a batch were padded to: the largest second dimension; None without one."""
-    lengths = [tensor.shape[1] for tensor in iter_tensors(batch) if tensor.dim() >= MIN_DIMS]
-    return max(lengths, default=None)

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from upshift.core.batch import batch_bytes, map_tensors
-from upshift.profile.probes import padded_length
+from upshift.core.batch import batch_bytes, map_tensors, padded_length
 from upshift.train.clock import make_clock
 from upshift.train.loop import Loop, MicroBatch
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from upshift.core.batch import iter_tensors
+from upshift.core.batch import padded_length
 from upshift.core.facts import JobFacts
 from upshift.core.live import LiveJob
 from upshift.core.modules import module_counts, repeated_blocks
@@ -86,11 +86,6 @@ def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
         padding_frac=1.0 - real / positions if positions else 0.0,
         excess_padding_frac=1.0 - longest_sum / positions if positions else 0.0,
     )
-
-
-def padded_length(batch: Any) -> int | None:
-    """The largest second dimension among the tensors of a batch; None where none has one."""
-    return max((tensor.shape[1] for tensor in iter_tensors(batch) if tensor.dim() > 1), default=None)
 
 
 def job_facts(live: LiveJob) -> JobFacts:

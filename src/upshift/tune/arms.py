@@ -1,7 +1,7 @@
 """Run the arms of a comparison in fresh processes: one after the other, or both alive and taking turns.
 
-Turns are for machines whose speed drifts from second to second (shared hosts): the same job in fresh processes, one after
-the other, scattered by 12 % on one such machine. The unit stays the pair of processes; turns only sharpen its ratio.
+Turns are for machines whose speed drifts from second to second, as shared hosts do: processes that run one after the other
+then meet different machines. The unit stays the pair of processes; turns only sharpen its ratio.
 """
 
 from __future__ import annotations

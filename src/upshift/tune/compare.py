@@ -102,8 +102,7 @@ def is_usable(samples: Sequence[Sample]) -> bool:
     """Whether a pair may be counted: no neighbour, or a small one that took the same share from both arms.
 
     A neighbour that never goes away would otherwise leave nothing to count; what it does to both arms alike, the pair
-    cancels, and what remains widens the interval. A large one changes the ratio itself: two of these with half the
-    machine taken gave 2.3x where quiet ones gave 7x.
+    cancels, and what remains widens the interval. A large one changes the ratio itself, and its pairs never count.
     """
     shares = [sample.foreign_cpu_frac or 0.0 for sample in samples]
     spoilt = [sample.spoilt for sample in samples]
