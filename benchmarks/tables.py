@@ -44,6 +44,8 @@ def _tuned(result: dict[str, Any]) -> str:
         verdict = quality["verdict"].replace("_", " ")
         words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: {verdict}"
         words += f" (margin {quality['margin']})"
+    if not result["reached"]:
+        words += f"; goal of {result['goal_low']}x at the lower end: missed ({final['low']:.3f})"
     return f"| `{evidence['job']['target']}` | {words} | `{result['command']}` |"
 
 
