@@ -18,7 +18,7 @@ from upshift.core.stats import LOOKS, Verdict
 from upshift.optimizations import catalogue
 from upshift.tune import compare as module
 from upshift.tune.arms import ArmOutcome, Design, run_arm
-from upshift.tune.compare import MAX_RETAKES_PER_PAIR, Comparison, compare, held_out_verdict, is_usable
+from upshift.tune.compare import MAX_RETAKES_PER_PAIR, Comparison, compare, held_out_verdict
 from upshift.tune.meter import SPOILT_FRAC
 from upshift.tune.samples import Sample
 from upshift.tune.trial import TrialSetting
@@ -148,13 +148,14 @@ def test_a_pair_that_stays_spoilt_is_kept_and_not_counted(play: Callable[..., tu
     assert found.interval.pairs == 4
 
 
-@pytest.mark.parametrize(
-    ("base", "candidate", "usable"),
-    [(0.0, 0.0, True), (0.15, 0.17, True), (0.18, 0.08, False), (0.15, 0.0, False), (0.50, 0.52, False)],
-    ids=["none", "small and steady", "uneven", "of one arm", "large"],
-)
-def test_a_small_and_steady_neighbour_is_borne(base: float, candidate: float, usable: Any) -> None:
-    assert is_usable([sample("A", 0, 1.0, foreign=base), sample("B", 0, 1.0, foreign=candidate)]) is usable
+def test_a_small_neighbour_that_never_goes_away_is_not_averaged_in_either(
+    play: Callable[..., tuple[Comparison, Arms]],
+) -> None:
+    arms = Arms(ratio(1.5, 0.001))
+    arms.foreign = lambda *_: 2 * SPOILT_FRAC
+    found, _ = play(arms, looks=(5,))
+    assert found.interval is None
+    assert found.verdict is Verdict.UNDECIDED
 
 
 def test_too_few_clean_pairs_say_so(play: Callable[..., tuple[Comparison, Arms]]) -> None:

@@ -29,15 +29,12 @@ from upshift.core.stats import (
     paired_interval,
 )
 from upshift.tune.arms import Design, run_arm, run_in_turns
-from upshift.tune.meter import SPOILT_FRAC
 from upshift.tune.samples import Sample
 from upshift.tune.trial import TrialSetting
 
 MAX_RETAKES_PER_PAIR = 2
 NEIGHBOUR = "a neighbour kept using the machine"
 MIN_CLEAN_PAIRS = 3
-BEARABLE_FRAC = 0.20
-"""A steady neighbour may take this share of the machine and no more."""
 
 
 @dataclass(kw_only=True)
@@ -77,7 +74,7 @@ class Comparison:
         pairs: dict[int, list[Sample]] = {}
         for sample in self.samples:
             pairs.setdefault(sample.pair, []).append(sample)
-        return {pair for pair, both in pairs.items() if is_usable(both)}
+        return {pair for pair, both in pairs.items() if not any(sample.spoilt for sample in both)}
 
     def to_dict(self) -> dict[str, Any]:
         """As in the evidence file."""
@@ -96,17 +93,6 @@ class Comparison:
             "retaken": self.retaken,
             "samples": [sample.to_dict() for sample in self.samples],
         }
-
-
-def is_usable(samples: Sequence[Sample]) -> bool:
-    """Whether a pair may be counted: no neighbour, or a small one that took the same share from both arms.
-
-    A neighbour that never goes away would otherwise leave nothing to count; what it does to both arms alike, the pair
-    cancels, and what remains widens the interval. A large one changes the ratio itself, and its pairs never count.
-    """
-    shares = [sample.foreign_cpu_frac or 0.0 for sample in samples]
-    spoilt = [sample.spoilt for sample in samples]
-    return not any(spoilt) or (all(spoilt) and max(shares) <= BEARABLE_FRAC and max(shares) - min(shares) <= SPOILT_FRAC)
 
 
 def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: Sequence[int] = LOOKS) -> None:

@@ -32,7 +32,7 @@ class Sample:
         foreign_cpu_frac: Share of the machine that others took; None if unknown.
         major_faults: Page faults from disk.
         minor_faults: Page faults from memory.
-        spoilt: Whether a neighbour took too much; `compare.is_usable` says what becomes of its pair.
+        spoilt: Whether a neighbour took too much: its pair is run again, and never counted.
         peak_bytes: Peak memory, where it was read.
     """
 

@@ -27,7 +27,8 @@ TURNS = 5
 MORE_TURNS = 8
 GRADIENT_BATCHES = 3
 CONFIDENCE = 0.95
-MAX_RETAKES = 2
+MAX_RETAKES = 4
+"""Turns that a neighbour spoilt are taken again, so many in all."""
 FUTILE_TURNS = 3
 MAX_FLOOR_FRAC = 0.25
 
@@ -204,12 +205,19 @@ class Screen:
             if arm == "B":
                 screening.setup_s += primed
             resident.trial.freeze()
-        for turn in range(most_turns):
-            for arm in ("AB", "BA")[turn % 2]:
-                resident = self.base if arm == "A" else challenger
-                comparison.samples.append(self._turn(resident, arm, turn, updates))
-            if turn + 1 >= FUTILE_TURNS and self._read(comparison, turn + 1):
-                return
+        for turn in range(most_turns + MAX_RETAKES):
+            if turn >= most_turns:
+                for resident in (challenger, self.base):  # caches hold only what the planned turns need
+                    self._awake(resident, lambda r: r.trial.call("prime", updates=updates))
+            both = [
+                self._turn(self.base if arm == "A" else challenger, arm, turn, updates) for arm in ("AB", "BA")[turn % 2]
+            ]
+            comparison.samples += both
+            comparison.retaken += any(sample.spoilt for sample in both)
+            clean = turn + 1 - comparison.retaken
+            if clean == most_turns or (turn + 1 >= FUTILE_TURNS and self._read(comparison, clean)):
+                break
+        self._read(comparison, turn + 1 - comparison.retaken)
 
     def _turn(self, resident: Resident, arm: str, turn: int, updates: int) -> Sample:
         resident.trial.thaw()
