@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshift.core.batch import batch_bytes, iter_tensors, map_tensors
+from upshift.core.batch import batch_bytes, iter_tensors, map_tensors, padded_length
 
 
 class Pair(NamedTuple):
@@ -107,3 +107,11 @@ def test_each_tensor_is_visited_once_in_one_order(batch: Any) -> None:
 
 def test_bytes_follow_the_dtype() -> None:
     assert batch_bytes([torch.zeros(3, dtype=torch.float64), {"x": torch.zeros(2, 2, dtype=torch.int8)}, "text"]) == 28
+
+
+def test_the_padded_length_is_the_largest_second_dimension_of_the_rows() -> None:
+    batch = {"a": torch.ones(2, 7), "b": [torch.ones(2, 9, 3), torch.ones(50)], "other": torch.ones(1, 40)}
+    assert padded_length(batch, 2) == 9
+    assert padded_length(batch, 1) == 40
+    assert padded_length(batch, 3) is None
+    assert padded_length((torch.ones(3), 3), 3) is None

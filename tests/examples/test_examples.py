@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import upshift
-from upshift.core.batch import iter_tensors
+from upshift.core.batch import iter_tensors, map_tensors
 from upshift.core.job import check_job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -164,7 +164,7 @@ def test_text_past_the_longest_is_constant_padding_without_weight() -> None:
     samples = prepared(job)
     batch = job.collate(samples)
     longest = max(job.length(sample) for sample in samples)
-    trimmed = tuple(tensor[:, :longest] for tensor in iter_tensors(batch))
+    trimmed = map_tensors(batch, lambda tensor: tensor[:, :longest])
     assert longest < batch[0].shape[1]
     for tensor in iter_tensors(batch):
         assert tensor[:, longest:].unique().numel() == 1
@@ -173,6 +173,24 @@ def test_text_past_the_longest_is_constant_padding_without_weight() -> None:
         trimmed_total, trimmed_weight = total_and_weight(job, model, trimmed)
     assert trimmed_weight == weight == sum(job.length(sample) for sample in samples)
     assert trimmed_total == pytest.approx(total, rel=1e-5)
+
+
+def test_packed_text_gives_the_loss_and_the_gradients_of_padded_text() -> None:
+    job = make_job("TextJob")
+    seed()
+    model = job.model()
+    samples = prepared(job)
+    found = {}
+    for name, batch in (("padded", job.collate(samples)), ("packed", job.collate_packed(samples))):
+        model.zero_grad()
+        loss = job.loss(model, batch)
+        assert isinstance(loss, upshift.Loss)
+        loss.total.backward()
+        grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        found[name] = (loss.total.item(), float(loss.weight), grads)
+    assert found["packed"][0] == pytest.approx(found["padded"][0], rel=1e-5)
+    assert found["packed"][1] == found["padded"][1] == sum(job.length(sample) for sample in samples)
+    torch.testing.assert_close(found["packed"][2], found["padded"][2], rtol=1e-3, atol=1e-2)
 
 
 def test_text_is_held_out_by_content() -> None:

@@ -27,6 +27,7 @@ from upshift.optimizations.loader_workers import LoaderWorkers
 from upshift.optimizations.metric_reading import MetricReading
 from upshift.optimizations.precision import Precision
 from upshift.optimizations.sample_cache import SampleCache
+from upshift.optimizations.sequence_packing import SequencePacking
 from upshift.optimizations.trim_padding import TrimPadding
 from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
 from upshift.train.build import build
@@ -100,6 +101,13 @@ class Ragged(Job):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
         each = nn.functional.cross_entropy(model(batch).view(-1, 32), batch.view(-1), ignore_index=0, reduction="sum")
         return upshift.Loss(each, (batch != 0).sum())
+
+
+class RaggedPacked(Ragged):
+    """The same, and it can be packed."""
+
+    def collate_packed(self, samples: list[Any]) -> Any:
+        return torch.cat(samples)[None]
 
 
 class Block(nn.Module):
@@ -218,7 +226,8 @@ GOOD: dict[str, Any] = {
 GOOD_JOB: dict[str, Any] = {
     "optimizer_class": "AdamW", "num_params": 1000, "num_param_tensors": 10, "repeated_blocks": 3,
     "module_counts": {"Conv2d": 2, "Linear": 2}, "batch_size": 4, "num_samples": 100, "planned_updates": 100,
-    "updates_per_epoch": 25, "has_length": True, "has_deterministic_transform": True, "has_quality": True,
+    "updates_per_epoch": 25, "has_length": True, "has_collate_packed": True, "has_quality": True,
+    "has_deterministic_transform": True,
     "zero_grad_to_none": False,
 }  # fmt: skip
 
@@ -325,6 +334,14 @@ CASES: dict[str, Case] = {
             (facts(job={"num_samples": 98, "planned_updates": 25}), "visited at most once"),  # 25 batches of 4 are 100
             (facts(sample_bytes=None), "could not be measured"),
             (facts(sample_bytes=GIB), "100.0 GiB, more than a quarter of the memory .2.0 GiB"),
+        ),
+    ),
+    "sequence_packing": Case(
+        make=SequencePacking, job=RaggedPacked, facts=facts(),
+        refused=(
+            (facts(job={"has_collate_packed": False}), "write collate_packed"),
+            (facts(job={"has_length": False}), "write length"),
+            (facts(padding_frac=0.0), "no padding in the batches"),
         ),
     ),
     "trim_padding": Case(

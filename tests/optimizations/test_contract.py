@@ -123,6 +123,7 @@ def visible(live: LiveJob) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "load": type(live.pipeline.load),
+        "collate": type(live.pipeline.collate),
         "adjust": list(live.pipeline.adjust),
         "order": None if live.order is None else live.order(1),
         "loader": live.loader,

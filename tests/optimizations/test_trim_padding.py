@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.optimizations.contract import Ragged, make_loop, run
-from upshift.core.batch import padded_length
 from upshift.core.errors import JobError
 from upshift.optimizations.trim_padding import TrimPadding
 
@@ -46,11 +45,6 @@ def test_only_padded_tensors_are_cut() -> None:
     assert batch["tokens"].shape == batch["mask"].shape == (2, longest)
     assert batch["features"].shape == (2, 3)
     assert batch["ids"].shape == (24,)
-
-
-def test_the_padded_length_is_the_largest_second_dimension() -> None:
-    assert padded_length({"a": torch.ones(2, 7), "b": torch.ones(2, 3, 9), "c": torch.ones(40)}) == 7
-    assert padded_length([torch.ones(3)]) is None
 
 
 def test_a_multiple_of_nothing_is_refused() -> None:

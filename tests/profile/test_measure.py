@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 
 import upshift
 from tests.train.jobs import CPU, Plain, Stormy, Streamed
-from upshift.core.batch import padded_length
 from upshift.core.job import Job
 from upshift.profile.ceilings import CeilingRun, measure_ceilings
 from upshift.profile.measure import Around, own_cost_frac, phase_shares, profile_loop
@@ -205,11 +204,6 @@ class _Odd(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return lambda: index
-
-
-def test_the_padded_length_is_the_largest_second_dimension() -> None:
-    assert padded_length({"a": torch.zeros(2, 7), "b": [torch.zeros(2, 9, 3), torch.zeros(50)]}) == 9
-    assert padded_length((torch.zeros(4), 3)) is None
 
 
 def test_job_facts_are_read_off_the_live_job() -> None:

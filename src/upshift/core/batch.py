@@ -57,6 +57,10 @@ def batch_bytes(batch: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in iter_tensors(batch))
 
 
-def padded_length(batch: Any) -> int | None:
-    """The length that the samples of a batch were padded to: the largest second dimension; None without one."""
-    return max((tensor.shape[1] for tensor in iter_tensors(batch) if tensor.dim() > 1), default=None)
+def padded_length(batch: Any, rows: int) -> int | None:
+    """The length that `rows` samples were padded to: the largest second dimension of a tensor `[rows, length, ...]`.
+
+    None where the batch holds no such tensor, as when its samples are not padded rows.
+    """
+    shapes = (tensor.shape for tensor in iter_tensors(batch) if tensor.dim() > 1)
+    return max((shape[1] for shape in shapes if shape[0] == rows), default=None)

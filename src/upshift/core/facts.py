@@ -27,6 +27,7 @@ class JobFacts:
         planned_updates: Updates of the whole run; None where unknown.
         updates_per_epoch: None for an iterable dataset.
         has_length: The job says how long a sample is.
+        has_collate_packed: The job can lay samples end to end.
         has_deterministic_transform: The job says which preparation may be kept.
         has_quality: The job says what "not worse" means.
         read_every: Updates between two readings of the loss.
@@ -49,6 +50,7 @@ class JobFacts:
     planned_updates: int | None = None
     updates_per_epoch: int | None = None
     has_length: bool = False
+    has_collate_packed: bool = False
     has_deterministic_transform: bool = False
     has_quality: bool = False
     read_every: int = 1

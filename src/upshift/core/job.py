@@ -148,6 +148,14 @@ class Job:
         """Make one batch of a list of samples; torch's `default_collate` unless overridden."""
         return default_collate(samples)
 
+    def collate_packed(self, samples: list[Any]) -> Any:
+        """Make one batch of samples laid end to end, without padding: tensors `[1, total]` instead of `[batch, length]`.
+
+        Overriding it (and `length`) allows sequence packing. It is a promise that `loss` and `metric` take such a batch and
+        give what they give for `collate`'s: see `upshift.Packing` and `upshift.packed_attention`.
+        """
+        raise NotImplementedError
+
     def valid_data(self) -> Dataset[Any] | None:
         """Make the held-out data; None when there is none."""
         return None

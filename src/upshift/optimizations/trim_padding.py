@@ -76,12 +76,12 @@ class _Trim:
     def __call__(self, batch: Any, loaded: list[Any]) -> Any:
         longest = max(self._live.job.length(sample) for sample in loaded)
         keep = -(-longest // self._multiple) * self._multiple
-        padded = padded_length(batch)
+        padded = padded_length(batch, len(loaded))
         if padded is None or keep >= padded:
             return batch
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.dim() < MIN_DIMS or tensor.shape[1] != padded:
+            if tensor.dim() < MIN_DIMS or tensor.shape[:2] != (len(loaded), padded):
                 return tensor
             tail = tensor[:, keep:]
             if not bool((tail == tail.reshape(-1)[0]).all()):

@@ -108,18 +108,18 @@ def _padding(loop: Loop, updates: int, batches: list[MicroBatch], progress: Call
     cut, changed = [], False
     for (batch, size), indices in zip(batches, wanted, strict=False):
         lengths = [job.length(live.pipeline.load(index)) for index in indices]
-        keep, padded = max(round(sum(lengths) / len(lengths)), 1), padded_length(batch)
+        keep, padded = max(round(sum(lengths) / len(lengths)), 1), padded_length(batch, len(indices))
         changed |= padded is not None and keep < padded
-        cut.append((_cut(batch, padded, keep), size))
+        cut.append((_cut(batch, (len(indices), padded), keep), size))
     if not changed:
         return None
     progress("what if padding were free")
     return _timed(loop, updates, cut)
 
 
-def _cut(batch: Any, padded: int | None, keep: int) -> Any:
+def _cut(batch: Any, padded: tuple[int, int | None], keep: int) -> Any:
     def narrow(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[:, :keep] if tensor.dim() > 1 and tensor.shape[1] == padded else tensor
+        return tensor[:, :keep] if tensor.dim() > 1 and tensor.shape[:2] == padded else tensor
 
     return map_tensors(batch, narrow)
 

@@ -72,7 +72,7 @@ def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
         batch = pipeline.collate([pipeline.finish(sample) for sample in loaded])
         for adjust in pipeline.adjust:
             batch = adjust(batch, loaded)
-        padded = padded_length(batch)
+        padded = padded_length(batch, len(loaded))
         if has_length and padded:
             lengths = [live.job.length(sample) for sample in loaded]
             positions += padded * len(lengths)
@@ -109,6 +109,7 @@ def job_facts(live: LiveJob) -> JobFacts:
         planned_updates=live.planned_updates,
         updates_per_epoch=updates,
         has_length=live.job.overrides("length"),
+        has_collate_packed=live.job.overrides("collate_packed"),
         has_deterministic_transform=live.job.overrides("deterministic_transform"),
         has_quality=live.job.quality is not None,
         read_every=live.read_every,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -52,27 +53,28 @@ class HeldOut:
 
         Args:
             max_batches: Stop after so many batches; None measures all.
-            plain: Leave the plan's forward contexts out, so that every plan is measured with the same ruler.
+            plain: Leave the plan's forward contexts and packing out, so that every plan is measured with the same ruler.
 
         Raises:
             JobError: The metric is no `Mean`, or the total weight is 0.
         """
         live = self._live
         contexts, live.forward_contexts = live.forward_contexts, [] if plain else live.forward_contexts
+        collate = live.job.collate if plain else live.pipeline.collate
         modes = [(module, module.training) for module in live.model.modules()]
         live.model.eval()
         sums: dict[str, list[float]] = {}
         try:
             with torch.inference_mode(), kept_random_state():
                 for indices in self._batches[:max_batches]:
-                    self._measure_batch(self._ranks.share(indices), sums)
+                    self._measure_batch(self._ranks.share(indices), sums, collate)
         finally:
             live.forward_contexts = contexts
             for module, training in modes:  # a part that the user froze in eval mode stays so
                 module.training = training
         return self._means(sums)
 
-    def _measure_batch(self, indices: Any, sums: dict[str, list[float]]) -> None:
+    def _measure_batch(self, indices: Any, sums: dict[str, list[float]], collate: Callable[[list[Any]], Any]) -> None:
         live = self._live
         if not len(indices):
             return
@@ -80,7 +82,7 @@ class HeldOut:
         for index in indices:
             seed_sample(live.seed, 0, index, salt=_HELD_OUT)
             loaded.append(live.job.deterministic_transform(self._data[index]))
-        batch = live.pipeline.collate(list(loaded))
+        batch = collate(list(loaded))
         for adjust in live.pipeline.adjust:
             batch = adjust(batch, loaded)
         batch = live.to_device(batch)

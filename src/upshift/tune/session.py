@@ -34,6 +34,8 @@ PROFILE_SHARE = 0.005
 """Share of the budget for each measured run of the profile."""
 MIN_TURN_UPDATES, MIN_UNEVEN_TURN_UPDATES = 3, 6
 VALIDATION_S = 3.0
+FIRST_PROOF_SHARE = 0.6
+"""Of the time that is left, where the plan changes the mathematics: if its quality is not proved, the rest needs its own."""
 EMPTY: Plan = Plan()
 
 
@@ -195,8 +197,8 @@ class Session:
         if not plan.optimizations:
             self.say("nothing that was tried made this job faster without harm")
             return
-        comparison, quality = self._final(plan, ladder.update_s)
         training = [item for item in plan.optimizations if item.card.numerics is Numerics.TRAINING]
+        comparison, quality = self._final(plan, ladder.update_s, FIRST_PROOF_SHARE if training else 1.0)
         if quality is not None and quality.verdict != "not_worse" and training:
             self._drop(training, quality)
             plan = self.dossier.applied_plan()
@@ -222,13 +224,13 @@ class Session:
                 rung.outcome = "undecided" if comparison.verdict is Verdict.UNDECIDED else "refused"
                 rung.reason += f"; taken out again because {why}"
 
-    def _final(self, plan: Plan, tuned_s: float) -> tuple[Comparison, NonInferiority | None]:
-        seconds = max(self.budget.left - REPORT_S, 1.0)
+    def _final(self, plan: Plan, tuned_s: float, share: float = 1.0) -> tuple[Comparison, NonInferiority | None]:
+        seconds = max(share * (self.budget.left - REPORT_S), 1.0)
         updates = self.costs.final_updates(seconds, tuned_s)
         self.say(f"the proof: fresh processes in turns, {updates} updates each, plan [{', '.join(plan.names)}]")
         design = Design(
             updates=updates, uneven=self.job.overrides("length"), seed=self.seed, quality=self.job.quality,
-            max_batches=self.max_batches, looks=LOOKS, deadline=self.budget.deadline, turns=self.turns,
+            max_batches=self.max_batches, looks=LOOKS, deadline=monotonic() + seconds, turns=self.turns,
         )  # fmt: skip
         comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)
         self.dossier.retaken += comparison.retaken

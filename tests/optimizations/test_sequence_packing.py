@@ -1,0 +1,73 @@
+"""Packing: the losses of the padded run, and a wrong promise is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.optimizations.contract import CPU, Ragged, RaggedPacked, make_loop, run
+from upshift.core.errors import JobError
+from upshift.core.plan import Plan
+from upshift.optimizations.sequence_packing import SequencePacking
+from upshift.profile.probes import InputProbe, probe_input
+from upshift.train.build import build
+from upshift.train.loop import Loop
+from upshift.train.validate import HeldOut
+
+
+def probe(loop: Loop) -> InputProbe:
+    """The first batches of a loop."""
+    return probe_input(loop.live, loop.upcoming(3))
+
+
+def test_losses_are_those_of_padded_batches() -> None:
+    plain = run(RaggedPacked(), 12)
+    assert run(RaggedPacked(), 12, SequencePacking()) == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_sample_that_is_left_out_is_found() -> None:
+    class Loses(RaggedPacked):
+        def collate_packed(self, samples: list[Any]) -> Any:
+            return super().collate_packed(samples[1:])
+
+    with pytest.raises(JobError, match=r"Loses\.collate_packed gave a row of \d+ positions for 4 samples that have \d+"):
+        run(Loses(), 3, SequencePacking())
+
+
+def test_padding_in_a_packed_row_is_found() -> None:
+    class Pads(RaggedPacked):
+        def collate_packed(self, samples: list[Any]) -> Any:
+            return torch.nn.functional.pad(super().collate_packed(samples), (0, 5))
+
+    with pytest.raises(JobError, match="hold each sample once and no padding"):
+        run(Pads(), 3, SequencePacking())
+
+
+def test_a_job_that_cannot_pack_says_so() -> None:
+    with pytest.raises(JobError, match="needs collate_packed"):
+        build(Ragged(), Plan(optimizations=(SequencePacking(),)), device=CPU)
+
+
+def test_a_packed_batch_counts_as_unpadded() -> None:
+    assert probe(make_loop(RaggedPacked())).padding_frac > 0.2
+    assert probe(make_loop(RaggedPacked(), SequencePacking())).padding_frac == 0.0
+
+
+def test_every_plan_is_measured_with_the_same_ruler() -> None:
+    live = make_loop(RaggedPacked(), SequencePacking()).live
+    seen: list[int] = []
+    collate = live.job.collate
+
+    def counted(samples: list[Any]) -> Any:
+        seen.append(len(samples))
+        return collate(samples)
+
+    live.job.collate = counted  # type: ignore[method-assign]
+    held_out = HeldOut(live)
+    packed = held_out.measure()["loss"]
+    assert not seen
+    plain = held_out.measure(plain=True)["loss"]
+    assert sum(seen) == 30
+    assert packed == pytest.approx(plain, rel=1e-5)
