@@ -16,20 +16,6 @@ from upshift.core.job import Job
 from upshift.core.machine import Machine, Reading
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-from upshift.optimizations.attention_backend import AttentionBackend
-from upshift.optimizations.channels_last import ChannelsLast
-from upshift.optimizations.compile import Compile
-from upshift.optimizations.cpu_threads import CPUThreads
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.length_bucketing import LengthBucketing
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.metric_reading import MetricReading
-from upshift.optimizations.precision import Precision
-from upshift.optimizations.sample_cache import SampleCache
-from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.optimizations.trim_padding import TrimPadding
-from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
 from upshift.train.build import build
 from upshift.train.loop import Loop
 
@@ -237,7 +223,7 @@ def facts(*, job: dict[str, Any] | None = None, on: dict[str, Any] | None = None
     return Facts(machine=machine(**(on or {})), job=JobFacts(**{**GOOD_JOB, **(job or {})}), **{**GOOD, **changes})
 
 
-# Cases.
+# A case, and running it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,107 +241,6 @@ class Case:
     job: type[Job]
     facts: Facts
     refused: tuple[tuple[Facts, str], ...]
-
-
-def other_thread_count() -> int:
-    """A number of threads that is not in force."""
-    return 2 if torch.get_num_threads() == 1 else 1
-
-
-CASES: dict[str, Case] = {
-    "activation_checkpointing": Case(
-        make=ActivationCheckpointing, job=AttentionDropout, facts=facts(),
-        refused=(
-            (facts(job={"repeated_blocks": 0}), "no list of like blocks"),
-            (facts(job={"repeated_blocks": 1}), "no list of like blocks"),
-        ),
-    ),
-    "attention_backend": Case(
-        make=lambda: AttentionBackend(backend="math"), job=Attention, facts=facts(),
-        refused=((facts(op_counts={"addmm": 3}), "never calls torch.nn.functional.scaled_dot_product_attention"),),
-    ),
-    "channels_last": Case(
-        make=ChannelsLast, job=Pictures, facts=facts(),
-        refused=(
-            (facts(job={"module_counts": {"Conv1d": 1}}), "no 2-d convolution"),
-            (facts(job={"module_counts": {"Conv2d": 1, "Conv3d": 1}}), "3-d convolutions too"),
-        ),
-    ),
-    "compile": Case(
-        make=Compile, job=Attention, facts=facts(),
-        refused=((facts(on={"cxx_compiler": None}), "needs a C.. compiler here: test says None"),),
-    ),
-    "cpu_threads": Case(
-        make=lambda: CPUThreads(num_threads=other_thread_count()), job=Attention, facts=facts(),
-        refused=((facts(job={"device": "cuda"}), "runs on cuda"), (facts(on={"cores": 1, "threads": 1}), "one core")),
-    ),
-    "fused_optimizer": Case(
-        make=FusedOptimizer, job=Attention, facts=facts(),
-        refused=(
-            (facts(job={"optimizer_class": "RMSprop"}), "RMSprop has no fused kernel in PyTorch 2.x"),
-            (facts(job={"optimizer_fused": True}), "fused already"),
-        ),
-    ),
-    "length_bucketing": Case(
-        make=lambda: LengthBucketing(window_batches=4), job=Ragged, facts=facts(),
-        refused=(
-            (facts(job={"has_length": False}), "write length"),
-            (facts(job={"num_samples": None}), "iterable dataset"),
-            (facts(job={"has_quality": False}), "set quality"),
-            (facts(excess_padding_frac=0.2), "trim_padding"),
-            (facts(padding_frac=0.0), "no padding inside batches"),
-        ),
-    ),
-    "loader_workers": Case(
-        make=lambda: LoaderWorkers(num_workers=1), job=Prepared, facts=facts(),
-        refused=(
-            (facts(job={"num_samples": None}), "iterable dataset"),
-            (facts(job={"num_workers": 2}), "2 workers are at work already"),
-        ),
-    ),
-    "metric_reading": Case(
-        make=lambda: MetricReading(every=3), job=Prepared, facts=facts(),
-        refused=((facts(job={"read_every": 20}), "every 20 updates already"),),
-    ),
-    "precision": Case(
-        make=Precision, job=Pictures, facts=facts(),
-        refused=(
-            (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are bfloat16 already"),
-            (facts(on={"bfloat16": False}), "no native 16-bit arithmetic here: test says False"),
-            (facts(bf16_matmul_gain=0.8), "0.80 times the speed of float32"),
-        ),
-    ),
-    "sample_cache": Case(
-        make=SampleCache, job=Prepared, facts=facts(),
-        refused=(
-            (facts(job={"has_deterministic_transform": False}), "write deterministic_transform"),
-            (facts(job={"num_samples": None}), "iterable dataset"),
-            (facts(job={"planned_updates": 25}), "visited at most once"),
-            (facts(job={"num_samples": 98, "planned_updates": 25}), "visited at most once"),  # 25 batches of 4 are 100
-            (facts(sample_bytes=None), "could not be measured"),
-            (facts(sample_bytes=GIB), "100.0 GiB, more than a quarter of the memory .2.0 GiB"),
-        ),
-    ),
-    "sequence_packing": Case(
-        make=SequencePacking, job=RaggedPacked, facts=facts(),
-        refused=(
-            (facts(job={"has_collate_packed": False}), "write collate_packed"),
-            (facts(job={"has_length": False}), "write length"),
-            (facts(padding_frac=0.0), "no padding in the batches"),
-        ),
-    ),
-    "trim_padding": Case(
-        make=TrimPadding, job=Ragged, facts=facts(excess_padding_frac=0.2),
-        refused=(
-            (facts(job={"has_length": False}), "write length"),
-            (facts(excess_padding_frac=0.0), "no longer than their longest sample"),
-        ),
-    ),
-    "zero_grad_to_none": Case(
-        make=ZeroGradToNone, job=PicturesZeroed, facts=facts(),
-        refused=((facts(job={"zero_grad_to_none": True}), "freed already"),),
-    ),
-}  # fmt: skip
 
 
 def run(job: Job, updates: int, *optimizations: Optimization) -> list[float]:

@@ -1,4 +1,4 @@
-"""One contract for every optimization that is found; a new one fails here until it has a case in `contract.py`."""
+"""One contract for every optimization that is found; a new one fails here until it has a case in `cases/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.optimizations.contract import CASES, CPU, make_loop, run, undone
+from tests.optimizations.cases import CASES
+from tests.optimizations.contract import CPU, make_loop, run, undone
 from upshift.core.errors import PlanError
 from upshift.core.live import LiveJob, LoaderSettings
 from upshift.core.optimization import Numerics, Optimization

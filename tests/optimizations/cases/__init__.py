@@ -1,0 +1,12 @@
+"""One case per optimization, in a module of the optimization's name: add yours beside them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from tests.optimizations.contract import Case
+
+CASES: dict[str, Case] = {
+    module.name: importlib.import_module(f"{__name__}.{module.name}").CASE for module in pkgutil.iter_modules(__path__)
+}

@@ -1,0 +1,14 @@
+"""How channels_last is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.optimizations.channels_last import ChannelsLast
+
+CASE = Case(
+    make=ChannelsLast, job=Pictures, facts=facts(),
+    refused=(
+        (facts(job={"module_counts": {"Conv1d": 1}}), "no 2-d convolution"),
+        (facts(job={"module_counts": {"Conv2d": 1, "Conv3d": 1}}), "3-d convolutions too"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,11 @@
+"""How compile is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.compile import Compile
+
+CASE = Case(
+    make=Compile, job=Attention, facts=facts(),
+    refused=((facts(on={"cxx_compiler": None}), "needs a C.. compiler here: test says None"),),
+)  # fmt: skip

@@ -1,0 +1,19 @@
+"""How cpu_threads is tested."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.cpu_threads import CPUThreads
+
+
+def _other() -> int:
+    """A number of threads that is not in force."""
+    return 2 if torch.get_num_threads() == 1 else 1
+
+
+CASE = Case(
+    make=lambda: CPUThreads(num_threads=_other()), job=Attention, facts=facts(),
+    refused=((facts(job={"device": "cuda"}), "runs on cuda"), (facts(on={"cores": 1, "threads": 1}), "one core")),
+)  # fmt: skip

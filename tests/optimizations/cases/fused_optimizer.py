@@ -1,0 +1,14 @@
+"""How fused_optimizer is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.fused_optimizer import FusedOptimizer
+
+CASE = Case(
+    make=FusedOptimizer, job=Attention, facts=facts(),
+    refused=(
+        (facts(job={"optimizer_class": "RMSprop"}), "RMSprop has no fused kernel in PyTorch 2.x"),
+        (facts(job={"optimizer_fused": True}), "fused already"),
+    ),
+)  # fmt: skip

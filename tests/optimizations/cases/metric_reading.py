@@ -1,0 +1,11 @@
+"""How metric_reading is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Prepared, facts
+from upshift.optimizations.metric_reading import MetricReading
+
+CASE = Case(
+    make=lambda: MetricReading(every=3), job=Prepared, facts=facts(),
+    refused=((facts(job={"read_every": 20}), "every 20 updates already"),),
+)  # fmt: skip

@@ -1,0 +1,15 @@
+"""How precision is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.optimizations.precision import Precision
+
+CASE = Case(
+    make=Precision, job=Pictures, facts=facts(),
+    refused=(
+        (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are bfloat16 already"),
+        (facts(on={"bfloat16": False}), "no native 16-bit arithmetic here: test says False"),
+        (facts(bf16_matmul_gain=0.8), "0.80 times the speed of float32"),
+    ),
+)  # fmt: skip

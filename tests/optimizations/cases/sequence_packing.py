@@ -1,0 +1,15 @@
+"""How sequence_packing is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, RaggedPacked, facts
+from upshift.optimizations.sequence_packing import SequencePacking
+
+CASE = Case(
+    make=SequencePacking, job=RaggedPacked, facts=facts(),
+    refused=(
+        (facts(job={"has_collate_packed": False}), "write collate_packed"),
+        (facts(job={"has_length": False}), "write length"),
+        (facts(padding_frac=0.0), "no padding in the batches"),
+    ),
+)  # fmt: skip

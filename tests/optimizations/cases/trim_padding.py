@@ -1,0 +1,14 @@
+"""How trim_padding is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Ragged, facts
+from upshift.optimizations.trim_padding import TrimPadding
+
+CASE = Case(
+    make=TrimPadding, job=Ragged, facts=facts(excess_padding_frac=0.2),
+    refused=(
+        (facts(job={"has_length": False}), "write length"),
+        (facts(excess_padding_frac=0.0), "no longer than their longest sample"),
+    ),
+)  # fmt: skip

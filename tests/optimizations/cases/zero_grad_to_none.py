@@ -1,0 +1,11 @@
+"""How zero_grad_to_none is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, PicturesZeroed, facts
+from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
+
+CASE = Case(
+    make=ZeroGradToNone, job=PicturesZeroed, facts=facts(),
+    refused=((facts(job={"zero_grad_to_none": True}), "freed already"),),
+)  # fmt: skip
