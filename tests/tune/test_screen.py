@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.tune.jobs import children, write_job
+from tests.tune.test_compare import sample
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval
 from upshift.optimizations import catalogue
-from upshift.tune.screen import FUTILE_TURNS, MORE_TURNS, Screen, aa_departure
+from upshift.tune.compare import NEIGHBOUR, Comparison
+from upshift.tune.samples import Sample
+from upshift.tune.screen import FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Resident, Screen, Screening, aa_departure
 from upshift.tune.trial import TrialSetting
 
 OTHERS = [[2.0 + 0.5 * (update % 3) for update in range(100)]]
@@ -49,6 +52,44 @@ def test_a_departure_is_the_distance_of_an_aa_ratio_from_one(ratio: float, depar
     assert aa_departure(Interval(ratio, ratio * 0.98, ratio * 1.02, 5, 0.95)) == pytest.approx(departure)
 
 
+class _Still:
+    """A resident process that answers at once and does nothing."""
+
+    alive = True
+
+    def thaw(self) -> None:
+        """Nothing runs."""
+
+    freeze = thaw
+
+    def call(self, _operation: str, **_: object) -> dict[str, float]:
+        return {"seconds": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "taken", "counted"), [((), TURNS, TURNS), ((1, 3), TURNS + 2, TURNS), (range(99), TURNS + MAX_RETAKES, 0)]
+)
+def test_a_spoilt_turn_is_taken_again_and_never_counted(spoilt: Container[int], taken: int, counted: int) -> None:
+    class Played(Screen):
+        def _start_base(self, plan: Plan) -> Resident:
+            return Resident(trial=_Still())  # type: ignore[arg-type]
+
+        def _turn(self, resident: Resident, arm: str, turn: int, updates: int) -> Sample:
+            foreign = 0.5 if arm == "B" and turn in spoilt else 0.0
+            return sample(arm, turn, 1.0 + 0.1 * (turn % 2) + 0.2 * (arm == "B") * (turn % 3), foreign=foreign)
+
+    found = Played(TrialSetting(target="", folder=Path()), Plan(), uneven=False, others=OTHERS)
+    found.challenger = Resident(trial=_Still())  # type: ignore[arg-type]
+    screening = Screening(comparison=Comparison(kind="screening"))
+    found._turns(screening, 3, TURNS)
+    comparison = screening.comparison
+    assert len(comparison.samples) == 2 * taken
+    assert len(comparison.times("A")) == len(comparison.times("B")) == counted
+    assert comparison.retaken == taken - counted
+    assert (comparison.interval is None) == (counted == 0)
+    assert (NEIGHBOUR in comparison.why) == (counted == 0)
+
+
 @pytest.mark.slow
 def test_calibration_sets_the_floor_and_finds_that_the_job_repeats(screen: Screen) -> None:
     found = screen.calibrate(5)
@@ -57,7 +98,7 @@ def test_calibration_sets_the_floor_and_finds_that_the_job_repeats(screen: Scree
     assert found.evidence == []
     assert screen.repeats()
     turns = len(found.comparison.samples) // 2
-    assert FUTILE_TURNS <= turns <= MORE_TURNS
+    assert FUTILE_TURNS <= turns <= TURNS + MAX_RETAKES
     order = "".join(sample.arm for sample in found.comparison.samples)
     assert order == ("ABBA" * MORE_TURNS)[: 2 * turns]
 

@@ -1,0 +1,71 @@
+"""When the held-out data refuse a technique that changes the mathematics, the rest of the plan is proved by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.tune.jobs import write_job
+from tests.tune.test_compare import sample
+from upshift.core.plan import Plan
+from upshift.core.stats import LOOKS
+from upshift.tune import session as module
+from upshift.tune.arms import Design
+from upshift.tune.budget import Costs
+from upshift.tune.compare import Comparison, read_look
+from upshift.tune.rung import Rung
+from upshift.tune.session import FIRST_PROOF_SHARE, Session, TuneRequest
+
+BUDGET_S = 100.0
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """A session that stands before its proof."""
+    made = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", budget_s=BUDGET_S))
+    made.costs = Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0)
+    made.turns, made.max_batches = 1, None
+    made.dossier.evidence["memory"] = {}
+    return made
+
+
+def play(harm: dict[str, float], seen: list[tuple[Plan, float]]) -> Any:
+    """A comparison of 2x, whose candidate is worse by `harm` of each of its techniques."""
+
+    def compare(_setting: Any, _base: Plan, plan: Plan, design: Design, **_: Any) -> Comparison:
+        assert design.deadline is not None
+        seen.append((plan, design.deadline - monotonic()))
+        found = Comparison()
+        for pair in range(LOOKS[0]):
+            found.samples += [sample("A", pair, 2.0 + 0.001 * pair), sample("B", pair, 1.0)]
+            found.metrics["A"].append({"loss": 1.0 + 0.001 * pair})
+            found.metrics["B"].append({"loss": 1.0 + sum(harm.get(name, 0.0) for name in plan.names)})
+        read_look(found, 0, 0.03)
+        return found
+
+    return compare
+
+
+@pytest.mark.parametrize(("harm", "kept"), [(5.0, ["zero_grad_to_none"]), (0.0, ["length_bucketing", "zero_grad_to_none"])])
+def test_what_harms_is_dropped_and_the_rest_is_proved(
+    session: Session, monkeypatch: pytest.MonkeyPatch, harm: float, kept: list[str]
+) -> None:
+    seen: list[tuple[Plan, float]] = []
+    monkeypatch.setattr(module, "compare", play({"length_bucketing": harm}, seen))
+    session.dossier.rungs += [
+        Rung(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
+        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
+    ]
+    session._prove(SimpleNamespace(update_s=0.005))  # type: ignore[arg-type]
+    assert sorted(session.dossier.applied_plan().names) == kept
+    assert session.dossier.proved
+    assert sorted(seen[-1][0].names) == kept
+    assert seen[0][1] == pytest.approx(FIRST_PROOF_SHARE * BUDGET_S, rel=0.1)
+    if harm:
+        assert len(seen) == 2
+        assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has all of it
+        assert "held-out" in session.dossier.rungs[0].reason
