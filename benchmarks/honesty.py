@@ -5,6 +5,7 @@ What is counted: false `faster` or `slower` verdicts of A/A, and slowdowns that 
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from time import monotonic
@@ -15,6 +16,7 @@ from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
 from upshift.tune.arms import TURNS, Design
 from upshift.tune.compare import Comparison, compare
+from upshift.tune.provenance import commit_of
 from upshift.tune.trial import TrialSetting
 
 UPDATES = 250
@@ -42,8 +44,15 @@ def run_power(num: int = 20) -> Path:
 
 
 def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
-    """Compare the steady job with `candidate`, one comparison after the other."""
-    return [_one(candidate, number, first_seed) for number in range(num)]
+    """Compare the steady job with `candidate`, one comparison after the other; what an earlier run had done is kept."""
+    done = ROOT / "upshift-out" / f"{candidate}-{commit_of(ROOT)}.jsonl"
+    done.parent.mkdir(parents=True, exist_ok=True)
+    found = [json.loads(line) for line in done.read_text(encoding="utf-8").splitlines()] if done.exists() else []
+    for number in range(len(found), num):
+        found.append(_one(candidate, number, first_seed))
+        with done.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found[-1]) + "\n")
+    return found[:num]
 
 
 def _one(candidate: str, number: int, first_seed: int) -> dict[str, Any]:
