@@ -9,8 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upshift.core.errors import PlanError
 from upshift.core.live import Seam
-from upshift.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization, clash, ordered
+from upshift.core.optimization import (
+    Bottleneck,
+    Card,
+    Fit,
+    Numerics,
+    Optimization,
+    clash,
+    joined_environment,
+    missing_environment,
+    ordered,
+    required_environment,
+)
 
 
 def make(name: str, seam: Seam = Seam.MODEL, **more: Any) -> Optimization:
@@ -109,3 +121,75 @@ def test_a_clash_says_why(first: Optimization, second: Optimization, words: str)
     for why in (clash(first, second), clash(second, first)):
         assert words in why
         assert bool(why) == bool(words)
+
+
+# The environment a process must be started with.
+
+
+def asking(name: str, **variables: str) -> Optimization:
+    made = make(name, Seam.ENVIRONMENT)
+    kind: Any = type(f"Asking{name}", (type(made),), {"environment": lambda _: variables})
+    return kind()  # type: ignore[no-any-return]
+
+
+def test_most_need_no_environment() -> None:
+    assert make("a").environment() == {}
+    assert required_environment([make("a"), make("b")]) == {}
+
+
+def test_entries_of_two_optimizations_are_joined() -> None:
+    items = [
+        asking("a", GLIBC_TUNABLES="glibc.malloc.x=0:glibc.malloc.y=1", LD_PRELOAD="/lib/a.so", OMP_PROC_BIND="close"),
+        asking("b", GLIBC_TUNABLES="glibc.malloc.z=2:glibc.malloc.y=1", LD_PRELOAD="/lib/b=1.so", OMP_PROC_BIND="close"),
+    ]
+    assert required_environment(items) == {
+        "GLIBC_TUNABLES": "glibc.malloc.x=0:glibc.malloc.y=1:glibc.malloc.z=2",
+        "LD_PRELOAD": "/lib/a.so:/lib/b=1.so",
+        "OMP_PROC_BIND": "close",
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"GLIBC_TUNABLES": "glibc.malloc.x=0"}, {"GLIBC_TUNABLES": "glibc.malloc.y=1:glibc.malloc.x=1"}),
+        ({"OMP_PROC_BIND": "close"}, {"OMP_PROC_BIND": "spread"}),
+        ({"PATH": "/a"}, {"PATH": "/a:/b"}),
+    ],
+)
+def test_what_cannot_be_joined_is_an_error_that_names_both(first: dict[str, str], second: dict[str, str]) -> None:
+    with pytest.raises(PlanError, match=f"`one` and `two` need {next(iter(first))} to be '"):
+        required_environment([asking("one", **first), asking("two", **second)])
+
+
+@pytest.mark.parametrize(
+    ("started", "lacking"),
+    [
+        ({}, True),
+        ({"GLIBC_TUNABLES": "glibc.x=0"}, True),
+        ({"GLIBC_TUNABLES": "glibc.x=0:glibc.y=2"}, True),
+        ({"GLIBC_TUNABLES": "glibc.z=3:glibc.y=1:glibc.x=0"}, False),
+        ({"GLIBC_TUNABLES": "glibc.y=1:glibc.x=0:glibc.y=2"}, True),  # the last value of a tunable counts
+    ],
+)
+def test_what_is_not_in_force_in_every_part_is_missing(started: dict[str, str], lacking: bool) -> None:
+    required = {"GLIBC_TUNABLES": "glibc.x=0:glibc.y=1"}
+    assert missing_environment(required, started) == (required if lacking else {})
+    assert missing_environment(required, joined_environment(required, started)) == {}
+
+
+def test_a_plain_variable_must_be_the_same() -> None:
+    assert missing_environment({"A": "1"}, {"A": "1:2"}) == {"A": "1"}
+    assert missing_environment({"A": "1"}, {"A": "1"}) == {}
+
+
+def test_joining_keeps_what_the_user_set_and_ours_prevails() -> None:
+    theirs = {"GLIBC_TUNABLES": "glibc.x=9:glibc.u=1", "LD_PRELOAD": "/u.so /v.so", "OMP_PROC_BIND": "true", "HOME": "/me"}
+    ours = {"GLIBC_TUNABLES": "glibc.x=0", "LD_PRELOAD": "/a.so", "OMP_PROC_BIND": "close"}
+    assert joined_environment(ours, theirs) == {
+        "GLIBC_TUNABLES": "glibc.x=0:glibc.u=1",
+        "LD_PRELOAD": "/a.so:/u.so:/v.so",
+        "OMP_PROC_BIND": "close",
+        "HOME": "/me",
+    }
+    assert joined_environment({}, theirs) == theirs

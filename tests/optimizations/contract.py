@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -182,17 +183,42 @@ class Prepared(Job):
         return nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
 
 
+class Rows(Dataset[Any]):
+    """Rows of a table, read one by one or several in one call."""
+
+    def __init__(self) -> None:
+        self.table = torch.randn(14, 6, generator=torch.Generator().manual_seed(5))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (self.table[index],)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor]]:
+        """Gather the rows at once."""
+        return [(row,) for row in self.table[indices]]
+
+
+class PreparedRows(Prepared):
+    """The same from a table that reads several rows in one call."""
+
+    def train_data(self) -> Dataset[Any]:
+        return Rows()
+
+
 # Facts.
 
 
-def machine(**changes: Any) -> Machine:
+def machine(cpu_flags: frozenset[str] = frozenset(), **changes: Any) -> Machine:
     """Four cores with everything; `changes` are plain values of readings."""
     values: dict[str, Any] = {
         "cores": 4, "memory_limit_bytes": 8 * GIB, "cpu_model": "test", "accelerators": (), "bfloat16": True,
         "float16": False, "torch_build": "cpu", "threads": 4, "cxx_compiler": "/usr/bin/g++", "shared_memory_bytes": GIB,
+        "allocators": (), "c_library": "glibc 2.36", "huge_pages": "madvise", "openmp": "/usr/lib/libgomp.so.1",
     }  # fmt: skip
     readings = {name: Reading(value, f"test says {value}") for name, value in {**values, **changes}.items()}
-    return Machine(cpu_flags=frozenset(), torch_version="2.x", python_version="3.11", system="test", **readings)
+    return Machine(cpu_flags=cpu_flags, torch_version="2.x", python_version="3.11", system="test", **readings)
 
 
 PHASES = {"data": 0.3, "transfer": 0.0, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "logging": 0.05}
@@ -235,17 +261,28 @@ class Case:
         job: A job on which it really does something.
         facts: Facts it accepts.
         refused: Facts it refuses, each with a part of the reason.
+        needs_gpu: Whether its mechanism cannot fire on a CPU; then what runs it is skipped where there is no CUDA device.
+        leaves_out: Samples of the job's that an epoch does not visit under it.
     """
 
     make: Callable[[], Optimization]
     job: type[Job]
     facts: Facts
     refused: tuple[tuple[Facts, str], ...]
+    needs_gpu: bool = False
+    leaves_out: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where its job runs; skips the test where there is no such device."""
+        if self.needs_gpu and not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")
+        return torch.device("cuda") if self.needs_gpu else CPU
 
 
-def run(job: Job, updates: int, *optimizations: Optimization) -> list[float]:
+def run(job: Job, updates: int, *optimizations: Optimization, device: torch.device = CPU) -> list[float]:
     """The losses of a fresh run under these optimizations; undoes them afterwards."""
-    loop = make_loop(job, *optimizations)
+    loop = make_loop(job, *optimizations, device=device)
     try:
         loop.run(updates)
     finally:
@@ -254,9 +291,9 @@ def run(job: Job, updates: int, *optimizations: Optimization) -> list[float]:
     return loop.losses
 
 
-def make_loop(job: Job, *optimizations: Optimization) -> Loop:
+def make_loop(job: Job, *optimizations: Optimization, device: torch.device = CPU) -> Loop:
     """A loop at the start of a run under these optimizations."""
-    return Loop(build(job, Plan(optimizations=optimizations), device=CPU))
+    return Loop(build(job, Plan(optimizations=optimizations), device=device))
 
 
 def undone(loop: Loop) -> Loop:

@@ -10,16 +10,43 @@ import torch
 from tests.optimizations.contract import Prepared, facts, make_loop, run
 from upshift.core.errors import JobError
 from upshift.core.job import Job
+from upshift.core.live import LoaderSettings
+from upshift.core.optimization import Fit
 from upshift.optimizations.loader_workers import LoaderWorkers
 from upshift.train.trace import trace_step
 
 
 @pytest.mark.parametrize(
-    ("cores", "wait", "expected"), [(4, 0.1, [3, 4]), (1, 0.1, [1]), (2, 0.9, [8, 2]), (1, 0.9, [4, 1]), (32, 0.9, [16, 32])]
+    ("cores", "wait", "expected"),
+    [
+        (4, 0.1, [(3, 2), (3, 4), (4, 2), (1, 2)]),
+        (1, 0.1, [(1, 2), (1, 4)]),
+        (2, 0.9, [(8, 2), (8, 4), (2, 2), (4, 2)]),
+        (1, 0.9, [(4, 2), (4, 4), (1, 2), (2, 2)]),
+        (32, 0.9, [(16, 2), (16, 4), (32, 2), (8, 2)]),
+    ],
 )
-def test_more_workers_than_cores_only_where_fetching_waits(cores: int, wait: float, expected: list[int]) -> None:
+def test_more_workers_than_cores_only_where_fetching_waits(cores: int, wait: float, expected: list[tuple[int, int]]) -> None:
     fit = LoaderWorkers.fit(facts(on={"cores": cores}, input_wait_frac=wait))
-    assert [setting.settings()["num_workers"] for setting in fit.settings] == expected
+    assert [(setting.num_workers, setting.prefetch_factor) for setting in _offered(fit)] == expected
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"), [(3, [(3, 1), (1, 2)]), (2, [(2, 1), (1, 2)]), (7, [(3, 2), (4, 1), (1, 2)])]
+)
+def test_batches_under_way_fit_in_shared_memory(batches: int, expected: list[tuple[int, int]]) -> None:
+    given = facts(on={"shared_memory_bytes": 2 * 4 * 1000 * batches}, padding_frac=0.0)
+    found = [(setting.num_workers, setting.prefetch_factor) for setting in _offered(LoaderWorkers.fit(given))]
+    assert found == expected
+    assert all(workers * prefetch <= batches for workers, prefetch in found)
+
+
+def test_nothing_bounds_batches_of_unknown_size() -> None:
+    assert len(_offered(LoaderWorkers.fit(facts(sample_bytes=None, on={"shared_memory_bytes": 1})))) == 4
+
+
+def _offered(fit: Fit) -> list[LoaderWorkers]:
+    return [setting for setting in fit.settings if isinstance(setting, LoaderWorkers)]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -47,6 +74,23 @@ def test_workers_see_the_epoch(persistent: bool) -> None:
     plain = run(OneBatch(), 4)
     assert len(set(plain)) == 4
     assert run(OneBatch(), 4, LoaderWorkers(num_workers=2, persistent=persistent)) == plain
+
+
+@pytest.mark.slow
+def test_persistent_workers_see_the_epoch_in_every_batch() -> None:
+    """Each of the two workers lives through three epochs of four batches, whose transform depends on the epoch."""
+    losses = run(Prepared(), 12, LoaderWorkers(num_workers=2, persistent=True))
+    assert losses == run(Prepared(), 12)
+    assert len(set(losses)) == 12
+
+
+def test_page_locked_batches_stay_so() -> None:
+    live = make_loop(Prepared()).live
+    live.loader = LoaderSettings(pin_memory=True)
+    undo = LoaderWorkers().apply(live)
+    assert live.loader.pin_memory
+    undo()
+    assert live.loader == LoaderSettings(pin_memory=True)
 
 
 @pytest.mark.slow

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.optimizations.contract import Prepared, make_loop, run
+from tests.optimizations.contract import Prepared, PreparedRows, make_loop, run
 from upshift.core.errors import JobError
-from upshift.optimizations.sample_cache import CHECKED_HITS, SampleCache
+from upshift.core.keeping import CHECKED_HITS
+from upshift.core.optimization import Optimization
+from upshift.optimizations.batched_reading import BatchedReading
+from upshift.optimizations.sample_cache import SampleCache
+from upshift.optimizations.sample_store import SampleStore
+from upshift.train.trace import trace_step
 
 
 class Counted(Prepared):
@@ -51,6 +56,24 @@ def test_priming_makes_the_first_epoch_like_the_second() -> None:
     assert loop.live.counters["sample_cache_hits"] == 8
 
 
+def test_the_hit_rate_is_told() -> None:
+    item = SampleCache(max_samples=3)
+    loop = make_loop(Counted(), item)
+    for fill in loop.live.prime:
+        fill(loop.upcoming(1)[0])
+    checks = item.evidence(loop.live, trace_step(loop))
+    # The first batch of 4 samples, of which 3 were kept, is fetched twice to look at it and once to train on it.
+    assert [check.seen for check in checks] == ["9 hits of 12 readings (75%), 3 kept"]
+
+
+def test_it_reads_the_rest_of_a_batch_in_one_call() -> None:
+    loop = make_loop(PreparedRows(), BatchedReading(), SampleCache(max_samples=3))
+    loop.run(9)
+    assert loop.live.counters["sample_cache_hits"] > 0
+    assert loop.live.counters["batched_reading_samples"] > loop.live.counters["batched_reading_calls"] > 4
+    assert loop.losses == run(PreparedRows(), 9)
+
+
 class InPlace(Prepared):
     """Breaks the promise: changes what was kept."""
 
@@ -85,10 +108,10 @@ def test_a_broken_promise_is_found(kind: type[Prepared]) -> None:
 
 
 def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshift.optimizations import sample_cache
+    from upshift.core import keeping
 
     sizes: list[int] = []
-    content = sample_cache._content
+    content = keeping.content
 
     def spy(sample: Any) -> Any:
         found = content(sample)
@@ -102,7 +125,7 @@ def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytes
         def deterministic_transform(self, sample: Any) -> Any:
             return {"x": sample[0], "y": sample[1]}
 
-    monkeypatch.setattr(sample_cache, "_content", spy)
+    monkeypatch.setattr(keeping, "content", spy)
     run(View(), 8, SampleCache())
     assert sizes
     assert max(sizes) < 2000
@@ -111,3 +134,14 @@ def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytes
 def test_a_negative_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="or more, not -1"):
         SampleCache(max_samples=-1)
+
+
+@pytest.mark.parametrize("item", [SampleCache(), SampleStore()])
+def test_an_iterable_dataset_is_refused(item: Optimization) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.zeros(6),)])
+
+    kind: type[Prepared] = type("Streamed", (Prepared,), {"train_data": lambda _: Stream()})
+    with pytest.raises(JobError, match=f"{item.card.name} needs a map-style dataset"):
+        make_loop(kind(), item)

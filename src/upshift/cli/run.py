@@ -12,7 +12,7 @@ from upshift.cli.say import console, errors
 from upshift.core.plan import Plan
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.train.run import Report, train
+from upshift.train.run import Report, start_under, train
 
 DEFAULT_OUT = Path("upshift-run")
 
@@ -24,8 +24,9 @@ def run(
     updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
 ) -> None:
     """Train the job under a plan: progress, metrics, held-out results each epoch, weights at the end."""
-    job = load_job(target)
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
+    start_under(chosen)
+    job = load_job(target)
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),

@@ -34,6 +34,13 @@ class JobFacts:
         zero_grad_to_none: Gradients are freed between updates.
         num_workers: Loader workers at present.
         pin_memory: Batches are page-locked at present.
+        num_threads: Threads that read batches ahead at present.
+        device_prefetch: Batches are copied to the device ahead at present.
+        shuffle: Each epoch visits the samples in a new order.
+        has_getitems: The dataset itself reads several samples in one call (`__getitems__`).
+        load_is_random: Reading a sample may draw random numbers.
+        finish_is_random: The job has a random transform.
+        collate_is_random: Collating may draw random numbers.
     """
 
     device: str = "cpu"
@@ -57,6 +64,13 @@ class JobFacts:
     zero_grad_to_none: bool = True
     num_workers: int = 0
     pin_memory: bool = False
+    num_threads: int = 0
+    device_prefetch: bool = False
+    shuffle: bool = True
+    has_getitems: bool = False
+    load_is_random: bool = True
+    finish_is_random: bool = False
+    collate_is_random: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

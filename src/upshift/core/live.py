@@ -7,6 +7,7 @@ its card names. What an optimization may change is what stands here and nothing 
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ BatchOrder: TypeAlias = Callable[[int], list[list[int]]]
 class Seam(enum.Enum):
     """Where an optimization may act, in the order a live job opens them."""
 
+    ENVIRONMENT = "environment"
     PROCESS = "process"
     DATASET = "dataset"
     MODEL = "model"
@@ -55,12 +57,18 @@ class LoaderSettings:
         prefetch_factor: Batches each worker keeps ready; without meaning for 0 workers.
         persistent: Keep the workers between epochs.
         pin_memory: Copy batches to page-locked memory, for faster transfers to an accelerator.
+        num_threads: Threads of the training process that read batches ahead; 0 is off. Not together with worker processes.
+        ahead: Batches the threads keep ready or under way; without meaning for 0 threads.
+        device_prefetch: Copy the next batch to a CUDA device, on a stream of its own, before the present one is trained on.
     """
 
     num_workers: int = 0
     prefetch_factor: int = 2
     persistent: bool = False
     pin_memory: bool = False
+    num_threads: int = 0
+    ahead: int = 4
+    device_prefetch: bool = False
 
 
 @dataclass(kw_only=True)
@@ -69,6 +77,8 @@ class Pipeline:
 
     Attributes:
         load: Reads a sample and applies the deterministic transform.
+        load_many: The same for several samples in one call, in order; None reads them one by one. Not used where loading
+            may draw random numbers, since each sample is seeded for itself.
         finish: Applies the random transform.
         collate: Makes one batch of the finished samples.
         adjust: Functions of (batch, loaded samples) that return the batch, applied in order.
@@ -86,25 +96,41 @@ class Pipeline:
     load_is_random: bool = True
     finish_is_random: bool = False
     collate_is_random: bool = False
+    load_many: Callable[[Sequence[int]], list[Any]] | None = None
 
     def fetch(self, epoch: int, indices: Sequence[int]) -> Any:
         """Make the batch of `indices` in `epoch`; the same whoever calls, in whichever process."""
         if not (self.load_is_random or self.finish_is_random or self.collate_is_random):
-            loaded = [self.load(index) for index in indices]
-            return self._assemble(loaded, [self.finish(sample) for sample in loaded])
-        loaded, finished = [], []
+            return self._finish(epoch, indices, self.read(indices))
         with kept_random_state():
+            if not self.load_is_random:
+                return self._finish(epoch, indices, self.read(indices))
+            loaded = []
             for index in indices:
-                if self.load_is_random:
-                    seed_sample(self.seed, epoch, index)
-                sample = self.load(index)
-                loaded.append(sample)
-                if self.finish_is_random:
-                    seed_sample(self.seed, epoch, index, salt=1)
-                finished.append(self.finish(sample))
-            if self.collate_is_random:
-                seed_sample(self.seed, epoch, indices[0], salt=2)
-            return self._assemble(loaded, finished)
+                seed_sample(self.seed, epoch, index)
+                loaded.append(self.load(index))
+            return self._finish(epoch, indices, loaded)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Load the samples of a batch, unseeded: for loading that draws no random numbers; safe in any thread then."""
+        return [self.load(index) for index in indices] if self.load_many is None else self.load_many(indices)
+
+    def complete(self, epoch: int, indices: Sequence[int], loaded: list[Any]) -> Any:
+        """Make the batch of samples that `read` gave; the same batch as `fetch` makes."""
+        if not (self.finish_is_random or self.collate_is_random):
+            return self._finish(epoch, indices, loaded)
+        with kept_random_state():
+            return self._finish(epoch, indices, loaded)
+
+    def _finish(self, epoch: int, indices: Sequence[int], loaded: list[Any]) -> Any:
+        finished = []
+        for index, sample in zip(indices, loaded, strict=True):
+            if self.finish_is_random:
+                seed_sample(self.seed, epoch, index, salt=1)
+            finished.append(self.finish(sample))
+        if self.collate_is_random:
+            seed_sample(self.seed, epoch, indices[0], salt=2)
+        return self._assemble(loaded, finished)
 
     def _assemble(self, loaded: list[Any], finished: list[Any]) -> Any:
         batch = self.collate(finished)
@@ -133,6 +159,7 @@ class LiveJob:
         batch_transforms: Applied in order to each batch on the device (seam `batch`).
         forward_contexts: Entered around `job.loss` (seam `forward`).
         scaler: Gradient scaler for float16, or None (seam `backward`).
+        micro_parts: Parts that each batch is computed in, their gradients added up; 1 is the whole (seam `backward`).
         zero_grad_to_none: Free gradients, or fill them with zeros (seam `update`).
         read_every: Updates between two readings of the loss (seam `around`).
         prime: Called with the sample indices a trial is about to visit, to fill caches as a second epoch finds them.
@@ -155,6 +182,7 @@ class LiveJob:
     batch_transforms: list[BatchTransform] = field(default_factory=list)
     forward_contexts: list[ContextFactory] = field(default_factory=list)
     scaler: torch.amp.GradScaler | None = None
+    micro_parts: int = 1
     zero_grad_to_none: bool = True
     read_every: int = 1
     prime: list[Callable[[Sequence[int]], None]] = field(default_factory=list)
@@ -172,7 +200,7 @@ class LiveJob:
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to a counter."""
-        self.counters[name] = self.counters.get(name, 0) + amount
+        add_to(self.counters, name, amount)
 
     def rebuild_schedule(self) -> None:
         """Make the schedule of the present optimizer anew; needed after the optimizer was replaced."""
@@ -199,6 +227,15 @@ class LiveJob:
             return self.job.loss(self.model, batch)
         with self.contexts():
             return self.job.loss(self.model, batch)
+
+
+_COUNTING = threading.Lock()
+
+
+def add_to(counters: dict[str, float], name: str, amount: float = 1) -> None:
+    """Add to a counter, from any thread."""
+    with _COUNTING:
+        counters[name] = counters.get(name, 0) + amount
 
 
 def replace_attribute(owner: Any, name: str, value: Any) -> Undo:

@@ -13,13 +13,16 @@ import math
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
 import torch
+
+from upshift.core.system import library_folders, read_allocators, read_c_library, read_huge_pages, read_openmp
+from upshift.core.system import read_text as _read
+from upshift.core.system import sysctl as _sysctl
 
 T = TypeVar("T")
 
@@ -62,6 +65,10 @@ class Machine:
         threads: Threads torch uses within an operator.
         cxx_compiler: The C++ compiler `torch.compile` would find; None when it would find none.
         shared_memory_bytes: Free shared memory, through which loader workers hand over batches.
+        allocators: Paths of the memory allocators that could be preloaded.
+        c_library: As `glibc 2.36`; empty where it is another.
+        huge_pages: Who gets transparent huge pages: `always`, `madvise` (who asks), `never`; empty where unknown.
+        openmp: Path of torch's OpenMP library; empty where there is none to see.
         python_version: As `3.11.7`.
         system: Operating system and instruction set, as `Linux x86_64`.
     """
@@ -78,6 +85,10 @@ class Machine:
     threads: Reading[int]
     cxx_compiler: Reading[str | None]
     shared_memory_bytes: Reading[int]
+    allocators: Reading[tuple[str, ...]]
+    c_library: Reading[str]
+    huge_pages: Reading[str]
+    openmp: Reading[str]
     python_version: str
     system: str
 
@@ -136,6 +147,10 @@ def read_machine(
         threads=_threads(environ),
         cxx_compiler=read_cxx_compiler(environ),
         shared_memory_bytes=_shared_memory(shared_memory),
+        allocators=Reading(*read_allocators(library_folders(environ))),
+        c_library=Reading(*read_c_library()),
+        huge_pages=Reading(*read_huge_pages()),
+        openmp=Reading(*read_openmp()),
         python_version=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
     )
@@ -287,14 +302,6 @@ def _cpuinfo(proc: Path) -> Iterator[tuple[str, str]]:
             yield key.strip(), value.strip()
 
 
-def _sysctl(name: str) -> str:
-    try:
-        done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
-
-
 # Accelerators and torch.
 
 
@@ -385,11 +392,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
     return list(value) if isinstance(value, tuple) else value
-
-
-def _read(path: Path) -> str:
-    """The text of a file of the kernel; empty when it is not there or not ours to read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -12,10 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from upshift.core.errors import PlanError
 from upshift.core.live import LiveJob, Seam, Undo
 
 if TYPE_CHECKING:
     from upshift.core.facts import Facts
+
+JOINED_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD")
+"""Variables that hold several entries, with ":" between them; any other variable holds one value."""
 
 
 class Numerics(enum.StrEnum):
@@ -55,6 +59,8 @@ class Card:
         numerics: How far it may move the numbers.
         seam: Where it acts.
         source: Where the technique is described.
+        hoped_gain: What its source or its fans promise, and the address where they do, as `words (https://...)`; empty where
+            no figure is known. Shown beside what was measured, and decides nothing.
         prior: Share of the possible gain it usually brings, from 0 to 1; orders the ladder, decides nothing.
         setup_s: Seconds it usually costs once, before it pays (compilation); 0 for none.
         memory_technique: Whether it buys memory with time; then it is a candidate only where memory is short.
@@ -69,6 +75,7 @@ class Card:
     numerics: Numerics
     seam: Seam
     source: str
+    hoped_gain: str = ""
     prior: float = 0.5
     setup_s: float = 0.0
     memory_technique: bool = False
@@ -125,7 +132,7 @@ class StepTrace:
     Attributes:
         ops: How often each operator ran, by name without namespace (`convolution`, `_fused_adamw_`).
         op_dtypes: How often each (operator, dtype name of its first floating output) occurred.
-        channels_last: How often each operator gave a 4-d output that lies in channels-last order and in no other.
+        channels_last: How often each operator gave a 4-d or 5-d output that lies in channels-last order and in no other.
         batch_shapes: The shapes of the batch's tensors, in order.
         counters: What the live parts counted (graphs compiled, cache hits, workers alive, backends used).
     """
@@ -147,6 +154,14 @@ class Optimization:
     def fit(cls, facts: Facts) -> Fit:
         """Judge from measured facts alone whether this could help, and with which settings."""
         raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """Variables that work only where they are set before the process starts; none for most.
+
+        Whoever starts the process sets them, so they end with it and `apply` has nothing to undo. May raise MachineError
+        where this machine lacks what a variable must name.
+        """
+        return {}
 
     def apply(self, live: LiveJob) -> Undo:
         """Change the live job, and return how to put everything back."""
@@ -187,3 +202,55 @@ def clash(first: Optimization, second: Optimization) -> str:
     if shared:
         return f"`{one.name}` and `{two.name}` both claim {', '.join(sorted(shared))}"
     return ""
+
+
+def undo_nothing() -> None:
+    """The undo of what works through the environment alone: it ends with the process."""
+
+
+def required_environment(optimizations: Sequence[Optimization]) -> dict[str, str]:
+    """The variables a process must be started with for these optimizations together.
+
+    Raises:
+        PlanError: Two of them want one variable, or one entry of a joined variable, to be two things.
+    """
+    merged: dict[str, dict[str, str]] = {}
+    owners: dict[tuple[str, str], str] = {}
+    for item in optimizations:
+        for variable, value in item.environment().items():
+            for entry, text in _entries(variable, value).items():
+                owner = owners.setdefault((variable, entry), item.card.name)
+                if merged.setdefault(variable, {}).setdefault(entry, text) != text:
+                    seen = f"{merged[variable][entry]!r} and {text!r}"
+                    raise PlanError(
+                        f"`{owner}` and `{item.card.name}` need {variable} to be {seen}. Take one of them out of the plan."
+                    )
+    return {variable: ":".join(entries.values()) for variable, entries in merged.items()}
+
+
+def missing_environment(required: Mapping[str, str], started: Mapping[str, str]) -> dict[str, str]:
+    """Those of the required variables that a process started with `started` lacks, whole or in part."""
+    return {
+        variable: value
+        for variable, value in required.items()
+        if not _entries(variable, value).items() <= _entries(variable, started.get(variable, "")).items()
+    }
+
+
+def joined_environment(required: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` with the required variables: entries of joined variables beside the user's own, others in their place."""
+    joined = dict(environ)
+    for variable, value in required.items():
+        theirs = _entries(variable, environ.get(variable, "")) if variable in JOINED_VARIABLES else {}
+        ours = _entries(variable, value)
+        # Of two preloaded libraries with one function the first wins; of two values of one tunable, ours must stand alone.
+        joined[variable] = ":".join(({**ours, **theirs} if variable == "LD_PRELOAD" else {**theirs, **ours}).values())
+    return joined
+
+
+def _entries(variable: str, value: str) -> dict[str, str]:
+    """What a variable holds, by the name of the entry; one nameless entry where it is not a joined variable."""
+    if variable not in JOINED_VARIABLES:
+        return {"": value}
+    parts = value.replace(" ", ":").split(":") if variable == "LD_PRELOAD" else value.split(":")
+    return {part if variable == "LD_PRELOAD" else part.partition("=")[0]: part for part in parts if part}

@@ -6,10 +6,13 @@ Third parties register a class under the entry-point group `upshift.optimization
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
+from typing import Any
 
 from upshift.core.errors import PlanError
 from upshift.core.optimization import Card, Optimization
@@ -35,6 +38,16 @@ def catalogue() -> dict[str, type[Optimization]]:
             raise PlanError(f"The entry point `{point.name}` takes the name `{kind.card.name}`, which exists already.")
         found[kind.card.name] = kind
     return dict(sorted(found.items()))
+
+
+@cache
+def measured() -> dict[str, Any]:
+    """What recorded tunings of this project saw: name -> `measured` (rows, or None) and `why_not_measured`.
+
+    Read from `measured.json`, which `python -m benchmarks.tables` writes from benchmarks/results.
+    """
+    table: dict[str, Any] = json.loads((files(__name__) / "measured.json").read_text(encoding="utf-8"))
+    return dict(table["optimizations"])
 
 
 def load_entry_points(points: Iterable[EntryPoint]) -> list[tuple[EntryPoint, type[Optimization]]]:

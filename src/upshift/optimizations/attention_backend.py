@@ -43,6 +43,10 @@ class AttentionBackend(Optimization):
         numerics=Numerics.ROUNDING,
         seam=Seam.FORWARD,
         source="PyTorch documentation, torch.nn.attention.sdpa_kernel; Dao et al. 2022, FlashAttention",
+        hoped_gain=(
+            "15 % on BERT-large at length 512, 3x on GPT-2 at length 1K, end to end on a GPU "
+            "(https://huggingface.co/papers/2205.14135)"
+        ),
         prior=0.1,
         claims=frozenset({"attention"}),
     )

@@ -29,6 +29,10 @@ class ChannelsLast(Optimization):
         numerics=Numerics.ROUNDING,
         seam=Seam.BATCH,
         source="PyTorch tutorial, Channels Last Memory Format",
+        hoped_gain=(
+            "22 % in ResNet50 training speed, 8 to 35 % across a selection of models on a V100, fast.ai says of PyTorch "
+            "(https://docs.fast.ai/callback.channelslast.html)"
+        ),
         prior=0.3,
         claims=frozenset({"memory_format"}),
     )

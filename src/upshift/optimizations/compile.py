@@ -41,6 +41,10 @@ class Compile(Optimization):
         numerics=Numerics.ROUNDING,
         seam=Seam.FORWARD,
         source="PyTorch documentation, torch.compile; Ansel et al. 2024, PyTorch 2",
+        hoped_gain=(
+            "43 % faster in training on an A100 over 163 open-source models, 21 % at float32, 51 % with autocast "
+            "(https://pytorch.org/get-started/pytorch-2.0/)"
+        ),
         prior=0.15,
         setup_s=45.0,
         after=("activation_checkpointing", "precision", "attention_backend"),

@@ -7,16 +7,15 @@ Limits:    before the first step only; Adam, AdamW, SGD, Adagrad themselves, not
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from upshift.core.errors import JobError
 from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from upshift.core.remake import remake_optimizer
 
 FUSABLE: dict[str, type[torch.optim.Optimizer]] = {
     "Adam": torch.optim.Adam,
@@ -39,6 +38,10 @@ class FusedOptimizer(Optimization):
         numerics=Numerics.ROUNDING,
         seam=Seam.OPTIMIZER,
         source="PyTorch documentation, torch.optim.AdamW, `fused`",
+        hoped_gain=(
+            "2.64 % on average over the parallelisms of Llama 8B, 1.63 to 3.62 % "
+            "(https://github.com/pytorch/torchtitan/pull/881)"
+        ),
         prior=0.5,
     )
 
@@ -53,29 +56,9 @@ class FusedOptimizer(Optimization):
 
     def apply(self, live: LiveJob) -> Undo:
         """Make the same optimizer again, fused."""
-        old = live.optimizer
-        kind = type(old)
-        if FUSABLE.get(kind.__name__) is not kind:
-            raise JobError(f"{kind.__name__} has no fused kernel: take fused_optimizer out of the plan.")
-        if any(_has_stepped(kept) for kept in old.state.values()):
-            raise JobError("The optimizer has stepped already: fused_optimizer must be applied before the first update.")
-        groups = [{**group, "fused": True, "foreach": False} for group in old.param_groups]
-        accepted = inspect.signature(kind).parameters
-        defaults = {name: value for name, value in old.defaults.items() if name in accepted}
-        live.optimizer = kind(groups, **{**defaults, "fused": True, "foreach": False})
-
-        def undo() -> None:
-            live.optimizer = old
-            live.rebuild_schedule()
-
-        return undo
+        return remake_optimizer(live, self.card.name, FUSABLE, {"fused": True, "foreach": False})
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The fused kernel ran."""
         seen = sum(count for op, count in trace.ops.items() if op.startswith(FUSED_OPS))
         return [Check("fused optimizer kernels", seen > 0, f"{seen} in one step")]
-
-
-def _has_stepped(kept: Any) -> bool:
-    """Whether a parameter's state comes from a step; Adagrad's is there from the start, at step 0."""
-    return bool(kept) and float(kept.get("step", 1)) > 0

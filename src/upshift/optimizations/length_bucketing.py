@@ -40,6 +40,11 @@ class LengthBucketing(Optimization):
         numerics=Numerics.TRAINING,
         seam=Seam.LOADER,
         source="Khomenko et al. 2016, Accelerating recurrent neural network training using sequence bucketing",
+        hoped_gain=(
+            "models train twice as fast, together with dynamic padding "
+            "(https://wandb.ai/pommedeterresautee/speed_training/reports/"
+            "How-to-Train-Your-HuggingFace-Models-Twice-As-Fast--VmlldzoxMDgzOTI)"
+        ),
         prior=0.8,
         claims=frozenset({"order"}),
         after=("trim_padding",),

@@ -32,6 +32,7 @@ class MetricReading(Optimization):
         numerics=Numerics.EXACT,
         seam=Seam.AROUND,
         source="PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchronization",
+        hoped_gain=("5 to 7 % on one GPU, about 10 % on two (https://github.com/openvdb/fvdb-reality-capture/pull/144)"),
         prior=0.5,
     )
 

@@ -36,6 +36,10 @@ class Precision(Optimization):
         numerics=Numerics.ROUNDING,
         seam=Seam.FORWARD,
         source="PyTorch documentation, torch.amp; Micikevicius et al. 2018, Mixed Precision Training",
+        hoped_gain=(
+            "training 1.5x to 5.5x faster over float32 on V100 GPUs, an additional 1.3x to 2.5x on A100 GPUs "
+            "(https://pytorch.org/blog/what-every-user-should-know-about-mixed-precision-training-in-pytorch)"
+        ),
         prior=0.6,
         claims=frozenset({"autocast"}),
     )

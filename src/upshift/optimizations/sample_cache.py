@@ -7,22 +7,15 @@ Limits:    the job must say which part is deterministic; the samples must fit; o
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from upshift.core.batch import iter_tensors, map_tensors
-from upshift.core.errors import JobError
 from upshift.core.facts import Facts
-from upshift.core.live import LiveJob, Seam, Undo, replace_attribute
+from upshift.core.keeping import MISSING, hit_check, keep_samples
+from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 
 MEMORY_SHARE = 0.25
-CHECKED_HITS = 8
-_NOTHING = torch.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +35,13 @@ class SampleCache(Optimization):
         numerics=Numerics.EXACT,
         seam=Seam.DATASET,
         source="tf.data guide, `cache`: caches sit before random augmentation",
+        hoped_gain=(
+            "around 20 % off the time of a training step, early in a run "
+            "(https://github.com/openvdb/fvdb-reality-capture/pull/320)"
+        ),
         prior=0.8,
         claims=frozenset({"sample_cache"}),
+        after=("batched_reading",),
         conflicts=("loader_workers",),
     )
 
@@ -72,63 +70,28 @@ class SampleCache(Optimization):
 
     def apply(self, live: LiveJob) -> Undo:
         """Put the cache behind the pipeline's `load`."""
-        if live.order is None:
-            raise JobError("sample_cache needs a map-style dataset: take it out of the plan.")
-        cache = _Cache(live, self.max_samples)
-        undo_load = replace_attribute(live.pipeline, "load", cache)
-        live.prime.append(cache.fill)
-
-        def undo() -> None:
-            live.prime.remove(cache.fill)
-            undo_load()
-
-        return undo
+        return keep_samples(live, _Memory(self.max_samples), self.card.name)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Samples really came from the cache."""
-        hits, kept = (int(trace.counters.get(name, 0)) for name in ("sample_cache_hits", "sample_cache_kept"))
-        return [Check("samples taken from the cache", hits > 0, f"{hits} hits, {kept} kept")]
+        return [hit_check(trace, self.card.name)]
 
 
-class _Cache:
-    """`load` with a memory; the first hits are compared with a fresh reading, so a broken promise is found at once."""
+class _Memory:
+    """Samples in the memory of this process."""
 
-    def __init__(self, live: LiveJob, max_samples: int) -> None:
-        self._live, self._load, self._max = live, live.pipeline.load, max_samples
+    def __init__(self, max_samples: int) -> None:
+        self._max = max_samples
         self._kept: dict[int, Any] = {}
-        self._to_check = CHECKED_HITS
 
-    def __call__(self, index: int) -> Any:
-        if index in self._kept:
-            self._live.count("sample_cache_hits")
-            self._live.counters["sample_cache_kept"] = len(self._kept)
-            sample = self._kept[index]
-            if self._to_check:
-                self._to_check -= 1
-                self._check(index, sample)
-            return sample
-        sample = self._load(index)
+    def get(self, index: int) -> Any:
+        """The kept sample itself, or `MISSING`."""
+        return self._kept.get(index, MISSING)
+
+    def put(self, index: int, sample: Any) -> None:
+        """Keep a sample, where there is room."""
         if not self._max or len(self._kept) < self._max:
             self._kept[index] = sample
-        return sample
 
-    def fill(self, indices: Sequence[int]) -> None:
-        """Load what is not there yet."""
-        for index in indices:
-            if index not in self._kept:
-                self(index)
-
-    def _check(self, index: int, kept: Any) -> None:
-        if _content(self._load(index)) != _content(kept):
-            raise JobError(
-                f"Sample {index} differs from its kept copy: either deterministic_transform gives another result each time, "
-                f"or random_transform or collate changes its argument in place. Copy it there first, "
-                f"or take sample_cache out of the plan."
-            )
-
-
-def _content(sample: Any) -> tuple[list[tuple[str, tuple[int, ...], bytes]], bytes]:
-    """What a sample holds, by value: a pickled tensor would drag its whole storage along, with its address."""
-    tensors = [tensor.detach().cpu().contiguous() for tensor in iter_tensors(sample)]
-    values = [(str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes()) for t in tensors]
-    return values, pickle.dumps(map_tensors(sample, lambda _: _NOTHING))
+    def __len__(self) -> int:
+        return len(self._kept)

@@ -39,6 +39,11 @@ class TrimPadding(Optimization):
         numerics=Numerics.ROUNDING,
         seam=Seam.DATASET,
         source="Hugging Face documentation, dynamic padding",
+        hoped_gain=(
+            "models train twice as fast, together with batches of like length "
+            "(https://wandb.ai/pommedeterresautee/speed_training/reports/"
+            "How-to-Train-Your-HuggingFace-Models-Twice-As-Fast--VmlldzoxMDgzOTI)"
+        ),
         prior=0.5,
     )
 

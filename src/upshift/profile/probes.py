@@ -11,9 +11,11 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 
 from upshift.core.batch import padded_length
 from upshift.core.facts import JobFacts
+from upshift.core.keeping import content
 from upshift.core.live import LiveJob
 from upshift.core.modules import module_counts, repeated_blocks
 
@@ -46,7 +48,7 @@ class InputProbe:
     Attributes:
         load_frac: Share of the time that goes into loading and the deterministic transform.
         wait_frac: Share of the time in which the process was not on a core.
-        sample_bytes: Bytes of one loaded sample, pickled; None if it cannot be pickled.
+        sample_bytes: Bytes of one loaded sample: its tensors, and the rest of it pickled; None if that cannot be.
         padding_frac: Share of positions that are padding.
         excess_padding_frac: Share of positions past the longest sample of their batch.
     """
@@ -66,9 +68,9 @@ def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
     started, on_core = perf_counter(), process_time()
     for batch_indices in indices:
         before = perf_counter()
-        loaded = [pipeline.load(index) for index in batch_indices]
+        loaded = pipeline.read(batch_indices)
         load_s += perf_counter() - before
-        size = _pickled_bytes(loaded[0]) if size is None else size
+        size = _sample_bytes(loaded[0]) if size is None else size
         batch = pipeline.collate([pipeline.finish(sample) for sample in loaded])
         for adjust in pipeline.adjust:
             batch = adjust(batch, loaded)
@@ -116,7 +118,21 @@ def job_facts(live: LiveJob) -> JobFacts:
         zero_grad_to_none=live.zero_grad_to_none,
         num_workers=live.loader.num_workers,
         pin_memory=live.loader.pin_memory,
+        num_threads=live.loader.num_threads,
+        device_prefetch=live.loader.device_prefetch,
+        shuffle=live.job.shuffle,
+        has_getitems=_has_getitems(live.dataset),
+        load_is_random=live.pipeline.load_is_random,
+        finish_is_random=live.pipeline.finish_is_random,
+        collate_is_random=live.pipeline.collate_is_random,
     )
+
+
+def _has_getitems(dataset: Any) -> bool:
+    """Whether a dataset reads several samples in one call; a Subset has the method always, and may only loop."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def reset_peak_memory() -> None:
@@ -149,8 +165,9 @@ def memory_limit_bytes(device: torch.device, host_limit: int) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else host_limit
 
 
-def _pickled_bytes(sample: Any) -> int | None:
+def _sample_bytes(sample: Any) -> int | None:
     try:
-        return len(pickle.dumps(sample))
-    except (pickle.PicklingError, TypeError, AttributeError):
+        tensors, rest = content(sample)
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):  # the last one: a tensor that is not dense
         return None
+    return sum(len(data) for _, _, data in tensors) + len(rest)

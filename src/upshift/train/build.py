@@ -11,11 +11,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from upshift.core.errors import JobError
+from upshift.core.errors import JobError, PlanError
 from upshift.core.job import Job, check_job, is_iterable, planned_updates
 from upshift.core.live import LiveJob, Pipeline, Seam
+from upshift.core.optimization import missing_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.seeding import epoch_permutation, seed_everything
+from upshift.core.system import started_with
 
 
 def pick_device() -> torch.device:
@@ -40,8 +42,11 @@ def build(job: Job, plan: Plan | None = None, *, seed: int | None = None, device
 
     Raises:
         JobError: The job hands out something that cannot be trained; says what and how to mend it.
+        PlanError: The plan requires variables that this process was not started with.
     """
     check_job(job)
+    if plan is not None:
+        _check_environment(plan)
     live = LiveJob(job=job, device=device or pick_device(), seed=job.seed if seed is None else seed)
     live.zero_grad_to_none, live.read_every = job.zero_grad_to_none, job.read_every
     steps: dict[Seam, Callable[[LiveJob], None]] = {
@@ -59,6 +64,17 @@ def build(job: Job, plan: Plan | None = None, *, seed: int | None = None, device
         if seam is Seam.OPTIMIZER:
             live.rebuild_schedule()
     return live
+
+
+def _check_environment(plan: Plan) -> None:
+    missing = missing_environment(required_environment(plan.optimizations), started_with())
+    if missing:
+        names = ", ".join(item.card.name for item in plan.optimizations if item.environment())
+        needed = " ".join(f"{name}={value}" for name, value in missing.items())
+        raise PlanError(
+            f"The plan's {names} can work only in a process that was started with {needed}. `upshift run`, `tune` and "
+            f"`compare` see to it by themselves; elsewhere put it before the command: {needed} python ..."
+        )
 
 
 def _open_dataset(live: LiveJob) -> None:

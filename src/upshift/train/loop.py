@@ -22,6 +22,7 @@ from upshift.core.job import Loss, Number
 from upshift.core.live import LiveJob
 from upshift.core.seeding import mix, seed_everything
 from upshift.train.clock import Clock, NoClock
+from upshift.train.pieces import split_batch
 from upshift.train.ranks import Ranks, current_ranks
 from upshift.train.stream import Stream
 
@@ -175,22 +176,35 @@ class Loop:
                 continue
             batch = live.to_device(batch)
             clock.lap("transfer")
-            loss = self._checked(live.compute_loss(batch))
-            mean = loss if isinstance(loss, torch.Tensor) else None
-            part = Loss(loss * size, size) if isinstance(loss, torch.Tensor) else loss
-            if first is None:
-                first = _at_least_something(part.weight)
-            objective = mean if mean is not None and wanted == 1 else part.total / first
-            clock.lap("forward")
-            (live.scaler.scale(objective) if live.scaler else objective).backward()
-            clock.lap("backward")
-            sums.append(Loss(part.total.detach(), part.weight))
+            pieces = self._pieces(batch, size)
+            for piece, piece_size in pieces:
+                loss = self._checked(live.compute_loss(piece))
+                mean = loss if isinstance(loss, torch.Tensor) else None
+                part = Loss(loss * piece_size, piece_size) if isinstance(loss, torch.Tensor) else loss
+                if first is None:
+                    first = _at_least_something(part.weight)
+                alone = wanted == 1 and len(pieces) == 1
+                objective = mean if mean is not None and alone else part.total / first
+                clock.lap("forward")
+                (live.scaler.scale(objective) if live.scaler else objective).backward()
+                clock.lap("backward")
+                sums.append(Loss(part.total.detach(), part.weight))
         self._finish(sums, first, mean)
         clock.lap("optimizer")
         self.position.update += 1
         if self.position.update % live.read_every == 0:
             self.read_losses()
         clock.lap("logging")
+
+    def _pieces(self, batch: Any, size: int) -> list[MicroBatch]:
+        """The batch in the parts that the plan asks for; as it is where it asks for none."""
+        live = self.live
+        if live.micro_parts == 1:
+            return [(batch, size)]
+        pieces = split_batch(batch, size, live.micro_parts)
+        live.count("batches_cut")
+        live.count("batch_parts", len(pieces))
+        return pieces
 
     def _finish(self, sums: list[Loss], first: Any, mean: torch.Tensor | None) -> None:
         """Normalise the window's gradients, step, and note the window's loss; `mean`: the last loss, if it was one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +14,19 @@ from typing import TextIO
 
 import torch
 
-from upshift.core.errors import JobError
+from upshift.core.errors import JobError, PlanError
 from upshift.core.files import write_atomically
 from upshift.core.job import Job
+from upshift.core.optimization import joined_environment, missing_environment, required_environment
 from upshift.core.plan import Plan
+from upshift.core.system import started_with
 from upshift.train.build import build
 from upshift.train.loop import Loop
 from upshift.train.validate import HeldOut
 
 REPORT_EVERY_S = 0.2
+STARTED_AGAIN = "UPSHIFT_STARTED_AGAIN"
+"""Set in a process that started itself again, so that it does so once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,32 @@ class Result:
     samples: int
     seconds: float
     held_out: dict[str, float]
+
+
+def start_under(plan: Plan) -> None:
+    """Start this very command again, once, with the variables the plan requires, unless they are in force.
+
+    The process keeps its id, arguments, folder, open files and the rest of its environment, so a launcher (torchrun) that
+    waits for it sees one process. Call it before anything is done that must not be done twice.
+
+    Raises:
+        PlanError: The variables are not in force though the process was started again, or the plan contradicts itself.
+        MachineError: This machine lacks what a variable must name.
+    """
+    again = os.environ.pop(STARTED_AGAIN, "")
+    required = required_environment(plan.optimizations)
+    missing = missing_environment(required, started_with())
+    if not missing:
+        return
+    if again:
+        raise PlanError(
+            f"This process started itself again with {', '.join(missing)}, and still lacks it. Look whether something "
+            f"changes the environment while Python starts (a wrapper script, sitecustomize), or set it in the shell."
+        )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    environment = {**joined_environment(required, os.environ), STARTED_AGAIN: "yes"}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606  the same command again
 
 
 def train(

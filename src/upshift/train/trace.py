@@ -20,7 +20,7 @@ from upshift.core.live import LiveJob
 from upshift.core.optimization import StepTrace
 from upshift.train.loop import Loop, MicroBatch
 
-_IMAGE_DIMS = 4
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def trace_step(loop: Loop) -> StepTrace:
@@ -108,7 +108,7 @@ class _Lens(TorchDispatchMode):
         first = next(iter(iter_tensors(result)), None)
         if first is not None and first.is_floating_point():
             self.op_dtypes[name, str(first.dtype).removeprefix("torch.")] += 1
-            last = torch.channels_last
-            if first.dim() == _IMAGE_DIMS and first.is_contiguous(memory_format=last) and not first.is_contiguous():
+            last = _LAST.get(first.dim())
+            if last is not None and first.is_contiguous(memory_format=last) and not first.is_contiguous():
                 self.channels_last[name] += 1
         return result

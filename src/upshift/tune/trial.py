@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from upshift.core.errors import FailureKind, TrialError
+from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
 
 LOG_TAIL_LINES = 4
@@ -54,10 +55,13 @@ class Trial:
 
     Raises:
         TrialError: The job could not be brought to life under the plan.
+        PlanError: Two optimizations of the plan need different environments.
+        MachineError: This machine lacks what the plan's environment must name.
     """
 
     def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None, wait: bool = True) -> None:
         self.setting, self.plan = setting, plan
+        environment = trial_environment(setting.folder, plan=plan)
         setting.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
         self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
@@ -66,7 +70,7 @@ class Trial:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=trial_environment(setting.folder),
+            env=environment,
             start_new_session=True,
         )
         self._pending = b""
@@ -199,10 +203,8 @@ class Trial:
         return " Its last words: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
 
 
-def trial_environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a trial: ours, unbuffered, with a compile cache that trials share."""
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"),
-        **environ,
-        "PYTHONUNBUFFERED": "1",
-    }
+def trial_environment(folder: Path, environ: Mapping[str, str] | None = None, *, plan: Plan | None = None) -> dict[str, str]:
+    """The environment of a trial: ours, with what the plan requires, unbuffered, with a compile cache that trials share."""
+    environ = os.environ if environ is None else environ
+    ours = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), **environ, "PYTHONUNBUFFERED": "1"}
+    return joined_environment(required_environment(plan.optimizations if plan else ()), ours)

@@ -10,3 +10,5 @@ from tests.optimizations.contract import Case
 CASES: dict[str, Case] = {
     module.name: importlib.import_module(f"{__name__}.{module.name}").CASE for module in pkgutil.iter_modules(__path__)
 }
+STARTED = sorted(name for name, case in CASES.items() if case.make().environment())
+"""Those that work through the environment a process starts with: `test_environment.py` has their part of the contract."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.optimizations.contract import Case, Prepared, facts
+from tests.optimizations.contract import GIB, Case, Prepared, facts
 from upshift.optimizations.loader_workers import LoaderWorkers
 
 CASE = Case(
@@ -10,5 +10,7 @@ CASE = Case(
     refused=(
         (facts(job={"num_samples": None}), "iterable dataset"),
         (facts(job={"num_workers": 2}), "2 workers are at work already"),
+        (facts(job={"num_threads": 2}), "2 threads read ahead already"),
+        (facts(sample_bytes=GIB // 4), "a batch takes 1463 MiB, more than half of the shared memory .1024 MiB, test says"),
     ),
 )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Treat numbers too small for a normal float as zero: many processors handle them in slow microcode.
+
+Relieves:  compute: activations or gradients that fade out (below about 1e-38 in float32) stop costing extra.
+Numerics:  rounding: such numbers become zero.
+Limits:    CPU training; processors that can (x86 with SSE3, 64-bit Arm); takes effect for every operator of the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from upshift.core.errors import MachineError
+from upshift.core.facts import Facts
+from upshift.core.live import LiveJob, Seam, Undo
+from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from upshift.core.system import on_every_thread
+
+_WORK = 2**18  # elements: several times what PyTorch gives one thread at least (at::internal::GRAIN_SIZE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlushDenormals(Optimization):
+    """Denormal numbers become zero."""
+
+    card: ClassVar[Card] = Card(
+        name="flush_denormals",
+        summary="numbers too small for a normal float count as zero",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.PROCESS,
+        source="PyTorch documentation, torch.set_flush_denormal",
+        prior=0.02,
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit on a CPU; whether a job has such numbers only a trial can tell."""
+        if facts.job.device != "cpu":
+            return Fit.no(f"the model runs on {facts.job.device}, which has no such switch")
+        return Fit.yes(max_gain_frac=facts.compute_frac * 0.5, settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Set it on this thread and on its OpenMP threads: each has a switch of its own, kept from when it was made."""
+        before = count_denormals_kept(1) == 0
+        if not torch.set_flush_denormal(True):
+            raise MachineError("This processor cannot flush denormal numbers: take flush_denormals out of the plan.")
+        on_every_thread(lambda: torch.set_flush_denormal(True))
+
+        def undo() -> None:
+            on_every_thread(lambda: torch.set_flush_denormal(before))
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The smallest number doubled is zero, on whichever thread that is done."""
+        total = _WORK * torch.get_num_threads()
+        kept = count_denormals_kept(total)
+        return [Check("denormal results that became zero", kept == 0, f"{total - kept} of {total}")]
+
+
+def count_denormals_kept(total: int) -> int:
+    """Double the smallest float32 number `total` times, on all threads; returns how often the result is not zero."""
+    smallest = torch.ones(total, dtype=torch.int32).view(torch.float32)
+    return int(torch.count_nonzero((smallest * 2.0).view(torch.int32)))

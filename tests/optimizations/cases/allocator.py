@@ -1,0 +1,16 @@
+"""How allocator is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.allocator import Allocator
+
+CASE = Case(
+    make=Allocator, job=Attention, facts=facts(on={"allocators": ("/usr/lib/libjemalloc.so.2",)}),
+    refused=(
+        (facts(job={"device": "mps"}), "no allocator to choose is known for mps"),
+        (facts(job={"device": "cuda"}, on={"torch_build": "rocm 6.4"}), "this PyTorch is rocm 6.4"),
+        (facts(on={"c_library": ""}), "the C library is not glibc .* neither tcmalloc nor jemalloc is installed"),
+        (facts(on={"c_library": "glibc 2.31"}), "the C library is glibc 2.31 .its settings need glibc 2.33"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,16 @@
+"""How batched_reading is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, PreparedRows, facts
+from upshift.optimizations.batched_reading import BatchedReading
+
+CASE = Case(
+    make=BatchedReading, job=PreparedRows, facts=facts(job={"has_getitems": True, "load_is_random": False}),
+    refused=(
+        (facts(job={"has_getitems": True, "load_is_random": False, "num_samples": None}), "iterable dataset"),
+        (facts(job={"has_getitems": False, "load_is_random": False}), "no `__getitems__"),
+        (facts(job={"has_getitems": True, "load_is_random": False, "batch_size": 1}), "a batch is one sample"),
+        (facts(job={"has_getitems": True, "load_is_random": True}), "seeded one sample at a time"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,18 @@
+"""How cudnn_benchmark is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.optimizations.cudnn_benchmark import CudnnBenchmark
+
+GPU = {"device": "cuda"}
+NVIDIA = {"torch_build": "cuda 12.8"}
+
+CASE = Case(
+    make=CudnnBenchmark, job=Pictures, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
+    refused=(
+        (facts(), "the model runs on cpu"),
+        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "without cuDNN"),
+        (facts(job={**GPU, "module_counts": {"Linear": 2}}, on=NVIDIA), "no convolution"),
+    ),
+)  # fmt: skip

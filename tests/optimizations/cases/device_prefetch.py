@@ -1,0 +1,14 @@
+"""How device_prefetch is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.optimizations.device_prefetch import DevicePrefetch
+
+CASE = Case(
+    make=DevicePrefetch, job=Pictures, facts=facts(job={"device": "cuda"}), needs_gpu=True,
+    refused=(
+        (facts(), "runs on cpu"),
+        (facts(job={"device": "cuda", "device_prefetch": True}), "copied ahead already"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,11 @@
+"""How flush_denormals is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.flush_denormals import FlushDenormals
+
+CASE = Case(
+    make=FlushDenormals, job=Attention, facts=facts(),
+    refused=((facts(job={"device": "cuda"}), "runs on cuda, which has no such switch"),),
+)  # fmt: skip

@@ -1,0 +1,8 @@
+"""How garbage_collection is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.garbage_collection import GarbageCollection
+
+CASE = Case(make=GarbageCollection, job=Attention, facts=facts(), refused=())

@@ -1,0 +1,20 @@
+"""How matmul_precision is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.optimizations.matmul_precision import MatmulPrecision
+
+GPU = {"device": "cuda"}
+NVIDIA = {"torch_build": "cuda 12.8"}
+
+CASE = Case(
+    make=MatmulPrecision, job=Pictures, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
+    refused=(
+        (facts(job={**GPU, "param_dtypes": ("bfloat16",)}, on=NVIDIA), "the parameters are bfloat16, not float32"),
+        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "this PyTorch is rocm 6.4"),
+        (facts(job=GPU, on={**NVIDIA, "bfloat16": False}), "older than tf32: test says False"),
+        (facts(on={"cpu_flags": frozenset({"avx512_bf16"})}), "the processor has no AMX"),
+        (facts(job={"device": "mps"}), "no such switch is known for mps"),
+    ),
+)  # fmt: skip

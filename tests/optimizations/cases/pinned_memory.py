@@ -1,0 +1,14 @@
+"""How pinned_memory is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.optimizations.pinned_memory import PinnedMemory
+
+CASE = Case(
+    make=PinnedMemory, job=Pictures, facts=facts(job={"device": "cuda"}), needs_gpu=True,
+    refused=(
+        (facts(), "runs on cpu"),
+        (facts(job={"device": "cuda", "pin_memory": True}), "page-locked already"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,16 @@
+"""How sample_store is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Prepared, facts
+from upshift.optimizations.sample_store import SampleStore
+
+CASE = Case(
+    make=SampleStore, job=Prepared, facts=facts(),
+    refused=(
+        (facts(job={"has_deterministic_transform": False}), "write deterministic_transform"),
+        (facts(job={"num_samples": None}), "iterable dataset"),
+        (facts(job={"planned_updates": 25}), "visited at most once"),
+        (facts(sample_bytes=None), "could not be measured"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,88 @@
+"""The allocator: which kinds are offered where, and what each asks the environment for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.optimizations.contract import Pictures, facts, make_loop
+from upshift.core.errors import MachineError
+from upshift.core.live import LiveJob
+from upshift.core.optimization import StepTrace
+from upshift.optimizations.allocator import Allocator, glibc_version
+
+JEMALLOC, TCMALLOC = "/usr/lib/libjemalloc.so.2", "/opt/lib/libtcmalloc_minimal.so.4"
+
+
+@pytest.mark.parametrize(
+    ("c_library", "installed", "expected"),
+    [
+        ("glibc 2.36", (), ["glibc_tuned"]),
+        ("glibc 2.36", (JEMALLOC, TCMALLOC), ["glibc_tuned", "tcmalloc", "jemalloc"]),
+        ("", (JEMALLOC,), ["jemalloc"]),
+        ("glibc 2.31", ("/opt/lib/libtcmalloc.so.4",), ["tcmalloc"]),
+    ],
+)
+def test_the_own_library_comes_first_then_what_is_installed(
+    c_library: str, installed: tuple[str, ...], expected: list[str]
+) -> None:
+    fit = Allocator.fit(facts(on={"c_library": c_library, "allocators": installed}))
+    assert [setting.settings()["kind"] for setting in fit.settings] == expected
+
+
+def test_on_cuda_only_growing_segments_are_offered() -> None:
+    fit = Allocator.fit(facts(job={"device": "cuda"}, on={"torch_build": "cuda 12.8", "allocators": (JEMALLOC,)}))
+    assert fit.settings == (Allocator(kind="cuda_expandable"),)
+    assert fit.settings[0].environment() == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"), [("glibc 2.36", (2, 36)), ("glibc 2.4", (2, 4)), ("musl 1.2", ()), ("", ()), ("glibc", ())]
+)
+def test_versions_are_numbers(words: str, numbers: Any) -> None:
+    assert glibc_version(words) == numbers
+
+
+def test_a_preload_names_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "libjemalloc.so.2"
+    library.touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
+    asked = Allocator(kind="jemalloc").environment()
+    assert asked == {"LD_PRELOAD": str(library), "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+
+
+def test_a_library_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshift.optimizations.allocator.library_folders", lambda _: [Path("/nowhere")])
+    with pytest.raises(MachineError, match=r"tcmalloc is not installed .*/nowhere.*take allocator out"):
+        Allocator(kind="tcmalloc").environment()
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"kind must be glibc_tuned, .* not 'mimalloc'"):
+        Allocator(kind="mimalloc")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["tcmalloc", "jemalloc", "cuda_expandable"])
+def test_no_kind_is_found_in_a_plain_process(kind: Any) -> None:
+    live: LiveJob = make_loop(Pictures()).live
+    checks = Allocator(kind=kind).evidence(live, StepTrace())
+    assert not all(check.passed for check in checks)
+    assert all(check.seen for check in checks)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.slow
+def test_segments_grow_on_a_gpu(tmp_path: Path) -> None:
+    import inspect
+
+    from upshift.core.plan import Plan
+    from upshift.tune.trial import Trial, TrialSetting
+
+    setting = TrialSetting(target=f"{inspect.getfile(Pictures)}:Pictures", folder=tmp_path)
+    with Trial(setting, Plan(optimizations=(Allocator(kind="cuda_expandable"),))) as trial:
+        (check,) = trial.call("trace")["evidence"]["allocator"]
+    assert check["passed"], check

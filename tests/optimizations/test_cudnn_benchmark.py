@@ -1,0 +1,33 @@
+"""The search over convolution kernels: the switch, and evidence that a CPU cannot give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.optimizations.contract import Pictures, facts, make_loop
+from upshift.optimizations.cudnn_benchmark import CudnnBenchmark
+from upshift.train.trace import trace_step
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"])
+def test_every_convolution_counts(name: str) -> None:
+    given = facts(job={"device": "cuda", "module_counts": {name: 1}}, on={"torch_build": "cuda 12.8"})
+    assert CudnnBenchmark.fit(given).fits
+
+
+def test_the_switch_is_set_and_put_back() -> None:
+    before = torch.backends.cudnn.benchmark
+    live = make_loop(Pictures(), CudnnBenchmark()).live
+    assert torch.backends.cudnn.benchmark
+    live.undo_all()
+    assert torch.backends.cudnn.benchmark == before
+
+
+def test_on_a_cpu_nothing_is_searched_though_the_switch_is_on() -> None:
+    item = CudnnBenchmark()
+    loop = make_loop(Pictures(), item)
+    checks = item.evidence(loop.live, trace_step(loop))
+    loop.live.undo_all()
+    assert [check.passed for check in checks] == [True, False]
+    assert checks[1].seen == "the model runs on cpu"

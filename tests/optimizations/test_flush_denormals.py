@@ -1,0 +1,59 @@
+"""Denormal numbers become zero on every thread, and come back on every thread."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.optimizations.contract import Prepared, make_loop
+from upshift.core.optimization import StepTrace
+from upshift.core.system import read_openmp
+from upshift.optimizations.flush_denormals import FlushDenormals, count_denormals_kept
+
+MANY = 2**20
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_every_thread_flushes_and_every_thread_stops(threads: int) -> None:
+    if threads > 1 and not read_openmp()[0]:
+        pytest.skip(read_openmp()[1])
+    torch.set_num_threads(threads)
+    assert count_denormals_kept(MANY) == MANY  # the threads are there now, and keep the state they were made with
+    live = make_loop(Prepared(), FlushDenormals()).live
+    assert count_denormals_kept(MANY) == 0
+    assert all(check.passed for check in FlushDenormals().evidence(live, StepTrace()))
+    live.undo_all()
+    assert count_denormals_kept(MANY) == MANY
+
+
+def test_one_thread_that_does_not_flush_is_found() -> None:
+    if not read_openmp()[0]:
+        pytest.skip(read_openmp()[1])
+    torch.set_num_threads(2)
+    live = make_loop(Prepared()).live
+    count_denormals_kept(MANY)
+    torch.set_flush_denormal(True)
+    try:
+        (check,) = FlushDenormals().evidence(live, StepTrace())
+    finally:
+        torch.set_flush_denormal(False)
+    assert not check.passed
+    assert 0 < int(check.seen.split()[0]) < int(check.seen.split()[2])
+
+
+def test_who_flushed_before_flushes_afterwards() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        live = make_loop(Prepared(), FlushDenormals()).live
+        live.undo_all()
+        assert count_denormals_kept(10) == 0
+    finally:
+        torch.set_flush_denormal(False)
+    assert count_denormals_kept(10) == 10
+
+
+def test_ordinary_numbers_are_left_alone() -> None:
+    live = make_loop(Prepared(), FlushDenormals()).live
+    smallest_normal = torch.full((4,), torch.finfo(torch.float32).tiny)
+    assert torch.count_nonzero(smallest_normal * 2.0) == 4
+    live.undo_all()
