@@ -41,6 +41,7 @@ lint: setup  ## rules, format, types, floors, and the size of modules
 		print $$2 ": " $$1 " lines, more than $(MAX_LINES): which two things is it?"; long = 1 } END { exit long }'
 
 bench: setup  ## measure again what benchmarks/results holds for this machine
+	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 # Tables in the documentation come from benchmarks/results; then the API.

@@ -23,14 +23,18 @@ DIAGNOSIS = {
 }
 
 
-def run_example(name: str, budget: str = "10m") -> Path:
+def run_example(name: str, budget: str = "10m", seed: int | None = None) -> Path:
     """Tune an example; keeps evidence and report's numbers, and says whether the goal is reached."""
-    evidence = tuned(EXAMPLES[name], budget)
+    evidence = tuned(EXAMPLES[name], budget, seed)
     final = evidence["final"] or {}
     quality = (final.get("quality") or {}).get("verdict")
     reached = (final.get("low") or 0.0) >= GOALS[name] and quality == "not_worse"
     result = {"goal_low": GOALS[name], "reached": reached, "evidence": evidence}
-    return record(f"tune_{name}", result, f"python -m benchmarks {name} --budget {budget}")
+    return record(
+        f"tune_{name}",
+        result,
+        f"python -m benchmarks {name} --budget {budget}" + ("" if seed is None else f" --seed {seed}"),
+    )
 
 
 def run_diagnosis(budget: str = "3m") -> Path:
@@ -39,10 +43,11 @@ def run_diagnosis(budget: str = "3m") -> Path:
     return record("tune_diagnosis", result, f"python -m benchmarks diagnosis --budget {budget}")
 
 
-def tuned(target: str, budget: str) -> dict[str, Any]:
+def tuned(target: str, budget: str, seed: int | None = None) -> dict[str, Any]:
     """Run `upshift tune` in a process of its own and read its evidence; the report is kept beside the results."""
     with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
         command = [sys.executable, "-m", "upshift", "tune", target, "--budget", budget, "--out", folder]
+        command += [] if seed is None else ["--seed", str(seed)]
         subprocess.run(command, cwd=ROOT, check=True)
         evidence: dict[str, Any] = json.loads((Path(folder) / "evidence.json").read_text(encoding="utf-8"))
         out = ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,14 @@ import pytest
 from upshift.tune.numerics import (
     MIN_UPDATES,
     Rows,
+    UpdateSample,
     gradient_error,
     judge_exact,
     judge_rounding,
     judge_training,
     loss_shift,
+    recipe_change,
+    skipping,
 )
 
 CURVE = [2.0, 1.8, 1.6, 1.5, 1.4, 1.3]
@@ -148,3 +153,82 @@ def test_loss_shift_is_a_share_of_what_chance_does() -> None:
     assert loss_shift(base, [1.1] * 4, [other]) == pytest.approx(0.5)
     assert loss_shift(base, [1.0001] * 4, [base]) == 0.0
     assert loss_shift(base, [1.1] * 4, [base]) == math.inf
+
+
+def test_exact_means_equal_gradients_too_where_they_were_sampled() -> None:
+    base, other = gradients(), gradients()
+    assert judge_exact(CURVE, CURVE, base, other).verdict == "passed"
+    other[-1, 3] = np.nextafter(other[-1, 3], np.float32(9.0))
+    verdict = judge_exact(CURVE, CURVE, base, other)
+    assert verdict.verdict == "failed"
+    assert "not the gradients" in verdict.why
+
+
+def test_one_wrong_batch_is_no_average() -> None:
+    base = gradients()
+    wrong = base.copy()
+    wrong[2] *= 1.6
+    error, _ = gradient_error(base, wrong)
+    alone, _ = gradient_error(np.concatenate([base] * 9), np.concatenate([*[base] * 8, wrong]))
+    assert alone == pytest.approx(error, rel=0.5)
+    assert judge_rounding(CURVE, CURVE, [OTHER], base, wrong).verdict == "failed"
+
+
+def test_gradients_of_another_model_are_not_compared() -> None:
+    verdict = judge_rounding(CURVE, CURVE, [OTHER], gradients(), gradients()[:, :7])
+    assert verdict.verdict == "failed"
+    assert "another shape" in verdict.why
+
+
+def sample(**changes: Any) -> UpdateSample:
+    rate = {"lr": 0.1, "weight_decay": 0.01}
+    usual = UpdateSample(
+        names=("weight", "bias"), sizes=(8, 2), moved=[[0.1, 0.1]] * 3, settings=[[rate, rate]] * 3, draws=True
+    )
+    return replace(usual, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"draws": False}, "random numbers"),
+        ({"sizes": (8, 3)}, "other sizes"),
+        ({"moved": []}, "no update moved"),
+        ({"moved": [[0.1, 0.1], [0.0, 0.0], [0.1, 0.1]]}, "update 1 moved no parameter"),
+        ({"moved": [[0.1, 0.0]] * 3}, "bias no longer moves"),
+        ({"settings": [[{"lr": 0.1, "weight_decay": 0.0}] * 2] * 3}, "weight_decay is 0 instead of 0.01"),
+        ({"settings": [[{"lr": 0.1}, {}]] * 3}, "bias at update 0: the optimizer no longer holds it"),
+        ({"settings": [[{"lr": 0.1}] * 2, [{"lr": 0.2}] * 2]}, "at update 1: lr is 0.2"),
+    ],
+)
+def test_another_recipe_is_no_rounding(changes: Any, words: str) -> None:
+    assert words in recipe_change(sample(), sample(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"draws": None},
+        {"moved": [[0.11, 0.09]] * 3},
+        {"settings": [[{"lr": 0.1 + 1e-9, "momentum": 0.9}] * 2] * 3},
+    ],
+    ids=["equal", "does not repeat", "moved by rounding", "a setting of its own"],
+)
+def test_the_same_recipe_may_be_carried_out_otherwise(changes: Any) -> None:
+    assert recipe_change(sample(), sample(**changes)) == ""
+
+
+def test_a_parameter_that_hardly_moved_may_stand_still() -> None:
+    assert recipe_change(sample(moved=[[0.1, 1e-9]] * 3), sample(moved=[[0.1, 0.0]] * 3)) == ""
+
+
+def test_a_sample_of_updates_travels_as_json() -> None:
+    told = json.loads(json.dumps(sample().to_dict()))
+    assert UpdateSample.from_dict(told) == sample()
+
+
+@pytest.mark.parametrize(("updates", "skipped", "habit"), [(100, 1, False), (100, 3, True), (4, 1, False), (200, 4, False)])
+def test_a_scaler_may_skip_now_and_then_but_not_as_a_habit(updates: int, skipped: int, habit: Any) -> None:
+    assert bool(skipping(updates, 0, skipped)) == habit
+    assert skipping(updates, skipped, skipped) == ""

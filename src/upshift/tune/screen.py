@@ -19,7 +19,16 @@ from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
 from upshift.tune.arms import COMPILE_WARMUP_UPDATES
 from upshift.tune.compare import NEIGHBOUR, Comparison
-from upshift.tune.numerics import GateVerdict, Rows, judge_exact, judge_rounding, judge_training
+from upshift.tune.numerics import (
+    GateVerdict,
+    Rows,
+    UpdateSample,
+    judge_exact,
+    judge_rounding,
+    judge_training,
+    recipe_change,
+    skipping,
+)
 from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting
 
@@ -64,12 +73,16 @@ class Resident:
     Attributes:
         trial: The process.
         losses: Its losses from the start of the run, by update.
+        skipped: Updates of the run that its gradient scaler skipped, by turn.
         gradients: Its gradients at the initial weights, `[batches, coordinates]`.
+        updates: What its first updates do.
     """
 
     trial: Trial
     losses: list[float] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
     gradients: Rows | None = None
+    updates: UpdateSample | None = None
 
 
 class Screen:
@@ -124,9 +137,7 @@ class Screen:
         """
         self._drop_challenger()
         screening = Screening(comparison=Comparison(kind="screening"))
-        if not self.base.trial.alive:  # a candidate is not to blame for what befell the base
-            self.base.trial.end()
-            self.base = self._start_base(self.plan)
+        self._revive_base()
         self.base.trial.freeze()
         self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed))
         trial = self.challenger.trial
@@ -137,8 +148,9 @@ class Screen:
             screening.evidence = traced.get(candidate.card.name, [])
             if not screening.fired:
                 return screening
-            if candidate.card.numerics is Numerics.ROUNDING:
-                self.challenger.gradients = self._gradients(self.challenger)
+            if candidate.card.numerics is not Numerics.TRAINING:
+                self._sample(self.challenger, candidate.card.numerics)
+        self._revive_base()  # the kernel may have needed until now to end it
         self._turns(screening, updates, most_turns)
         steady_s = screening.comparison.samples[-1].seconds / updates
         screening.setup_s += max(warm["seconds"] - 2 * warm["updates"] * steady_s, 0.0)
@@ -190,12 +202,20 @@ class Screen:
             raise
         return Resident(trial=trial)
 
+    def _revive_base(self) -> None:
+        """Start the base anew if it died: a candidate is not to blame for what befell the base."""
+        if not self.base.trial.alive:
+            self.base.trial.end()
+            self.base = self._start_base(self.plan)
+
     def _turns(self, screening: Screening, updates: int, most_turns: int) -> None:
         """Take turns on the same stretches of updates, first one then the other, ABBA."""
         comparison, challenger = screening.comparison, self.challenger
         if challenger is None:
             return
-        self.base.losses.clear()
+        for resident in (self.base, challenger):
+            resident.losses.clear()
+            resident.skipped.clear()
         total = updates * most_turns
         for arm, resident in (("B", challenger), ("A", self.base)):
             resident.trial.thaw()
@@ -224,6 +244,7 @@ class Screen:
         answer = resident.trial.call("run", updates=updates)
         resident.trial.freeze()
         resident.losses += answer["losses"]
+        resident.skipped.append(answer["skipped"])
         return make_sample(arm, turn, answer, uneven=self.uneven)
 
     def _read(self, comparison: Comparison, turns: int) -> bool:
@@ -244,15 +265,33 @@ class Screen:
         challenger = self.challenger
         if challenger is None:
             raise TrialError("There is no challenger to judge.", kind="raised")
-        if numerics is Numerics.EXACT:
-            return judge_exact(self.base.losses, challenger.losses)
         if numerics is Numerics.TRAINING:
             return judge_training(self.base.losses, challenger.losses)
-        if self.base.gradients is None:
-            self.base.gradients = self._awake(self.base, self._gradients)
-        if challenger.gradients is None:
-            challenger.gradients = self._awake(challenger, self._gradients)
-        return judge_rounding(self.base.losses, challenger.losses, self.others, self.base.gradients, challenger.gradients)
+        for resident in (self.base, challenger):
+            self._awake(resident, lambda r: self._sample(r, numerics))
+        old, new = self.base, challenger
+        if old.gradients is None or new.gradients is None:
+            raise TrialError("The trial processes gave no gradients to judge.", kind="raised")
+        if numerics is Numerics.EXACT:
+            return judge_exact(old.losses, new.losses, old.gradients, new.gradients)
+        why = recipe_change(old.updates, new.updates) if old.updates and new.updates else ""
+        if why := why or self._skipping(old, new):
+            return GateVerdict(numerics=numerics, verdict="failed", why=why)
+        return judge_rounding(old.losses, new.losses, self.others, old.gradients, new.gradients)
+
+    def _skipping(self, old: Resident, new: Resident) -> str:
+        """Whether updates are skipped as a habit; in the first turn a gradient scaler may look for its scale."""
+        turns = len(new.skipped)
+        late = len(new.losses) * (turns - 1) // max(turns, 1)
+        counts = (resident.skipped[-1] - resident.skipped[0] for resident in (old, new))
+        return skipping(late, *counts)
+
+    def _sample(self, resident: Resident, numerics: Numerics) -> None:
+        """Sample what the gate needs of an awake process and has not; it is at the start of the run afterwards."""
+        if resident.gradients is None:
+            resident.gradients = self._gradients(resident)
+        if resident.updates is None and numerics is Numerics.ROUNDING:
+            resident.updates = UpdateSample.from_dict(resident.trial.call("updates"))
 
     def _awake(self, resident: Resident, act: Callable[[Resident], Any]) -> Any:
         resident.trial.thaw()

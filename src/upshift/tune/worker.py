@@ -28,9 +28,9 @@ from upshift.profile.measure import profile_loop
 from upshift.profile.probes import peak_memory_bytes, reset_peak_memory
 from upshift.train.build import build
 from upshift.train.loop import Loop
-from upshift.train.trace import first_batches, trace_step
+from upshift.train.trace import trace_step
 from upshift.train.validate import HeldOut
-from upshift.tune.gradients import gradient_sample
+from upshift.tune.gradients import gradient_batches, gradient_sample, update_sample
 from upshift.tune.meter import Meter
 
 PR_SET_PDEATHSIG = 1
@@ -123,12 +123,16 @@ class Worker:
         }
 
     def gradients(self, *, batches: int, path: str) -> dict[str, Any]:
-        """Write the gradients of the first batches at the initial weights, one row each, to a .npy file."""
+        """Write gradients at the initial weights, of the first batches and two later ones, to a .npy file, a row each."""
         self.loop.rewind()
-        rows = gradient_sample(self.live, first_batches(self.loop, batches))
+        rows = gradient_sample(self.live, gradient_batches(self.loop, batches))
         np.save(path, rows, allow_pickle=False)
         self.loop.rewind()
         return {"rows": len(rows)}
+
+    def updates(self) -> dict[str, Any]:
+        """What the first updates of the run do. The loop is at the start afterwards."""
+        return update_sample(self.loop).to_dict()
 
     def profile(self, *, slice_s: float, quick: bool) -> dict[str, Any]:
         """Profile the job; facts are sent back field by field."""

@@ -1,0 +1,174 @@
+"""Innocent changes that are no technique of the catalogue: other roundings, other orders, nothing that does harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from upshift.core.batch import map_tensors
+from upshift.core.facts import Facts
+from upshift.core.job import Loss
+from upshift.core.live import LiveJob, Seam, Undo, append_to, replace_attribute
+from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from upshift.core.seeding import epoch_permutation
+from upshift.optimizations.precision import Precision
+
+NUM_PARTS = 4
+
+
+def card(name: str, numerics: Numerics, seam: Seam, relieves: Bottleneck = Bottleneck.COMPUTE) -> Card:
+    """Make the card of a case of this benchmark."""
+    return Card(name=name, summary=name, relieves=relieves, numerics=numerics, seam=seam, source="benchmarks/gate.py")
+
+
+class Change(Optimization):
+    """A change that is always worth a try and counts, under its own name, how often it was at work."""
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:  # noqa: ARG003  the contract's argument
+        """Fit always: this benchmark asks what happens afterwards."""
+        return Fit.yes(max_gain_frac=0.5, settings=[cls()])
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """It was at work in the step."""
+        seen = trace.counters.get(self.card.name, 0) or live.counters.get(self.card.name, 0)
+        return [Check("at work", seen > 0, f"{seen:.0f} times")]
+
+
+class MicroBatches(Change):
+    """A batch computed in parts, their sums added up."""
+
+    card: ClassVar[Card] = card("gate_micro_batches", Numerics.ROUNDING, Seam.FORWARD)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Call the loss part by part in training."""
+        loss = live.job.loss
+
+        def in_parts(model: nn.Module, batch: Any) -> Any:
+            if not model.training or len(batch[0]) < NUM_PARTS:
+                return loss(model, batch)
+            live.count(self.card.name)
+            rows = torch.arange(len(batch[0])).tensor_split(NUM_PARTS)
+            parts: list[Any] = [loss(model, _rows(batch, some)) for some in rows]
+            return self.join(parts)
+
+        return replace_attribute(live.job, "loss", in_parts)
+
+    def join(self, parts: list[Loss]) -> Any:
+        """Add sums and weights up."""
+        totals, weights = ([getattr(part, name) for part in parts] for name in ("total", "weight"))
+        return Loss(torch.stack(totals).sum(), torch.stack(weights).sum())
+
+
+def _rows(batch: Any, rows: torch.Tensor) -> Any:
+    return map_tensors(batch, lambda tensor: tensor[rows])
+
+
+class OtherSampleOrder(Change):
+    """The samples of each batch the other way round: sums run in another order."""
+
+    card: ClassVar[Card] = card("gate_other_sample_order", Numerics.ROUNDING, Seam.BATCH)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Turn each batch round."""
+
+        def turn(batch: Any) -> Any:
+            live.count(self.card.name)
+            return map_tensors(batch, lambda tensor: tensor.flip(0))
+
+        return append_to(live.batch_transforms, turn)
+
+
+class DoubleAccumulate(Change):
+    """Linear layers that add up in float64."""
+
+    card: ClassVar[Card] = card("gate_double_accumulate", Numerics.ROUNDING, Seam.MODEL)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Replace the forward of each linear layer."""
+        layers = [module for module in live.model.modules() if isinstance(module, nn.Linear)]
+        undos = [replace_attribute(layer, "forward", self._forward(live, layer)) for layer in layers]
+
+        def undo() -> None:
+            for one in undos:
+                one()
+
+        return undo
+
+    def _forward(self, live: LiveJob, layer: nn.Linear) -> Any:
+        def forward(inputs: torch.Tensor) -> torch.Tensor:
+            live.count(self.card.name)
+            found = nn.functional.linear(inputs.double(), layer.weight.double(), layer.bias.double())
+            return found.to(inputs.dtype)
+
+        return forward
+
+
+class ForeachOptimizer(Change):
+    """The optimizer over lists of tensors."""
+
+    card: ClassVar[Card] = card("gate_foreach_optimizer", Numerics.ROUNDING, Seam.OPTIMIZER, relieves=Bottleneck.OPTIMIZER)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Switch it on in every group."""
+        undos = []
+        for group in live.optimizer.param_groups:
+            old, group["foreach"] = group["foreach"], True
+            undos.append((group, old))
+
+        def undo() -> None:
+            for group, old in undos:
+                group["foreach"] = old
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Operators over lists ran in the step."""
+        seen = sum(count for name, count in trace.ops.items() if name.startswith("_foreach_"))
+        return [Check("operators over lists", seen > 0, f"{seen} in one step")]
+
+
+class Float16WithScaler(Precision):
+    """Half precision with a gradient scaler, on this machine's CPU."""
+
+    card: ClassVar[Card] = replace(Precision.card, name="gate_float16_with_scaler")
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Enter autocast and scale, from the usual first scale on."""
+        return scaled(live, torch.amp.GradScaler("cpu"))
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """As for float16."""
+        return Precision(dtype="float16").evidence(live, trace)
+
+
+def scaled(live: LiveJob, scaler: torch.amp.GradScaler) -> Undo:
+    """Put float16 autocast and a scaler to work."""
+    undo_context = append_to(live.forward_contexts, lambda: torch.autocast("cpu", dtype=torch.float16))
+    undo_scaler = replace_attribute(live, "scaler", scaler)
+
+    def undo() -> None:
+        undo_scaler()
+        undo_context()
+
+    return undo
+
+
+class OtherShuffle(Change):
+    """Samples visited in another random order."""
+
+    card: ClassVar[Card] = card("gate_other_shuffle", Numerics.TRAINING, Seam.LOADER, relieves=Bottleneck.INPUT)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Shuffle with another seed."""
+        size, num = live.job.batch_size, live.num_samples or 0
+
+        def order(epoch: int) -> list[list[int]]:
+            live.count(self.card.name)
+            chosen = epoch_permutation(num, live.seed + 1000, epoch)
+            return [chosen[at : at + size] for at in range(0, num, size)]
+
+        return replace_attribute(live, "order", order)

@@ -1,0 +1,246 @@
+"""Four tiny jobs on which a wrong optimization does harm: sentences, shapes, a dense fit and one in small units."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset, TensorDataset
+
+import upshift
+
+VOCABULARY, LONGEST, NOTHING = 24, 40, -100
+SIZE, NUM_CLASSES = 12, 8
+WARM_UP = 100
+
+Sentence = tuple[torch.Tensor, torch.Tensor, upshift.Packing | None]
+
+
+class Sentences(Dataset[torch.Tensor]):
+    """Chains of tokens in two dialects: short chains count up by 1, long ones by 7, both with slips of the tongue."""
+
+    def __init__(self, num: int, seed: int) -> None:
+        chance = random.Random(seed)
+        self.chains = [_chain(chance) for _ in range(num)]
+
+    def __len__(self) -> int:
+        return len(self.chains)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.chains[index])
+
+
+def _chain(chance: random.Random) -> list[int]:
+    long = chance.random() < 0.3
+    length, step = (chance.randint(24, LONGEST), 7) if long else (chance.randint(5, 12), 1)
+    chain = [chance.randrange(VOCABULARY)]
+    while len(chain) < length + 1:
+        chain.append((chain[-1] + step) % VOCABULARY if chance.random() < 0.85 else chance.randrange(VOCABULARY))
+    return chain
+
+
+class Block(nn.Module):
+    """One transformer layer with dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+        """Map [batch, time, width] to the same shape; a position sees itself and what came before in its sentence."""
+        batch, time, width = x.shape
+        query, key, value = self.query_key_value(self.norm(x)).view(batch, time, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        seen = upshift.packed_attention(query, key, value, packing, is_causal=True)
+        x = x + self.dropout(self.project(seen.transpose(1, 2).reshape(batch, time, width)))
+        mixed: torch.Tensor = x + self.dropout(self.mlp(self.norm_mlp(x)))
+        return mixed
+
+
+class Speaker(nn.Module):
+    """A small GPT: tokens in, logits of the next token out."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Embedding(LONGEST, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+        """Map tokens [batch, time] to logits [batch, time, vocabulary]."""
+        position = packing.positions if packing else torch.arange(x.shape[1])
+        hidden = self.token(x) + self.position(position)
+        for block in self.blocks:
+            hidden = block(hidden, packing)
+        logits: torch.Tensor = self.head(hidden)
+        return logits
+
+
+class SentencesJob(upshift.Job):
+    """Predict the next token, padded to the longest sentence there may be."""
+
+    batch_size = 16
+    epochs = 40
+    zero_grad_to_none = False
+    quality = upshift.Quality(metric="loss", margin=0.03)  # nats per token
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        return Speaker()
+
+    def train_data(self) -> Dataset[Any]:
+        """Make the sentences to learn from; the last batch of an epoch is short."""
+        return Sentences(20 * self.batch_size + 5, seed=0)
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make the held-out sentences."""
+        return Sentences(256, seed=1)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def length(self, sample: torch.Tensor) -> int:
+        """Count the positions of a sentence."""
+        return len(sample) - 1
+
+    def collate(self, samples: list[torch.Tensor]) -> Sentence:
+        """Pad to inputs and targets, each [batch, LONGEST]."""
+        inputs = torch.zeros(len(samples), LONGEST, dtype=torch.long)
+        targets = torch.full((len(samples), LONGEST), NOTHING)
+        for row, sample in enumerate(samples):
+            inputs[row, : len(sample) - 1], targets[row, : len(sample) - 1] = sample[:-1], sample[1:]
+        return inputs, targets, None
+
+    def collate_packed(self, samples: list[torch.Tensor]) -> Sentence:
+        """Lay the sentences end to end: inputs and targets, each [1, total]."""
+        inputs, targets = (torch.cat([sample[cut] for sample in samples])[None] for cut in (slice(-1), slice(1, None)))
+        return inputs, targets, upshift.Packing.of([len(sample) - 1 for sample in samples])
+
+    def loss(self, model: nn.Module, batch: Sentence) -> upshift.Loss:
+        """Sum the cross entropy over the tokens that count."""
+        inputs, targets, packing = batch
+        logits = model(inputs, packing).float().flatten(0, 1)
+        total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
+        return upshift.Loss(total, (targets != NOTHING).sum())
+
+
+class ShapesJob(upshift.Job):
+    """Tell noisy patterns apart, moved about at random; an epoch is longer than any screening."""
+
+    batch_size = 32
+    epochs = 4
+    zero_grad_to_none = False
+    quality = upshift.Quality(metric="loss", margin=0.05)  # nats per image
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        return nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+            nn.Linear(64, NUM_CLASSES),
+        )  # fmt: skip
+
+    def train_data(self) -> Dataset[Any]:
+        """Make the images to learn from; the last batch of an epoch is short."""
+        return _shapes(500 * self.batch_size + 6, seed=0)
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make the held-out images."""
+        return _shapes(512, seed=1)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer: weights decay, norms and biases do not."""
+        weights = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]
+        groups: list[dict[str, Any]] = [
+            {"params": weights, "weight_decay": 0.1},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=2e-3)
+
+    def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> LambdaLR:
+        """Warm up, then fall to nothing."""
+        return LambdaLR(optimizer, lambda n: min((n + 1) / WARM_UP, 1.0) * (1 - n / num_updates))
+
+    def deterministic_transform(self, sample: Any) -> Any:
+        """Bring an image to mean 0."""
+        image, label = sample
+        return image - image.mean(), label
+
+    def random_transform(self, sample: Any) -> Any:
+        """Move an image about and mirror it."""
+        image, label = sample
+        moved = image.roll((random.randint(-3, 3), random.randint(-3, 3)), (1, 2))
+        return moved.flip(2) if random.random() < 0.5 else moved, label
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Return the cross entropy."""
+        images, labels = batch
+        return F.cross_entropy(model(images).float(), labels)
+
+
+def _shapes(num: int, seed: int) -> TensorDataset:
+    patterns = torch.randn(NUM_CLASSES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(77))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(NUM_CLASSES, (num,), generator=generator)
+    return TensorDataset(patterns[labels] + torch.randn(num, 3, SIZE, SIZE, generator=generator), labels)
+
+
+class DenseJob(upshift.Job):
+    """A perceptron that fits a smooth function, trained by plain SGD with clipped gradients."""
+
+    batch_size = 32
+    epochs = 40
+    clip_norm: ClassVar[float | None] = 0.5
+    accumulation = 2
+    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+    unit = 1.0
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+    def train_data(self) -> Dataset[Any]:
+        """Make the points to learn from; the last window of an epoch is short."""
+        return _points(20 * self.batch_size + 7, 0, self.unit)
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make the held-out points."""
+        return _points(512, 1, self.unit)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Return the mean squared error."""
+        inputs, targets = batch
+        return F.mse_loss((model(inputs) * self.unit).float(), targets)
+
+
+class SmallUnitsJob(DenseJob):
+    """The same function in small units, so that gradients are tiny numbers."""
+
+    clip_norm = None
+    accumulation = 1
+    unit = 1e-3
+    quality = upshift.Quality(metric="loss", margin=5e-8)  # squared units of the target
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make an optimizer that does not mind the unit."""
+        return torch.optim.Adam(model.parameters(), lr=3e-3, eps=1e-15)
+
+
+def _points(num: int, seed: int, unit: float) -> TensorDataset:
+    mixing = torch.randn(16, 4, generator=torch.Generator().manual_seed(78)) / 2
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(num, 16, generator=generator)
+    noise = torch.randn(num, 4, generator=generator) / 10
+    return TensorDataset(inputs, ((inputs @ mixing).sin() * 1.5 + noise) * unit)

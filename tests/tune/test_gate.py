@@ -1,0 +1,74 @@
+"""The gate judged by seeded defects and innocent changes; all of them are judged by `python -m benchmarks gate`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gate import cases, judge_cases
+from benchmarks.jobs.gate_jobs import SentencesJob, ShapesJob
+from upshift.core.optimization import Numerics
+from upshift.train.build import build
+from upshift.train.loop import Loop
+from upshift.tune.gradients import SAMPLED_UPDATES, gradient_batches, update_sample
+from upshift.tune.numerics import recipe_change
+
+ALL = cases()
+SOME = {
+    "fused_without_groups": "weight_decay",
+    "frozen_worker_seeds": "one of the next",
+    "fixed_batch_loss": "gradient error",
+    "sample_cache": "of the next epoch too",
+    "foreach_optimizer": "cosine 1.0",
+    "channels_last": "cosine",
+}
+"""Cases of one job, which share a base process: what must be said of each."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    chosen = [case for case in ALL if case.name in SOME and case.job == "ShapesJob"]
+    return {row["name"]: row for row in judge_cases(chosen)}
+
+
+def test_there_are_at_least_a_dozen_of_each_kind_in_all_classes() -> None:
+    kinds = Counter(case.kind for case in ALL)
+    assert kinds["defect"] >= 12
+    assert kinds["innocent"] >= 12
+    for kind in kinds:
+        assert {case.optimization.card.numerics for case in ALL if case.kind == kind} == set(Numerics)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", SOME)
+def test_the_gate_refuses_a_defect_and_lets_an_innocent_change_through(rows: dict[str, dict[str, Any]], name: str) -> None:
+    row = rows[name]
+    assert row["caught"] == (row["kind"] == "defect"), row["why"]
+    assert row["by"] == ("gate" if row["caught"] else "")
+    assert SOME[name] in row["why"]
+
+
+def test_gradients_are_sampled_past_the_first_epoch() -> None:
+    loop = Loop(build(ShapesJob()))
+    batches = gradient_batches(loop, 3)
+    assert [size for _, size in batches] == [32, 32, 32, 6, 32]
+    (first, labels), (later, same_labels) = batches[0][0], batches[-1][0]
+    assert torch.equal(labels, same_labels)
+    assert not torch.equal(first, later)  # the same samples, moved about anew
+
+
+def test_updates_are_sampled_without_a_trace() -> None:
+    loop = Loop(build(SentencesJob()))
+    loop.run(2)
+    losses = list(loop.losses)
+    found = update_sample(loop)
+    assert found.draws  # dropout
+    assert len(found.moved) == len(found.settings) == SAMPLED_UPDATES
+    assert recipe_change(found, update_sample(loop)) == ""
+    assert loop.position.update == 0
+    loop.run(2)
+    assert loop.losses == losses
