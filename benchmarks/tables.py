@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks import catalogue
 from benchmarks.record import ROOT
 from benchmarks.tuning import DIAGNOSIS, results
 from upshift.core.files import write_atomically
@@ -12,7 +13,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 def main() -> None:
-    """Put the table into README.md, and all details into docs/results.md."""
+    """Put the table into README.md, all details into docs/results.md, and write the catalogue with its measurements."""
     found = results()
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
@@ -20,6 +21,7 @@ def main() -> None:
     after = rest.split(END, maxsplit=1)[1]
     write_atomically(readme, before + BEGIN + "\n" + headline_table(found) + END + after)
     write_atomically(ROOT / "docs" / "results.md", details(found))
+    catalogue.main()
 
 
 def headline_table(found: dict[str, Any]) -> str:

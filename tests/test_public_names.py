@@ -10,12 +10,14 @@ NAMES = [
     "Loss",
     "MachineError",
     "Mean",
+    "Packing",
     "PlanError",
     "Quality",
     "TargetError",
     "TrialError",
     "UpshiftError",
     "__version__",
+    "packed_attention",
 ]
 
 

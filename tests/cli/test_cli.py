@@ -28,7 +28,8 @@ VERBS: dict[str, set[str]] = {
     "tune": {"target", "--budget", "--out", "--seed", "--resume"},
     "run": {"target", "--plan", "--out", "--updates"},
     "compare": {"target", "--plan", "--json", "--updates", "--budget", "--seed", "--quality", "--sequential"},
-    "doctor": {"--json"},
+    "doctor": {"--json", "--catalogue"},
+    "explain": {"name", "--out", "--json"},
     "demo": {"example", "--budget", "--out"},
 }
 

@@ -1,4 +1,4 @@
-"""`upshift doctor`: what this machine can do, and what is misconfigured, with the fix."""
+"""`upshift doctor`: what this machine can do, what is misconfigured, with the fix, and what Upshift can try."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from upshift.cli.say import console
 from upshift.core.machine import Machine, read_machine
-from upshift.optimizations import catalogue
+from upshift.core.optimization import Bottleneck
+from upshift.optimizations import catalogue, measured
+from upshift.report.catalogue import claim_words, entry, gain_words, job_words, tone
+from upshift.report.terminal import STYLES
 
 SMALL_SHARED_MEMORY = 1 << 30
+NAME_CELLS = 24
+GAIN_CELLS = 30
+"""As wide as `1.23x (1.09 to 1.38) DigitsJob`."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,16 @@ class Advice:
     fix: str
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show what this machine can do, each value with its reason, and what to mend."""
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    catalogued: Annotated[
+        bool, typer.Option("--catalogue", help="Show every optimization: what is hoped of it, and what was measured.")
+    ] = False,
+) -> None:
+    """Show what this machine can do, each value with its reason, and what to mend; or the catalogue."""
+    if catalogued:
+        _show_catalogue(json=json)
+        return
     machine = read_machine()
     found = advise(machine)
     if json:
@@ -49,6 +64,47 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
         console.print(f"[yellow]![/yellow] {item.problem}\n  {item.fix}")
     if not found:
         console.print("[green]Nothing to mend.[/green]")
+
+
+def _show_catalogue(*, json: bool) -> None:
+    entries = [entry(kind, measured()) for kind in catalogue().values()]
+    if json:
+        typer.echo(json_module.dumps(entries, indent=2))
+        return
+    console.print(f"[bold]{len(entries)} optimizations.[/bold] A ratio above 1 is faster; in brackets its interval.")
+    console.print(
+        "[dim]Measured: in recorded tunings of this project. Hoped for: as others promise, on their machines.[/dim]"
+    )
+    for bottleneck in Bottleneck:
+        rows = [row for row in entries if row["relieves"] == bottleneck]
+        if rows:
+            console.print()
+            console.print(_catalogue_table(bottleneck, rows))
+    console.print(
+        "\nAll about one: [bold]upshift explain NAME[/bold]. What pays on your job: [bold]upshift tune TARGET[/bold]."
+    )
+
+
+def _catalogue_table(bottleneck: str, rows: list[dict[str, Any]]) -> Table:
+    grid = Table(box=None, padding=(0, 2, 1, 0), header_style="dim", expand=True)
+    grid.add_column(Text(bottleneck, style="bold not dim"), ratio=1, min_width=NAME_CELLS)
+    grid.add_column("numerics", width=8)
+    grid.add_column("measured", width=GAIN_CELLS)
+    grid.add_column("hoped for", ratio=1)
+    for row in rows:
+        seen = Text("\n").join(
+            Text.assemble((gain_words(found), STYLES[tone(found)]), (f" {job_words(found)}", "dim"))
+            for found in row["measured"] or ()
+        )
+        why = str(row["why_not_measured"]).partition(": ")[0]
+        claim, _ = claim_words(row["hoped_gain"])
+        grid.add_row(
+            Text.assemble((row["name"], "bold"), "\n", row["summary"]),
+            row["numerics"],
+            seen if row["measured"] else Text(why, style="dim"),
+            Text(claim or "-", style="" if claim else "dim"),
+        )
+    return grid
 
 
 def advise(machine: Machine) -> list[Advice]:

@@ -11,6 +11,7 @@ import typer
 from upshift.cli.compare import compare
 from upshift.cli.demo import demo
 from upshift.cli.doctor import doctor
+from upshift.cli.explain import explain
 from upshift.cli.profile import profile
 from upshift.cli.run import run
 from upshift.cli.say import errors
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (profile, tune, run, compare, doctor, demo):
+for verb in (profile, tune, run, compare, doctor, explain, demo):
     app.command()(verb)
 
 

@@ -1,0 +1,177 @@
+"""What is known of each optimization, for people and for JSON: its card, its docstrings, its refusals, what was measured.
+
+Nothing here names a technique: the classes are handed in, and all that is told of them is read from their cards, their
+source and the evidence of tunings. A figure that was promised and a figure that was measured never share a key.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Literal
+
+from upshift.core.optimization import Numerics, Optimization, clash
+from upshift.report.words import Tone, number, table, text
+
+Kind = type[Optimization]
+Row = dict[str, Any]
+
+NUMERICS: Mapping[Numerics, str] = {
+    Numerics.EXACT: "every loss stays bit-equal",
+    Numerics.ROUNDING: "gradients and losses move less than other batches and other seeds move them",
+    Numerics.TRAINING: "held-out quality is proved not worse, over several seeds",
+}
+"""A tuning keeps an optimization of that class only where this holds."""
+
+NOT_TRIED = "not tried in a recorded run yet"
+_HEADINGS = ("Relieves", "Numerics", "Limits")
+
+
+def entry(kind: Kind, recorded: Mapping[str, Any]) -> Row:
+    """One optimization as `upshift doctor --catalogue --json` prints it.
+
+    Args:
+        kind: The optimization.
+        recorded: Name -> `measured` and `why_not_measured`, as the file of recorded measurements holds them.
+
+    Returns:
+        Its card; `hoped_gain`, null where nothing is promised; `measured`, a list of rows (see `measurement`), or null and
+        then `why_not_measured` says why.
+    """
+    card = kind.card
+    mine = table(recorded, card.name)
+    measured = list(mine.get("measured") or [])
+    return {
+        "name": card.name,
+        "summary": card.summary,
+        "relieves": str(card.relieves),
+        "numerics": str(card.numerics),
+        "seam": card.seam.value,
+        "source": card.source,
+        "hoped_gain": card.hoped_gain or None,
+        "measured": measured or None,
+        "why_not_measured": None if measured else text(mine, "why_not_measured") or NOT_TRIED,
+    }
+
+
+def explanation(kind: Kind, kinds: Mapping[str, Kind], recorded: Mapping[str, Any]) -> Row:
+    """All that is known of one optimization: `entry`, and what its source says.
+
+    Args:
+        kind: The optimization.
+        kinds: The whole catalogue, for what cannot stand beside it.
+        recorded: As for `entry`.
+    """
+    said = docstring_lines(inspect.getdoc(sys.modules[kind.__module__]) or "")
+    return {
+        **entry(kind, recorded),
+        "kept_where": NUMERICS[kind.card.numerics],
+        **{heading.lower() + "_words": said.get(heading, "") for heading in _HEADINGS},
+        "settings": settings(kind),
+        "refused_when": refusals(kind),
+        "conflicts": conflicts(kind, kinds),
+        "follows": list(kind.card.after),
+        "memory_technique": kind.card.memory_technique,
+        "setup_seconds": kind.card.setup_s,
+    }
+
+
+def measurement(rung: Mapping[str, Any], evidence: Mapping[str, Any]) -> Row:
+    """What a tuning saw of one candidate, on one flat row.
+
+    `ratio`, `low`, `high`, `pairs` and `verdict` are null where it was not run; `how` is `screening` (resident processes in
+    turns) or `confirmation` (fresh ones). The gain is that on top of what the tuning had kept before.
+    """
+    seen = table(rung, "comparison")
+    machine = table(evidence, "machine").get("summary")
+    return {
+        "job": text(table(evidence, "job"), "target"),
+        "settings": dict(table(rung, "settings")),
+        "outcome": text(rung, "outcome"),
+        **{key: number(seen, key) for key in ("ratio", "low", "high")},
+        "pairs": seen.get("pairs"),
+        "verdict": seen.get("verdict"),
+        "how": seen.get("kind"),
+        "numerics": table(rung, "numerics").get("verdict"),
+        "reason": text(rung, "reason"),
+        "machine": text(machine, "value") if isinstance(machine, Mapping) else str(machine or ""),
+        "commit": evidence.get("commit"),
+        "created": evidence.get("created"),
+    }
+
+
+def docstring_lines(doc: str) -> dict[str, str]:
+    """The lines `Relieves:`, `Numerics:` and `Limits:` of an optimization's module docstring, each on one line."""
+    found = re.findall(rf"^({'|'.join(_HEADINGS)}):[ ]*(.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
+    return {heading: " ".join(words.split()) for heading, words in found}
+
+
+def settings(kind: Kind) -> list[Row]:
+    """The settings: name, default, `choices` where only some values are allowed, and what the class docstring says."""
+    types, doc = typing.get_type_hints(kind), inspect.getdoc(kind) or ""
+    rows = []
+    for item in fields(kind):
+        allowed = typing.get_args(types[item.name]) if typing.get_origin(types[item.name]) is Literal else ()
+        found = re.search(rf"^    {item.name}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
+        words = " ".join(found[1].split()) if found else ""
+        rows.append({"name": item.name, "default": item.default, "choices": list(allowed) or None, "words": words})
+    return rows
+
+
+def refusals(kind: Kind) -> list[str]:
+    """The reasons it can give for not fitting, in the order of its source; `...` stands for what it would have seen."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    except OSError:  # no source lies beside the compiled module: the reasons are still given when they apply
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Fit.no"]
+    found = ["".join(_literal(call.args[0])) for call in sorted(calls, key=lambda call: call.lineno) if call.args]
+    return list(dict.fromkeys(words for words in found if words.strip(". ")))
+
+
+def _literal(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.JoinedStr):
+        for part in node.values:
+            yield from _literal(part)
+    else:
+        yield node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "..."
+
+
+def conflicts(kind: Kind, kinds: Mapping[str, Kind]) -> list[str]:
+    """What cannot stand in a plan beside it, each with the reason."""
+    own = kind()
+    return [why for name, other in kinds.items() if name != kind.card.name and (why := clash(own, other()))]
+
+
+# Short words for tables.
+
+
+def job_words(row: Mapping[str, Any]) -> str:
+    """The job of a row without its path: `TextJob`."""
+    return text(row, "job").rpartition(":")[2]
+
+
+def gain_words(row: Mapping[str, Any]) -> str:
+    """A measured gain: `1.75x (1.35 to 2.26)`; empty where nothing was measured."""
+    ratio, low, high = (number(row, key) for key in ("ratio", "low", "high"))
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else "")
+
+
+def claim_words(hoped_gain: str | None) -> tuple[str, str]:
+    """What is promised, and the address where: two strings, both empty for none."""
+    found = re.fullmatch(r"(.*?) ?\((https?://\S+)\)", hoped_gain or "", re.DOTALL)
+    return (found[1], found[2]) if found else (hoped_gain or "", "")
+
+
+def tone(row: Mapping[str, Any]) -> Tone:
+    """How a row is coloured: good where it was kept, bad where it was slower or failed, else open."""
+    if text(row, "outcome") == "applied":
+        return "good"
+    return "bad" if text(row, "verdict") == "slower" or text(row, "outcome") == "failed" else "open"

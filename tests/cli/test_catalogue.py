@@ -1,0 +1,288 @@
+"""People meet the catalogue: `upshift explain`, `upshift doctor --catalogue`, and the page made from the same entries."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from benchmarks import catalogue as generator
+from benchmarks.tuning import results
+from tests.optimizations.contract import Pictures, facts
+from tests.report.sample import full
+from upshift.cli import doctor, explain
+from upshift.cli.main import app
+from upshift.core.facts import Facts
+from upshift.core.live import Seam
+from upshift.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
+from upshift.optimizations import catalogue, measured
+from upshift.report import catalogue as told
+from upshift.report.evidence import save
+
+NAMES = sorted(catalogue())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyGPU(Optimization):
+    """Needs a GPU.
+
+    Attributes:
+        size: How large,
+            in samples.
+        mode: How.
+    """
+
+    size: int = 3
+    mode: Literal["slow", "fast"] = "slow"
+
+    card: ClassVar[Card] = Card(
+        name="only_gpu", summary="something for a test", relieves=Bottleneck.COMPUTE, numerics=Numerics.EXACT,
+        seam=Seam.MODEL, source="a test", hoped_gain="twice as fast (https://example.org/a)", conflicts=("precision",),
+    )  # fmt: skip
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Refuse the CPU."""
+        if facts.job.device != "cuda":
+            return Fit.no(f"the model runs on {facts.job.device}")
+        return Fit.yes(max_gain_frac=0.1, settings=[cls()])
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    save(full(), tmp_path / "evidence.json")
+    return tmp_path
+
+
+# The list.
+
+
+def test_the_catalogue_as_json_is_a_list_of_all_with_a_figure_or_the_reason_for_none() -> None:
+    done = call("doctor", "--catalogue", "--json")
+    assert done.exit_code == 0
+    entries = json.loads(done.stdout)
+    assert [row["name"] for row in entries] == NAMES
+    for row in entries:
+        card = catalogue()[row["name"]].card
+        assert (row["numerics"], row["relieves"], row["summary"]) == (card.numerics, card.relieves, card.summary)
+        assert row["source"] == card.source
+        assert row["hoped_gain"] == (card.hoped_gain or None)
+        assert (row["measured"] is None) == bool(row["why_not_measured"])
+        for seen in row["measured"] or ():
+            assert 0 < seen["low"] <= seen["ratio"] <= seen["high"]
+            assert seen["job"]
+            assert seen["machine"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_hoped_for_names_where_it_is_promised(name: str) -> None:
+    claim, address = told.claim_words(catalogue()[name].card.hoped_gain)
+    assert bool(claim) == bool(address)
+
+
+def test_the_table_fits_100_columns_and_holds_every_name_and_gain_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = io.StringIO()
+    monkeypatch.setattr(doctor, "console", Console(width=100, file=paper, highlight=False))
+    doctor.doctor(json=False, catalogued=True)
+    shown = paper.getvalue()
+    assert max(map(len, shown.splitlines())) <= 100
+    for name in NAMES:
+        assert re.search(rf"^{name}\b", shown, re.MULTILINE), name
+    rows = [row for item in measured().values() for row in item["measured"] or ()]
+    assert rows
+    for row in rows:
+        assert f"{told.gain_words(row)} {told.job_words(row)}" in shown
+
+
+def test_what_nothing_is_recorded_of_says_so() -> None:
+    row = told.entry(OnlyGPU, {})
+    assert (row["measured"], row["why_not_measured"]) == (None, told.NOT_TRIED)
+    assert row["hoped_gain"] == "twice as fast (https://example.org/a)"
+
+
+# One of them.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_can_be_explained(name: str) -> None:
+    done = call("explain", name)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(name)
+    found = json.loads(call("explain", name, "--json").stdout)
+    for key in ("relieves_words", "numerics_words", "limits_words", "kept_where", "source"):
+        assert found[key], key
+    refuses = "Fit.no(" in inspect.getsource(sys.modules[catalogue()[name].__module__])
+    assert bool(found["refused_when"]) == refuses, "its refusals are not read from its source"
+    assert [row["name"] for row in found["settings"]] == list(catalogue()[name]().settings())
+    assert all(row["words"] for row in found["settings"]), "a setting without a word in the class docstring"
+
+
+def test_an_explanation_reads_the_source() -> None:
+    found = told.explanation(OnlyGPU, {**catalogue(), "only_gpu": OnlyGPU}, {})
+    assert found["settings"] == [
+        {"name": "size", "default": 3, "choices": None, "words": "How large, in samples."},
+        {"name": "mode", "default": "slow", "choices": ["slow", "fast"], "words": "How."},
+    ]
+    assert found["refused_when"] == ["the model runs on ..."]
+    assert found["conflicts"] == ["`only_gpu` and `precision` exclude each other"]
+
+
+def test_lines_of_a_module_docstring_may_run_on() -> None:
+    doc = "Do it.\n\nRelieves:  input: a\n           and b.\nNumerics:  exact: c.\nLimits:    d.\n\nMore: e."
+    assert told.docstring_lines(doc) == {"Relieves": "input: a and b.", "Numerics": "exact: c.", "Limits": "d."}
+
+
+def test_an_explanation_shows_what_your_own_tuning_saw(tuned: Path) -> None:
+    rung = next(rung for rung in full()["rungs"] if rung["comparison"] and rung["name"] in NAMES)
+    found = json.loads(call("explain", rung["name"], "--json", "--out", str(tuned)).stdout)
+    (row,) = found["measured_here"]
+    assert (row["ratio"], row["outcome"], row["reason"]) == (rung["comparison"]["ratio"], rung["outcome"], rung["reason"])
+    assert row["job"] == full()["job"]["target"]
+    shown = call("explain", rung["name"], "--out", str(tuned)).stdout
+    assert told.gain_words(row) in shown.partition("Measured here")[2]
+
+
+def test_an_explanation_without_a_tuning_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(call("explain", "precision", "--json", "--out", str(tmp_path)).stdout)["measured_here"] is None
+    paper = io.StringIO()
+    monkeypatch.setattr(explain, "console", Console(width=300, file=paper, highlight=False))
+    explain.explain("precision", out=tmp_path, json=False)
+    assert f"nothing yet: upshift tune TARGET --out {tmp_path}" in paper.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("precison", "Did you mean `precision`"), ("cache", "`sample_cache`"), ("zzz", "`zzz`. `upshift doctor --catalogue`")],
+)
+def test_an_unknown_name_gets_near_ones_and_exit_code_2(name: str, near: str) -> None:
+    done = call("explain", name)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert near in done.stderr
+
+
+@pytest.mark.slow
+def test_explain_without_a_terminal_is_plain_text() -> None:
+    command = [sys.executable, "-m", "upshift", "explain", "channels_last"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+# What is generated.
+
+
+def test_the_shipped_measurements_and_the_page_are_those_of_the_recorded_results() -> None:
+    """Stale? Run `make docs`, or `python -m benchmarks.catalogue` for these two files alone."""
+    kinds = generator.shipped()
+    found = generator.measurements(kinds, generator.tunings(results()))
+    assert generator.PACKAGED.read_text(encoding="utf-8") == generator.packaged(found)
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(kinds, found)
+    assert measured() == json.loads(generator.packaged(found))["optimizations"]
+
+
+def test_every_measured_figure_is_one_of_a_recorded_rung() -> None:
+    recorded = {
+        (evidence["job"]["target"], rung["name"], rung["comparison"]["ratio"])
+        for evidence in generator.tunings(results())
+        for rung in evidence["rungs"]
+        if rung["comparison"]
+    }
+    shipped = {(row["job"], name, row["ratio"]) for name, item in measured().items() for row in item["measured"] or ()}
+    assert shipped == {item for item in recorded if item[1] in measured()}
+    assert shipped
+
+
+def tuning(*rungs: dict[str, Any], **job: Any) -> dict[str, Any]:
+    """Evidence of a CPU job, with rungs."""
+    machine = facts().machine
+    return {
+        "job": {"target": "jobs.py:Pictures", "device": "cpu", "batch_size": Pictures.batch_size, **job},
+        "machine": {"summary": "a machine", **machine.to_dict()},
+        "phases": {"forward": 0.5},
+        "ceilings": {},
+        "rungs": list(rungs),
+    }
+
+
+def rung(**changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "name": "only_gpu",
+        "settings": {},
+        "outcome": "refused",
+        "reason": "because",
+        "predicted_max_gain": None,
+    }
+    return {**plain, "comparison": None, "numerics": None, **changes}
+
+
+FASTER = {"ratio": 1.5, "low": 1.2, "high": 1.9, "pairs": 5, "verdict": "faster", "kind": "screening"}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "why"),
+    [
+        (tuning(device="cuda"), "not tried in a recorded run yet"),
+        (tuning(), "needs a GPU: the model runs on cpu"),
+        (tuning(rung(reason="no images"), device="cuda"), "not fitted to any recorded job: no images (Pictures)"),
+        (
+            tuning(rung(reason="too little", predicted_max_gain=1.01), device="cuda"),
+            "fits Pictures, but was not run there: too little",
+        ),
+        (tuning(rung(outcome="failed", reason="hung: it hung")), "failed in a recorded run: hung: it hung (Pictures)"),
+    ],
+)
+def test_why_nothing_was_measured_is_decided_by_facts(evidence: Any, why: str) -> None:
+    found = generator.measurements({"only_gpu": OnlyGPU}, [evidence])
+    assert found == {"only_gpu": {"measured": None, "why_not_measured": why}}
+
+
+def test_a_refusal_from_facts_that_were_not_recorded_proves_nothing() -> None:
+    """A reading that an older tuning did not take is empty; only a refusal that names the GPU says that one is missing."""
+    evidence = tuning()
+    del evidence["machine"]["cxx_compiler"]
+    found = generator.measurements(
+        {"compile": catalogue()["compile"], "trim_padding": catalogue()["trim_padding"]}, [evidence]
+    )
+    assert {item["why_not_measured"] for item in found.values()} == {told.NOT_TRIED}
+
+
+def test_a_measured_rung_is_shown_with_job_interval_and_machine() -> None:
+    evidence = tuning(rung(outcome="applied", reason="faster", comparison=FASTER, predicted_max_gain=2.0))
+    (found,) = generator.measurements(
+        {"only_gpu": OnlyGPU}, generator.tunings({"a": {"b": {"evidence": evidence}}})
+    ).values()
+    assert found["why_not_measured"] is None
+    assert told.gain_words(found["measured"][0]) == "1.50x (1.20 to 1.90)"
+    page = generator.page({"only_gpu": OnlyGPU}, {"only_gpu": found})
+    line = "| `only_gpu` | something for a test | compute | exact | twice as fast ([source](https://example.org/a)) "
+    assert line + "| Pictures: 1.50x (1.20 to 1.90), applied |" in page
+    assert "- `jobs.py:Pictures`: a machine;" in page
+
+
+@pytest.mark.parametrize(
+    ("row", "tone"),
+    [
+        ({"outcome": "applied", "verdict": "faster"}, "good"),
+        ({"outcome": "refused", "verdict": "slower"}, "bad"),
+        ({"outcome": "refused", "verdict": "same"}, "open"),
+        ({"outcome": "refused", "verdict": None}, "open"),
+        ({"outcome": "failed", "verdict": None}, "bad"),
+    ],
+)
+def test_colours_tell_kept_from_slower(row: Any, tone: str) -> None:
+    assert told.tone(row) == tone
