@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import catalogue
+from benchmarks.more_tables import checkpointing_table, gate_table, rivals_table
 from benchmarks.record import ROOT
 from benchmarks.tuning import DIAGNOSIS, results
 from upshift.core.files import write_atomically
@@ -62,9 +63,25 @@ def _honesty(found: dict[str, Any]) -> list[str]:
         rows.append(f"| injected slowdowns | {words} | `{power['command']}` |")
     if cost := found.get("own_cost"):
         jobs = [cost[name] for name in ("text", "tiny")]
-        words = "; ".join(f"{job['profiling_cost_frac']:.2%} of a {job['update_ms']:.1f} ms update" for job in jobs)
+        words = "; ".join(_cost(job) for job in jobs)
         rows.append(f"| our own cost when profiling | {words} | `{cost['command']}` |")
+    if gate := found.get("gate"):
+        words = f"{gate['caught']} of {gate['defects']} seeded defects refused"
+        words += f", {gate['refused_innocents']} of {gate['innocents']} innocent changes"
+        rows.append(f"| the numerics gate | {words} | `{gate['command']}` |")
+    for name in ("rivals_text", "rivals_image"):
+        if rivals := found.get(name):
+            best = rivals["best_rival"]
+            row = rivals["arms"][best]
+            words = f"{row['upshift_over_it']:.2f}x ({row['upshift_over_it_low']:.2f} to {row['upshift_over_it_high']:.2f})"
+            where = name.removeprefix("rivals_")
+            rows.append(f"| against the best rival, {where} ({best}) | {words} | `{rivals['command']}` |")
     return rows
+
+
+def _cost(job: dict[str, Any]) -> str:
+    low, high = job["profiling_cost_interval"]
+    return f"{job['profiling_cost_frac']:.2%} ({low:.2%} to {high:.2%}) of a {job['update_ms']:.1f} ms update"
 
 
 def details(found: dict[str, Any]) -> str:
@@ -77,6 +94,10 @@ def details(found: dict[str, Any]) -> str:
         lines += ["| candidate | outcome | at most | measured | numerics | reason |", "|---|---|---|---|---|---|"]
         lines += [_rung(rung) for rung in evidence["rungs"]]
         lines.append("")
+    for name, table in {"gate": gate_table, "checkpointing": checkpointing_table}.items():
+        lines += table(found[name]) if name in found else []
+    for name, result in found.items():
+        lines += rivals_table(result) if name.startswith("rivals_") else []
     return "\n".join(lines)
 
 

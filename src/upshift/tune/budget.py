@@ -80,4 +80,4 @@ class Costs:
 
     def screening_s(self, turns: int, updates: int, update_s: float) -> float:
         """Screening one candidate at a base update of `update_s`."""
-        return 1.5 * self.start_s + 12 * update_s + 2 * turns * updates * update_s
+        return 1.5 * self.start_s + 20 * update_s + 2 * turns * updates * update_s
