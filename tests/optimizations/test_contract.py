@@ -59,7 +59,7 @@ def test_the_card_is_complete(name: str) -> None:
     assert len(card.source) > 10
     assert 0.0 <= card.prior <= 1.0
     assert card.setup_s >= 0.0
-    for other in (*card.after, *card.conflicts):
+    for other in (*card.after, *card.conflicts, *card.pays_with):
         assert other in NAMES
     for line in ("Relieves:", "Numerics:", "Limits:"):
         assert re.search(rf"^{line}", importlib.import_module(kind.__module__).__doc__ or "", re.MULTILINE)

@@ -95,10 +95,16 @@ class FakeScreen:
         self.challenger: Any = None
         self.setting: Any = None
 
-    def screen(self, candidate: Optimization | None, plan: Plan, updates: int) -> Screening:
-        if candidate is None:
+    def screen(
+        self, candidate: Optimization | None, plan: Plan, updates: int, *, beside: Optimization | None = None
+    ) -> Screening:
+        if candidate is not None and beside is not None:
+            both = f"{candidate.card.name}+{beside.card.name}"
+            answer: Any = self.answers.get(both, 1.0)
+            self.tried.append(both)
+        elif candidate is None:
             (name,) = set(self.plan.names) - set(plan.names)
-            answer: Any = self.without.get(name, 0.5)
+            answer = self.without.get(name, 0.5)
             self.tried.append(f"without {name}")
         else:
             answer = self.answers.get(candidate.card.name, 1.0)
@@ -191,6 +197,35 @@ def test_what_is_faster_is_applied_and_the_bottleneck_measured_again() -> None:
         "candidate_losses": [1.0, 2.0],
     }  # fmt: skip
     assert rung.memory_ratio == 0.5
+
+
+@pytest.mark.parametrize(("together", "outcome"), [(1.5, "applied"), (1.0, "refused"), (0.8, "refused")])
+def test_what_may_only_pay_together_is_tried_together(together: float, outcome: str) -> None:
+    screen = FakeScreen(answers={"layout+half": together})
+    ladder = make([technique("half"), technique("layout", gain=0.3, pays_with=("half",)), technique("other")], screen)
+    ladder.climb()
+    assert screen.tried == ["half", "other", "layout", "layout+half"]
+    assert outcomes(ladder) == {"half": outcome, "other": "refused", "layout": outcome}
+    assert screen.plan.names == (("layout", "half") if outcome == "applied" else ())
+    for name, beside in (("half", "layout"), ("layout", "half")):
+        assert f"together with {beside}" in reason(ladder, name)
+
+
+def test_a_pair_is_split_afterwards() -> None:
+    screen = FakeScreen(answers={"layout+half": 1.5}, without={"layout": 1.0, "half": 0.7})
+    ladder = make([technique("half"), technique("layout", gain=0.3, pays_with=("half",))], screen)
+    ladder.climb()
+    ladder.prune()
+    assert sorted(screen.tried[-2:]) == ["without half", "without layout"]
+    assert outcomes(ladder) == {"half": "applied", "layout": "pruned"}
+    assert screen.plan.names == ("half",)
+
+
+@pytest.mark.parametrize("alone", [1.5, TrialError("It crashed.", kind="killed")], ids=["paid", "failed"])
+def test_what_paid_or_failed_alone_is_not_tried_together(alone: Any) -> None:
+    screen = FakeScreen(answers={"half": alone})
+    make([technique("half"), technique("layout", gain=0.3, pays_with=("half",))], screen).climb()
+    assert "layout+half" not in screen.tried
 
 
 def test_a_ceiling_below_the_floor_is_refused_without_a_run() -> None:

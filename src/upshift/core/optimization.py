@@ -67,6 +67,7 @@ class Card:
         claims: What only one optimization of a plan may hold.
         after: Names it must follow where both are in a plan.
         conflicts: Names it cannot be with.
+        pays_with: Names that it may pay together with where neither pays alone; the ladder then tries both at once.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Card:
     claims: frozenset[str] = frozenset()
     after: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    pays_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

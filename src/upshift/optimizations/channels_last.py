@@ -33,6 +33,7 @@ class ChannelsLast(Optimization):
             "22 % in ResNet50 training speed, 8 to 35 % across a selection of models on a V100, fast.ai says of PyTorch "
             "(https://docs.fast.ai/callback.channelslast.html)"
         ),
+        pays_with=("precision",),
         prior=0.3,
         claims=frozenset({"memory_format"}),
     )

@@ -32,6 +32,7 @@ class HugePages(Optimization):
         numerics=Numerics.EXACT,
         seam=Seam.ENVIRONMENT,
         source="GNU C Library manual, Memory Allocation Tunables, glibc.malloc.hugetlb",
+        pays_with=("allocator",),
         prior=0.2,
     )
 

@@ -52,6 +52,7 @@ class Ladder:
         say: Told what is going on.
         rungs: What became of each candidate so far.
         phases: Phase shares under the present plan; empty until something was kept.
+        newest: The rung that was kept last, and so measured on top of all others; empty for a pair, None where unknown.
     """
 
     catalogue: Mapping[str, type[Optimization]]
@@ -67,6 +68,7 @@ class Ladder:
     say: Callable[[str], None]
     rungs: list[Rung] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
+    newest: str | None = None
 
     @property
     def update_s(self) -> float:
@@ -96,12 +98,15 @@ class Ladder:
                 self._note(optimization, "undecided", why, predicted=max_gain)
                 continue
             self._try(optimization, max_gain)
+        self._try_pairs()
         self._note_unfit()
 
     def prune(self) -> None:
-        """Take every kept rung but the last out once; what no longer pays leaves the plan."""
+        """Take every kept rung but the newest out once; what no longer pays leaves the plan. A pair is split here."""
         kept = [rung for rung in self.rungs if rung.outcome == "applied" and rung.name in self._prunable()]
-        for rung in sorted(kept[:-1], key=lambda item: (item.comparison or {}).get("ratio") or 1.0):
+        just_measured = kept[-1].name if kept and self.newest is None else self.newest
+        older = [rung for rung in kept if rung.name != just_measured]
+        for rung in sorted(older, key=lambda item: (item.comparison or {}).get("ratio") or 1.0):
             needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) * 1.5
             if rung.setup_seconds:
                 needed += rung.setup_seconds
@@ -170,8 +175,45 @@ class Ladder:
             outcome, reason = self._confirm(optimization, plan, screening)
         rung = self._note(optimization, outcome, reason, predicted=max_gain, screening=screening)
         if rung.outcome == "applied":
+            self.newest = rung.name
             self.screen.promote()
             self.refresh()
+
+    def _try_pairs(self) -> None:
+        """Try together what may only pay together, where each was harmless alone and brought too little."""
+        for rung in list(self.rungs):
+            for name in self.catalogue[rung.name].card.pays_with if rung.name in self.catalogue else ():
+                partner = next((other for other in self.rungs if other.name == name and _brought_nothing(other)), None)
+                if partner is not None and _brought_nothing(rung):
+                    self._try_pair(rung, partner)
+
+    def _try_pair(self, rung: Rung, partner: Rung) -> None:
+        one, other = (self.catalogue[item.name](**item.settings) for item in (rung, partner))
+        needed = 2 * self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + one.card.setup_s + other.card.setup_s
+        if self._clashes(one) or self._clashes(other) or self.budget.left - needed < self._reserve_s():
+            return
+        self.say(f"trying {rung.name} together with {partner.name}")
+        plan = self.screen.plan.plus(one).plus(other)
+        try:
+            screening = self.screen.screen(one, plan, self.turn_updates, beside=other)
+        except TrialError as error:
+            for item, beside in ((rung, partner), (partner, rung)):
+                item.reason += f"; together with {beside.name} the trial failed ({error.kind.replace('_', ' ')})"
+            return
+        outcome, reason = self._decide(one, screening)
+        if outcome == "applied" and self._needs_confirmation(screening.comparison):
+            outcome, reason = self._confirm(one, plan, screening)
+        self.say(f"{outcome}: {rung.name} together with {partner.name}: {reason}")
+        for item, beside in ((rung, partner), (partner, rung)):
+            item.reason += f"; together with {beside.name}: {reason}"
+            if outcome == "applied":
+                self._fill(item, screening)
+                item.outcome = "applied"
+        if outcome == "applied":
+            self.newest = ""
+            self.screen.promote()
+            self.refresh()
+        self.save()
 
     def _note_failure(self, optimization: Optimization, error: TrialError, max_gain: float) -> None:
         """A dead trial is a failure; a loss that broke, where the base's did not, is the numerics gate's no."""
@@ -266,28 +308,30 @@ class Ladder:
             predicted_max_gain=predicted,
         )
         if screening is not None:
-            interval = screening.comparison.interval
-            rung.comparison = screening.comparison.to_dict() if interval else None
-            if interval is None:
-                rung.unused_samples = [sample.to_dict() for sample in screening.comparison.samples]
-            rung.evidence = screening.evidence
-            rung.setup_seconds = screening.setup_s
-            if interval:
-                rung.break_even_updates = break_even_updates(
-                    screening.setup_s, self.update_s, self.update_s / interval.ratio
-                )
-            if screening.gate:
-                gate = screening.gate
-                rung.numerics = {"class": str(gate.numerics), "verdict": gate.verdict, "why": gate.why}
-                if self.screen.challenger is not None:
-                    rung.numerics["baseline_losses"] = list(self.screen.base.losses)
-                    rung.numerics["candidate_losses"] = list(self.screen.challenger.losses)
-            if screening.peak_bytes.get("A"):
-                rung.memory_ratio = screening.peak_bytes["B"] / screening.peak_bytes["A"]
+            self._fill(rung, screening)
         self.rungs.append(rung)
         self.say(f"{outcome}: {rung.name}: {reason}")
         self.save()
         return rung
+
+    def _fill(self, rung: Rung, screening: Screening) -> None:
+        """Put what a screening gave into its rung."""
+        interval = screening.comparison.interval
+        rung.comparison = screening.comparison.to_dict() if interval else None
+        if interval is None:
+            rung.unused_samples = [sample.to_dict() for sample in screening.comparison.samples]
+        rung.evidence = screening.evidence
+        rung.setup_seconds = screening.setup_s
+        if interval:
+            rung.break_even_updates = break_even_updates(screening.setup_s, self.update_s, self.update_s / interval.ratio)
+        if screening.gate:
+            gate = screening.gate
+            rung.numerics = {"class": str(gate.numerics), "verdict": gate.verdict, "why": gate.why}
+            if self.screen.challenger is not None:
+                rung.numerics["baseline_losses"] = list(self.screen.base.losses)
+                rung.numerics["candidate_losses"] = list(self.screen.challenger.losses)
+        if screening.peak_bytes.get("A"):
+            rung.memory_ratio = screening.peak_bytes["B"] / screening.peak_bytes["A"]
 
     def _note_unfit(self) -> None:
         """Every candidate that was never tried is a rung too, with the reason of the last look."""
@@ -312,6 +356,12 @@ class Ladder:
         return (
             f"by its measured ceiling it could bring {max_gain:.2f}x at most, and less than {floor:.1%} cannot be told here"
         )
+
+
+def _brought_nothing(rung: Rung) -> bool:
+    """Whether a candidate was tried and passed every gate, but was no faster by itself."""
+    passed = bool(rung.numerics) and (rung.numerics or {})["verdict"] == "passed"
+    return passed and rung.comparison is not None and rung.outcome in ("refused", "undecided")
 
 
 def _job(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,13 +123,22 @@ class Screen:
             if resident is not None:
                 resident.trial.end()
 
-    def screen(self, candidate: Optimization | None, plan: Plan, updates: int, *, most_turns: int = MORE_TURNS) -> Screening:
+    def screen(
+        self,
+        candidate: Optimization | None,
+        plan: Plan,
+        updates: int,
+        *,
+        beside: Optimization | None = None,
+        most_turns: int = MORE_TURNS,
+    ) -> Screening:
         """Screen `plan` against the base.
 
         Args:
             candidate: What was added, whose evidence and numerics class count; None when something was taken away.
             plan: The plan of the challenger.
             updates: Updates per turn.
+            beside: A second one that was added together with the candidate.
             most_turns: Stop after so many turns of each.
 
         Raises:
@@ -143,19 +152,22 @@ class Screen:
         trial = self.challenger.trial
         warmup = COMPILE_WARMUP_UPDATES if "compile" in plan.names else 2
         warm = trial.call("warm", updates=warmup)
-        if candidate is not None:
+        added = [item for item in (candidate, beside) if item is not None]
+        numerics = max((item.card.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
+        if added:
             traced = trial.call("trace")["evidence"]
-            screening.evidence = traced.get(candidate.card.name, [])
+            found = [traced.get(item.card.name, []) for item in added]
+            screening.evidence = [check for checks in found for check in checks] if all(found) else []
             if not screening.fired:
                 return screening
-            if candidate.card.numerics is not Numerics.TRAINING:
-                self._sample(self.challenger, candidate.card.numerics)
+            if numerics is not Numerics.TRAINING:
+                self._sample(self.challenger, numerics)
         self._revive_base()  # the kernel may have needed until now to end it
         self._turns(screening, updates, most_turns)
         steady_s = screening.comparison.samples[-1].seconds / updates
         screening.setup_s += max(warm["seconds"] - 2 * warm["updates"] * steady_s, 0.0)
-        if candidate is not None:
-            screening.gate = self._judge(candidate.card.numerics)
+        if added:
+            screening.gate = self._judge(numerics)
         for arm, resident in (("A", self.base), ("B", self.challenger)):
             screening.peak_bytes[arm] = self._awake(
                 resident, lambda r: int(r.trial.call("memory", reset=False)["peak_bytes"])
