@@ -25,7 +25,16 @@ from upshift.optimizations import catalogue
 
 VERBS: dict[str, set[str]] = {
     "profile": {"target", "--json", "--seconds"},
-    "tune": {"target", "--budget", "--out", "--seed", "--resume"},
+    "tune": {
+        "target",
+        "--budget",
+        "--out",
+        "--seed",
+        "--resume",
+        "--objective",
+        "--max-slowdown",
+        "--price-per-hour",
+    },
     "run": {"target", "--plan", "--out", "--updates"},
     "compare": {"target", "--plan", "--json", "--updates", "--budget", "--seed", "--quality", "--sequential"},
     "doctor": {"--json", "--catalogue"},

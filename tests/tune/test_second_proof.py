@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
 from tests.tune.test_compare import sample
 from upshift.core.plan import Plan
@@ -60,7 +61,8 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
         Rung(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
         Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
     ]
-    session._prove(SimpleNamespace(update_s=0.005))  # type: ignore[arg-type]
+    ladder: Any = SimpleNamespace(update_s=0.005, facts=facts())
+    session._prove(ladder)
     assert sorted(session.dossier.applied_plan().names) == kept
     assert session.dossier.proved
     assert sorted(seen[-1][0].names) == kept

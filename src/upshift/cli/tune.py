@@ -9,6 +9,7 @@ import typer
 
 from upshift.cli.say import console, narrated, parse_duration
 from upshift.report import print_summary
+from upshift.tune.objective import Goal, Objective
 from upshift.tune.session import Session, TuneRequest
 
 DEFAULT_OUT = Path("upshift-out")
@@ -21,9 +22,15 @@ def tune(
     out: Annotated[Path, typer.Option(help="Folder for upshift.toml, evidence.json and report.html.")] = DEFAULT_OUT,
     seed: Annotated[int | None, typer.Option(help="Seed of the experiment; the job's own unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the evidence in --out where it ended.")] = False,
+    objective: Annotated[Goal, typer.Option(help="What is wanted: time, memory or cost.")] = Goal.TIME,
+    max_slowdown: Annotated[float, typer.Option(help="With memory: an update may take so many times as long.")] = 1.5,
+    price_per_hour: Annotated[float | None, typer.Option(help="With cost: of this machine, in any currency.")] = None,
 ) -> None:
     """Try techniques one at a time in paired runs; keep what is proved to help and not to hurt."""
-    request = TuneRequest(target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume)
+    wanted = Objective(goal=objective, max_slowdown=max_slowdown, price_per_hour=price_per_hour)
+    request = TuneRequest(
+        target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted
+    )
     run_session(request)
 
 

@@ -64,6 +64,7 @@ class Card:
         prior: Share of the possible gain it usually brings, from 0 to 1; orders the ladder, decides nothing.
         setup_s: Seconds it usually costs once, before it pays (compilation); 0 for none.
         memory_technique: Whether it buys memory with time; then it is a candidate only where memory is short.
+        saves_memory: Whether it may lower the peak memory as well; a candidate where that is what is wanted.
         claims: What only one optimization of a plan may hold.
         after: Names it must follow where both are in a plan.
         conflicts: Names it cannot be with.
@@ -80,6 +81,7 @@ class Card:
     prior: float = 0.5
     setup_s: float = 0.0
     memory_technique: bool = False
+    saves_memory: bool = False
     claims: frozenset[str] = frozenset()
     after: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()

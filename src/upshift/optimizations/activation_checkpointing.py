@@ -55,6 +55,7 @@ class ActivationCheckpointing(Optimization):
             "(https://arxiv.org/abs/1604.06174)"
         ),
         memory_technique=True,
+        saves_memory=True,
         after=("precision", "attention_backend"),
     )
 

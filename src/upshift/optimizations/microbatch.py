@@ -36,6 +36,7 @@ class Microbatch(Optimization):
         seam=Seam.BACKWARD,
         source="Huang et al. 2019, GPipe (micro-batches); MosaicML Composer, `device_train_microbatch_size`",
         memory_technique=True,
+        saves_memory=True,
         conflicts=("sequence_packing",),
     )
 

@@ -40,6 +40,7 @@ class Precision(Optimization):
             "training 1.5x to 5.5x faster over float32 on V100 GPUs, an additional 1.3x to 2.5x on A100 GPUs "
             "(https://pytorch.org/blog/what-every-user-should-know-about-mixed-precision-training-in-pytorch)"
         ),
+        saves_memory=True,
         prior=0.6,
         claims=frozenset({"autocast"}),
     )

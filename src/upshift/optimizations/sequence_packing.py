@@ -31,6 +31,7 @@ class SequencePacking(Optimization):
         hoped_gain=(
             "2x for phase 2 of BERT's pre-training, where half of all tokens are padding (https://arxiv.org/abs/2107.02027)"
         ),
+        saves_memory=True,
         prior=0.9,
         conflicts=("trim_padding", "length_bucketing"),
     )

@@ -44,6 +44,7 @@ class TrimPadding(Optimization):
             "(https://wandb.ai/pommedeterresautee/speed_training/reports/"
             "How-to-Train-Your-HuggingFace-Models-Twice-As-Fast--VmlldzoxMDgzOTI)"
         ),
+        saves_memory=True,
         prior=0.5,
     )
 

@@ -27,6 +27,7 @@ class ZeroGradToNone(Optimization):
         seam=Seam.UPDATE,
         source="PyTorch documentation, Optimizer.zero_grad",
         hoped_gain=("an epoch from 41.42 s to 41.05 s (https://github.com/Lightning-AI/pytorch-lightning/issues/6534)"),
+        saves_memory=True,
         prior=0.2,
     )
 

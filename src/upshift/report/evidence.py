@@ -136,6 +136,16 @@ class MemoryTable(TypedDict):
     limit_bytes: float | None
 
 
+class ObjectiveTable(TypedDict):
+    """What was wanted (`time`, `memory`, `cost`), within which bounds; the cost of the whole run where a price is known."""
+
+    goal: str
+    max_slowdown: float | None
+    price_per_hour: float | None
+    baseline_cost: NotRequired[float | None]
+    tuned_cost: NotRequired[float | None]
+
+
 class StepMs(TypedDict):
     """Mean time of an update, in milliseconds."""
 
@@ -173,6 +183,7 @@ class EvidenceFile(TypedDict):
     memory: MemoryTable | None
     own_cost_frac: float | None
     seconds: float
+    objective: NotRequired[ObjectiveTable | None]
     phases_after: NotRequired[dict[str, float] | None]
     step_ms: NotRequired[StepMs | None]
     plan_toml: NotRequired[str | None]

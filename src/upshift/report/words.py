@@ -199,6 +199,8 @@ def headline(evidence: Evidence) -> Headline:
     proof = f" ({proof})" if proof else ""
     verdict = text(final, "verdict")
     words, tone = quality_words(final)
+    if text(table(evidence, "objective"), "goal") == "memory":
+        return _memory_headline(evidence, f"{speed} the speed{proof}", words, tone)
     if verdict == "faster":
         if tone == "open" and words and _all_gates_passed(evidence):
             detail = f"proved{proof}; {words} with so few seeds, though every rung passed its numerics gate"
@@ -206,7 +208,8 @@ def headline(evidence: Evidence) -> Headline:
         if words and tone != "good":
             detail = f"but {words}{proof}: do not adopt this plan as it is"
             return Headline(f"{speed} faster, {detail}.", f"{speed} faster", detail, tone)
-        detail = f"proved{proof}" + (f"; {words}" if words else "")
+        cost = _cost_words(table(evidence, "objective"))
+        detail = "; ".join(part for part in (f"proved{proof}", words, cost) if part)
         return Headline(f"{speed} faster, {detail}", f"{speed} faster", detail, "good")
     if verdict == "slower":
         detail = f"the plan as a whole is slower: {speed}{proof}. Keep the job as it is."
@@ -216,6 +219,23 @@ def headline(evidence: Evidence) -> Headline:
     meaning = "no difference beyond the noise" if verdict == "same" else "the runs differ too much to decide"
     detail = f"{meaning}: {speed}{proof}. Keep the job as it is, or tune again with a larger budget."
     return Headline(f"Not proved: {detail}", "Not proved", detail, "open")
+
+
+def _memory_headline(evidence: Evidence, speed: str, words: str, tone: Tone) -> Headline:
+    """What the tuning found where memory was wanted."""
+    memory = table(evidence, "memory")
+    before, after = number(memory, "baseline_peak_bytes"), number(memory, "tuned_peak_bytes")
+    if not before or not after or not any(text(rung, "outcome") == "applied" for rung in rows(evidence, "rungs")):
+        detail = f"no plan lowers the peak memory enough within the slowdown that is allowed; the last one ran at {speed}"
+        return Headline(f"Not proved: {detail}", "Not proved", detail, "open")
+    big = f"{percent(1 - after / before)} less memory"
+    detail = f"peak {bytes_words(before)} before, {bytes_words(after)} after, at {speed}" + (f"; {words}" if words else "")
+    return Headline(f"{big}: {detail}", big, detail, tone if words else "good")
+
+
+def _cost_words(objective: Mapping[str, Any]) -> str:
+    before, after = number(objective, "baseline_cost"), number(objective, "tuned_cost")
+    return "" if before is None or after is None else f"the whole run costs {after:.4g} instead of {before:.4g}"
 
 
 def _without_final(evidence: Evidence) -> Headline:

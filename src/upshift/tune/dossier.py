@@ -23,6 +23,7 @@ from upshift.report import evidence as evidence_file
 from upshift.report import write_html
 from upshift.tune.budget import Budget
 from upshift.tune.compare import Comparison
+from upshift.tune.objective import Objective, run_cost
 from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.rung import Rung
 from upshift.tune.screen import Screening
@@ -149,6 +150,15 @@ class Dossier:
         }
         peaks = {f"{name}_peak_bytes": max(s.peak_bytes or 0 for s in some) for name, some in taken.items()}
         self.evidence["memory"] |= peaks
+
+    def note_cost(self, objective: Objective, planned_updates: int | None) -> None:
+        """Keep what the whole run costs before and after, where a price was given and the run's length is known."""
+        if objective.price_per_hour is None or planned_updates is None:
+            return
+        setup_s = sum(rung.setup_seconds or 0.0 for rung in self.rungs if rung.outcome == "applied")
+        for name, setup in (("baseline", 0.0), ("tuned", setup_s)):
+            step_ms = self.evidence["step_ms"][name]
+            self.evidence["objective"][f"{name}_cost"] = run_cost(step_ms, setup, planned_updates, objective.price_per_hour)
 
     def _quality(self, comparison: Comparison, found: NonInferiority | None) -> dict[str, Any] | None:
         quality = self.job.quality

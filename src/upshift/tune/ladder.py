@@ -12,21 +12,20 @@ from typing import Any
 
 from upshift.core.errors import TrialError
 from upshift.core.facts import Facts, JobFacts
-from upshift.core.optimization import Optimization, clash
+from upshift.core.optimization import Card, Optimization, clash
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
 from upshift.profile.diagnosis import Diagnosis, diagnose
 from upshift.tune.arms import Design
 from upshift.tune.budget import Budget, Costs
-from upshift.tune.compare import Comparison, compare
-from upshift.tune.rung import Rung, break_even_updates
+from upshift.tune.compare import compare
+from upshift.tune.decide import Given, decide, needs_confirmation
+from upshift.tune.objective import Goal, Objective
+from upshift.tune.rung import Outcome, Rung, break_even_updates
 from upshift.tune.screen import TURNS, Screen, Screening
 
-TRUSTED_GAIN = 0.08
-"""A screened gain below this is confirmed by fresh processes before it counts: resident ones differ by a few percent."""
 NOT_TRIED = "not tried"
 MEMORY_SHORT = 0.8
-MEMORY_SAVED = 0.9
 BOTTLENECK_BONUS = 2.0
 CONFIRM_UPDATES_S = 1.5
 QUICK_SLICE_S = 0.6
@@ -50,8 +49,10 @@ class Ladder:
         design: For confirming small gains with fresh processes.
         save: Called with every new rung.
         say: Told what is going on.
+        objective: What is wanted.
         rungs: What became of each candidate so far.
         phases: Phase shares under the present plan; empty until something was kept.
+        speed: Of the present plan, as a ratio to the plain job, by its screenings.
         newest: The rung that was kept last, and so measured on top of all others; empty for a pair, None where unknown.
     """
 
@@ -66,8 +67,10 @@ class Ladder:
     design: Design
     save: Callable[[], None]
     say: Callable[[str], None]
+    objective: Objective = field(default_factory=Objective)
     rungs: list[Rung] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
+    speed: float = 1.0
     newest: str | None = None
 
     @property
@@ -128,7 +131,9 @@ class Ladder:
             self.save()
 
     def _prunable(self) -> set[str]:
-        """Names in the plan that must pay with time; a memory technique pays with memory."""
+        """Names in the plan that must pay with time; what was kept for its memory pays with memory."""
+        if self.objective.goal is Goal.MEMORY:
+            return set()
         return {item.card.name for item in self.screen.plan.optimizations if not item.card.memory_technique}
 
     def _candidates(self) -> list[tuple[float, Optimization, float]]:
@@ -143,13 +148,20 @@ class Ladder:
             for position, setting in enumerate(fit.settings):
                 if any(rung.is_about(setting) for rung in self.rungs) or self._clashes(setting):
                     continue
-                bonus = BOTTLENECK_BONUS if kind.card.relieves is self.diagnosis.name else 1.0
-                score = math.log(fit.max_gain) * kind.card.prior * bonus / (1 + position)
-                found.append((score, setting, fit.max_gain))
+                found.append((self._score(kind.card, fit.max_gain) / (1 + position), setting, fit.max_gain))
         return sorted(found, key=lambda item: -item[0])
+
+    def _score(self, card: Card, max_gain: float) -> float:
+        """How soon to try it: ceiling times prior; for memory what costs no time goes first."""
+        if self.objective.goal is Goal.MEMORY:
+            return card.prior + (0.0 if card.memory_technique else 1.0)
+        bonus = BOTTLENECK_BONUS if card.relieves is self.diagnosis.name else 1.0
+        return math.log(max_gain) * card.prior * bonus
 
     def _blocked(self, kind: type[Optimization], max_gain: float) -> bool:
         """Whether it cannot bring enough, by its ceiling; memory techniques are let in only where memory is short."""
+        if self.objective.goal is Goal.MEMORY:
+            return not kind.card.saves_memory
         if kind.card.memory_technique:
             return not self._memory_short()
         return max_gain < 1.0 + self.screen.floor_frac
@@ -171,16 +183,19 @@ class Ladder:
             self._note_failure(optimization, error, max_gain)
             return
         outcome, reason = self._decide(optimization, screening)
-        if outcome == "applied" and self._needs_confirmation(screening.comparison):
+        if outcome == "applied" and needs_confirmation(screening.comparison, self.objective):
             outcome, reason = self._confirm(optimization, plan, screening)
         rung = self._note(optimization, outcome, reason, predicted=max_gain, screening=screening)
         if rung.outcome == "applied":
             self.newest = rung.name
+            self.speed *= screening.comparison.interval.ratio if screening.comparison.interval else 1.0
             self.screen.promote()
             self.refresh()
 
     def _try_pairs(self) -> None:
         """Try together what may only pay together, where each was harmless alone and brought too little."""
+        if self.objective.goal is Goal.MEMORY:
+            return
         for rung in list(self.rungs):
             for name in self.catalogue[rung.name].card.pays_with if rung.name in self.catalogue else ():
                 partner = next((other for other in self.rungs if other.name == name and _brought_nothing(other)), None)
@@ -201,7 +216,7 @@ class Ladder:
                 item.reason += f"; together with {beside.name} the trial failed ({error.kind.replace('_', ' ')})"
             return
         outcome, reason = self._decide(one, screening)
-        if outcome == "applied" and self._needs_confirmation(screening.comparison):
+        if outcome == "applied" and needs_confirmation(screening.comparison, self.objective):
             outcome, reason = self._confirm(one, plan, screening)
         self.say(f"{outcome}: {rung.name} together with {partner.name}: {reason}")
         for item, beside in ((rung, partner), (partner, rung)):
@@ -225,31 +240,12 @@ class Ladder:
         rung.numerics = {"class": str(optimization.card.numerics), "verdict": "failed", "why": why}
         self.save()
 
-    def _decide(self, optimization: Optimization, screening: Screening) -> tuple[Any, str]:
-        """The outcome of a screening: evidence, then numbers, then speed."""
-        comparison, gate = screening.comparison, screening.gate
-        if not screening.fired:
-            missing = "; ".join(f"{c['name']}: {c['seen']}" for c in screening.evidence if not c["passed"]) or "no check"
-            return "refused", f"its mechanism was not seen at work ({missing})"
-        if gate is None or gate.verdict == "failed":
-            return "refused", f"the numerics gate says no: {gate.why if gate else 'nothing was captured'}"
-        if comparison.interval is None:
-            return "undecided", comparison.why
-        seen = f"{comparison.interval.ratio:.2f}x ({comparison.interval.low:.2f} to {comparison.interval.high:.2f})"
-        if optimization.card.memory_technique:
-            saved = screening.peak_bytes.get("B", 0) < MEMORY_SAVED * screening.peak_bytes.get("A", 0)
-            return ("applied", f"saves memory at {seen}") if saved else ("refused", f"saves too little memory, at {seen}")
-        if comparison.verdict is Verdict.FASTER:
-            return "applied", f"faster: {seen}"
-        if comparison.verdict is Verdict.SLOWER:
-            return "refused", f"slower here: {seen}"
-        if comparison.verdict is Verdict.SAME or comparison.interval.high < 1.0 + self.screen.floor_frac:
-            return "refused", f"brings nothing here: {seen}"
-        return "undecided", f"no gain was shown: {seen}, floor {self.screen.floor_frac:.1%}"
-
-    def _needs_confirmation(self, comparison: Comparison) -> bool:
-        interval = comparison.interval
-        return interval is not None and comparison.verdict is Verdict.FASTER and interval.low < 1.0 + TRUSTED_GAIN
+    def _decide(self, optimization: Optimization, screening: Screening) -> tuple[Outcome, str]:
+        given = Given(
+            objective=self.objective, floor_frac=self.screen.floor_frac, speed=self.speed, update_s=self.update_s,
+            planned_updates=self.facts.job.planned_updates,
+        )  # fmt: skip
+        return decide(optimization, screening, given)
 
     def _confirm(self, optimization: Optimization, plan: Plan, screening: Screening) -> tuple[Any, str]:
         """Fresh processes decide over a small gain; without the time for them it stays undecided."""
@@ -347,6 +343,8 @@ class Ladder:
         self.save()
 
     def _why_blocked(self, kind: type[Optimization], max_gain: float, settings: tuple[Optimization, ...]) -> str:
+        if self.objective.goal is Goal.MEMORY and not kind.card.saves_memory:
+            return "it lowers no peak memory, which is what is wanted"
         if kind.card.memory_technique:
             peak, limit = self.facts.peak_memory_bytes / 2**30, self.facts.memory_limit_bytes / 2**30
             return f"it buys memory with time, and memory is not short: {peak:.1f} of {limit:.1f} GiB at the peak"

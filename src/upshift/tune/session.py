@@ -25,8 +25,10 @@ from upshift.profile.diagnosis import diagnose
 from upshift.tune.arms import Design, turns_that_fit
 from upshift.tune.budget import FINAL_SHARE, REPORT_S, Budget, Costs
 from upshift.tune.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
+from upshift.tune.decide import MEMORY_SAVED
 from upshift.tune.dossier import Dossier
-from upshift.tune.ladder import MAX_TURN_UPDATES, MEMORY_SAVED, NOT_TRIED, TURN_S, Ladder
+from upshift.tune.ladder import MAX_TURN_UPDATES, NOT_TRIED, TURN_S, Ladder
+from upshift.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
 from upshift.tune.screen import Screen
 from upshift.tune.trial import Trial, TrialSetting
 
@@ -49,6 +51,7 @@ class TuneRequest:
         budget_s: Time budget in seconds; kept to within 15 %.
         seed: Overrides the job's seed for the experiment.
         resume: Take up the evidence in `out` where it ended.
+        objective: What is wanted.
     """
 
     target: str
@@ -56,6 +59,7 @@ class TuneRequest:
     budget_s: float = 300.0
     seed: int | None = None
     resume: bool = False
+    objective: Objective = TIME
 
 
 class Session:
@@ -77,6 +81,7 @@ class Session:
         if request.resume:
             self.dossier.take_up()
         self.dossier.set_aside()
+        self.dossier.evidence["objective"] = request.objective.to_dict()
         folder = request.out / "trials"
         self.setting = TrialSetting(target=request.target, folder=folder, progress=lambda words: say(f"  {words}"))
         self.seed = self.job.seed if request.seed is None else request.seed
@@ -138,7 +143,7 @@ class Session:
             catalogue=catalogue(), facts=facts, diagnosis=diagnosis, screen=screen, costs=self.costs, budget=self.budget,
             reserve_s=lambda tuned_s: self.costs.final_s(FINAL_SHARE * self.request.budget_s, tuned_s),
             updates=updates, design=Design(updates=updates, uneven=uneven, seed=self.seed, turns=self.turns),
-            save=self.dossier.save, say=self.say, rungs=self.dossier.rungs,
+            save=self.dossier.save, say=self.say, rungs=self.dossier.rungs, objective=self.request.objective,
         )  # fmt: skip
         self._take_up(ladder)
         return ladder
@@ -206,6 +211,7 @@ class Session:
                 return
             comparison, quality = self._final(plan, ladder.update_s)
         self.dossier.note_final(comparison, quality)
+        self.dossier.note_cost(self.request.objective, ladder.facts.job.planned_updates)
         self._judge(plan, comparison, quality)
 
     def _judge(self, plan: Plan, comparison: Comparison, quality: NonInferiority | None) -> None:
@@ -216,6 +222,8 @@ class Session:
         why = ""
         if quality is not None and quality.verdict == "worse":
             why = "the held-out quality became worse"
+        elif self.request.objective.goal is Goal.MEMORY:
+            why = self._why_no_memory(comparison)
         elif comparison.verdict is not Verdict.FASTER and not saves:
             why = f"the final proof says {comparison.verdict}: {comparison.why}"
         self.dossier.proved = not why
@@ -223,6 +231,18 @@ class Session:
             if why and rung.outcome == "applied":
                 rung.outcome = "undecided" if comparison.verdict is Verdict.UNDECIDED else "refused"
                 rung.reason += f"; taken out again because {why}"
+
+    def _why_no_memory(self, comparison: Comparison) -> str:
+        """Why the plan is no answer to a wish for less memory; empty where it is one."""
+        memory, objective, interval = self.dossier.evidence["memory"], self.request.objective, comparison.interval
+        if interval is None:
+            return f"the final proof says {comparison.verdict}: {comparison.why}"
+        saved = 1.0 - memory["tuned_peak_bytes"] / memory["baseline_peak_bytes"]
+        if saved < MEMORY_PROVED_FRAC:
+            return f"the whole plan lowers the peak memory by {saved:.0%} only, and {MEMORY_PROVED_FRAC:.0%} counts"
+        if not objective.allows(interval.low):
+            return f"updates may take {1 / interval.low:.2f} times as long, and {objective.max_slowdown:.2f} is allowed"
+        return ""
 
     def _final(self, plan: Plan, tuned_s: float, share: float = 1.0) -> tuple[Comparison, NonInferiority | None]:
         seconds = max(share * (self.budget.left - REPORT_S), 1.0)

@@ -1,0 +1,136 @@
+"""What is wanted: time, memory within a slowdown, or a cheap run; on the ladder, in the proof and in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.optimizations.contract import facts
+from tests.tune.jobs import write_job
+from tests.tune.test_ladder import FakeScreen, make, measured, outcomes, reason, technique
+from upshift.core.errors import UpshiftError
+from upshift.core.optimization import Numerics
+from upshift.report.words import headline
+from upshift.tune.compare import Comparison
+from upshift.tune.numerics import GateVerdict
+from upshift.tune.objective import Goal, Objective, run_cost
+from upshift.tune.rung import Rung
+from upshift.tune.screen import Screening
+from upshift.tune.session import Session, TuneRequest
+
+PASSED = GateVerdict(numerics=Numerics.EXACT, verdict="passed", why="bit-equal")
+
+
+def screening(ratio: float, *, memory: float = 1.0, setup_s: float = 0.0) -> Screening:
+    """A screening at a ratio of speeds and of peak memory."""
+    evidence = [{"name": "seen", "passed": True, "seen": "1"}]
+    peaks = {"A": 1000, "B": int(1000 * memory)}
+    return Screening(comparison=measured(ratio), gate=PASSED, evidence=evidence, setup_s=setup_s, peak_bytes=peaks)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"max_slowdown": 0.9}, "at least 1"),
+        ({"max_slowdown": float("nan")}, "at least 1"),
+        ({"goal": Goal.COST}, "needs the machine's price"),
+        ({"goal": Goal.COST, "price_per_hour": 0.0}, "needs the machine's price"),
+        ({"goal": Goal.MEMORY, "price_per_hour": 2.0}, "belongs to --objective cost"),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused(wanted: dict[str, Any], message: str) -> None:
+    with pytest.raises(UpshiftError, match=message):
+        Objective(**wanted)
+
+
+def test_for_memory_only_what_saves_memory_is_tried_and_free_savings_first() -> None:
+    kinds = [
+        technique("quick", gain=0.6),
+        technique("again", gain=0.0, memory_technique=True, saves_memory=True, prior=0.9),
+        technique("smaller", gain=0.0, saves_memory=True, prior=0.1),
+    ]
+    screen = FakeScreen(answers={"again": screening(0.8, memory=0.6), "smaller": screening(1.1, memory=0.9)})
+    ladder = make(kinds, screen)
+    ladder.objective = Objective(goal=Goal.MEMORY)
+    ladder.climb()
+    assert screen.tried == ["smaller", "again"]
+    assert outcomes(ladder) == {"quick": "refused", "smaller": "applied", "again": "applied"}
+    assert "lowers no peak memory" in reason(ladder, "quick")
+    assert "saves 40% of the memory" in reason(ladder, "again")
+    ladder.prune()
+    assert screen.tried == ["smaller", "again"], "what was kept for its memory must not be taken out for its time"
+
+
+def test_slowdowns_add_up_to_what_is_allowed() -> None:
+    kinds = [technique(name, gain=0.0, saves_memory=True, prior=prior) for name, prior in (("one", 0.9), ("two", 0.5))]
+    answers = {"one": screening(0.8, memory=0.8), "two": screening(0.8, memory=0.8)}
+    allowed = make(kinds, FakeScreen(answers=answers))
+    allowed.objective = Objective(goal=Goal.MEMORY, max_slowdown=1.7)
+    allowed.climb()
+    assert outcomes(allowed) == {"one": "applied", "two": "applied"}
+    strict = make(kinds, FakeScreen(answers=answers))
+    strict.objective = Objective(goal=Goal.MEMORY, max_slowdown=1.4)
+    strict.climb()
+    assert outcomes(strict) == {"one": "applied", "two": "refused"}
+    assert "at most 1.40 times as long is allowed" in reason(strict, "two")
+
+
+def test_a_small_saving_is_refused() -> None:
+    ladder = make(
+        [technique("thin", gain=0.0, saves_memory=True)], FakeScreen(answers={"thin": screening(1.2, memory=0.97)})
+    )
+    ladder.objective = Objective(goal=Goal.MEMORY)
+    ladder.climb()
+    assert outcomes(ladder) == {"thin": "refused"}
+    assert "-3%" in reason(ladder, "thin")
+
+
+@pytest.mark.parametrize(("goal", "outcome"), [(Goal.COST, "refused"), (Goal.TIME, "applied")])
+def test_for_a_cheap_run_the_set_up_must_be_earned_back(goal: Goal, outcome: str) -> None:
+    screen = FakeScreen(answers={"slow_start": screening(1.25, setup_s=40.0)})
+    ladder = make([technique("slow_start")], screen, on=facts(job={"planned_updates": 1000}))
+    ladder.objective = Objective(goal=goal, price_per_hour=2.0 if goal is Goal.COST else None)
+    ladder.climb()
+    assert outcomes(ladder) == {"slow_start": outcome}
+    assert ("the run has 1000" in reason(ladder, "slow_start")) == (outcome == "refused")
+
+
+def test_a_run_costs_its_hours() -> None:
+    assert run_cost(step_ms=100.0, setup_s=3600.0, updates=36_000, price_per_hour=2.0) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "peak", "why"),
+    [(0.8, 500, ""), (0.8, 950, "by 5% only"), (0.5, 500, "2.0"), (1.3, 500, "")],
+    ids=["enough", "too little saved", "too slow", "faster as well"],
+)
+def test_the_proof_of_a_memory_plan(tmp_path: Path, ratio: float, peak: int, why: str) -> None:
+    wanted = Objective(goal=Goal.MEMORY, max_slowdown=1.5)
+    session = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", objective=wanted))
+    session.dossier.evidence["memory"] = {"baseline_peak_bytes": 1000, "tuned_peak_bytes": peak}
+    session.dossier.rungs.append(Rung(name="precision", settings={}, outcome="applied", reason="saves"))
+    comparison: Comparison = measured(ratio)
+    session._judge(SimpleNamespace(optimizations=()), comparison, None)  # type: ignore[arg-type]
+    assert session.dossier.proved is not bool(why)
+    assert why in session.dossier.rungs[0].reason
+    assert session.dossier.evidence["objective"] == {"goal": "memory", "max_slowdown": 1.5, "price_per_hour": None}
+
+
+def test_the_headline_speaks_of_what_was_wanted() -> None:
+    final = {"ratio": 0.8, "low": 0.75, "high": 0.85, "pairs": 5, "verdict": "slower", "quality": None}
+    memory = {"baseline_peak_bytes": 2**30, "tuned_peak_bytes": 2**29, "limit_bytes": None}
+    evidence: Any = {
+        "final": final, "memory": memory, "objective": {"goal": "memory"}, "rungs": [{"name": "x", "outcome": "applied"}],
+    }  # fmt: skip
+    found = headline(evidence)
+    assert found.big == "50 % less memory"
+    assert "1.0 GiB before" in found.detail
+    assert found.tone == "good"
+    evidence["rungs"][0]["outcome"] = "refused"
+    assert headline(evidence).big == "Not proved"
+    final |= {"ratio": 2.0, "low": 1.9, "high": 2.1, "verdict": "faster"}
+    evidence["objective"] = {"goal": "cost", "baseline_cost": 4.0, "tuned_cost": 2.0}
+    assert "the whole run costs 2 instead of 4" in headline(evidence).detail
