@@ -193,6 +193,14 @@ class Job:
         """
         return sample
 
+    def device_transform(self, batch: Any) -> Any:
+        """The part of the preparation that is done to a whole batch, on the device (uint8 pictures to normalised floats).
+
+        What the dataset gives, caches keep and the host sends stays small then. Training and held-out batches pass through
+        it alike, so nothing random belongs here. The plan's own changes to a batch (its memory layout) come after it.
+        """
+        return batch
+
     # What Upshift asks of a job.
 
     def overrides(self, method: str) -> bool:

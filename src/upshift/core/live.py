@@ -207,9 +207,10 @@ class LiveJob:
         self.scheduler = self.job.schedule(self.optimizer, self.planned_updates or 1)
 
     def to_device(self, batch: Any) -> Any:
-        """Move a batch to the device and apply the batch transforms."""
+        """Move a batch to the device, finish it there (`Job.device_transform`), and apply the batch transforms."""
         if self.device.type != "cpu":
             batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=self.loader.pin_memory))
+        batch = self.job.device_transform(batch)
         for transform in self.batch_transforms:
             batch = transform(batch)
         return batch
