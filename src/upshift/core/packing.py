@@ -79,13 +79,29 @@ def packed_attention(
             f"the packing has {total} positions in one row, but the query is {list(query.shape)}; it must be "
             f"[1, heads, {total}, head_dim]"
         )
+    return _attend(query, key, value, packing, is_causal=is_causal)
+
+
+def keep_out_of_graphs() -> None:
+    """Have torch.compile leave the attention of packed rows alone: lengths differ, and each batch would compile anew.
+
+    For whoever compiles; not done at import, because it loads the compiler, which takes as long as torch itself.
+    """
+    global _attend  # noqa: PLW0603
+    if _attend is _attend_each:
+        _attend = torch.compiler.disable(_attend_each)
+
+
+def _attend_each(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, *, is_causal: bool
+) -> torch.Tensor:
     one_kernel = query.is_cuda and query.dtype in HALF
-    attend: Callable[..., torch.Tensor] = _in_one_kernel if one_kernel else _one_by_one
-    return attend(query, key, value, packing, is_causal=is_causal)
+    return (_in_one_kernel if one_kernel else _one_by_one)(query, key, value, packing, is_causal=is_causal)
 
 
-# Compiled, the graph would be made anew for each batch: its lengths differ.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+_attend: Callable[..., torch.Tensor] = _attend_each
+
+
 def _one_by_one(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, *, is_causal: bool
 ) -> torch.Tensor:
@@ -94,7 +110,6 @@ def _one_by_one(
     return torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=is_causal) for q, k, v in parts], 2)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _in_one_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, *, is_causal: bool
 ) -> torch.Tensor:

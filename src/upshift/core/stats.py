@@ -20,6 +20,9 @@ from typing import Literal
 LOOKS = (5, 7, 10)
 """How many pairs there are when a verdict may be read; fixed before the first measurement."""
 
+ALPHA = 0.025
+"""A comparison calls a difference that is not there with at most this probability, all its looks together."""
+
 MIN_FLOOR_FRAC = 0.03
 """A difference below this share is never called one, however sure it is."""
 
@@ -146,7 +149,7 @@ def judge(interval: Interval, floor_frac: float) -> Verdict:
     return Verdict.UNDECIDED
 
 
-def look_confidence(look_index: int, alpha: float = 0.05) -> float:
+def look_confidence(look_index: int, alpha: float = ALPHA) -> float:
     """Confidence of the interval read at one of the `LOOKS`.
 
     Looking several times is several chances to be wrong, so `alpha` is split evenly over the looks (Bonferroni): all

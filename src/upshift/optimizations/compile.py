@@ -17,6 +17,7 @@ import torch
 from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from upshift.core.packing import keep_out_of_graphs
 
 RECOMPILE_ALLOWANCE = 6
 """Graphs of one function: two for changing shapes, twice that with validation; at 8 torch silently runs it plain."""
@@ -67,6 +68,7 @@ class Compile(Optimization):
         frames are skipped. A function of ours around the call is not.
         """
         _forget()
+        keep_out_of_graphs()
         dynamic = {"auto": None, "yes": True, "no": False}[self.dynamic]
         plain: Any = live.model._call_impl  # noqa: SLF001
 

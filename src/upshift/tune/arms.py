@@ -16,14 +16,18 @@ from upshift.core.errors import TrialError
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC
-from upshift.tune.meter import SPOILT_FRAC
+from upshift.tune.meter import Account, Meter
 from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting
 
 COMPILE_WARMUP_UPDATES = 8
 WARMUP_UPDATES = 3
-TURNS = 10
-"""Turns of each arm, where both fit into memory together."""
+TURNS = 100
+"""Turns of each arm at most, where both fit into memory together. Many and short: shared hosts change their speed within
+hundredths of a second, and what changes slower than a turn falls on both arms alike."""
+MIN_TURN_S = 0.01
+"""A turn is no shorter: caches are cold at its beginning."""
+MIN_TURNS = 10
 MEMORY_FOR_TWO = 0.4
 """Two processes live side by side only if one takes no more than this share of the memory."""
 
@@ -89,12 +93,21 @@ def run_in_turns(
             trial.freeze()
         ready = {arm: _awake(trials[arm], lambda trial: _get_ready(trial, design)) for arm in arms}
         turns: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
-        for turn, updates in enumerate(_split(design.updates, design.turns)):
-            for arm in arms if turn % 2 == 0 else reversed(arms):
+        meter = Meter()  # of all turns together: a single one may be shorter than what the kernel counts in
+        done, size = 0, max(design.updates // design.turns, 1)
+        while done < design.updates:
+            updates = min(size, design.updates - done)
+            for arm in arms if len(turns[arms[0]]) % 2 == 0 else reversed(arms):
                 turns[arm].append(_awake(trials[arm], lambda trial, n=updates: trial.call("run", updates=n)))
+            if not done:
+                quickest = min(sum(answers[0]["times"]) for answers in turns.values()) / updates
+                most = max(design.updates // min(MIN_TURNS, design.turns), 1)
+                size = max(size, min(math.ceil(MIN_TURN_S / max(quickest, 1e-9)), most))
+            done += updates
+        account = meter.read()
         found = {}
         for arm in arms:
-            sample = join_turns(arm, pair, turns[arm], uneven=design.uneven)
+            sample = join_turns(arm, pair, turns[arm], account, uneven=design.uneven)
             losses = [loss for answer in turns[arm] for loss in answer["losses"]]
             found[arm] = _awake(
                 trials[arm], lambda trial, a=arm, s=sample, x=losses: _outcome(trial, s, x, ready[a], design)
@@ -103,12 +116,18 @@ def run_in_turns(
         return found
 
 
-def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], *, uneven: bool) -> Sample:
-    """Make one sample of an arm's turns: the geometric mean over turns, so that their ratios average; totals if uneven."""
+def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], account: Account, *, uneven: bool) -> Sample:
+    """Make one sample of an arm's turns: the geometric mean over turns, so that their ratios average; totals if uneven.
+
+    Args:
+        arm: Whose.
+        pair: Of which pair.
+        turns: The answers of its turns.
+        account: What the machine did during the turns of both arms, as their parent saw it.
+        uneven: Updates differ by nature.
+    """
     parts = [make_sample(arm, pair, answer, uneven=True) for answer in turns]
     seconds, items = sum(part.seconds for part in parts), sum(part.items for part in parts)
-    known = [(part.foreign_cpu_frac, part.seconds) for part in parts if part.foreign_cpu_frac is not None]
-    foreign = sum(share * s for share, s in known) / sum(s for _, s in known) if known else None
     per_item = seconds / max(items, 1)
     if not uneven:
         per_item = math.exp(sum(math.log(part.seconds_per_item) for part in parts) / len(parts))
@@ -119,10 +138,10 @@ def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], *, uneve
         items=items,
         updates=sum(part.updates for part in parts),
         cpu_seconds=sum(part.cpu_seconds for part in parts),
-        foreign_cpu_frac=foreign,
+        foreign_cpu_frac=account.foreign_cpu_frac,
         major_faults=sum(part.major_faults for part in parts),
         minor_faults=sum(part.minor_faults for part in parts),
-        spoilt=foreign is not None and foreign > SPOILT_FRAC,
+        spoilt=account.spoilt,
     )
 
 
@@ -159,12 +178,6 @@ def _awake(trial: Trial, act: Any) -> Any:
             return act(trial)
     finally:
         trial.freeze()
-
-
-def _split(updates: int, turns: int) -> list[int]:
-    """Share updates out over at most `turns` turns, each at least one."""
-    turns = max(min(turns, updates), 1)
-    return [updates // turns + (turn < updates % turns) for turn in range(turns)]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from upshift.core.errors import TrialError
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import (
+    ALPHA,
     LOOKS,
     MIN_FLOOR_FRAC,
     Floor,
@@ -102,7 +103,7 @@ def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: S
         cause = NEIGHBOUR if any(sample.spoilt for sample in comparison.samples) else "the time was up"
         comparison.why = f"only {len(base)} clean pairs: {cause}"
         return
-    alpha = 0.05 * len(LOOKS) / len(looks)
+    alpha = ALPHA * len(LOOKS) / len(looks)
     comparison.interval = paired_interval(base, candidate, look_confidence(look, alpha))
     comparison.floor = aa_floor_frac(base, candidate, minimum=min_floor_frac)
     comparison.verdict = judge(comparison.interval, comparison.floor.frac)
