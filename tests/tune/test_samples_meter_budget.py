@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from time import monotonic
@@ -12,7 +13,7 @@ import pytest
 from upshift.optimizations.cpu_threads import CPUThreads
 from upshift.tune import meter
 from upshift.tune.budget import MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
-from upshift.tune.meter import SPOILT_FRAC, Account, Meter
+from upshift.tune.meter import SPOILT_FRAC, Account, Meter, begin_on
 from upshift.tune.rung import Rung, break_even_updates
 from upshift.tune.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
 
@@ -198,3 +199,26 @@ def test_a_rung_survives_the_evidence_file() -> None:
     assert Rung.from_dict({**rung.to_dict(), "more": 1}) == rung
     assert rung.is_about(CPUThreads(num_threads=3))
     assert not rung.is_about(CPUThreads(num_threads=2))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux says where a thread runs")
+def test_a_thread_begins_on_the_core_it_is_told_and_stays_free() -> None:
+    allowed = os.sched_getaffinity(0)
+    for core in sorted(allowed):
+        begin_on(core)
+        assert ctypes.CDLL(None).sched_getcpu() == core
+        assert os.sched_getaffinity(0) == allowed
+    begin_on(max(allowed) + 1)
+    assert os.sched_getaffinity(0) == allowed
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux binds a thread")
+def test_a_bound_thread_is_left_where_it_is() -> None:
+    allowed = os.sched_getaffinity(0)
+    bound = {min(allowed)}
+    os.sched_setaffinity(0, bound)
+    try:
+        begin_on(max(allowed))
+        assert os.sched_getaffinity(0) == bound
+    finally:
+        os.sched_setaffinity(0, allowed)

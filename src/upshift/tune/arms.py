@@ -16,7 +16,7 @@ from upshift.core.errors import TrialError
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC
-from upshift.tune.meter import Account, Meter
+from upshift.tune.meter import Account, Meter, allowed_cores
 from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting
 
@@ -93,12 +93,15 @@ def run_in_turns(
             trial.freeze()
         ready = {arm: _awake(trials[arm], lambda trial: _get_ready(trial, design)) for arm in arms}
         turns: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+        cores = sorted(allowed_cores())
         meter = Meter()  # of all turns together: a single one may be shorter than what the kernel counts in
         done, size = 0, max(design.updates // design.turns, 1)
         while done < design.updates:
             updates = min(size, design.updates - done)
-            for arm in arms if len(turns[arms[0]]) % 2 == 0 else reversed(arms):
-                turns[arm].append(_awake(trials[arm], lambda trial, n=updates: trial.call("run", updates=n)))
+            turn = len(turns[arms[0]])
+            core = cores[turn // 2 % len(cores)]  # the same for both arms, and each core with either order
+            for arm in arms if turn % 2 == 0 else reversed(arms):
+                turns[arm].append(_awake(trials[arm], lambda trial, n=updates, c=core: trial.call("run", updates=n, core=c)))
             if not done:
                 quickest = min(sum(answers[0]["times"]) for answers in turns.values()) / updates
                 most = max(design.updates // min(MIN_TURNS, design.turns), 1)

@@ -96,6 +96,19 @@ def allowed_cores() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
+def begin_on(core: int) -> None:
+    """Move this thread to a core, and let the scheduler do as it likes from there; nothing where it is bound already.
+
+    Two processes that take turns may sit on two cores for good, one of which a neighbour of the host slows down.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = os.sched_getaffinity(0)
+    if core in allowed and len(allowed) > 1:
+        os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(0, allowed)
+
+
 def _busy_seconds(proc: Path, cores: frozenset[int]) -> float | None:
     """Seconds that `cores` were not idle since boot, the hypervisor's steal included; None where nobody says."""
     try:

@@ -31,7 +31,7 @@ from upshift.train.loop import Loop
 from upshift.train.trace import trace_step
 from upshift.train.validate import HeldOut
 from upshift.tune.gradients import gradient_batches, gradient_sample, update_sample
-from upshift.tune.meter import Meter
+from upshift.tune.meter import Meter, begin_on
 
 PR_SET_PDEATHSIG = 1
 
@@ -78,8 +78,15 @@ class Worker:
         self.loop.rewind()
         return {}
 
-    def run(self, *, updates: int) -> dict[str, Any]:
-        """Do updates and give the time and number of samples of each, their losses, and the account."""
+    def run(self, *, updates: int, core: int | None = None) -> dict[str, Any]:
+        """Do updates and give the time and number of samples of each, their losses, and the account.
+
+        Args:
+            updates: How many.
+            core: Begin on this core; None stays where the scheduler put the process.
+        """
+        if core is not None:
+            begin_on(core)
         loop = self.loop
         times: list[float] = []
         items: list[int] = []
