@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import torch
@@ -43,17 +43,20 @@ class SteadyJob(upshift.Job):
 
 
 class Drag:
-    """Makes each update longer by an exact share, by spinning: an injected slowdown."""
+    """Makes each update longer by an exact share, by spinning: an injected slowdown.
+
+    It counts the thread's own time: between two turns the process is frozen, and that is no part of an update.
+    """
 
     def __init__(self, frac: float) -> None:
-        self.frac, self.last = frac, perf_counter()
+        self.frac, self.last = frac, thread_time()
 
     def __call__(self, *_: Any) -> None:
-        """Spin for the share of the time that passed since the last call."""
-        until = perf_counter() + (perf_counter() - self.last) * self.frac
-        while perf_counter() < until:
+        """Spin for the share of the time that was used since the last call."""
+        until = thread_time() + (thread_time() - self.last) * self.frac
+        while thread_time() < until:
             continue
-        self.last = perf_counter()
+        self.last = thread_time()
 
 
 class Slower10Job(SteadyJob):

@@ -1,0 +1,62 @@
+"""A packed job under torch.compile: the attention stays out of the graphs, so that new lengths compile nothing anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import upshift
+from tests.optimizations.contract import RaggedPacked, make_loop, run
+from upshift.optimizations.compile import Compile
+from upshift.optimizations.sequence_packing import SequencePacking
+from upshift.train.trace import trace_step
+
+
+class Reader(nn.Module):
+    """Embedding, attention within each sample, logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.mix, self.head = nn.Embedding(32, 16), nn.Linear(16, 48), nn.Linear(16, 32)
+
+    def forward(self, tokens: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+        """Map [batch, time] to [batch, time, 32]."""
+        x = self.token(tokens)
+        q, k, v = (part.unflatten(2, (2, 8)).transpose(1, 2) for part in self.mix(x).chunk(3, dim=2))
+        attended = upshift.packed_attention(q, k, v, packing, is_causal=True)
+        logits: torch.Tensor = self.head(x + attended.transpose(1, 2).flatten(2))
+        return logits
+
+
+class Texts(RaggedPacked):
+    """Ragged sequences under attention."""
+
+    def model(self) -> nn.Module:
+        return Reader()
+
+    def collate(self, samples: list[Any]) -> Any:
+        return super().collate(samples), None
+
+    def collate_packed(self, samples: list[Any]) -> Any:
+        return torch.cat(samples)[None], upshift.Packing.of([len(sample) for sample in samples])
+
+    def loss(self, model: nn.Module, batch: Any) -> upshift.Loss:
+        tokens, packing = batch
+        logits = model(tokens, packing).flatten(0, 1)
+        each = nn.functional.cross_entropy(logits, tokens.flatten(), ignore_index=0, reduction="sum")
+        return upshift.Loss(each, (tokens != 0).sum())
+
+
+@pytest.mark.slow
+def test_new_lengths_compile_nothing_anew() -> None:
+    plain = run(Texts(), 12)
+    assert run(Texts(), 12, SequencePacking()) == pytest.approx(plain, rel=1e-5)
+    loop = make_loop(Texts(), SequencePacking(), Compile())
+    loop.run(12)
+    assert loop.losses == pytest.approx(plain, rel=1e-4)
+    checks = Compile().evidence(loop.live, trace_step(loop))
+    assert all(check.passed for check in checks), checks
+    loop.live.undo_all()
