@@ -73,12 +73,6 @@ def packed_attention(
     """
     if packing is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-    total = sum(packing.lengths)
-    if query.shape[0] != 1 or query.shape[2] != total:
-        raise ValueError(
-            f"the packing has {total} positions in one row, but the query is {list(query.shape)}; it must be "
-            f"[1, heads, {total}, head_dim]"
-        )
     return _attend(query, key, value, packing, is_causal=is_causal)
 
 
@@ -95,6 +89,12 @@ def keep_out_of_graphs() -> None:
 def _attend_each(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, *, is_causal: bool
 ) -> torch.Tensor:
+    total = sum(packing.lengths)
+    if query.shape[0] != 1 or query.shape[2] != total:
+        raise ValueError(
+            f"the packing has {total} positions in one row, but the query is {list(query.shape)}; it must be "
+            f"[1, heads, {total}, head_dim]"
+        )
     one_kernel = query.is_cuda and query.dtype in HALF
     return (_in_one_kernel if one_kernel else _one_by_one)(query, key, value, packing, is_causal=is_causal)
 
