@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -24,6 +27,30 @@ def test_every_thread_flushes_and_every_thread_stops(threads: int) -> None:
     assert all(check.passed for check in FlushDenormals().evidence(live, StepTrace()))
     live.undo_all()
     assert count_denormals_kept(MANY) == MANY
+
+
+OTHER_LIBRARY = """
+import sklearn.ensemble  # brings an OpenMP library of its own
+import torch
+from tests.optimizations.contract import Prepared, make_loop
+from upshift.optimizations.flush_denormals import FlushDenormals, count_denormals_kept
+torch.set_num_threads(2)
+count_denormals_kept(2**20)
+live = make_loop(Prepared(), FlushDenormals()).live
+kept = count_denormals_kept(2**20)
+live.undo_all()
+print(sum("libgomp" in line for line in {line.split()[-1] for line in open("/proc/self/maps")}), kept)
+"""
+
+
+@pytest.mark.slow
+def test_the_threads_of_another_package_are_not_mistaken_for_torchs() -> None:
+    if not read_openmp()[0]:
+        pytest.skip(read_openmp()[1])
+    done = subprocess.run([sys.executable, "-c", OTHER_LIBRARY], capture_output=True, text=True, timeout=60, check=True)
+    libraries, kept = map(int, done.stdout.split())
+    assert libraries > 1, "nothing was there to be mistaken"
+    assert kept == 0
 
 
 def test_one_thread_that_does_not_flush_is_found() -> None:

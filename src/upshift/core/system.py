@@ -84,6 +84,11 @@ def read_openmp() -> tuple[str, str]:
     """The OpenMP library that torch's operators share their work out with, as a path; empty where there is none to see."""
     if not torch.backends.openmp.is_available():
         return "", "this torch was built without OpenMP"
+    # Other packages bring libraries of their own (scikit-learn does), whose threads are none of torch's: torch's is the one
+    # that all of the process can see.
+    entry = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    if entry is not None and (path := mapping_at(ctypes.cast(entry, ctypes.c_void_p).value or 0)):
+        return path, "where this process finds GOMP_parallel"
     for line in read_text(_SELF / "maps").splitlines():
         if _OPENMP.search(line):
             return line[line.index("/") :], "mapped into this process"
