@@ -44,14 +44,21 @@ def run_power(num: int = 20) -> Path:
 
 
 def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
-    """Compare the steady job with `candidate`, one comparison after the other; what an earlier run had done is kept."""
-    done = ROOT / "upshift-out" / f"{candidate}-{commit_of(ROOT)}.jsonl"
+    """Compare the steady job with `candidate`, one comparison after the other.
+
+    What a run that was stopped had done is taken up, where it was done by this very code.
+    """
+    commit = commit_of(ROOT) or "unknown"
+    done = ROOT / "upshift-out" / f"{candidate}-{commit}.jsonl"
     done.parent.mkdir(parents=True, exist_ok=True)
+    if commit == "unknown" or commit.endswith("+changes"):
+        done.unlink(missing_ok=True)
     found = [json.loads(line) for line in done.read_text(encoding="utf-8").splitlines()] if done.exists() else []
     for number in range(len(found), num):
         found.append(_one(candidate, number, first_seed))
         with done.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found[-1]) + "\n")
+    done.unlink(missing_ok=True)  # the next run measures anew
     return found[:num]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,5 +29,16 @@ def record(name: str, result: dict[str, Any], command: str) -> Path:
         "commit": commit_of(ROOT),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    evidence.save({**head, **result}, path)
+    evidence.save(without_paths({**head, **result}), path)
     return path
+
+
+def without_paths(value: Any) -> Any:
+    """The same, with the folders of this checkout and this Python named and not spelt out: they tell of one machine only."""
+    if isinstance(value, str):
+        for folder, name in ((sys.prefix, "<environment>"), (str(ROOT), "."), (str(Path.home()), "~")):
+            value = value.replace(f"{folder}/", f"{name}/")
+        return value
+    if isinstance(value, Mapping):
+        return {key: without_paths(item) for key, item in value.items()}
+    return [without_paths(item) for item in value] if isinstance(value, list | tuple) else value

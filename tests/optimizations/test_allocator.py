@@ -12,7 +12,8 @@ from tests.optimizations.contract import Pictures, facts, make_loop
 from upshift.core.errors import MachineError
 from upshift.core.live import LiveJob
 from upshift.core.optimization import StepTrace
-from upshift.optimizations.allocator import Allocator, glibc_version
+from upshift.core.system import glibc_version
+from upshift.optimizations.allocator import Allocator
 
 JEMALLOC, TCMALLOC = "/usr/lib/libjemalloc.so.2", "/opt/lib/libtcmalloc_minimal.so.4"
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.optimizations.contract import Prepared, facts, make_loop, run
+from tests.optimizations.test_sample_cache import Counted
 from upshift.core.errors import JobError
 from upshift.core.keeping import CHECKED_HITS, MISSING
 from upshift.optimizations.loader_threads import LoaderThreads
@@ -24,21 +25,6 @@ from upshift.train.trace import trace_step
 
 AT_START = 3
 """Samples prepared to see whether they can be kept, and to tell one job from another."""
-
-
-class Counted(Prepared):
-    """Counts its deterministic preparations."""
-
-    def __init__(self) -> None:
-        self.prepared = 0
-
-    def deterministic_transform(self, sample: Any) -> Any:
-        self.prepared += 1
-        kept = super().deterministic_transform(sample)
-        return {**kept, "array": np.arange(3), "tag": "x", "nan": torch.tensor([float("nan")])}
-
-    def random_transform(self, sample: Any) -> Any:
-        return super().random_transform({"x": sample["x"], "y": sample["y"]})
 
 
 def record(index: int) -> dict[str, torch.Tensor]:

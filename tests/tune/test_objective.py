@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
 from tests.tune.test_ladder import FakeScreen, make, measured, outcomes, reason, technique
+from upshift.cli.main import app
 from upshift.core.errors import UpshiftError
 from upshift.core.optimization import Numerics
 from upshift.report.words import headline
@@ -44,6 +46,13 @@ def screening(ratio: float, *, memory: float = 1.0, setup_s: float = 0.0) -> Scr
 def test_a_wish_that_makes_no_sense_is_refused(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(UpshiftError, match=message):
         Objective(**wanted)
+
+
+def test_a_bound_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["tune", write_job(tmp_path), "--out", str(tmp_path / "out"), "--max-slowdown", "1.2"])
+    assert isinstance(found.exception, UpshiftError)
+    assert "belongs to --objective memory" in str(found.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_for_memory_only_what_saves_memory_is_tried_and_free_savings_first() -> None:

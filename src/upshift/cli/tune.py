@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from upshift.cli.say import console, narrated, parse_duration
+from upshift.core.errors import UpshiftError
 from upshift.report import print_summary
 from upshift.tune.objective import Goal, Objective
 from upshift.tune.session import Session, TuneRequest
@@ -23,11 +24,16 @@ def tune(
     seed: Annotated[int | None, typer.Option(help="Seed of the experiment; the job's own unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the evidence in --out where it ended.")] = False,
     objective: Annotated[Goal, typer.Option(help="What is wanted: time, memory or cost.")] = Goal.TIME,
-    max_slowdown: Annotated[float, typer.Option(help="With memory: an update may take so many times as long.")] = 1.5,
+    max_slowdown: Annotated[
+        float | None, typer.Option(help="With memory: an update may take so many times as long; 1.5 unless given.")
+    ] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="With cost: of this machine, in any currency.")] = None,
 ) -> None:
     """Try techniques one at a time in paired runs; keep what is proved to help and not to hurt."""
-    wanted = Objective(goal=objective, max_slowdown=max_slowdown, price_per_hour=price_per_hour)
+    if max_slowdown is not None and objective is not Goal.MEMORY:
+        raise UpshiftError(f"--max-slowdown belongs to --objective memory, and the objective is {objective}.")
+    bound = {} if max_slowdown is None else {"max_slowdown": max_slowdown}
+    wanted = Objective(goal=objective, price_per_hour=price_per_hour, **bound)
     request = TuneRequest(
         target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted
     )

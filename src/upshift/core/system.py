@@ -74,6 +74,12 @@ def read_c_library() -> tuple[str, str]:
         return "", f"the C library of this {platform.system()} is not glibc"
 
 
+def glibc_version(words: str) -> tuple[int, ...]:
+    """`(2, 36)` of `glibc 2.36`; empty for another C library."""
+    name, _, version = words.partition(" ")
+    return tuple(int(part) for part in version.split(".") if part.isdecimal()) if name == "glibc" else ()
+
+
 def read_huge_pages(enabled: Path = _HUGE_PAGES) -> tuple[str, str]:
     """Who gets transparent huge pages: `always`, `madvise` (who asks), `never`; empty where the kernel does not tell."""
     chosen = re.search(r"\[(\w+)\]", read_text(enabled))

@@ -20,7 +20,7 @@ from upshift.core.errors import MachineError
 from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace, undo_nothing
-from upshift.core.system import ALLOCATORS, library_folders, mapping_at, read_allocators
+from upshift.core.system import ALLOCATORS, glibc_version, library_folders, mapping_at, read_allocators
 
 Kind = Literal["glibc_tuned", "tcmalloc", "jemalloc", "cuda_expandable"]
 
@@ -116,12 +116,6 @@ class Allocator(Optimization):
             decay = _jemalloc_decay_ms()
             checks.append(Check("jemalloc keeps what is freed", decay == -1, f"dirty_decay_ms {decay}"))
         return checks
-
-
-def glibc_version(words: str) -> tuple[int, ...]:
-    """`(2, 36)` of `glibc 2.36`; empty for another C library."""
-    name, _, version = words.partition(" ")
-    return tuple(int(part) for part in version.split(".") if part.isdecimal()) if name == "glibc" else ()
 
 
 class _Mallinfo2(ctypes.Structure):

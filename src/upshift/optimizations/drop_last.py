@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
-from upshift.core.live import BatchOrder, LiveJob, Seam, Undo
+from upshift.core.live import BatchOrder, LiveJob, Seam, Undo, replace_attribute
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 
 
@@ -53,13 +53,7 @@ class DropLast(Optimization):
         """Replace the order of samples."""
         if live.order is None:
             raise JobError("drop_last needs a map-style dataset: take it out of the plan.")
-        old = live.order
-        live.order = _FullBatches(old)
-
-        def undo() -> None:
-            live.order = old
-
-        return undo
+        return replace_attribute(live, "order", _FullBatches(live.order))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The plain order has a short batch, and the order in force has none."""

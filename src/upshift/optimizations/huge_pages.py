@@ -15,9 +15,9 @@ import torch
 from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace, undo_nothing
-from upshift.core.system import flags_at
+from upshift.core.system import flags_at, glibc_version
 
-MIN_GLIBC = "2.35"
+MIN_GLIBC = (2, 35)
 _BLOCK_BYTES = 64 * 2**20
 
 
@@ -42,9 +42,9 @@ class HugePages(Optimization):
         if facts.job.device != "cpu":
             return Fit.no(f"the model's memory is on {facts.job.device}")
         library, mode = facts.machine.c_library.value, facts.machine.huge_pages
-        name, _, version = library.partition(" ")
-        if name != "glibc" or _numbers(version) < _numbers(MIN_GLIBC):
-            return Fit.no(f"the C library is {library or 'not glibc'}: only glibc {MIN_GLIBC} or later asks for huge pages")
+        if glibc_version(library) < MIN_GLIBC:
+            least = ".".join(map(str, MIN_GLIBC))
+            return Fit.no(f"the C library is {library or 'not glibc'}: only glibc {least} or later asks for huge pages")
         if mode.value == "always":
             return Fit.no(f"the kernel gives huge pages without being asked ({mode.reason})")
         if mode.value != "madvise":
@@ -64,7 +64,3 @@ class HugePages(Optimization):
         block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8).fill_(1)
         flags = flags_at(block.data_ptr() + _BLOCK_BYTES // 2)
         return [Check("huge pages were asked for", "hg" in flags, " ".join(sorted(flags)) or "the kernel shows no flags")]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())

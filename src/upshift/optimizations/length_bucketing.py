@@ -14,7 +14,7 @@ import torch
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
-from upshift.core.live import BatchOrder, LiveJob, Seam, Undo
+from upshift.core.live import BatchOrder, LiveJob, Seam, Undo, replace_attribute
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 from upshift.core.seeding import kept_random_state, mix, seed_sample
 
@@ -73,13 +73,7 @@ class LengthBucketing(Optimization):
         """Replace the order of samples."""
         if live.order is None or live.num_samples is None:
             raise JobError("length_bucketing needs a map-style dataset: take it out of the plan.")
-        old = live.order
-        live.order = _Buckets(live, old, self.window_batches * live.job.batch_size)
-
-        def undo() -> None:
-            live.order = old
-
-        return undo
+        return replace_attribute(live, "order", _Buckets(live, live.order, self.window_batches * live.job.batch_size))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Lengths within a batch differ less than in the plain order, and batches do not come sorted."""

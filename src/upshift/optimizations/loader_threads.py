@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
-from upshift.core.live import LiveJob, Seam, Undo
+from upshift.core.live import LiveJob, Seam, Undo, replace_attribute
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 
 MAX_WAITING_THREADS = 16
@@ -80,13 +80,7 @@ class LoaderThreads(Optimization):
                 "Reading a sample may draw random numbers, and threads share the generators they come from: "
                 "write deterministic_transform(self, sample), or take loader_threads out of the plan."
             )
-        old = live.loader
-        live.loader = replace(old, num_threads=self.num_threads, ahead=self.ahead)
-
-        def undo() -> None:
-            live.loader = old
-
-        return undo
+        return replace_attribute(live, "loader", replace(live.loader, num_threads=self.num_threads, ahead=self.ahead))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The step's batches came out of threads."""

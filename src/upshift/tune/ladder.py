@@ -205,7 +205,10 @@ class Ladder:
     def _try_pair(self, rung: Rung, partner: Rung) -> None:
         one, other = (self.catalogue[item.name](**item.settings) for item in (rung, partner))
         needed = 2 * self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + one.card.setup_s + other.card.setup_s
-        if self._clashes(one) or self._clashes(other) or self.budget.left - needed < self._reserve_s():
+        if self._clashes(one) or self._clashes(other):
+            return
+        if self.budget.left - needed < self._reserve_s():
+            rung.reason += f"; together with {partner.name}: {NOT_TRIED}, the budget must keep enough for the final proof"
             return
         self.say(f"trying {rung.name} together with {partner.name}")
         plan = self.screen.plan.plus(one).plus(other)
