@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from time import thread_time
+from collections import deque
+from time import perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -43,18 +44,23 @@ class SteadyJob(upshift.Job):
 
 
 class Drag:
-    """Makes each update longer by an exact share, by spinning: an injected slowdown.
+    """Makes each update longer by a share of the usual one, by spinning: an injected slowdown.
 
-    It counts the thread's own time: between two turns the process is frozen, and that is no part of an update.
+    It counts the thread's own time, since a frozen process waits for no update, and takes the lower quartile of the last
+    updates for the usual one: turns are two or three updates long, and the first of each has the reading of a command and
+    the machine's account in it, which belong to no update.
     """
 
     def __init__(self, frac: float) -> None:
         self.frac, self.last = frac, thread_time()
+        self.lately: deque[float] = deque(maxlen=31)
 
     def __call__(self, *_: Any) -> None:
-        """Spin for the share of the time that was used since the last call."""
-        until = thread_time() + (thread_time() - self.last) * self.frac
-        while thread_time() < until:
+        """Spin for the share of the usual time between two calls."""
+        self.lately.append(thread_time() - self.last)
+        usual = sorted(self.lately)[len(self.lately) // 4]
+        until = perf_counter() + usual * self.frac
+        while perf_counter() < until:
             continue
         self.last = thread_time()
 
