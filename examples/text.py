@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -37,19 +37,6 @@ def documents() -> list[bytes]:
     unique = [paragraph for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= MIN_BYTES]
     order = torch.randperm(len(unique), generator=torch.Generator().manual_seed(0))
     return [unique[index] for index in order.tolist()]
-
-
-class Documents(Dataset[torch.Tensor]):
-    """Documents as tensors of bytes, each with one byte more than it has positions to predict."""
-
-    def __init__(self, texts: list[bytes]) -> None:
-        self.texts = texts
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(list(self.texts[index][: MAX_LENGTH + 1]))
 
 
 class Block(nn.Module):
@@ -112,11 +99,15 @@ class TextJob(upshift.Job):
 
     def train_data(self) -> Dataset[Any]:
         """Make the documents to learn from."""
-        return Documents(documents()[NUM_HELD_OUT:])
+        return cast("Dataset[Any]", documents()[NUM_HELD_OUT:])  # a list is a map-style dataset
 
     def valid_data(self) -> Dataset[Any]:
         """Make the held-out documents."""
-        return Documents(documents()[:NUM_HELD_OUT])
+        return cast("Dataset[Any]", documents()[:NUM_HELD_OUT])
+
+    def deterministic_transform(self, sample: bytes) -> torch.Tensor:
+        """Turn a document into the numbers of its bytes: one more than it has positions to predict."""
+        return torch.tensor(list(sample[: MAX_LENGTH + 1]))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer."""

@@ -18,8 +18,19 @@ from upshift.core.stats import MIN_FLOOR_FRAC, Interval
 from upshift.optimizations import catalogue
 from upshift.tune.compare import NEIGHBOUR, Comparison
 from upshift.tune.samples import Sample
-from upshift.tune.screen import FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Resident, Screen, Screening, aa_departure
+from upshift.tune.screen import (
+    FUTILE_TURNS,
+    MAX_RETAKES,
+    MORE_TURNS,
+    SLICES,
+    TURNS,
+    Resident,
+    Screen,
+    Screening,
+    aa_departure,
+)
 from upshift.tune.trial import TrialSetting
+from upshift.tune.turns import MIN_TURNS, interleave, join_turns
 
 OTHERS = [[2.0 + 0.5 * (update % 3) for update in range(100)]]
 JOB = """
@@ -74,9 +85,11 @@ def test_a_spoilt_turn_is_taken_again_and_never_counted(spoilt: Container[int], 
         def _start_base(self, plan: Plan) -> Resident:
             return Resident(trial=_Still())  # type: ignore[arg-type]
 
-        def _turn(self, resident: Resident, arm: str, turn: int, updates: int) -> Sample:
-            foreign = 0.5 if arm == "B" and turn in spoilt else 0.0
-            return sample(arm, turn, 1.0 + 0.1 * (turn % 2) + 0.2 * (arm == "B") * (turn % 3), foreign=foreign)
+        def _turn(self, challenger: Resident, turn: int, updates: int) -> list[Sample]:
+            foreign = 0.5 if turn in spoilt else 0.0
+            return [
+                sample(arm, turn, 1.0 + 0.1 * (turn % 2) + 0.2 * (arm == "B") * (turn % 3), foreign=foreign) for arm in "AB"
+            ]
 
     found = Played(TrialSetting(target="", folder=Path()), Plan(), uneven=False, others=OTHERS)
     found.challenger = Resident(trial=_Still())  # type: ignore[arg-type]
@@ -169,3 +182,20 @@ class J(Good):
     with pytest.raises(TrialError, match="never"):
         Screen(setting, Plan(), uneven=False, others=[])
     assert children() <= before
+
+
+@pytest.mark.slow
+def test_slices_of_a_turn_lie_between_one_another(screen: Screen) -> None:
+    other = one("zero_grad_to_none")
+    screen.screen(other, plan_of(other), 5, most_turns=FUTILE_TURNS)
+    rival = screen.challenger
+    assert rival is not None
+    answers, account = interleave({"A": screen.base.trial, "B": rival.trial}, "BA", 40, turns=SLICES)
+    for taken in answers.values():
+        assert sum(len(answer["times"]) for answer in taken) == 40
+        assert MIN_TURNS <= len(taken) <= SLICES
+    assert account.foreign_cpu_frac is None or 0.0 <= account.foreign_cpu_frac <= 1.0
+    joined = join_turns("A", 0, answers["A"], account, uneven=False)
+    slices = [sum(answer["times"]) / sum(answer["items"]) for answer in answers["A"]]
+    assert min(slices) <= joined.seconds_per_item <= max(slices)
+    assert joined.updates == 40

@@ -6,28 +6,23 @@ then meet different machines. The unit stays the pair of processes; turns only s
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from upshift.core.errors import TrialError
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC
-from upshift.tune.meter import Account, Meter, allowed_cores
 from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.turns import awake, interleave, join_turns, named
 
 COMPILE_WARMUP_UPDATES = 8
 WARMUP_UPDATES = 3
 TURNS = 100
 """Turns of each arm at most, where both fit into memory together. Many and short: shared hosts change their speed within
 hundredths of a second, and what changes slower than a turn falls on both arms alike."""
-MIN_TURN_S = 0.01
-"""A turn is no shorter: caches are cold at its beginning."""
-MIN_TURNS = 10
 MEMORY_FOR_TWO = 0.4
 """Two processes live side by side only if one takes no more than this share of the memory."""
 
@@ -37,7 +32,7 @@ class Design:
     """How a comparison is run; fixed before the first measurement.
 
     Attributes:
-        updates: Updates counted in each process.
+        updates: Updates counted in each process; as many samples' worth of them where a plan regroups the samples.
         uneven: Updates differ by nature (samples of different length).
         seed: The first pair's seed; the next pairs count on from it. Also draws the order of the first pair.
         quality: Measure the held-out data at the end of each process, and go on to the next look while it is undecided.
@@ -72,9 +67,9 @@ class ArmOutcome:
 
 def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Design) -> ArmOutcome:
     """Run one fresh process to its end."""
-    with _named(plan), Trial(setting, plan, seed=design.seed + pair) as trial:
+    with named(plan.names), Trial(setting, plan, seed=design.seed + pair) as trial:
         ready = _get_ready(trial, design)
-        answer = trial.call("run", updates=design.updates)
+        answer = trial.call("run", updates=plan.updates_for(design.updates))
         return _outcome(trial, make_sample(arm, pair, answer, uneven=design.uneven), answer["losses"], ready, design)
 
 
@@ -87,65 +82,19 @@ def run_in_turns(
         for arm in arms:  # they load side by side: nothing is counted yet
             trials[arm] = stack.enter_context(Trial(*plans[arm], seed=design.seed + pair, wait=False))
         for trial in trials.values():
-            with _named(trial.plan):
+            with named(trial.plan.names):
                 trial.wait_until_loaded()
         for trial in trials.values():
             trial.freeze()
-        ready = {arm: _awake(trials[arm], lambda trial: _get_ready(trial, design)) for arm in arms}
-        turns: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
-        cores = sorted(allowed_cores())
-        meter = Meter()  # of all turns together: a single one may be shorter than what the kernel counts in
-        done, size = 0, max(design.updates // design.turns, 1)
-        while done < design.updates:
-            updates = min(size, design.updates - done)
-            turn = len(turns[arms[0]])
-            core = cores[turn // 2 % len(cores)]  # the same for both arms, and each core with either order
-            for arm in arms if turn % 2 == 0 else reversed(arms):
-                turns[arm].append(_awake(trials[arm], lambda trial, n=updates, c=core: trial.call("run", updates=n, core=c)))
-            if not done:
-                quickest = min(sum(answers[0]["times"]) for answers in turns.values()) / updates
-                most = max(design.updates // min(MIN_TURNS, design.turns), 1)
-                size = max(size, min(math.ceil(MIN_TURN_S / max(quickest, 1e-9)), most))
-            done += updates
-        account = meter.read()
+        ready = {arm: awake(trials[arm], lambda trial: _get_ready(trial, design)) for arm in arms}
+        turns, account = interleave(trials, arms, design.updates, turns=design.turns)
         found = {}
         for arm in arms:
             sample = join_turns(arm, pair, turns[arm], account, uneven=design.uneven)
             losses = [loss for answer in turns[arm] for loss in answer["losses"]]
-            found[arm] = _awake(
-                trials[arm], lambda trial, a=arm, s=sample, x=losses: _outcome(trial, s, x, ready[a], design)
-            )
+            found[arm] = awake(trials[arm], lambda trial, a=arm, s=sample, x=losses: _outcome(trial, s, x, ready[a], design))
             trials[arm].end()
         return found
-
-
-def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], account: Account, *, uneven: bool) -> Sample:
-    """Make one sample of an arm's turns: the geometric mean over turns, so that their ratios average; totals if uneven.
-
-    Args:
-        arm: Whose.
-        pair: Of which pair.
-        turns: The answers of its turns.
-        account: What the machine did during the turns of both arms, as their parent saw it.
-        uneven: Updates differ by nature.
-    """
-    parts = [make_sample(arm, pair, answer, uneven=True) for answer in turns]
-    seconds, items = sum(part.seconds for part in parts), sum(part.items for part in parts)
-    per_item = seconds / max(items, 1)
-    if not uneven:
-        per_item = math.exp(sum(math.log(part.seconds_per_item) for part in parts) / len(parts))
-    return replace(
-        parts[0],
-        seconds_per_item=per_item,
-        seconds=seconds,
-        items=items,
-        updates=sum(part.updates for part in parts),
-        cpu_seconds=sum(part.cpu_seconds for part in parts),
-        foreign_cpu_frac=account.foreign_cpu_frac,
-        major_faults=sum(part.major_faults for part in parts),
-        minor_faults=sum(part.minor_faults for part in parts),
-        spoilt=account.spoilt,
-    )
 
 
 def turns_that_fit(peak_bytes: int, limit_bytes: int, device: str) -> int:
@@ -157,9 +106,10 @@ def turns_that_fit(peak_bytes: int, limit_bytes: int, device: str) -> int:
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
     """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
     warmup = COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else WARMUP_UPDATES
-    warm = trial.call("warm", updates=min(warmup, design.updates))
+    updates = trial.plan.updates_for(design.updates)
+    warm = trial.call("warm", updates=min(warmup, updates))
     trial.call("rewind")
-    primed_s = trial.call("prime", updates=design.updates)["seconds"]
+    primed_s = trial.call("prime", updates=updates)["seconds"]
     trial.call("memory", reset=True)
     return warm, primed_s
 
@@ -172,21 +122,3 @@ def _outcome(
     warm, primed_s = ready
     setup_s = primed_s + max(warm["seconds"] - 2 * warm["updates"] * sample.seconds / sample.updates, 0.0)
     return ArmOutcome(sample=replace(sample, peak_bytes=peak), losses=losses, metrics=metrics, setup_s=setup_s)
-
-
-def _awake(trial: Trial, act: Any) -> Any:
-    trial.thaw()
-    try:
-        with _named(trial.plan):
-            return act(trial)
-    finally:
-        trial.freeze()
-
-
-@contextmanager
-def _named(plan: Plan) -> Iterator[None]:
-    """Say under which plan a trial failed."""
-    try:
-        yield
-    except TrialError as error:
-        raise TrialError(f"Under the plan [{', '.join(plan.names) or 'empty'}]: {error}", kind=error.kind) from error

@@ -29,11 +29,14 @@ from upshift.tune.numerics import (
     recipe_change,
     skipping,
 )
-from upshift.tune.samples import Sample, make_sample
+from upshift.tune.samples import Sample
 from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.turns import interleave, join_turns
 
 TURNS = 5
 MORE_TURNS = 8
+SLICES = 20
+"""A turn of both processes is cut into so many slices of each at most."""
 GRADIENT_BATCHES = 3
 CONFIDENCE = 0.95
 MAX_RETAKES = 4
@@ -144,11 +147,8 @@ class Screen:
         Raises:
             TrialError: The challenger crashed, hung, ran out of memory or lost its loss to NaN.
         """
-        self._drop_challenger()
         screening = Screening(comparison=Comparison(kind="screening"))
-        self._revive_base()
-        self.base.trial.freeze()
-        self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed))
+        self.challenger = self.challenge(plan)
         trial = self.challenger.trial
         warmup = COMPILE_WARMUP_UPDATES if "compile" in plan.names else 2
         warm = trial.call("warm", updates=warmup)
@@ -173,6 +173,18 @@ class Screen:
                 resident, lambda r: int(r.trial.call("memory", reset=False)["peak_bytes"])
             )
         return screening
+
+    def challenge(self, plan: Plan) -> Resident:
+        """Start a challenger under `plan`, in the place of the one before, beside a base that is alive and frozen.
+
+        Raises:
+            TrialError: It could not be started.
+        """
+        self._drop_challenger()
+        self._revive_base()
+        self.base.trial.freeze()
+        self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed))
+        return self.challenger
 
     def promote(self) -> None:
         """Make the challenger the base."""
@@ -232,7 +244,7 @@ class Screen:
         for arm, resident in (("B", challenger), ("A", self.base)):
             resident.trial.thaw()
             resident.trial.call("rewind")
-            primed = resident.trial.call("prime", updates=total)["seconds"]
+            primed = resident.trial.call("prime", updates=resident.trial.plan.updates_for(total))["seconds"]
             resident.trial.call("memory", reset=True)
             if arm == "B":
                 screening.setup_s += primed
@@ -240,10 +252,8 @@ class Screen:
         for turn in range(most_turns + MAX_RETAKES):
             if turn >= most_turns:
                 for resident in (challenger, self.base):  # caches hold only what the planned turns need
-                    self._awake(resident, lambda r: r.trial.call("prime", updates=updates))
-            both = [
-                self._turn(self.base if arm == "A" else challenger, arm, turn, updates) for arm in ("AB", "BA")[turn % 2]
-            ]
+                    self._awake(resident, lambda r: r.trial.call("prime", updates=r.trial.plan.updates_for(updates)))
+            both = self._turn(challenger, turn, updates)
             comparison.samples += both
             comparison.retaken += any(sample.spoilt for sample in both)
             clean = turn + 1 - comparison.retaken
@@ -251,13 +261,16 @@ class Screen:
                 break
         self._read(comparison, turn + 1 - comparison.retaken)
 
-    def _turn(self, resident: Resident, arm: str, turn: int, updates: int) -> Sample:
-        resident.trial.thaw()
-        answer = resident.trial.call("run", updates=updates)
-        resident.trial.freeze()
-        resident.losses += answer["losses"]
-        resident.skipped.append(answer["skipped"])
-        return make_sample(arm, turn, answer, uneven=self.uneven)
+    def _turn(self, challenger: Resident, turn: int, updates: int) -> list[Sample]:
+        """A turn of both, in slices that take turns themselves: a slow moment then falls on both arms."""
+        residents = {"A": self.base, "B": challenger}
+        arms = ("AB", "BA")[turn % 2]
+        trials = {arm: residents[arm].trial for arm in arms}
+        answers, account = interleave(trials, arms, updates, turns=SLICES)
+        for arm, taken in answers.items():
+            residents[arm].losses += [loss for answer in taken for loss in answer["losses"]]
+            residents[arm].skipped.append(taken[-1]["skipped"])
+        return [join_turns(arm, turn, answers[arm], account, uneven=self.uneven) for arm in arms]
 
     def _read(self, comparison: Comparison, turns: int) -> bool:
         """Read the turns so far; True when no further turn could change what happens to the candidate."""
