@@ -197,8 +197,8 @@ def test_text_is_held_out_by_content() -> None:
     job = make_job("TextJob")
     train: Any = job.train_data()
     valid: Any = job.valid_data()
-    assert not set(train.texts) & set(valid.texts)
-    assert len(set(train.texts)) == len(train.texts)
+    assert not set(train) & set(valid)
+    assert len(set(train)) == len(train)
 
 
 def test_bfloat16_makes_the_cancellation_job_blind() -> None:

@@ -69,7 +69,7 @@ def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Desi
     """Run one fresh process to its end."""
     with named(plan.names), Trial(setting, plan, seed=design.seed + pair) as trial:
         ready = _get_ready(trial, design)
-        answer = trial.call("run", updates=plan.updates_for(design.updates))
+        answer = trial.call("run", updates=design.updates)
         return _outcome(trial, make_sample(arm, pair, answer, uneven=design.uneven), answer["losses"], ready, design)
 
 
@@ -106,10 +106,9 @@ def turns_that_fit(peak_bytes: int, limit_bytes: int, device: str) -> int:
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
     """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
     warmup = COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else WARMUP_UPDATES
-    updates = trial.plan.updates_for(design.updates)
-    warm = trial.call("warm", updates=min(warmup, updates))
+    warm = trial.call("warm", updates=min(warmup, design.updates))
     trial.call("rewind")
-    primed_s = trial.call("prime", updates=updates)["seconds"]
+    primed_s = trial.call("prime", updates=design.updates)["seconds"]
     trial.call("memory", reset=True)
     return warm, primed_s
 

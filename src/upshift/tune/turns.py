@@ -27,7 +27,7 @@ def interleave(
     Args:
         trials: By arm.
         arms: Who begins; the order turns round after each turn of both.
-        updates: Of each arm; where a plan regroups the samples, of the job's own, and the arm sees as many samples.
+        updates: Of each arm.
         turns: At most so many turns of each.
 
     Returns:
@@ -37,20 +37,18 @@ def interleave(
     answers: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     cores = sorted(allowed_cores())
     meter = Meter()
-    factors = {arm: trial.plan.samples_factor for arm, trial in trials.items()}
-    done, turn, size = 0, 0, max(updates // turns, math.ceil(max(factors.values())))  # a turn holds an update of each arm
+    done, size = 0, max(updates // turns, 1)
     while done < updates:
         now = min(size, updates - done)
+        turn = len(answers[arms[0]])
         core = cores[turn // 2 % len(cores)]  # the same for both arms, and each core with either order
         for arm in arms if turn % 2 == 0 else reversed(arms):
-            own = max(round((done + now) / factors[arm]) - round(done / factors[arm]), 0 if done else 1)
-            if own:  # else a short last turn holds no update of an arm whose updates take more samples
-                answers[arm].append(awake(trials[arm], lambda trial, n=own, c=core: trial.call("run", updates=n, core=c)))
+            answers[arm].append(awake(trials[arm], lambda trial, n=now, c=core: trial.call("run", updates=n, core=c)))
         if not done:
             quickest = min(sum(taken[0]["times"]) for taken in answers.values()) / now
             most = max(updates // min(MIN_TURNS, turns), 1)
             size = max(size, min(math.ceil(MIN_TURN_S / max(quickest, 1e-9)), most))
-        done, turn = done + now, turn + 1
+        done += now
     return answers, meter.read()
 
 
