@@ -30,7 +30,7 @@ from upshift.tune.screen import (
     aa_departure,
 )
 from upshift.tune.trial import TrialSetting
-from upshift.tune.turns import MIN_TURNS, interleave, join_turns
+from upshift.tune.turns import MIN_PARALLEL_TURNS, interleave, join_turns
 
 OTHERS = [[2.0 + 0.5 * (update % 3) for update in range(100)]]
 JOB = """
@@ -193,7 +193,7 @@ def test_slices_of_a_turn_lie_between_one_another(screen: Screen) -> None:
     answers, account = interleave({"A": screen.base.trial, "B": rival.trial}, "BA", 40, turns=SLICES)
     for taken in answers.values():
         assert sum(len(answer["times"]) for answer in taken) == 40
-        assert MIN_TURNS <= len(taken) <= SLICES
+        assert MIN_PARALLEL_TURNS <= len(taken) <= SLICES
     assert account.foreign_cpu_frac is None or 0.0 <= account.foreign_cpu_frac <= 1.0
     joined = join_turns("A", 0, answers["A"], account, uneven=False)
     slices = [sum(answer["times"]) / sum(answer["items"]) for answer in answers["A"]]

@@ -14,9 +14,13 @@ from upshift.tune.samples import Sample, make_sample
 from upshift.tune.trial import Trial
 
 T = TypeVar("T")
-MIN_TURN_S = 0.01
-"""A turn is no shorter: caches are cold at its beginning."""
-MIN_TURNS = 10
+MIN_TURN_S, MIN_PARALLEL_TURN_S = 0.01, 0.1
+"""A turn is no shorter: caches are cold at its beginning, and the threads of a parallel operator must find their cores."""
+PARALLEL = 1.2
+"""Seconds of all cores per second, from which on a process is taken to run on several."""
+MIN_TURNS, MIN_PARALLEL_TURNS = 10, 4
+KNOWN_TURNS = 3
+"""After so many turns their length is settled."""
 
 
 def interleave(
@@ -26,7 +30,7 @@ def interleave(
 
     Args:
         trials: By arm.
-        arms: Who begins; the order turns round after each turn of both.
+        arms: Who begins. Turns go AB BA BA AB, so that either arm follows the other, and itself, on each core as often.
         updates: Of each arm.
         turns: At most so many turns of each.
 
@@ -41,15 +45,25 @@ def interleave(
     while done < updates:
         now = min(size, updates - done)
         turn = len(answers[arms[0]])
-        core = cores[turn // 2 % len(cores)]  # the same for both arms, and each core with either order
-        for arm in arms if turn % 2 == 0 else reversed(arms):
+        # The same core for both arms. What runs on several stays where it is: it would drive its own threads away.
+        core = None if _cores_used(answers) > PARALLEL else cores[turn // 2 % len(cores)]
+        for arm in reversed(arms) if turn % 4 in (1, 2) else arms:
             answers[arm].append(awake(trials[arm], lambda trial, n=now, c=core: trial.call("run", updates=n, core=c)))
-        if not done:
-            quickest = min(sum(taken[0]["times"]) for taken in answers.values()) / now
-            most = max(updates // min(MIN_TURNS, turns), 1)
-            size = max(size, min(math.ceil(MIN_TURN_S / max(quickest, 1e-9)), most))
+        if done < KNOWN_TURNS * size:
+            several = _cores_used(answers) > PARALLEL
+            least_s, least = (MIN_PARALLEL_TURN_S, MIN_PARALLEL_TURNS) if several else (MIN_TURN_S, MIN_TURNS)
+            quickest = min(sum(taken[-1]["times"]) for taken in answers.values()) / now
+            most = max(updates // min(least, turns), 1)
+            size = max(size, min(math.ceil(least_s / max(quickest, 1e-9)), most))
         done += now
     return answers, meter.read()
+
+
+def _cores_used(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> float:
+    """How many cores the arms kept busy so far; 0 before the first turn."""
+    turns = [answer for taken in answers.values() for answer in taken]
+    seconds = sum(sum(answer["times"]) for answer in turns)
+    return sum(answer["cpu_seconds"] for answer in turns) / seconds if seconds else 0.0
 
 
 def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], account: Account, *, uneven: bool) -> Sample:
