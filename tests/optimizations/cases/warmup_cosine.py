@@ -1,0 +1,16 @@
+"""How warmup_cosine is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Ragged, facts
+from upshift.optimizations.warmup_cosine import WarmupCosine
+
+CASE = Case(
+    make=WarmupCosine, job=Ragged, facts=facts(),
+    refused=(
+        (facts(job={"has_quality": False}), "set quality"),
+        (facts(job={"has_schedule": True}), "a learning-rate schedule of its own"),
+        (facts(job={"planned_updates": None}), "set num_updates"),
+        (facts(job={"planned_updates": 49}), "49 updates is too short"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,333 @@
+"""The ladder with candidates that are judged by time to target: their turn, their room, their outcomes; and their proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.optimizations.contract import facts
+from tests.tune.jobs import write_job
+from tests.tune.test_goodput import compared, curve, falling, jittered
+from tests.tune.test_ladder import PASSED, FakeScreen, make, measured, outcomes, reason, technique
+from tests.tune.test_second_proof import play as play_updates
+from upshift.core.errors import TrialError
+from upshift.core.job import Quality
+from upshift.core.optimization import Judge, Numerics, Optimization
+from upshift.core.plan import Plan
+from upshift.report import validate
+from upshift.report.words import headline
+from upshift.tune import session as session_module
+from upshift.tune import target_proof as proof_module
+from upshift.tune import to_target as module
+from upshift.tune.budget import Budget, Costs
+from upshift.tune.goodput import TargetComparison
+from upshift.tune.ladder import Ladder
+from upshift.tune.noting import NOT_TRIED
+from upshift.tune.numerics import GateVerdict
+from upshift.tune.objective import Goal, Objective
+from upshift.tune.rung import Rung
+from upshift.tune.screen import Screening
+from upshift.tune.session import Session, TuneRequest
+from upshift.tune.whole_runs import TargetDesign
+
+QUALITY = Quality(margin=0.05)
+PENDING = GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="held-out quality decides")
+RUN_S = (1.0 + 104 * 0.01) * 1.15
+"""A whole run here: a start, 100 updates of 10 ms and 4 to warm up, and the margin of an estimate."""
+
+Asked = list[tuple[tuple[str, ...], tuple[str, ...], TargetDesign]]
+
+
+def schedule(name: str = "cycle", **card: Any) -> type[Optimization]:
+    """Invent a technique that is judged by time to target."""
+    judged: dict[str, Any] = {"numerics": Numerics.TRAINING, "judged_by": Judge.TIME_TO_TARGET, **card}
+    return technique(name, gain=0.0, **judged)
+
+
+def screened(gate: GateVerdict = PENDING, ratio: float = 1.0) -> Screening:
+    """A screening in which an update is no faster."""
+    checks = [{"name": "rate", "passed": True, "seen": "1"}]
+    return Screening(comparison=measured(ratio), gate=gate, evidence=checks, setup_s=3.0, peak_bytes={"A": 1, "B": 1})
+
+
+def to_target(kinds: list[type[Optimization]], screen: FakeScreen, *, seconds: float = 1e6, design: bool = True) -> Ladder:
+    """A ladder on facts whose update takes 10 ms; its screen answers with a pending gate unless told otherwise."""
+    for kind in kinds:
+        if kind.card.judged_by is Judge.TIME_TO_TARGET:
+            screen.answers.setdefault(kind.card.name, screened())
+    ladder = make(kinds, screen, seconds=seconds)
+    ladder.target_design = TargetDesign(quality=QUALITY) if design else None
+    return ladder
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Asked]:
+    """Answer comparisons by time to target: with a comparison, or an error, whatever the plans."""
+
+    def answering(answer: Any) -> Asked:
+        asked: Asked = []
+
+        def compare(_setting: Any, base: Plan, plan: Plan, design: TargetDesign, **_: Any) -> TargetComparison:
+            asked.append((base.names, plan.names, design))
+            if isinstance(answer, Exception):
+                raise answer
+            found: TargetComparison = answer
+            return found
+
+        monkeypatch.setattr(module, "compare_to_target", compare)
+        monkeypatch.setattr(proof_module, "compare_to_target", compare)
+        return asked
+
+    return answering
+
+
+def test_it_comes_last_and_on_top_of_what_was_kept(play: Callable[[Any], Asked]) -> None:
+    asked = play(compared(jittered(2.0)))
+    screen = FakeScreen(answers={"good": 1.5})
+    ladder = to_target([schedule(prior=1.0), technique("good", gain=0.3), technique("idle", gain=0.2)], screen)
+    ladder.climb()
+    assert screen.tried == ["good", "idle", "cycle"]
+    assert [(base, plan) for base, plan, _ in asked] == [(("good",), ("good", "cycle"))]
+    assert outcomes(ladder) == {"good": "applied", "idle": "refused", "cycle": "applied"}
+    assert screen.plan.names == ("good", "cycle")
+    rung = ladder.rungs[-1]
+    assert rung.predicted_max_gain is None
+    assert rung.comparison is not None
+    assert rung.comparison["kind"] == "time_to_target"
+    assert rung.update_time is not None
+    assert rung.update_time["kind"] == "screening"
+    assert rung.numerics is not None
+    assert (rung.numerics["class"], rung.numerics["verdict"]) == ("training", "pending")
+
+
+def test_being_no_faster_per_update_refuses_nothing(play: Callable[[Any], Asked]) -> None:
+    play(compared(jittered(2.0)))
+    screen = FakeScreen(answers={"cycle": screened(ratio=0.8)})
+    ladder = to_target([schedule()], screen)
+    ladder.climb()
+    ladder.prune()
+    assert outcomes(ladder) == {"cycle": "applied"}
+    assert screen.tried == ["cycle"]
+
+
+def test_pruning_takes_out_others_but_not_what_no_update_can_judge(play: Callable[[Any], Asked]) -> None:
+    play(compared(jittered(2.0)))
+    screen = FakeScreen(answers={"a": 1.3, "b": 1.5}, without={"a": 1.0, "cycle": 1.0})
+    ladder = to_target([technique("a", gain=0.8), technique("b", gain=0.7), schedule()], screen)
+    ladder.climb()
+    ladder.prune()
+    assert outcomes(ladder) == {"a": "pruned", "b": "applied", "cycle": "applied"}
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome", "words", "numerics"),
+    [
+        (compared(jittered(1.0)), "refused", "no sooner at the target", "pending"),
+        (compared([(curve(falling(end=0.25)), curve(falling(0.5)))] * 3), "refused", "ends worse", "failed"),
+        (compared(jittered(2.0), Quality(margin=1e-9)), "applied", "sooner at the target", "pending"),
+        (compared(jittered(2.0, pairs=2)), "undecided", "only 2 clean pairs", "pending"),
+    ],
+)
+def test_every_outcome_has_its_reason(
+    play: Callable[[Any], Asked], found: Any, outcome: str, words: str, numerics: str
+) -> None:
+    play(found)
+    ladder = to_target([schedule()], FakeScreen())
+    ladder.climb()
+    assert outcomes(ladder) == {"cycle": outcome}
+    assert words in reason(ladder, "cycle")
+    rung = ladder.rungs[0]
+    assert rung.numerics is not None
+    assert rung.numerics["verdict"] == numerics
+    assert (rung.comparison is None) == (found.interval is None)
+    assert bool(rung.unused_samples) == (found.interval is None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Screening(comparison=measured(1.0), gate=PASSED, evidence=[]), "not seen at work"),
+        (screened(GateVerdict(numerics=Numerics.TRAINING, verdict="failed", why="the loss rose")), "the loss rose"),
+    ],
+)
+def test_without_mechanism_or_sound_numbers_no_whole_run_is_spent(
+    play: Callable[[Any], Asked], answer: Any, words: str
+) -> None:
+    asked = play(compared(jittered(2.0)))
+    ladder = to_target([schedule()], FakeScreen(answers={"cycle": answer}))
+    ladder.climb()
+    assert asked == []
+    assert outcomes(ladder) == {"cycle": "refused"}
+    assert words in reason(ladder, "cycle")
+
+
+@pytest.mark.parametrize(("kind", "outcome"), [("nan", "refused"), ("out_of_memory", "failed")])
+def test_a_whole_run_that_fails_is_recorded(play: Callable[[Any], Asked], kind: Any, outcome: str) -> None:
+    play(TrialError("It broke.", kind=kind))
+    ladder = to_target([schedule(), technique("good")], FakeScreen(answers={"good": 1.5}))
+    ladder.climb()
+    assert outcomes(ladder) == {"cycle": outcome, "good": "applied"}
+
+
+def test_a_budget_without_room_says_what_would_do(play: Callable[[Any], Asked]) -> None:
+    asked = play(compared(jittered(2.0)))
+    ladder = to_target([schedule(), technique("good")], FakeScreen(answers={"good": 1.5}), seconds=25.0)
+    ladder.climb()
+    assert asked == []
+    assert outcomes(ladder) == {"cycle": "undecided", "good": "applied"}
+    words = reason(ladder, "cycle")
+    assert words.startswith(f"{NOT_TRIED}: a whole run takes {RUN_S:.0f} s")
+    assert "3 pairs of them, and 3 more for the final proof, do not fit in the budget; give --budget 1m" in words
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(1e6, (5, 7, 10)), (50.0, (5,)), (40.0, (3,)), (36.0, None)])
+def test_the_room_sets_the_looks_before_the_first_pair(play: Callable[[Any], Asked], seconds: float, looks: Any) -> None:
+    """A pair takes 4.7 s; besides there must be room for 3 of them in the proof, and for a screening of 9.7 s."""
+    asked = play(compared(jittered(1.0)))
+    to_target([schedule()], FakeScreen(), seconds=seconds).climb()
+    assert [design.looks for _, _, design in asked] == ([looks] if looks else [])
+    for _, _, design in asked:
+        assert design.deadline is not None
+        assert design.deadline < monotonic() + seconds - 3 * 2 * RUN_S
+        assert design.floor.frac == 0.03
+
+
+def test_of_several_the_first_leaves_room_for_the_others(play: Callable[[Any], Asked]) -> None:
+    asked = play(compared(jittered(1.0)))
+    to_target([schedule("one", prior=0.9), schedule("two", prior=0.1)], FakeScreen(), seconds=80.0).climb()
+    assert [plan for _, plan, _ in asked] == [("one",), ("two",)]
+    assert [len(design.looks) for _, _, design in asked] == [1, 3]  # played runs take no time
+
+
+def test_schedules_exclude_each_other_and_without_a_metric_none_is_tried(play: Callable[[Any], Asked]) -> None:
+    play(compared(jittered(2.0)))
+    both = [schedule("one", prior=0.9, claims=frozenset({"schedule"})), schedule("two", claims=frozenset({"schedule"}))]
+    ladder = to_target(both, FakeScreen())
+    ladder.climb()
+    assert outcomes(ladder) == {"one": "applied", "two": "refused"}
+    assert "both claim schedule" in reason(ladder, "two")
+    ladder = to_target(both, FakeScreen(), design=False)
+    ladder.climb()
+    assert outcomes(ladder) == {"one": "refused", "two": "refused"}
+    assert "no held-out metric" in reason(ladder, "one")
+
+
+def test_where_memory_is_wanted_it_is_not_tried(play: Callable[[Any], Asked]) -> None:
+    asked = play(compared(jittered(2.0)))
+    ladder = to_target([schedule()], FakeScreen())
+    ladder.objective = Objective(goal=Goal.MEMORY)
+    ladder.climb()
+    assert asked == []
+    assert "lowers no peak memory" in reason(ladder, "cycle")
+
+
+# The final proof.
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """A session that stands before its proof, with a schedule and a faster update applied."""
+    made = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", budget_s=300.0))
+    made.costs = Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0)
+    made.turns, made.max_batches, made.planned_updates = 1, None, 100
+    made.dossier.evidence["memory"] = {"baseline_peak_bytes": 1, "tuned_peak_bytes": None, "limit_bytes": 9}
+    numerics = {"class": "training", "verdict": "pending", "why": "held-out quality decides"}
+    made.dossier.rungs += [
+        Rung(
+            name="one_cycle", settings={"max_lr_factor": 3.0}, outcome="applied", reason="sooner", numerics=numerics,
+            comparison=compared(jittered(2.0)).to_dict(),
+        ),
+        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster", comparison=measured(2.0).to_dict()),
+    ]  # fmt: skip
+    return made
+
+
+def ladder_of(session: Session, budget_s: float = 300.0) -> Any:
+    session.budget = Budget(budget_s, monotonic())
+    return SimpleNamespace(
+        update_s=0.01, facts=facts(), costs=session.costs, target_design=TargetDesign(quality=QUALITY),
+        whole_pair_s=lambda _: 2 * RUN_S,
+    )  # fmt: skip
+
+
+def prove(session: Session, monkeypatch: pytest.MonkeyPatch, budget_s: float = 300.0) -> list[tuple[Plan, float]]:
+    seen: list[tuple[Plan, float]] = []
+    monkeypatch.setattr(session_module, "compare", play_updates({}, seen))
+    session._prove(ladder_of(session, budget_s))
+    session.dossier.finish("done")
+    return seen
+
+
+def test_the_final_proof_holds_both_ratios(
+    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
+) -> None:
+    asked = play(compared(jittered(1.5)))
+    seen = prove(session, monkeypatch)
+    assert [(base, sorted(plan)) for base, plan, _ in asked] == [((), ["one_cycle", "zero_grad_to_none"])]
+    assert [sorted(plan.names) for plan, _ in seen] == [["one_cycle", "zero_grad_to_none"]]
+    evidence = session.dossier.evidence
+    assert validate(evidence) == []
+    final = evidence["final"]
+    assert final["ratio"] == pytest.approx(2.0, rel=0.01)
+    assert final["time_to_target"]["ratio"] == pytest.approx(1.5, rel=0.01)
+    assert (final["time_to_target"]["verdict"], final["time_to_target"]["pairs"]) == ("faster", 5)
+    assert final["quality"]["verdict"] == "not_worse"
+    assert final["quality"]["seeds"]["A"] == [0.25] * 5  # of the whole runs
+    assert session.dossier.proved
+    assert session.dossier.applied_plan().names
+    rung = evidence["rungs"][0]
+    assert rung["numerics"]["verdict"] == "passed"
+    told = headline(evidence)
+    assert told.line.startswith("1.49x sooner at the target, proved over whole runs (")
+    assert "held-out loss not worse; per update 2.0x" in told.line
+    assert told.tone == "good"
+    assert "time_to_target = 1.49" in session.dossier.evidence["plan_toml"]
+    page = (session.request.out / "report.html").read_text(encoding="utf-8")
+    assert "as soon (" in page
+    assert "whole runs, time to target" in page
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"), [(compared(jittered(1.0)), "refused"), (compared(jittered(2.0, pairs=2)), "undecided")]
+)
+def test_what_the_whole_runs_do_not_prove_is_taken_out_and_the_rest_proved(
+    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked], found: Any, outcome: str
+) -> None:
+    play(found)
+    seen = prove(session, monkeypatch)
+    assert [plan.names for plan, _ in seen] == [("zero_grad_to_none",)]
+    evidence = session.dossier.evidence
+    assert validate(evidence) == []
+    cycle, zero = session.dossier.rungs
+    assert (cycle.outcome, zero.outcome) == (outcome, "applied")
+    assert "taken out again because the final proof by time to target says" in cycle.reason
+    assert (cycle.proof is None) == (found.interval is None)
+    assert "time_to_target" not in evidence["final"]
+    assert session.dossier.proved
+
+
+def test_without_room_for_the_proof_it_is_not_applied(
+    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
+) -> None:
+    asked = play(compared(jittered(2.0)))
+    prove(session, monkeypatch, budget_s=20.0)
+    assert asked == []
+    cycle = session.dossier.rungs[0]
+    assert cycle.outcome == "undecided"
+    assert "no room left for the final proof" in cycle.reason
+
+
+def test_whole_runs_alone_that_prove_nothing_leave_an_empty_plan(
+    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
+) -> None:
+    play(compared(jittered(1.0)))
+    session.dossier.rungs.pop()
+    assert prove(session, monkeypatch) == []
+    assert session.dossier.applied_plan().names == ()
+    assert not session.dossier.proved
+    assert session.dossier.evidence["final"] is None
