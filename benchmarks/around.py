@@ -1,0 +1,197 @@
+"""What stands around the updates, plain against each technique, for a model of about 50 MB of weights.
+
+Of a checkpoint: the stall (until training may go on), the dip (how much longer updates take while it is being written) and
+the time to durability (until the file in the run's folder is flushed). Of metric reports and of validation passes: what
+one costs. All arms live in one process and take turns, in another order each round.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from benchmarks.record import ROOT, record
+from upshift.core.errors import MachineError
+from upshift.core.job import Job, Loss
+from upshift.core.optimization import Optimization
+from upshift.core.plan import Plan
+from upshift.core.scratch import allow_scratch
+from upshift.optimizations.async_logging import AsyncLogging
+from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
+from upshift.optimizations.checkpoint_compression import CheckpointCompression
+from upshift.optimizations.checkpoint_storage import CheckpointStorage
+from upshift.optimizations.validation_batch import ValidationBatch
+from upshift.optimizations.validation_compile import ValidationCompile
+from upshift.profile.storage import measure_write_speeds
+from upshift.train.around import AroundWork
+from upshift.train.build import build
+from upshift.train.loop import Loop
+
+ROUNDS = 12
+UPDATES = 8
+REPORTS = 200
+RAM_DISK = Path("/dev/shm")  # noqa: S108  where Linux has its RAM disk
+
+
+class FiftyMegabytes(Job):
+    """Three square layers of 2048: 12.6 million parameters."""
+
+    batch_size = 16
+    epochs = 100
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        layers = [layer for _ in range(3) for layer in (nn.Linear(2048, 2048), nn.GELU())]
+        return nn.Sequential(*layers, nn.Linear(2048, 8))
+
+    def train_data(self) -> Dataset[Any]:
+        """256 random samples."""
+        x = torch.randn(256, 2048, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(x, torch.arange(256) % 8)
+
+    def valid_data(self) -> Dataset[Any] | None:
+        """The same number again."""
+        return self.train_data()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Plain SGD, so that an update is short beside a checkpoint."""
+        return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | Loss:
+        """Cross-entropy."""
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def run_around(rounds: int = ROUNDS) -> Path:
+    """Measure all arms."""
+    with tempfile.TemporaryDirectory(prefix=".around-", dir=ROOT) as name, ExitStack() as stack:
+        folder = Path(name)
+        speeds = _allow_ram_disk(folder)
+        arms = {arm: stack.enter_context(_Arm(plan, folder / arm)) for arm, plan in _plans(speeds).items()}
+        result = {
+            "weights_bytes": sum(p.numel() * p.element_size() for p in arms["plain"].loop.live.model.parameters()),
+            "write_mb_s": {where: vars(speed) for where, speed in speeds.items()},
+            "updates_per_part": UPDATES,
+            "checkpoint": _of("checkpoint", arms, rounds, lambda arm: arm.checkpoint()),
+            "report": _of("report", arms, rounds, lambda arm: arm.reports()),
+            "validation": _of("validation", arms, rounds, lambda arm: arm.validation()),
+        }
+    return record("around", result, f"python -m benchmarks around --count {rounds}")
+
+
+@dataclass(frozen=True)
+class _Planned:
+    event: str
+    optimizations: tuple[Optimization, ...] = ()
+
+
+class _Arm:
+    def __init__(self, planned: _Planned, folder: Path) -> None:
+        self.event = planned.event
+        folder.mkdir()
+        self.loop = Loop(build(FiftyMegabytes(), Plan(optimizations=planned.optimizations)))
+        self.work = AroundWork(self.loop, folder)
+
+    def __enter__(self) -> Self:
+        self.loop.run(2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.work.close()
+        self.loop.close()
+        self.loop.live.undo_all()
+
+    def checkpoint(self) -> dict[str, float]:
+        """Stall, dip and loss of a checkpoint with updates beside it, and how long one alone takes to be durable."""
+        quiet_s = self._updates_s()
+        started = perf_counter()
+        self.work.save()
+        stall_s = perf_counter() - started
+        beside_s = self._updates_s()
+        self.work.wait()
+        lost_s = perf_counter() - started - quiet_s
+        return {"stall_s": stall_s, "dip": beside_s / quiet_s, "lost_s": lost_s, "durable_s": self._durable_s()}
+
+    def reports(self) -> dict[str, float]:
+        """Stall of a report, and how long one takes to be written."""
+        started = perf_counter()
+        for _ in range(REPORTS):
+            self.work.report()
+        stall_s = perf_counter() - started
+        self.work.wait()
+        return {"stall_s": stall_s / REPORTS, "written_s": (perf_counter() - started) / REPORTS}
+
+    def validation(self) -> dict[str, float]:
+        """A whole pass."""
+        started = perf_counter()
+        loss = self.work.validate()["loss"]
+        return {"pass_s": perf_counter() - started, "loss": loss}
+
+    def _durable_s(self) -> float:
+        """A checkpoint with nothing beside it."""
+        started = perf_counter()
+        self.work.save()
+        self.work.wait()
+        return perf_counter() - started
+
+    def _updates_s(self) -> float:
+        started = perf_counter()
+        self.loop.run(UPDATES)
+        return perf_counter() - started
+
+
+def _plans(speeds: Mapping[str, Any]) -> dict[str, _Planned]:
+    plans = {
+        "plain": _Planned(""),
+        "async_logging": _Planned("report", (AsyncLogging(),)),
+        "background_checkpoint": _Planned("checkpoint", (BackgroundCheckpoint(),)),
+        "checkpoint_compression": _Planned("checkpoint", (CheckpointCompression(),)),
+        "validation_batch": _Planned("validation", (ValidationBatch(times=4),)),
+        "validation_compile": _Planned("validation", (ValidationCompile(),)),
+    }
+    if "ram_disk" in speeds:
+        plans["checkpoint_storage"] = _Planned("checkpoint", (CheckpointStorage(folder=str(RAM_DISK)),))
+    return plans
+
+
+def _allow_ram_disk(folder: Path) -> dict[str, Any]:
+    """Allow it, where there is one, and measure both; what is staged there is gone once its durable copy is made."""
+    folders = {"run": folder}
+    try:
+        allow_scratch([RAM_DISK])
+    except MachineError:
+        return dict(measure_write_speeds(folders))
+    return dict(measure_write_speeds({**folders, "ram_disk": RAM_DISK}))
+
+
+def _of(
+    event: str, arms: Mapping[str, _Arm], rounds: int, act: Callable[[_Arm], dict[str, float]]
+) -> dict[str, dict[str, Any]]:
+    """Every arm that has to do with the event, and the plain one: medians and raw samples; the first time is kept apart."""
+    chosen = {name: arm for name, arm in arms.items() if arm.event in ("", event)}
+    for arm in chosen.values():
+        arm.loop.rewind()  # the same weights in all: their losses can be held against each other
+        arm.loop.run(2)
+    first = {name: act(arm) for name, arm in chosen.items()}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
+    for turn in range(rounds):
+        for name in list(chosen) if turn % 2 else reversed(list(chosen)):
+            taken[name].append(act(chosen[name]))
+    return {
+        name: {
+            **{key: median(sample[key] for sample in samples) for key in samples[0]},
+            "first": first[name],
+            "samples": samples,
+        }
+        for name, samples in taken.items()
+    }

@@ -1,0 +1,17 @@
+"""How background_checkpoint is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.optimizations.contract import GIB, Case, Prepared, facts
+from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
+
+EPOCH: dict[str, Any] = {"epoch_s": 10.0, "checkpoint_s": 2.0}
+CASE = Case(
+    make=BackgroundCheckpoint, job=Prepared, facts=facts(**EPOCH, checkpoint_bytes=GIB),
+    refused=(
+        (facts(epoch_s=10.0), "no checkpoint was measured"),
+        (facts(**EPOCH, checkpoint_bytes=7 * GIB), r"\(7168 MiB\) has no room beside 1024 of 8192 MiB"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,18 @@
+"""How validation_batch is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.optimizations.contract import GIB, Case, Ragged, facts
+from upshift.optimizations.validation_batch import ValidationBatch
+
+EPOCH: dict[str, Any] = {"epoch_s": 10.0, "validation_s": 3.0, "validation_batches": 20}
+CASE = Case(
+    make=ValidationBatch, job=Ragged, facts=facts(**EPOCH),
+    refused=(
+        (facts(epoch_s=10.0), "there is no held-out data"),
+        (facts(**{**EPOCH, "validation_batches": 1}), "one batch already"),
+        (facts(**EPOCH, peak_memory_bytes=7 * GIB), "memory is short: 7.0 of 8.0 GiB"),
+    ),
+)  # fmt: skip

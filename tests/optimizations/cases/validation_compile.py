@@ -1,0 +1,17 @@
+"""How validation_compile is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.optimizations.contract import Case, Ragged, facts
+from upshift.optimizations.validation_compile import ValidationCompile
+
+EPOCH: dict[str, Any] = {"epoch_s": 10.0, "validation_s": 3.0, "validation_batches": 20}
+CASE = Case(
+    make=ValidationCompile, job=Ragged, facts=facts(**EPOCH),
+    refused=(
+        (facts(**EPOCH, on={"cxx_compiler": None}), "needs a C.. compiler here: test says None"),
+        (facts(epoch_s=10.0), "there is no held-out data"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,133 @@
+"""What the techniques around the updates save at most, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.optimizations.cases.checkpoint_storage import Allowed
+from tests.optimizations.contract import CPU, Prepared, Ragged, facts
+from upshift.core.errors import PlanError
+from upshift.core.optimization import clash
+from upshift.core.plan import Plan
+from upshift.core.scratch import SCRATCH_VARIABLE
+from upshift.optimizations import catalogue
+from upshift.optimizations.async_logging import AsyncLogging
+from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
+from upshift.optimizations.checkpoint_compression import CheckpointCompression
+from upshift.optimizations.checkpoint_storage import CheckpointStorage
+from upshift.optimizations.compile import Compile
+from upshift.optimizations.validation_batch import ValidationBatch
+from upshift.optimizations.validation_compile import ValidationCompile
+from upshift.train.build import build
+from upshift.train.validate import HeldOut
+
+EPOCH: dict[str, Any] = {
+    "epoch_s": 20.0, "report_s": 0.02, "reports_per_epoch": 100.0, "checkpoint_s": 5.0, "checkpoint_bytes": 100_000_000,
+    "validation_s": 4.0, "validation_batches": 30, "write_mb_s": {"run": 20.0, "/fast": 80.0}, "compressed_frac": 0.2,
+    "compress_mb_s": 100.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved_s"),
+    [
+        (AsyncLogging, 2.0),
+        (BackgroundCheckpoint, 5.0),
+        (CheckpointStorage, 5.0 * 3 / 4),
+        (CheckpointCompression, 5.0 - (1.0 + 1.0)),
+        (ValidationBatch, 4.0),
+        (ValidationCompile, 4.0),
+    ],
+)
+def test_the_largest_gain_is_the_measured_share_of_an_epoch(kind: Any, saved_s: float) -> None:
+    assert kind.fit(facts(**EPOCH)).max_gain_frac == pytest.approx(saved_s / 20.0)
+
+
+def test_each_names_its_event_and_no_other_technique_does() -> None:
+    events = {name: kind.card.event for name, kind in catalogue().items() if kind.card.event}
+    assert events == {
+        "async_logging": "report", "background_checkpoint": "checkpoint", "checkpoint_storage": "checkpoint",
+        "checkpoint_compression": "checkpoint", "validation_batch": "validation", "validation_compile": "validation",
+    }  # fmt: skip
+
+
+def test_the_fastest_allowed_folder_is_taken() -> None:
+    fit = CheckpointStorage.fit(facts(**{**EPOCH, "write_mb_s": {"run": 20.0, "/a": 40.0, "/b": 90.0}}))
+    assert fit.settings == (CheckpointStorage(folder="/b"),)
+
+
+@pytest.mark.parametrize("folder", ["", "/somewhere/else"])
+def test_a_folder_that_is_not_allowed_is_never_written_to(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SCRATCH_VARIABLE, raising=False)
+    with pytest.raises(PlanError, match=r"not allowed .*Allow it with --scratch"):
+        build(Allowed(), Plan(optimizations=(CheckpointStorage(folder=folder),)), device=CPU)
+
+
+def test_a_folder_of_the_command_line_is_allowed_and_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path / "fast"))
+    plan = Plan(optimizations=(CheckpointStorage(folder=str(tmp_path / "fast")),))
+    with pytest.raises(PlanError, match="there is no folder"):
+        build(Prepared(), plan, device=CPU)
+    (tmp_path / "fast").mkdir()
+    assert build(Prepared(), plan, device=CPU).around.checkpoint_folder == str(tmp_path / "fast")
+
+
+def test_a_model_whose_copy_lies_on_a_gpu_needs_no_room_there() -> None:
+    full = facts(**{**EPOCH, "checkpoint_bytes": 8 * 2**30}, job={"device": "cuda"})
+    assert BackgroundCheckpoint.fit(full).fits
+
+
+@pytest.mark.parametrize(("batches", "times"), [(2, [4]), (30, [4, 16])])
+def test_few_batches_have_one_setting(batches: int, times: list[int]) -> None:
+    fit = ValidationBatch.fit(facts(**{**EPOCH, "validation_batches": batches}))
+    assert [item.settings()["times"] for item in fit.settings] == times
+
+
+def test_no_batch_is_no_setting() -> None:
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        ValidationBatch(times=0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(ValidationCompile(), Compile()), (CheckpointStorage(folder="/a"), BackgroundCheckpoint())]
+)
+def test_what_does_the_same_twice_cannot_be_in_one_plan(one: Any, other: Any) -> None:
+    assert "exclude each other" in clash(one, other)
+
+
+@pytest.mark.slow
+def test_a_compiled_pass_measures_the_same_and_the_training_call_stays_plain() -> None:
+    plain = HeldOut(build(Ragged(), device=CPU)).measure()
+    live = build(Ragged(), Plan(optimizations=(ValidationCompile(),)), device=CPU)
+    held = HeldOut(live)
+    assert held.measure() == pytest.approx(plain, rel=1e-5)
+    first = live.counters["validation_compiled_graphs"]
+    assert first == held.num_batches
+    held.measure()
+    assert live.counters["validation_compiled_graphs"] == 2 * first
+    held.measure(plain=True)
+    assert live.counters["validation_compiled_graphs"] == 2 * first
+    assert live.model._compiled_call_impl is None
+    live.undo_all()
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_a_checkpoint_of_a_gpu_loads_without_one(tmp_path: Path) -> None:
+    from upshift.core.live import AroundSettings
+    from upshift.train.checkpoint import CheckpointWriter
+
+    model = nn.Linear(64, 64).cuda()
+    for background in (False, True):
+        writer = CheckpointWriter(tmp_path / "model.pt", AroundSettings(checkpoint_background=background))
+        writer.save(model.state_dict())
+        writer.wait()
+        found = torch.load(writer.path, weights_only=True)
+        assert {tensor.device.type for tensor in found.values()} == {"cpu"}
+        assert torch.equal(found["weight"], model.weight.detach().cpu())

@@ -1,0 +1,73 @@
+"""What stands around the updates: counted per epoch, and nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.jobs import CPU, Plain, Streamed
+from upshift.profile.ceilings import CeilingRun
+from upshift.profile.measure import phase_shares
+from upshift.profile.surroundings import Around, measure_around, measure_compression
+from upshift.train.build import build
+from upshift.train.loop import Loop
+
+
+def test_an_epoch_is_its_updates_and_what_stands_around_them() -> None:
+    around = Around(validation_s=3.0, checkpoint_s=1.0, report_s=0.01, report_every_s=0.5, epoch_updates=40)
+    assert around.reports_per_epoch(0.1) == pytest.approx(1 + 4.0 / 0.5)
+    assert around.reports_per_epoch(10.0) == 41  # at most one an update
+    assert around.epoch_s(0.1) == pytest.approx(4.0 + 0.09 + 1.0 + 3.0)
+    facts = around.facts(0.1)
+    assert facts["epoch_s"] == around.epoch_s(0.1)
+    assert (facts["checkpoint_s"], facts["validation_s"], facts["report_s"]) == (1.0, 3.0, 0.01)
+    assert Around().epoch_s(0.1) == 0.0
+
+
+def test_reports_are_part_of_the_logging_share() -> None:
+    run = CeilingRun(updates=10, real_s=1.0, phase_s={"forward": 0.5, "logging": 0.1})
+    around = Around(report_s=0.05, report_every_s=0.2, epoch_updates=38, checkpoint_s=5.2)  # 3.8 s, 20 reports: 1 s
+    shares = phase_shares(run, around)
+    assert shares["logging"] == pytest.approx((0.38 + 1.0) / 10)
+    assert shares["checkpoint"] == pytest.approx(0.52)
+
+
+def test_a_job_is_measured_and_leaves_no_file(tmp_path: Path) -> None:
+    class Allowing(Plain):
+        scratch = (str(tmp_path / "fast"),)
+
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "run").mkdir()
+    loop = Loop(build(Allowing(), device=CPU))
+    loop.run(2)
+    said: list[str] = []
+    around = measure_around(loop, said.append, folder=tmp_path / "run")
+    assert said == ["validation", "checkpoint", "disks"]
+    assert min(around.validation_s, around.checkpoint_s, around.report_s) > 0.0
+    assert around.validation_batches == 2
+    assert around.epoch_updates == 6
+    assert 500 < around.checkpoint_bytes < 20_000
+    assert set(around.facts(0.1)["write_mb_s"]) == {"run", str((tmp_path / "fast").resolve())}
+    assert around.compressed_frac is not None
+    assert loop.position.update == 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_stream_without_epochs_is_one_epoch_and_one_without_length_is_not_measured() -> None:
+    loop = Loop(build(Streamed(), device=CPU))
+    assert measure_around(loop).epoch_updates == 8
+    endless: Any = type("Endless", (Streamed,), {"num_updates": None})
+    assert measure_around(Loop(build(endless(), device=CPU))).facts(0.1)["epoch_s"] == 0.0
+
+
+def test_compression_sees_all_tensors_evenly() -> None:
+    noise = torch.randint(0, 256, (200_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    half = {"noise": noise, "zeros": torch.zeros(200_000, dtype=torch.uint8)}
+    frac, speed = measure_compression(half, size=100_000)
+    assert frac == pytest.approx(0.5, abs=0.02)
+    assert speed is not None
+    assert speed > 0
+    assert measure_compression({}) == (None, None)

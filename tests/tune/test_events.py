@@ -1,0 +1,216 @@
+"""Screening by an event: what an epoch is made of, what a turn answers, and real processes that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.optimizations.contract import facts
+from tests.train.jobs import CPU, Stormy
+from tests.tune.jobs import children, write_job
+from upshift.core.errors import TrialError
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.optimizations.async_logging import AsyncLogging
+from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
+from upshift.optimizations.metric_reading import MetricReading
+from upshift.optimizations.validation_batch import ValidationBatch
+from upshift.train.build import build
+from upshift.train.loop import Loop
+from upshift.tune.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
+from upshift.tune.event_turns import EventTurns, digest
+from upshift.tune.events import EventScreening, screen_event
+from upshift.tune.screen import FUTILE_TURNS, Screen
+from upshift.tune.trial import TrialSetting
+
+MEASURED: dict[str, Any] = {
+    "step_ms": 100.0, "epoch_s": 9.5, "checkpoint_s": 3.0, "validation_s": 3.0, "validation_batches": 10, "report_s": 0.05,
+    "reports_per_epoch": 20.0,
+}  # fmt: skip
+JOB = {"updates_per_epoch": 25, "num_samples": 100}
+
+
+def design(optimization: Any, **changes: Any) -> EventDesign:
+    return design_event(optimization, facts(**{**MEASURED, **changes}, job=JOB))
+
+
+def test_updates_beside_a_checkpoint_last_longer_than_it_takes() -> None:
+    found = design(BackgroundCheckpoint(), checkpoint_s=0.4)
+    assert (found.event, found.updates, found.repeats, found.per_epoch) == ("checkpoint", 7, 1, 1.0)
+    assert design(BackgroundCheckpoint()).updates == 25  # no more than an epoch has
+    assert design(BackgroundCheckpoint()).rest_s == pytest.approx(9.5 - 2.5 - 3.0)
+
+
+def test_short_events_are_taken_together() -> None:
+    found = design(BackgroundCheckpoint(), checkpoint_s=0.012, step_ms=10.0)
+    assert (found.updates, found.repeats) == (36, 18)  # 2 updates beside each, 0.032 s together
+    assert design(ValidationBatch(), validation_s=0.11).repeats == 5
+    assert design(ValidationBatch(), validation_s=1e-9).repeats <= 200
+
+
+def test_reports_are_spread_over_the_updates() -> None:
+    found = design(AsyncLogging(), step_ms=110.0)
+    assert (found.updates, found.repeats, found.per_epoch) == (7, 7, 20.0)
+    assert found.rest_s == pytest.approx(9.5 - 25 * 0.11 - 1.0)
+
+
+def test_a_long_validation_is_measured_in_part() -> None:
+    whole = design(ValidationBatch())
+    assert (whole.updates, whole.repeats, whole.max_batches, whole.scale) == (0, 1, None, 1.0)
+    part = design(ValidationBatch(), validation_s=20.0, epoch_s=30.0)
+    assert (part.max_batches, part.scale) == (2, 5.0)
+
+
+def test_an_epoch_is_updates_and_events_and_the_rest() -> None:
+    found = design(AsyncLogging(), step_ms=110.0)
+    answer = {"seconds": 1.15, "quiet_seconds": 0.8}
+    assert found.lost_s(answer) == pytest.approx(0.05)
+    assert found.epoch_s(answer, 0.1) == pytest.approx(2.5 + found.rest_s + 20 * 0.05)
+
+
+@pytest.mark.parametrize(("optimization", "changes"), [(MetricReading(), {}), (BackgroundCheckpoint(), {"epoch_s": 0.0})])
+def test_what_has_no_event_or_no_epoch_cannot_be_screened_so(optimization: Any, changes: Any) -> None:
+    with pytest.raises(TrialError, match="no event to be measured by, or the length of an epoch is not known"):
+        design(optimization, **changes)
+
+
+def test_event_facts_outlive_a_quick_profile() -> None:
+    old = facts(**MEASURED, job=JOB)
+    kept = kept_event_facts(old, 50.0)
+    assert kept["epoch_s"] == pytest.approx(25 * 0.05 + 1.0 + 3.0 + 3.0)
+    after = kept_event_facts(old, 50.0, event="checkpoint", lost_s=0.25)
+    assert (after["checkpoint_s"], after["validation_s"]) == (0.25, 3.0)
+    assert after["epoch_s"] == pytest.approx(kept["epoch_s"] - 2.75)
+    assert BackgroundCheckpoint.fit(facts(**{**MEASURED, **after})).max_gain_frac == pytest.approx(0.25 / after["epoch_s"])
+
+
+@pytest.mark.parametrize(
+    ("candidate", "passes"),
+    [({"loss": 1.0, "hits": 30.0}, True), ({"loss": 1.0009, "hits": 30.0}, True), ({"loss": 1.002, "hits": 30.0}, False),
+     ({"loss": 1.0, "hits": 31.0}, False), ({"loss": 1.0}, False), ({"loss": float("nan"), "hits": 30.0}, False)],
+)  # fmt: skip
+def test_a_metric_may_move_as_rounding_moves_it(candidate: Any, passes: bool) -> None:
+    base = {"loss": 1.0, "hits": 30.0}
+    later = {"loss": 0.9, "hits": 30.0}
+    assert judge_metrics(base, candidate, later)[0] is passes
+
+
+# One process.
+
+
+@pytest.fixture
+def turns(tmp_path: Path) -> Iterator[EventTurns]:
+    found = EventTurns(Loop(build(Stormy(), device=CPU)), tmp_path)
+    yield found
+    found.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("quiet_first", [True, False])
+@pytest.mark.parametrize("event", ["report", "checkpoint"])
+def test_a_turn_is_a_quiet_part_and_one_with_the_event(turns: EventTurns, event: Any, quiet_first: bool) -> None:
+    answer = turns.turn(event=event, updates=3, repeats=3, quiet_first=quiet_first, check=True)
+    assert len(answer["losses"]) == 6
+    assert answer["faithful"] is True
+    assert answer["seconds"] >= answer["stall_s"] > 0.0
+    assert answer["quiet_seconds"] > 0.0
+
+
+def test_events_change_no_loss(turns: EventTurns) -> None:
+    plain = Loop(build(Stormy(), device=CPU))
+    plain.run(16)
+    losses = []
+    turns._loop.rewind()  # randomness is of the process
+    for event in ("report", "checkpoint"):
+        losses += turns.turn(event=event, updates=4, repeats=2)["losses"]
+    assert losses == plain.losses
+
+
+def test_a_validation_turn_trains_nothing(turns: EventTurns) -> None:
+    answer = turns.turn(event="validation", updates=0)
+    assert answer["losses"] == []
+    assert set(answer["metrics"]) == {"loss"}
+    assert answer["quiet_seconds"] == 0.0
+
+
+def test_a_file_that_differs_from_the_weights_is_not_faithful(turns: EventTurns, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = turns._loop.live.model.state_dict
+    other = {name: value + 1 for name, value in take().items()}
+    monkeypatch.setattr(turns._work.checkpoint, "save", lambda _: torch.save(other, turns._work.checkpoint.path))
+    assert turns.turn(event="checkpoint", updates=1, check=True)["faithful"] is False
+
+
+def test_a_digest_is_of_names_types_shapes_and_bytes() -> None:
+    state = {"a": torch.arange(4.0)}
+    assert digest(state) == digest({"a": torch.arange(8.0)[:4]})
+    for other in ({"b": torch.arange(4.0)}, {"a": torch.arange(4)}, {"a": torch.arange(4.0)[None]}, {"a": torch.ones(4)}):
+        assert digest(other) != digest(state)
+
+
+# Real processes.
+
+
+@pytest.fixture(scope="module")
+def screen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screen]:
+    folder: Path = tmp_path_factory.mktemp("events")
+    before = children()
+    setting = TrialSetting(target=write_job(folder), folder=folder / "trials", hang_s=60.0)
+    found = Screen(setting, Plan(), uneven=False, others=[])
+    yield found
+    found.close()
+    assert children() <= before
+
+
+SCREENED = {**MEASURED, "step_ms": 2.0, "checkpoint_s": 0.01, "validation_s": 0.01, "report_s": 1e-4, "epoch_s": 0.09}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("background_checkpoint", "what was written is what was there"), ("validation_batch", "equal to rounding")],
+)
+def test_a_technique_is_screened_by_its_event(screen: Screen, name: str, words: str) -> None:
+    item = catalogue()[name]()
+    found = screen_event(screen, item, Plan(optimizations=(item,)), facts(**SCREENED, job={"updates_per_epoch": 32}))
+    assert isinstance(found, EventScreening)
+    assert found.fired
+    assert found.gate is not None
+    assert found.gate.verdict == "passed", found.gate.why
+    assert words in found.gate.why
+    assert set(found.peak_bytes) == {"A", "B"}
+    turns = len(found.comparison.samples) // 2
+    assert turns >= FUTILE_TURNS
+    assert len(found.event_comparison.samples) == 2 * turns
+    if found.comparison.interval is not None:
+        assert set(found.lost_s) == set(found.epoch_s) == set(found.stall_s) == {"A", "B"}
+        assert min(found.epoch_s.values()) > 0.0
+    assert not list(Path(screen.setting.folder).glob("events-*"))
+    rival = screen.challenger
+    assert rival is not None
+    assert rival.trial.alive
+
+
+@pytest.mark.slow
+def test_a_metric_that_hangs_on_the_batch_fails_the_gate(tmp_path: Path) -> None:
+    """BatchNorm without running statistics normalises by the batch in evaluation as well."""
+    body = """
+class J(Good):
+    def model(self):
+        norm = nn.BatchNorm1d(16, track_running_stats=False)
+        return nn.Sequential(nn.Linear(8, 16), norm, nn.ReLU(), nn.Linear(16, 1))
+"""
+    setting = TrialSetting(target=write_job(tmp_path, body), folder=tmp_path / "trials", hang_s=60.0)
+    found = Screen(setting, Plan(), uneven=False, others=[])
+    try:
+        item = ValidationBatch(times=4)
+        given = facts(**SCREENED, job={"updates_per_epoch": 32})
+        screening = screen_event(found, item, Plan(optimizations=(item,)), given, most_turns=FUTILE_TURNS)
+    finally:
+        found.close()
+    assert screening.gate is not None
+    assert screening.gate.verdict == "failed"
+    assert "the metric 'loss' moves by" in screening.gate.why

@@ -1,0 +1,96 @@
+"""The part of the climb that is judged by the time of an epoch: its order, its room and what it leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.optimizations.contract import facts
+from tests.tune.test_ladder import FAILED, PASSED, FakeScreen, make, measured, technique
+from upshift.core.errors import TrialError
+from upshift.core.facts import Facts
+from upshift.core.optimization import Bottleneck, Optimization
+from upshift.tune import to_events as module
+from upshift.tune.event_design import design_event
+from upshift.tune.events import EventScreening
+from upshift.tune.noting import NOT_TRIED
+
+FACTS: Facts = replace(
+    facts(job={"updates_per_epoch": 50, "num_samples": 200}),
+    step_ms=10.0, epoch_s=0.8, validation_s=0.25, validation_batches=5, checkpoint_s=0.05,
+)  # fmt: skip
+SOONER = technique("sooner", gain=0.5, relieves=Bottleneck.VALIDATION, event="validation")
+SMALL = technique("small", gain=0.3, relieves=Bottleneck.CHECKPOINT, event="checkpoint")
+USUAL = technique("usual", gain=0.1)
+
+
+def play(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> list[str]:
+    """Answer every screening of an event with an invented ratio, a gate's no, or an error; gives what was tried."""
+    tried: list[str] = []
+
+    def screened(screen: Any, optimization: Optimization, plan: Any, known: Facts) -> EventScreening:
+        name = optimization.card.name
+        tried.append(name)
+        screen.challenger = type(screen.base)(losses=[1.0], trial=screen.base.trial, plan=plan)
+        answer = answers.get(name, 1.0)
+        if isinstance(answer, Exception):
+            raise answer
+        return EventScreening(
+            comparison=measured(abs(answer)), gate=PASSED if answer > 0 else FAILED, setup_s=1.0,
+            evidence=[{"name": "seen", "passed": True, "seen": "1"}], peak_bytes={"A": 100, "B": 100},
+            design=design_event(optimization, known), lost_s={"A": 0.25, "B": 0.05},
+        )  # fmt: skip
+
+    monkeypatch.setattr(module, "screen_event", screened)
+    return tried
+
+
+def outcomes(ladder: Any) -> dict[str, str]:
+    return {rung.name: rung.outcome for rung in ladder.rungs}
+
+
+def test_events_come_after_updates_and_leave_the_update_screen_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = play(monkeypatch, {"sooner": 1.3, "small": 1.0})
+    screen = FakeScreen(answers={"usual": 1.2})
+    ladder = make([SOONER, SMALL, USUAL], screen, on=FACTS)
+    ladder.climb()
+    assert screen.tried == ["usual"]
+    assert tried[0] == "sooner"
+    assert outcomes(ladder)["sooner"] == "applied"
+    rung = next(rung for rung in ladder.rungs if rung.name == "sooner")
+    assert "of an epoch's time; each validation costs 0.05 s where it cost 0.25 s" in rung.reason
+    assert {"usual", "sooner"} <= set(screen.plan.names)
+
+
+def test_what_an_event_costs_now_is_remembered_and_it_is_not_pruned_by_update_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, {"sooner": 1.3})
+    screen = FakeScreen(answers={"usual": 1.2})
+    ladder = make([SOONER, USUAL], screen, on=FACTS)
+    ladder.climb()
+    assert ladder.facts.validation_s == pytest.approx(0.05)
+    assert ladder.facts.checkpoint_s == pytest.approx(0.05)
+    ladder.prune()
+    assert "without sooner" not in screen.tried
+    assert outcomes(ladder)["sooner"] == "applied"
+
+
+def test_a_failed_gate_and_a_dead_trial_are_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, {"sooner": -1.3, "small": TrialError("it died", kind="killed")})
+    ladder = make([SOONER, SMALL], FakeScreen(), on=FACTS)
+    ladder.climb()
+    assert outcomes(ladder) == {"sooner": "refused", "small": "failed"}
+    assert ladder.screen.plan.names == ()
+
+
+def test_without_room_or_without_a_measured_epoch_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = play(monkeypatch, {"sooner": 1.3})
+    short = make([SOONER], FakeScreen(), on=FACTS, seconds=5.0)
+    short.climb()
+    assert short.rungs[0].outcome == "undecided"
+    assert short.rungs[0].reason.startswith(NOT_TRIED)
+    unknown = make([SOONER], FakeScreen(), on=replace(FACTS, epoch_s=0.0))
+    unknown.climb()
+    assert outcomes(unknown) == {"sooner": "failed"}
+    assert tried == []
