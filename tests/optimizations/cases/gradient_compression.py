@@ -1,0 +1,18 @@
+"""How gradient_compression is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.cases.gradient_buckets import SYNC
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.gradient_compression import GradientCompression
+
+JOB = {"ranks": 2, "gradient_sync": "buckets"}
+
+CASE = Case(
+    make=GradientCompression, job=Attention, needs_ranks=True, facts=facts(job=JOB, phase_frac=SYNC),
+    refused=(
+        (facts(phase_frac=SYNC), "one process trains alone"),
+        (facts(job={"ranks": 2}, phase_frac=SYNC), "gradient_buckets must be in the plan first"),
+        (facts(job={**JOB, "param_dtypes": ("bfloat16",)}, phase_frac=SYNC), "the gradients are bfloat16 already"),
+    ),
+)  # fmt: skip

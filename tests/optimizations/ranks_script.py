@@ -1,0 +1,273 @@
+"""Puts the techniques of several ranks through their contract and their arithmetic, in the group that torchrun started.
+
+Usage: torchrun --nproc-per-node 2 -m tests.optimizations.ranks_script FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.optimizations.cases import CASES, GROUPED
+from tests.optimizations.contract import CPU, Block, make_loop, undone
+from tests.train.jobs import Tokens
+from tests.train.ranks_script import Uneven
+from upshift.core.errors import JobError
+from upshift.core.job import Job
+from upshift.core.optimization import Optimization
+from upshift.optimizations.gradient_buckets import GradientBuckets
+from upshift.optimizations.gradient_compression import GradientCompression
+from upshift.optimizations.low_rank_gradients import LowRankGradients
+from upshift.optimizations.microbatch import Microbatch
+from upshift.optimizations.sharding import Sharding
+from upshift.train.build import build
+from upshift.train.loop import Loop
+from upshift.train.trace import trace_step
+from upshift.train.validate import HeldOut
+from upshift.tune.gradients import group_gradient_sample, update_sample
+
+SMALL = 0.0005
+"""MiB of a bucket: several of them in models of a few kilobytes."""
+UPDATES = 11
+BESIDE: dict[str, tuple[Optimization, ...]] = {
+    "gradient_compression": (GradientBuckets(bucket_mb=SMALL),),
+    "low_rank_gradients": (GradientBuckets(bucket_mb=SMALL),),
+}
+
+
+# Jobs: 17 samples in batches of 4, so the last batch of an epoch leaves a rank without a sample.
+
+
+class Single(Uneven):
+    """Every batch is an update."""
+
+    accumulation = 1
+
+
+class Thirds(Uneven):
+    """Windows of three and of two: the last one of an epoch is cut short."""
+
+    accumulation = 3
+
+
+class Fifths(Uneven):
+    """One window an epoch, whose last micro-batch leaves a rank without a sample."""
+
+    accumulation = 5
+
+
+class Stack(Tokens):
+    """Repeated blocks under a model that is called as a whole, with clipping and a norm that keeps statistics."""
+
+    num_samples = 17
+    accumulation = 3
+    clip_norm = 0.5
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(9)
+        return _Blocks().double()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+class StackSingle(Stack):
+    """The same, every batch an update."""
+
+    accumulation = 1
+
+
+class _Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 16), nn.Linear(16, 11)
+        self.blocks = nn.ModuleList([_Quiet(0.0) for _ in range(3)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map [batch, time] to [batch, time, 11]."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class _Quiet(Block):
+    """Without batch statistics, which are each rank's own."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__(dropout)
+        self.norm: Any = nn.Identity()
+
+
+class HeldOutStack(Stack):
+    """A single held-out sample."""
+
+    def valid_data(self) -> Any:
+        return torch.utils.data.Subset(self.train_data(), [3])
+
+
+TRAINED: dict[str, tuple[type[Job], tuple[Optimization, ...]]] = {
+    f"{job.__name__}-{name}": (job, plan)
+    for jobs, plans in (
+        (
+            (Single, Uneven, Thirds, Fifths),
+            {
+                "buckets": (GradientBuckets(bucket_mb=SMALL),),
+                "static": (GradientBuckets(bucket_mb=SMALL, static_graph=True),),
+                "parts": (GradientBuckets(bucket_mb=SMALL), Microbatch(parts=2)),
+            },
+        ),
+        ((Stack, StackSingle), {"buckets": (GradientBuckets(),), "shards": (Sharding(),)}),
+    )
+    for job in jobs
+    for name, plan in plans.items()
+}
+ROUNDED: dict[str, tuple[Optimization, ...]] = {
+    "bfloat16": (*BESIDE["gradient_compression"], GradientCompression(dtype="bfloat16")),
+    "float16": (*BESIDE["gradient_compression"], GradientCompression(dtype="float16")),
+    "low_rank": (*BESIDE["low_rank_gradients"], LowRankGradients(rank=1, start_updates=2)),
+    "half_shards": (Sharding(param_dtype="bfloat16"),),
+}
+
+
+class Single32(Stack):
+    """In float32, which all of them round."""
+
+    accumulation = 1
+
+    def model(self) -> nn.Module:
+        return super().model().float()
+
+
+def train(job: type[Job], plan: tuple[Optimization, ...]) -> dict[str, Any]:
+    """Losses, weights and counters of a run; the same numbers are expected of one process."""
+    loop = make_loop(job(), *plan)
+    loop.run(UPDATES)
+    loop.close()
+    weights = {name: value.clone() for name, value in loop.live.whole_state().items()}
+    counters = dict(loop.live.counters)
+    loop.live.undo_all()
+    return {"losses": loop.losses, "weights": weights, "counters": counters}
+
+
+# The contract, as `test_contract.py` has it for one process.
+
+
+def failed(optimization: Optimization, loop: Loop) -> list[str]:
+    checks = optimization.evidence(loop.live, trace_step(loop))
+    return [f"{check.name}: {check.seen}" for check in checks if not check.passed]
+
+
+def evidence(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
+    job = CASES[name].job
+    assert failed(item, make_loop(job(), *beside)), "found in a plain run"
+    loop = make_loop(job(), *beside, item)
+    assert not failed(item, loop), failed(item, loop)
+    assert failed(item, undone(loop)), "still there after the undo"
+
+
+def undo(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
+    from tests.optimizations.test_contract import visible
+
+    job = CASES[name].job
+    plain = build(job(), device=CPU)
+    before = visible(plain)
+    alone = Loop(plain)
+    alone.run(UPDATES)
+    loop = make_loop(job(), *beside, item)
+    assert visible(loop.live) != before
+    loop.run(3)
+    again = undone(loop)
+    assert visible(again.live) == before, (visible(again.live), before)
+    again.run(UPDATES)
+    assert again.losses == alone.losses
+
+
+def rewound(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
+    loop = make_loop(CASES[name].job(), *beside, item)
+    loop.run(5)
+    first = list(loop.losses)
+    loop.rewind()
+    loop.run(5)
+    assert loop.losses == first, (loop.losses, first)
+
+
+def sampled(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
+    """What the numerics gate asks of a trial; no sample may change the run."""
+    loop = make_loop(CASES[name].job(), *beside, item)
+    loop.run(2)
+    first = list(loop.losses)
+    loop.rewind()
+    rows = group_gradient_sample(loop, 3)
+    assert rows.shape[0] == 5
+    assert abs(rows).sum() > 0
+    moved = update_sample(loop)
+    assert all(any(step) for step in moved.moved)
+    loop.rewind()
+    loop.run(2)
+    assert loop.losses == first, (loop.losses, first)
+
+
+CONTRACT: dict[str, Callable[[str, Optimization, tuple[Optimization, ...]], None]] = {
+    "evidence": evidence,
+    "undo": undo,
+    "rewound": rewound,
+    "sampled": sampled,
+}
+
+
+class Few(Uneven):
+    """Batches of one sample."""
+
+    batch_size = 1
+
+
+def refusals() -> dict[str, str]:
+    """What is said where a technique cannot work."""
+    said = {}
+    cases: dict[str, tuple[type[Job], tuple[Optimization, ...]]] = {
+        "few": (Few, (GradientBuckets(),)),
+        "alone": (Single, (GradientCompression(),)),
+        "moving": (Single, (GradientBuckets(static_graph=True), LowRankGradients())),
+    }
+    for name, (job, plan) in cases.items():
+        try:
+            make_loop(job(), *plan)
+            said[name] = "nothing"
+        except JobError as error:
+            said[name] = str(error)
+    return said
+
+
+def main(folder: Path) -> None:
+    """Run everything and save it by rank."""
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {"contract": {}, "refusals": refusals()}
+    for name in GROUPED:
+        for part, act in CONTRACT.items():
+            try:
+                act(name, CASES[name].make(), BESIDE.get(name, ()))
+                found["contract"][f"{name}-{part}"] = ""
+            except Exception:  # noqa: BLE001  each is a test of its own
+                found["contract"][f"{name}-{part}"] = traceback.format_exc()
+    trained = {name: train(job, plan) for name, (job, plan) in TRAINED.items()}
+    trained |= {name: train(Single32, plan) for name, plan in ROUNDED.items()}
+    held = make_loop(HeldOutStack(), Sharding())
+    found["held_out"] = HeldOut(held.live).measure()
+    rank = dist.get_rank()
+    torch.save(trained, folder / f"trained{rank}.pt")
+    (folder / f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
