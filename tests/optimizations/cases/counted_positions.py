@@ -1,0 +1,29 @@
+"""How counted_positions is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.optimizations.contract import Case, Ragged, facts
+from upshift.optimizations.counted_positions import CountedPositions
+
+MEASURED: dict[str, Any] = {"counted_frac": 0.4, "op_frac": {"addmm": 0.3, "mm": 0.3, "tanh": 0.4}}
+
+
+class RaggedCounted(Ragged):
+    """Padded token sequences whose job says that padding does not count."""
+
+    def counted(self, batch: Any) -> torch.Tensor:
+        mask: torch.Tensor = batch != 0
+        return mask
+
+
+CASE = Case(
+    make=CountedPositions, job=RaggedCounted, facts=facts(job={"has_counted": True}, **MEASURED),
+    refused=(
+        (facts(**MEASURED), "write counted"),
+        (facts(job={"has_counted": True}), "every position of the measured batches counts"),
+    ),
+)  # fmt: skip

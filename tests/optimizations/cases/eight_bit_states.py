@@ -1,0 +1,48 @@
+"""How eight_bit_states is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import upshift
+from tests.optimizations.contract import Case, facts
+from upshift.core.job import Job
+from upshift.optimizations.eight_bit_states import EightBitStates
+
+
+class Square(Job):
+    """One weight of 64 x 64: 4096 parameters, so that one step is compiled."""
+
+    batch_size = 4
+    epochs = 3
+
+    def model(self) -> nn.Module:
+        return nn.Linear(64, 64, bias=False)
+
+    def train_data(self) -> Dataset[Any]:
+        x = torch.randn(14, 64, generator=torch.Generator().manual_seed(6))
+        return TensorDataset(x, x.flip(1))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+READY: dict[str, Any] = {"packages": ("torchao",)}
+LARGE = {"largest_param": 4096}
+
+CASE = Case(
+    make=EightBitStates, job=Square, facts=facts(job=LARGE, **READY), needs_package="torchao",
+    refused=(
+        (facts(job={**LARGE, "optimizer_class": "SGD"}, **READY), "SGD has no form with 8-bit states"),
+        (facts(job={"largest_param": 4095}, **READY), "largest tensor has 4095 parameters"),
+        (facts(job=LARGE), r"torchao is not installed: pip install 'upshift\[eight-bit\]'"),
+        (facts(job=LARGE, on={"cxx_compiler": None}, **READY), "needs a C.. compiler here: test says None"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,16 @@
+"""How module_precision is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.optimizations.module_precision import ModulePrecision
+
+CASE = Case(
+    make=ModulePrecision, job=Pictures, facts=facts(),
+    refused=(
+        (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are bfloat16, not float32"),
+        (facts(job={"module_counts": {"Embedding": 1, "LSTM": 2}}), "no linear layer and no convolution"),
+        (facts(on={"bfloat16": False}), "no native bfloat16 here: test says False"),
+        (facts(bf16_matmul_gain=0.8), "0.80 times the speed of float32"),
+    ),
+)  # fmt: skip
