@@ -1,4 +1,7 @@
-"""What recorded tunings saw of each optimization: the file that ships with the package, and the page of the catalogue.
+"""What was measured of each optimization: the file that ships with the package, and the page of the catalogue.
+
+Two kinds of figures, told apart everywhere: what recorded tunings saw on top of what they had kept, and what the benchmark
+of techniques saw on a job made for the technique.
 
 python -m benchmarks.catalogue     # writes both; `make docs` does too
 """
@@ -7,17 +10,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from benchmarks.record import ROOT
+from benchmarks.technique_table import ELSEWHERE, NOT_HERE
 from benchmarks.tuning import results
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.files import write_atomically
 from upshift.core.machine import Machine, Reading
 from upshift.optimizations import catalogue
-from upshift.report.catalogue import NOT_TRIED, Kind, claim_words, entry, gain_words, job_words, measurement
+from upshift.report.catalogue import (
+    NOT_TRIED,
+    Kind,
+    claim_words,
+    compared_words,
+    entry,
+    gain_words,
+    is_made_for_it,
+    job_words,
+    made_for_it,
+    measurement,
+    memory_words,
+    place_words,
+)
 
 PACKAGED = ROOT / "src" / "upshift" / "optimizations" / "measured.json"
 PAGE = ROOT / "docs" / "catalogue.md"
@@ -31,7 +48,7 @@ Evidence = Mapping[str, Any]
 def main() -> None:
     """Write both files."""
     kinds = shipped()
-    measured = measurements(kinds, tunings(results()))
+    measured = recorded(kinds, results())
     write_atomically(PACKAGED, packaged(measured))
     write_atomically(PAGE, page(kinds, measured))
 
@@ -39,6 +56,24 @@ def main() -> None:
 def shipped() -> dict[str, Kind]:
     """The catalogue without what other packages registered on this machine."""
     return {name: kind for name, kind in catalogue().items() if kind.__module__.startswith("upshift.")}
+
+
+def recorded(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str, Any]:
+    """All that recorded results say: name -> `measured` and `why_not_measured`."""
+    return measurements(kinds, tunings(found), benchmarked(kinds, found))
+
+
+def benchmarked(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Name -> what the benchmark of techniques saw on jobs made for it, a row a case; those without a figure too."""
+    result = found.get("techniques", {"rows": []})
+    table: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        if row["technique"] in kinds:
+            card = kinds[row["technique"]].card
+            with_memory = card.memory_technique or card.saves_memory
+            told = made_for_it(row, machine=result["machine"], with_memory=with_memory)
+            table.setdefault(row["technique"], []).append(told)
+    return table
 
 
 def tunings(found: Mapping[str, Any]) -> list[Evidence]:
@@ -55,8 +90,18 @@ def tunings(found: Mapping[str, Any]) -> list[Evidence]:
     return [evidence for _, result in sorted(found.items()) for evidence in inside(result)]
 
 
-def measurements(kinds: Mapping[str, Kind], evidences: list[Evidence]) -> dict[str, Any]:
-    """Name -> `measured`, a list of rows or null, and `why_not_measured`, null or a sentence."""
+def measurements(
+    kinds: Mapping[str, Kind],
+    evidences: list[Evidence],
+    made: Mapping[str, Sequence[dict[str, Any]]] | None = None,
+) -> dict[str, Any]:
+    """Name -> `measured`, a list of rows or null, and `why_not_measured`, null or a sentence.
+
+    Args:
+        kinds: The catalogue.
+        evidences: Of recorded tunings.
+        made: Name -> rows of the benchmark of techniques.
+    """
     table = {}
     for name, kind in kinds.items():
         rows = [
@@ -66,9 +111,20 @@ def measurements(kinds: Mapping[str, Kind], evidences: list[Evidence]) -> dict[s
             if rung["name"] == name
         ]
         run = [{key: value for key, value in row.items() if key != "could_bring"} for row in rows if row["ratio"]]
-        why = None if run else why_not_measured(kind, rows, evidences)
+        alone = (made or {}).get(name, [])
+        run += [row for row in alone if row["outcome"] == "measured"]
+        why = None if run else why_not_benchmarked(name, alone) or why_not_measured(kind, rows, evidences)
+        why = NOT_HERE.get(name, NOT_TRIED) if why == NOT_TRIED else why
         table[name] = {"measured": run or None, "why_not_measured": why}
     return table
+
+
+def why_not_benchmarked(name: str, alone: Sequence[Mapping[str, Any]]) -> str:
+    """Why the benchmark of techniques has no figure of it; empty where it was not run there."""
+    if alone:
+        seen = dict.fromkeys(f"{row['outcome']} {place_words(row)}: {row['reason']}" for row in alone)
+        return "; ".join(seen)
+    return f"it has a benchmark of its own: python -m benchmarks {ELSEWHERE[name]}" if name in ELSEWHERE else ""
 
 
 def why_not_measured(kind: Kind, rows: list[dict[str, Any]], evidences: list[Evidence]) -> str:
@@ -137,7 +193,8 @@ def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any]) -> str:
         "",
         "*Hoped for* is what others promise, on their jobs and machines. *Measured* is what recorded tunings of this",
         "project saw on top of what they had kept before: the ratio of speeds (above 1 is faster), its interval, and what",
-        "became of the candidate. Neither says what it brings to your job: `upshift tune` does.",
+        "became of the candidate. *On a job made for it* is no tuning: the technique alone, with and without, on a small",
+        "job that has the bottleneck it relieves. None of these says what it brings to your job: `upshift tune` does.",
         "",
         *_machines(entries),
         "| name | what it does | relieves | numerics | hoped for | measured |",
@@ -151,19 +208,26 @@ def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any]) -> str:
 def _machines(entries: list[dict[str, Any]]) -> list[str]:
     """Which jobs and machines the measured column speaks of."""
     rows = [row for item in entries for row in item["measured"] or ()]
-    runs = sorted({(row["job"], row["machine"], str(row["created"])[:10], str(row["commit"])) for row in rows})
-    lines = [f"- `{job}`: {machine}; {day}, commit {commit}" for job, machine, day, commit in runs]
+    runs = sorted({(_where(row), row["machine"], str(row["created"])[:10], str(row["commit"])) for row in rows})
+    lines = [f"- {where}: {machine}; {day}, commit {commit}" for where, machine, day, commit in runs]
     return ["Measured on:", "", *lines, ""] if lines else []
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return "jobs made for one technique each (`benchmarks/jobs`)" if is_made_for_it(row) else f"`{row['job']}`"
+
+
+def _seen(row: Mapping[str, Any]) -> str:
+    """One measurement, in a cell of the page."""
+    verdict = row["verdict"] if is_made_for_it(row) else row["outcome"]
+    parts = [f"{place_words(row)}: {gain_words(row)}, {verdict}{compared_words(row)}", memory_words(row)]
+    return "; ".join([*filter(None, parts), *(f"{name}={value}" for name, value in row["settings"].items())])
 
 
 def _line(row: Mapping[str, Any]) -> str:
     claim, address = claim_words(row["hoped_gain"])
     hoped = f"{claim} ([source]({address}))" if address else claim or "-"
-    measured = "<br>".join(
-        f"{job_words(seen)}: {gain_words(seen)}, {seen['outcome']}"
-        + "".join(f"; {name}={value}" for name, value in seen["settings"].items())
-        for seen in row["measured"] or ()
-    )
+    measured = "<br>".join(map(_seen, row["measured"] or ()))
     cells = [
         f"`{row['name']}`",
         row["summary"],

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import catalogue
-from benchmarks.more_tables import checkpointing_table, gate_table, rivals_table
+from benchmarks.more_tables import (
+    checkpointing_table,
+    gate_table,
+    packing_table,
+    rivals_table,
+    search_table,
+    techniques_table,
+    techniques_words,
+)
 from benchmarks.record import ROOT
 from benchmarks.tuning import DIAGNOSIS, results
 from upshift.core.files import write_atomically
@@ -69,6 +77,8 @@ def _honesty(found: dict[str, Any]) -> list[str]:
         words = f"{gate['caught']} of {gate['defects']} seeded defects refused"
         words += f", {gate['refused_innocents']} of {gate['innocents']} innocent changes"
         rows.append(f"| the numerics gate | {words} | `{gate['command']}` |")
+    if techniques := found.get("techniques"):
+        rows.append(f"| techniques on jobs made for them | {techniques_words(techniques)} | `{techniques['command']}` |")
     for name in ("rivals_text", "rivals_image"):
         if rivals := found.get(name):
             best = rivals["best_rival"]
@@ -94,7 +104,9 @@ def details(found: dict[str, Any]) -> str:
         lines += ["| candidate | outcome | at most | measured | numerics | reason |", "|---|---|---|---|---|---|"]
         lines += [_rung(rung) for rung in evidence["rungs"]]
         lines.append("")
-    for name, table in {"gate": gate_table, "checkpointing": checkpointing_table}.items():
+    others = {"gate": gate_table, "checkpointing": checkpointing_table, "search": search_table, "packing": packing_table}
+    others |= {"techniques": techniques_table}
+    for name, table in others.items():
         lines += table(found[name]) if name in found else []
     for name, result in found.items():
         lines += rivals_table(result) if name.startswith("rivals_") else []

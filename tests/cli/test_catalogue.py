@@ -14,9 +14,11 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 from rich.console import Console
+from rich.padding import Padding
 from typer.testing import CliRunner
 
 from benchmarks import catalogue as generator
+from benchmarks.technique_table import NOT_HERE
 from benchmarks.tuning import results
 from tests.optimizations.contract import Pictures, facts
 from tests.report.sample import full
@@ -189,18 +191,23 @@ def test_explain_without_a_terminal_is_plain_text() -> None:
 def test_the_shipped_measurements_and_the_page_are_those_of_the_recorded_results() -> None:
     """Stale? Run `make docs`, or `python -m benchmarks.catalogue` for these two files alone."""
     kinds = generator.shipped()
-    found = generator.measurements(kinds, generator.tunings(results()))
+    found = generator.recorded(kinds, results())
     assert generator.PACKAGED.read_text(encoding="utf-8") == generator.packaged(found)
     assert generator.PAGE.read_text(encoding="utf-8") == generator.page(kinds, found)
     assert measured() == json.loads(generator.packaged(found))["optimizations"]
 
 
-def test_every_measured_figure_is_one_of_a_recorded_rung() -> None:
+def test_every_measured_figure_is_one_of_a_recorded_rung_or_of_the_benchmark_of_techniques() -> None:
     recorded = {
         (evidence["job"]["target"], rung["name"], rung["comparison"]["ratio"])
         for evidence in generator.tunings(results())
         for rung in evidence["rungs"]
         if rung["comparison"]
+    }
+    recorded |= {
+        (row["job"], row["technique"], row["comparison"]["ratio"])
+        for row in results().get("techniques", {"rows": []})["rows"]
+        if row["outcome"] == "measured"
     }
     shipped = {(row["job"], name, row["ratio"]) for name, item in measured().items() for row in item["measured"] or ()}
     assert shipped == {item for item in recorded if item[1] in measured()}
@@ -274,10 +281,103 @@ def test_a_measured_rung_is_shown_with_job_interval_and_machine() -> None:
     assert "- `jobs.py:Pictures`: a machine;" in page
 
 
+# A technique on a job made for it.
+
+
+def alone(**changes: Any) -> dict[str, Any]:
+    """A result of the benchmark of techniques with one row."""
+    row = {
+        "technique": "only_gpu", "settings": {"size": 4}, "job": "benchmarks/jobs/some.py:WideJob",
+        "job_words": "Wide things", "compared": "the time of updates", "outcome": "measured", "verdict": "faster",
+        "reason": "floor 3.0%",
+        "comparison": {"ratio": 3.2, "low": 2.9, "high": 3.5, "pairs": 5},
+        "memory": {"without_bytes": 800 * 2**20, "with_bytes": 500 * 2**20}, "numerics": {"verdict": "passed"},
+        "commit": "abc", "created": "2026-01-02T03:04:05+00:00",
+    }  # fmt: skip
+    return {"techniques": {"machine": "a machine", "rows": [{**row, **changes}]}}
+
+
+def test_a_job_made_for_it_is_told_apart_from_what_a_tuning_found() -> None:
+    kinds: Any = {"only_gpu": OnlyGPU}
+    tuned_row = tuning(rung(outcome="refused", reason="slower", comparison=FASTER, predicted_max_gain=2.0))
+    found = generator.recorded(kinds, {"tune_x": {"evidence": tuned_row}, **alone()})
+    tuned_seen, seen = found["only_gpu"]["measured"]
+    assert found["only_gpu"]["why_not_measured"] is None
+    assert not told.is_made_for_it(tuned_seen)
+    assert told.is_made_for_it(seen)
+    assert (seen["ratio"], seen["low"], seen["high"], seen["verdict"], seen["machine"]) == (
+        3.2,
+        2.9,
+        3.5,
+        "faster",
+        "a machine",
+    )
+    assert seen["memory"] is None, "it promises nothing about memory"
+    page = generator.page(kinds, found)
+    alone_words = "on a job made for it (wide things): 3.20x (2.90 to 3.50), faster; size=4"
+    assert f"| Pictures: 1.50x (1.20 to 1.90), refused<br>{alone_words} |" in page
+    assert "- jobs made for one technique each (`benchmarks/jobs`): a machine; 2026-01-02, commit abc" in page
+    assert set(tuned_seen) < set(seen)
+
+
+def test_a_memory_technique_is_shown_with_memory_and_time() -> None:
+    kinds = {"only_gpu": catalogue()["microbatch"]}
+    slower = {"ratio": 0.8, "low": 0.7, "high": 0.9, "pairs": 5}
+    (item,) = generator.recorded(kinds, alone(verdict="slower", comparison=slower)).values()
+    (seen,) = item["measured"]
+    assert told.memory_words(seen) == "peak memory 800 to 500 MiB"
+    assert told.tone(seen) == "open", "time is the price of memory"
+    assert told.tone({**seen, "memory": None}) == "bad"
+    assert told.tone({**seen, "verdict": "faster"}) == "good"
+    words = [str(line.renderable) for line in explain._measured([seen]) if isinstance(line, Padding)]
+    assert words[0] == "peak memory 800 to 500 MiB; floor 3.0%"
+    assert words[1].startswith("5 pairs, fresh processes; a machine")
+    (first, *_) = explain._measured([seen])
+    assert str(first).startswith("0.80x (0.70 to 0.90)  slower on a job made for it (wide things)")
+
+
+@pytest.mark.parametrize(
+    ("compared", "words"),
+    [
+        ("the time of updates", ""),
+        ("the time of an epoch", ", by the time of an epoch"),
+        ("the time to a target", ", by the time to a target"),
+    ],
+)
+def test_what_a_ratio_is_of_is_said_where_it_is_not_of_updates(compared: str, words: str) -> None:
+    kinds: Any = {"only_gpu": OnlyGPU}
+    found = generator.recorded(kinds, alone(compared=compared))
+    assert f"on a job made for it (wide things): 3.20x (2.90 to 3.50), faster{words}; size=4" in generator.page(kinds, found)
+    (first, *_, last) = explain._measured(found["only_gpu"]["measured"])
+    assert f"faster on a job made for it (wide things){words}  size=4" in str(first)
+    assert isinstance(last, Padding)
+    assert str(last.renderable).startswith("5 pairs, in turns" if "epoch" in compared else "5 pairs, fresh processes")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "name", "why"),
+    [
+        ("refused", "no AMX", "matmul_precision", "refused on a job made for it (wide things): no AMX"),
+        ("failed", "it hung", "matmul_precision", "failed on a job made for it (wide things): it hung"),
+    ],
+)
+def test_why_a_job_made_for_it_gave_no_figure(outcome: str, reason: str, name: str, why: str) -> None:
+    found = generator.recorded(
+        {name: catalogue()[name]}, alone(technique=name, outcome=outcome, reason=reason, comparison=None)
+    )
+    assert found[name] == {"measured": None, "why_not_measured": why}
+
+
+def test_what_no_benchmark_here_can_measure_says_why() -> None:
+    name = "pinned_memory"
+    assert generator.measurements({name: catalogue()[name]}, [])[name]["why_not_measured"] == NOT_HERE[name]
+
+
 @pytest.mark.parametrize(
     ("row", "tone"),
     [
         ({"outcome": "applied", "verdict": "faster"}, "good"),
+        ({"outcome": "measured", "verdict": "faster", "how": "made_for_it"}, "good"),
         ({"outcome": "refused", "verdict": "slower"}, "bad"),
         ({"outcome": "refused", "verdict": "same"}, "open"),
         ({"outcome": "refused", "verdict": None}, "open"),

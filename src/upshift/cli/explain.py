@@ -17,7 +17,17 @@ from upshift.cli.say import console, errors
 from upshift.cli.tune import DEFAULT_OUT
 from upshift.optimizations import catalogue, measured
 from upshift.report import evidence
-from upshift.report.catalogue import claim_words, explanation, gain_words, job_words, measurement, tone
+from upshift.report.catalogue import (
+    claim_words,
+    compared_words,
+    explanation,
+    gain_words,
+    is_made_for_it,
+    measurement,
+    memory_words,
+    place_words,
+    tone,
+)
 from upshift.report.terminal import STYLES
 
 UNKNOWN = 2
@@ -81,7 +91,7 @@ def _show(found: Row) -> None:
     hoped = [Text(claim), Text(address, style="dim")] if claim else [Text("no figure is known", style="dim")]
     _section("Hoped for: what others promise", hoped)
     why = Text(str(found["why_not_measured"]), style="dim")
-    _section("Measured: recorded tunings of this project", list(_measured(found["measured"] or ())) or [why])
+    _section("Measured: recorded runs of this project", list(_measured(found["measured"] or ())) or [why])
     _section(f"Measured here: {found['evidence']}", _here(found))
 
 
@@ -117,10 +127,14 @@ def _measured(rows: Sequence[Row]) -> Iterator[Line]:
         chosen = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
         gain = gain_words(row)
         gained = (f"{gain}  " if gain else "", STYLES[tone(row)])
-        yield Text.assemble(gained, f"{row['outcome']} on {job_words(row)}", (f"  {chosen}" if chosen else "", "dim"))
-        runs = f"{row['pairs']} pairs, {'fresh processes' if row['how'] == 'confirmation' else 'in turns'}; " if gain else ""
+        where = f"{row['outcome']} on {place_words(row)}"
+        if is_made_for_it(row):
+            where = f"{row['verdict']} {place_words(row)}{compared_words(row)}"
+        yield Text.assemble(gained, where, (f"  {chosen}" if chosen else "", "dim"))
+        fresh = row["how"] == "confirmation" or (is_made_for_it(row) and "epoch" not in row["compared"])
+        runs = f"{row['pairs']} pairs, {'fresh processes' if fresh else 'in turns'}; " if gain else ""
         day = str(row["created"] or "")[:10]
-        yield _indented(Text(row["reason"]))
+        yield _indented(Text("; ".join(filter(None, (memory_words(row), row["reason"])))))
         yield _indented(Text(f"{runs}{row['machine']}; {day}, {row['commit'] or 'no commit'}", style="dim"))
 
 

@@ -28,7 +28,11 @@ NUMERICS: Mapping[Numerics, str] = {
 }
 """A tuning keeps an optimization of that class only where this holds."""
 
+MEMORY_SAVED = 0.95
+"""A peak below this share of what it was counts as memory saved."""
 NOT_TRIED = "not tried in a recorded run yet"
+MADE_FOR_IT = "made_for_it"
+"""`how` of a row that no tuning found: the technique alone, on a job made to have its bottleneck."""
 _HEADINGS = ("Relieves", "Numerics", "Limits")
 
 
@@ -40,8 +44,8 @@ def entry(kind: Kind, recorded: Mapping[str, Any]) -> Row:
         recorded: Name -> `measured` and `why_not_measured`, as the file of recorded measurements holds them.
 
     Returns:
-        Its card; `hoped_gain`, null where nothing is promised; `measured`, a list of rows (see `measurement`), or null and
-        then `why_not_measured` says why.
+        Its card; `hoped_gain`, null where nothing is promised; `measured`, a list of rows (see `measurement` and
+        `made_for_it`), or null and then `why_not_measured` says why.
     """
     card = kind.card
     mine = table(recorded, card.name)
@@ -71,6 +75,7 @@ def explanation(kind: Kind, kinds: Mapping[str, Kind], recorded: Mapping[str, An
     return {
         **entry(kind, recorded),
         "kept_where": NUMERICS[kind.card.numerics],
+        "judged_by": str(kind.card.judged_by),
         **{heading.lower() + "_words": said.get(heading, "") for heading in _HEADINGS},
         "settings": settings(kind),
         "refused_when": refusals(kind),
@@ -102,6 +107,39 @@ def measurement(rung: Mapping[str, Any], evidence: Mapping[str, Any]) -> Row:
         "machine": text(machine, "value") if isinstance(machine, Mapping) else str(machine or ""),
         "commit": evidence.get("commit"),
         "created": evidence.get("created"),
+    }
+
+
+def made_for_it(row: Mapping[str, Any], *, machine: str, with_memory: bool) -> Row:
+    """What the benchmark of techniques saw of one on a job made for it: a row with the keys of `measurement`, and some more.
+
+    `job_words` says what the job is, `compared` what the ratio is of; `memory` holds the peak of a process `without_bytes`
+    and `with_bytes` the technique, or is null where it promises nothing about memory. `outcome` is `measured`, for no tuning
+    decided anything.
+
+    Args:
+        row: Of `benchmarks/results/techniques.json`.
+        machine: Where it was measured.
+        with_memory: Whether the technique may save memory.
+    """
+    seen, memory = table(row, "comparison"), table(row, "memory")
+    peaks = {key: number(memory, key) for key in ("without_bytes", "with_bytes")}
+    return {
+        "job": text(row, "job"),
+        "job_words": text(row, "job_words"),
+        "compared": text(row, "compared"),
+        "settings": dict(table(row, "settings")),
+        "outcome": text(row, "outcome"),
+        **{key: number(seen, key) for key in ("ratio", "low", "high")},
+        "memory": peaks if with_memory and None not in peaks.values() else None,
+        "pairs": seen.get("pairs"),
+        "verdict": row.get("verdict"),
+        "how": MADE_FOR_IT,
+        "numerics": table(row, "numerics").get("verdict"),
+        "reason": text(row, "reason"),
+        "machine": machine,
+        "commit": row.get("commit"),
+        "created": row.get("created"),
     }
 
 
@@ -151,9 +189,32 @@ def conflicts(kind: Kind, kinds: Mapping[str, Kind]) -> list[str]:
 # Short words for tables.
 
 
+def is_made_for_it(row: Mapping[str, Any]) -> bool:
+    """Whether a row tells of a job made for the technique, and not of what a tuning found."""
+    return row.get("how") == MADE_FOR_IT
+
+
 def job_words(row: Mapping[str, Any]) -> str:
-    """The job of a row without its path: `TextJob`."""
-    return text(row, "job").rpartition(":")[2]
+    """The job of a row without its path: `TextJob`; `made for it` where it was made for the technique."""
+    return "made for it" if is_made_for_it(row) else text(row, "job").rpartition(":")[2]
+
+
+def place_words(row: Mapping[str, Any]) -> str:
+    """Where a row was measured, in full: `TextJob`, or `on a job made for it (large matrix products)`."""
+    words = text(row, "job_words")
+    return f"on a job made for it ({words[:1].lower()}{words[1:]})" if is_made_for_it(row) else job_words(row)
+
+
+def compared_words(row: Mapping[str, Any]) -> str:
+    """What a ratio is of, where it is not the time of updates: `, by the time of an epoch`; else empty."""
+    compared = text(row, "compared")
+    return f", by {compared}" if compared and "update" not in compared else ""
+
+
+def memory_words(row: Mapping[str, Any]) -> str:
+    """Peak memory without the technique and with it: `peak memory 800 to 500 MiB`; empty where it is not told."""
+    without, with_it = (number(table(row, "memory"), key) for key in ("without_bytes", "with_bytes"))
+    return "" if without is None or with_it is None else f"peak memory {without / 2**20:.0f} to {with_it / 2**20:.0f} MiB"
 
 
 def gain_words(row: Mapping[str, Any]) -> str:
@@ -171,7 +232,13 @@ def claim_words(hoped_gain: str | None) -> tuple[str, str]:
 
 
 def tone(row: Mapping[str, Any]) -> Tone:
-    """How a row is coloured: good where it was kept, bad where it was slower or failed, else open."""
-    if text(row, "outcome") == "applied":
+    """How a row is coloured: good where it was kept, or is faster by itself; bad where it was slower or failed; else open.
+
+    What saved memory may be slower: that is its price.
+    """
+    if text(row, "outcome") == "applied" or (is_made_for_it(row) and text(row, "verdict") == "faster"):
         return "good"
+    without, with_it = (number(table(row, "memory"), key) for key in ("without_bytes", "with_bytes"))
+    if without and with_it and with_it < MEMORY_SAVED * without:
+        return "open"
     return "bad" if text(row, "verdict") == "slower" or text(row, "outcome") == "failed" else "open"

@@ -1,0 +1,170 @@
+"""Arithmetic of one kind that takes nearly all of an update: products, pointwise chains, numbers that fade out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.utils.data import Dataset, TensorDataset
+
+import upshift
+
+NUM_FEATURES = 64
+FADING_STEPS, CHANNELS = 320, 1024
+
+
+def points(num: int, seed: int) -> TensorDataset:
+    """Make points [num, features], and a noisy number that follows from each [num, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randn(num, NUM_FEATURES, generator=generator)
+    noise = torch.randn(num, 1, generator=generator) / 4
+    return TensorDataset(found, found[:, :16].sum(dim=1, keepdim=True).sin() + noise)
+
+
+class PointsJob(upshift.Job):
+    """Many points for a model of one kind of arithmetic."""
+
+    batch_size = 64
+    num_updates = 100_000
+
+    def train_data(self) -> Dataset[Any]:
+        """Make the points to learn from."""
+        return points(4096, seed=0)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        """Mean squared error."""
+        found, targets = batch
+        return F.mse_loss(model(found).float(), targets)
+
+
+class ProductsJob(PointsJob):
+    """Large matrix products."""
+
+    batch_size = 128
+    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+
+    def model(self) -> nn.Module:
+        """Make a wide network."""
+        return nn.Sequential(
+            nn.Linear(NUM_FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(),
+            nn.Linear(1024, 1),
+        )  # fmt: skip
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make the held-out points."""
+        return points(256, seed=1)
+
+
+class Pointwise(nn.Module):
+    """A linear layer, then formulas as papers give them, one operator after the other: [batch, features] to [batch, 1]."""
+
+    def __init__(self, width: int = 16_384) -> None:
+        super().__init__()
+        self.widen = nn.Linear(NUM_FEATURES, width)
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, found: torch.Tensor) -> torch.Tensor:
+        """GELU by its tanh formula, a smooth clip, and a gate."""
+        x = self.widen(found)
+        x = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+        x = x * self.scale + self.shift
+        x = x / torch.sqrt(1.0 + x * x / 9.0)
+        means: torch.Tensor = (x * torch.sigmoid(1.7 * x)).mean(dim=1, keepdim=True)
+        return means
+
+
+class PointwiseJob(PointsJob):
+    """A chain of pointwise operators, each with its own way through memory."""
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        return Pointwise()
+
+
+class ValidatedPointwiseJob(PointwiseJob):
+    """Short epochs, and a long validation of pointwise operators after each."""
+
+    def train_data(self) -> Dataset[Any]:
+        """Make few points to learn from."""
+        return points(4 * self.batch_size, seed=0)
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make many held-out points."""
+        return points(24 * self.batch_size, seed=1)
+
+
+class Branches(nn.Module):
+    """Two branches that may run side by side: points [batch, features] in, [batch, 1] out. To be scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(NUM_FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 1))
+        self.right = nn.Sequential(nn.Linear(NUM_FEATURES, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Linear(1024, 1))
+
+    def forward(self, found: torch.Tensor) -> torch.Tensor:
+        """Start one branch, run the other, and add what both say."""
+        waiting = torch.jit.fork(self.left, found)
+        right: torch.Tensor = self.right(found)
+        left: torch.Tensor = torch.jit.wait(waiting)
+        return left + right
+
+
+class BranchesJob(PointsJob):
+    """A TorchScript model whose branches are forked."""
+
+    # No held-out points: a forked branch does not know of the inference mode that its caller is in.
+
+    def model(self) -> nn.Module:
+        """Make the model, scripted."""
+        scripted: nn.Module = torch.jit.script(Branches())
+        return scripted
+
+
+class Echo(nn.Module):
+    """Leaky filters over a click and the silence after it: clicks [batch, channels] in, [batch, 1] out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.linspace(0.05, 0.4, CHANNELS))  # before the sigmoid
+        self.head = nn.Linear(CHANNELS, 1)
+
+    def forward(self, clicks: torch.Tensor) -> torch.Tensor:
+        """Let the echo fade: after some 150 steps nothing of it is a normal float32 number any more."""
+        decay, state, heard = self.decay.sigmoid(), clicks, clicks
+        for _ in range(FADING_STEPS):
+            state = state * decay
+            heard = heard + state
+        found: torch.Tensor = self.head(heard)
+        return found
+
+
+class FadingJob(upshift.Job):
+    """A recurrence that fades below the smallest normal number."""
+
+    batch_size = 16
+    num_updates = 100_000
+
+    def model(self) -> nn.Module:
+        """Make the filters."""
+        return Echo()
+
+    def train_data(self) -> Dataset[Any]:
+        """Make clicks [channels], and a number that follows from each."""
+        clicks = torch.randn(512, CHANNELS, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(clicks, clicks[:, :64].sum(dim=1, keepdim=True) / 8)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        """Mean squared error."""
+        clicks, targets = batch
+        return F.mse_loss(model(clicks), targets)

@@ -1,0 +1,139 @@
+"""Parameters that weigh: many small tensors for the optimizer, large states in memory, checkpoints after short epochs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.utils.data import Dataset, TensorDataset
+
+import upshift
+
+NUM_COLUMNS, WIDTH = 400, 8
+
+
+class Columns(nn.Module):
+    """A table's rows [batch, columns] in, a number each out [batch]; every column has a small parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.ParameterList(torch.randn(WIDTH) / NUM_COLUMNS**0.5 for _ in range(NUM_COLUMNS))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Sum what the columns say, then a small head."""
+        found: torch.Tensor = self.head((rows @ torch.stack(tuple(self.columns))).tanh())
+        return found.squeeze(1)
+
+
+def table(num: int, seed: int) -> TensorDataset:
+    """Make rows [num, columns], and a noisy number that follows from each [num]."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(num, NUM_COLUMNS, generator=generator)
+    noise = torch.randn(num, generator=generator) / 10
+    return TensorDataset(rows, rows[:, : NUM_COLUMNS // 2].mean(dim=1) * 10 + noise)
+
+
+class ColumnsJob(upshift.Job):
+    """A table model with 400 small parameter tensors, under AdamW."""
+
+    batch_size = 8
+    num_updates = 100_000
+
+    def model(self) -> nn.Module:
+        """Make the model."""
+        return Columns()
+
+    def train_data(self) -> Dataset[Any]:
+        """Make the rows to learn from."""
+        return table(1024, seed=0)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        """Mean squared error."""
+        rows, targets = batch
+        return F.mse_loss(model(rows).float(), targets)
+
+
+class ZeroedColumnsJob(ColumnsJob):
+    """A table model with 400 small gradients, all filled with zeros after each update."""
+
+    zero_grad_to_none: ClassVar[bool] = False
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the plainest optimizer, beside which the zeros count."""
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+class LargeStatesJob(ColumnsJob):
+    """Large layers, whose AdamW states take twice their memory."""
+
+    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+
+    def model(self) -> nn.Module:
+        """Make a network of fifteen million parameters."""
+        return nn.Sequential(
+            nn.Linear(NUM_COLUMNS, 16_384), nn.ReLU(), nn.Linear(16_384, 512), nn.ReLU(), nn.Linear(512, 1), nn.Flatten(0)
+        )
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make the held-out rows."""
+        return table(64, seed=1)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+class CheckpointedJob(ColumnsJob):
+    """Short epochs of a large model, each with its checkpoint."""
+
+    scratch: ClassVar[tuple[str, ...]] = ("/dev/shm",)  # noqa: S108  a RAM disk, as a user would allow it
+
+    def model(self) -> nn.Module:
+        """Make the same network."""
+        return LargeStatesJob().model()
+
+    def train_data(self) -> Dataset[Any]:
+        """Make few rows."""
+        return table(16 * self.batch_size, seed=0)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the quickest optimizer."""
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+class Visits(nn.Module):
+    """Ids [batch, visits] in, a number each out [batch]: the sum of what a large table holds for them."""
+
+    def __init__(self, num: int = 200_000) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(num, 64, mode="sum", sparse=True)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Look up and add."""
+        found: torch.Tensor = self.table(ids).mean(dim=1)
+        return found
+
+
+class HalfEmptyJob(ColumnsJob):
+    """A large table, most of whose rows are zeros, saved after short epochs."""
+
+    def model(self) -> nn.Module:
+        """Make the table."""
+        return Visits()
+
+    def train_data(self) -> Dataset[Any]:
+        """Make ids, and a number that follows from each set of them."""
+        ids = torch.randint(200_000, (32 * self.batch_size, 16), generator=torch.Generator().manual_seed(0))
+        return TensorDataset(ids, (ids % 2).float().mean(dim=1))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make an optimizer that touches the visited rows alone."""
+        return torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,0 +1,134 @@
+"""Which technique is measured on which job: a line each. A job has the bottleneck that the technique relieves, and no other.
+
+To add a technique, add a line to `CASES`: its name, its settings, its job as `module:Class` under benchmarks/jobs. The first
+line of the job's docstring is what tables call it. What no CPU can show goes into `NOT_HERE` with the reason, what has a
+benchmark of its own into `ELSEWHERE`; a test fails until each technique of the catalogue is in one of the three.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.record import ROOT
+from upshift.core.job import Job
+from upshift.core.optimization import Optimization
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+
+PACKAGE = "benchmarks.jobs"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A technique on a job made for it.
+
+    Attributes:
+        technique: Its name in the catalogue.
+        settings: Its settings; those left out have their defaults.
+        job: `module:Class` under benchmarks/jobs.
+        bursts: What it saves comes in few updates of many (a pause, a short batch): the total time counts, no typical one.
+    """
+
+    technique: str
+    settings: Mapping[str, Any]
+    job: str
+    bursts: bool = field(default=False, kw_only=True)
+
+    @property
+    def key(self) -> str:
+        """Tells it from every other case."""
+        chosen = ",".join(f"{name}={value}" for name, value in sorted(self.settings.items()))
+        return f"{self.technique}({chosen}) {self.job}"
+
+    @property
+    def target(self) -> str:
+        """The job as a trial process loads it, from wherever it is started."""
+        module, _, name = self.job.partition(":")
+        return f"{ROOT / 'benchmarks' / 'jobs' / module}.py:{name}"
+
+    def optimization(self) -> Optimization:
+        """The technique with its settings. Raises PlanError naming what is wrong."""
+        return Plan.from_dict({self.technique: dict(self.settings)}, catalogue(), where="the table").optimizations[0]
+
+    def job_class(self) -> type[Job]:
+        """The job's class."""
+        module, _, name = self.job.partition(":")
+        kind: type[Job] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+        return kind
+
+    def job_words(self) -> str:
+        """What the job is, in words."""
+        return (inspect.getdoc(self.job_class()) or "").partition("\n")[0].rstrip(".")
+
+
+CASES: tuple[Case, ...] = (
+    Case("channels_last", {}, "convolutions:PicturesJob"),
+    Case("precision", {"dtype": "bfloat16"}, "convolutions:PicturesJob"),
+    Case("channels_last_3d", {}, "convolutions:VolumesJob"),
+    Case("module_precision", {"kinds": "linear"}, "arithmetic:ProductsJob"),
+    Case("matmul_precision", {"kind": "bf16"}, "arithmetic:ProductsJob"),
+    Case("structured_sparsity", {"keep_frac": 0.5}, "arithmetic:ProductsJob"),
+    Case("thread_pinning", {}, "arithmetic:ProductsJob"),
+    Case("compile", {}, "arithmetic:PointwiseJob"),
+    Case("interop_threads", {"num_threads": 1}, "arithmetic:BranchesJob"),
+    Case("flush_denormals", {}, "arithmetic:FadingJob"),
+    Case("fused_optimizer", {}, "parameters:ColumnsJob"),
+    Case("foreach_optimizer", {}, "parameters:ColumnsJob"),
+    Case("zero_grad_to_none", {}, "parameters:ZeroedColumnsJob"),
+    Case("eight_bit_states", {}, "parameters:LargeStatesJob"),
+    Case("sample_cache", {}, "reading:DecodedJob"),
+    Case("sample_store", {}, "reading:DecodedJob"),
+    Case("loader_threads", {"num_threads": 8, "ahead": 16}, "reading:DistantJob"),
+    Case("loader_workers", {"num_workers": 4}, "reading:DistantJob"),
+    Case("batched_reading", {}, "reading:ChunksJob"),
+    Case("metric_reading", {}, "small_steps:OnlineJob"),
+    Case("cpu_threads", {"num_threads": 1}, "small_steps:SmallOperatorsJob"),
+    Case("garbage_collection", {"mode": "freeze"}, "small_steps:TreesJob", bursts=True),
+    Case("garbage_collection", {"mode": "epoch"}, "small_steps:TreesJob", bursts=True),
+    Case("drop_last", {}, "small_steps:LastBatchJob", bursts=True),
+    Case("merged_microbatches", {"merge": 0}, "small_steps:AccumulatedJob"),
+    Case("trim_padding", {"multiple": 32}, "ragged:PaddedToLongestJob"),
+    Case("sequence_packing", {}, "ragged:PaddedToLongestJob"),
+    Case("length_bucketing", {}, "ragged:PaddedInBatchJob"),
+    Case("counted_positions", {}, "ragged:MaskedTokensJob"),
+    Case("attention_backend", {"backend": "math"}, "ragged:ShortAttentionJob"),
+    Case("attention_backend", {"backend": "flash"}, "ragged:LongAttentionJob"),
+    Case("allocator", {"kind": "glibc_tuned"}, "large_tensors:WavesJob"),
+    Case("allocator", {"kind": "tcmalloc"}, "large_tensors:WavesJob"),
+    Case("allocator", {"kind": "jemalloc"}, "large_tensors:WavesJob"),
+    Case("huge_pages", {}, "large_tensors:WavesJob"),
+    Case("reused_buffers", {}, "large_tensors:RecordingsJob"),
+    Case("activation_checkpointing", {}, "large_tensors:DeepJob"),
+    Case("activation_checkpointing", {"save_frac": 0.5}, "large_tensors:DeepJob"),
+    Case("microbatch", {"parts": 4}, "large_tensors:DeepJob"),
+    Case("async_logging", {}, "small_steps:OnlineJob"),
+    Case("background_checkpoint", {}, "parameters:CheckpointedJob"),
+    Case("checkpoint_storage", {"folder": "/dev/shm"}, "parameters:CheckpointedJob"),  # noqa: S108  a RAM disk
+    Case("checkpoint_compression", {}, "parameters:HalfEmptyJob"),
+    Case("validation_batch", {"times": 16}, "small_steps:ValidatedJob"),
+    Case("validation_compile", {}, "arithmetic:ValidatedPointwiseJob"),
+    Case("one_cycle", {}, "learning:ConstantRateJob"),
+    Case("warmup_cosine", {"peak_factor": 2.0}, "learning:ConstantRateJob"),
+    Case("optimizer_batch", {"factor": 2.0, "scaling": "linear"}, "learning:ManyUpdatesJob"),
+)
+
+ELSEWHERE: Mapping[str, str] = {
+    "gradient_buckets": "ranks",
+    "gradient_compression": "ranks",
+    "low_rank_gradients": "ranks",
+}
+"""Technique -> the benchmark that measures it, by its name in `python -m benchmarks`."""
+
+_NEEDS_GPU = "needs an NVIDIA GPU"
+NOT_HERE: Mapping[str, str] = {
+    "cuda_graphs": f"{_NEEDS_GPU}: CUDA graphs are launched there alone",
+    "cudnn_benchmark": f"{_NEEDS_GPU}: cuDNN chooses among kernels there alone",
+    "device_prefetch": f"{_NEEDS_GPU}: only there a copy runs beside the kernels",
+    "pinned_memory": f"{_NEEDS_GPU}: page-locked memory speeds up copies to one",
+    "sharding": "needs several ranks, each with memory of its own: on one machine they share what it would save",
+}
+"""Technique -> why no job on a CPU shows what it is worth."""

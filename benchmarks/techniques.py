@@ -1,0 +1,342 @@
+"""What is a technique worth where its bottleneck is the only one? Each with and without, on a job made for it.
+
+The technique goes the tuner's way: it must fit the job by its own judgement of measured facts, a traced step must show that
+its mechanism fired, and losses and gradients must stay within its numerics class. What does not come so far is recorded with
+the reason. The figure is a paired comparison in fresh processes, as a tuning's final proof: of the time of updates; or, for
+what changes how much an update teaches, of the time to a held-out target over whole runs. What changes no update but what
+stands around them is compared by the time of an epoch, between two resident processes that take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+
+from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.rows import Row, Rows
+from benchmarks.technique_table import CASES, Case
+from upshift.core.errors import JobError, MachineError, UpshiftError
+from upshift.core.facts import Facts, JobFacts
+from upshift.core.machine import read_machine
+from upshift.core.optimization import Judge, Numerics, Optimization
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.tune.arms import Design, turns_that_fit
+from upshift.tune.compare import Comparison, compare, held_out_verdict
+from upshift.tune.events import screen_event
+from upshift.tune.goodput import TargetComparison
+from upshift.tune.numerics import MIN_UPDATES, judge_exact
+from upshift.tune.provenance import commit_of
+from upshift.tune.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
+from upshift.tune.screen import FUTILE_TURNS, Screen, Screening
+from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.whole_runs import TargetDesign, compare_to_target
+
+PAIRS = 5
+UPDATES, EPOCH, TARGET = "the time of updates", "the time of an epoch", "the time to a target"
+"""What is compared."""
+MOSTLY_WAITING = 0.5
+"""Where reading waits more than this, one process goes after the other: what is waited for arrives while one is frozen."""
+ENOUGH_FOR_BLOCKS = NUM_BLOCKS * MIN_BLOCK_UPDATES
+"""With so many updates the start of loader workers falls into one block of several, and out of the median."""
+MORE_TO_LEARN = 2
+"""A technique that changes the mathematics is given so many times the updates: held-out quality is compared at their end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        pairs: Pairs of fresh processes.
+        arm_s: Seconds that the plain job counts in each.
+        least: Updates that each arm does at least.
+        gate_s: Seconds of each of the turns that losses are held against each other in.
+        slice_s: Seconds of each measured run of the profile.
+        limit_s: No further pair is started when a comparison has taken so many seconds: a neighbour may spoil many.
+    """
+
+    pairs: int = PAIRS
+    arm_s: float = 0.8
+    least: int = 6
+    gate_s: float = 0.15
+    slice_s: float = 0.15
+    limit_s: float = 120.0
+
+
+def run_techniques(pairs: int = PAIRS, only: Sequence[str] = ()) -> Path:
+    """Measure all cases, or those whose technique or job is in `only`; the other rows of the last result stay.
+
+    Raises:
+        UpshiftError: `only` names nothing in the table.
+    """
+    chosen = [case for case in CASES if not only or {case.technique, case.job, case.job.partition(":")[2]} & {*only}]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(case.technique for case in CASES))
+        raise UpshiftError(f"No technique or job called {', '.join(only)} is in the table. There are: {known}.")
+    last = RESULTS / "techniques.json"
+    old = json.loads(last.read_text(encoding="utf-8"))["rows"] if only and last.exists() else []
+    kept = Rows("-".join(["techniques", *only]).replace(":", "."))
+    new = measure(chosen, Effort(pairs=pairs), kept, say=lambda words: print(words, flush=True))
+    known_rows = {row["key"]: {name: value for name, value in row.items() if name != "kind"} for row in [*old, *new]}
+    rows = [known_rows[case.key] for case in CASES if case.key in known_rows]
+    outcomes = dict(Counter(row["verdict"] or row["outcome"] for row in rows))
+    path = record("techniques", {"outcomes": outcomes, "rows": rows}, f"python -m benchmarks techniques --count {pairs}")
+    kept.finish()
+    return path
+
+
+def measure(chosen: Sequence[Case], effort: Effort, kept: Rows, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+    """Measure cases, those of one job against the same resident base; a row that was kept is not measured again."""
+    found: dict[str, Row] = {}
+    for case in chosen:
+        done = kept.of(f"{case.key} {effort.pairs}")
+        if done:
+            found[case.key] = done[0]
+    for job in dict.fromkeys(case.job for case in chosen):
+        left = [case for case in chosen if case.job == job and case.key not in found]
+        if not left:
+            continue
+        with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+            for case, row in zip(left, _on_one_job(left, Path(folder), effort), strict=True):
+                found[case.key] = kept.add(f"{case.key} {effort.pairs}", row)
+                say(f"{len(found)} of {len(chosen)}: {line(row)}")
+    return [found[case.key] for case in chosen]
+
+
+def _on_one_job(cases: Sequence[Case], folder: Path, effort: Effort) -> Iterator[Row]:
+    """Yield a row for each case; where not even the plain job runs, that is the outcome of all."""
+    started = monotonic()
+    try:
+        bench = Bench(cases[0], folder, effort)
+    except UpshiftError as error:
+        for case in cases:
+            yield _row(case, {"outcome": "failed", "reason": f"the job itself: {error}"}, monotonic() - started)
+        return
+    with closing(bench):
+        for case in cases:
+            yield _row(case, bench.outcome(case), monotonic() - started)
+            started = monotonic()
+
+
+class Bench:
+    """A job under measurement: its facts, and a resident process that candidates are held against.
+
+    Args:
+        case: Any case of the job.
+        folder: For logs and compile caches of the trials.
+        effort: How much is measured.
+
+    Raises:
+        UpshiftError: The plain job does not run.
+    """
+
+    def __init__(self, case: Case, folder: Path, effort: Effort) -> None:
+        self.job, self.effort = case.job_class()(), effort
+        self.setting = TrialSetting(target=case.target, folder=folder)
+        self.uneven = self.job.overrides("length")
+        self.screen = Screen(self.setting, Plan(), uneven=self.uneven, others=[], seed=self.job.seed)
+        try:
+            answer = self.screen.profile(slice_s=effort.slice_s, quick=False)
+        except BaseException:
+            self.screen.close()
+            raise
+        told = answer["profile"]["job"]
+        job = JobFacts(**{**told, "param_dtypes": tuple(told["param_dtypes"])})
+        self.facts = Facts(machine=read_machine(), job=job, **answer["facts"])
+
+    def close(self) -> None:
+        """End the resident processes."""
+        self.screen.close()
+
+    def outcome(self, case: Case) -> Row:
+        """What became of a case: its outcome and reason, and as far as it came fit, evidence, numerics and comparison."""
+        fit = catalogue()[case.technique].fit(self.facts)
+        if not fit.fits:
+            return {"outcome": "refused", "reason": fit.reason}
+        found: Row = {"could_bring": fit.max_gain}
+        try:
+            return {**found, **self._tried(case, case.optimization())}
+        except MachineError as error:
+            return {**found, "outcome": "refused", "reason": str(error)}
+        except UpshiftError as error:
+            return {**found, "outcome": "failed", "reason": str(error)}
+
+    def _tried(self, case: Case, optimization: Optimization) -> Row:
+        plan, card = Plan(optimizations=(optimization,)), optimization.card
+        if card.event:
+            return self._by_event(optimization, plan)
+        if card.judged_by is Judge.TIME_TO_TARGET:
+            return self._to_target(optimization, plan)
+        screened = self._screened(optimization, plan)
+        found = judged(screened)
+        if "outcome" in found:
+            return found
+        comparison = compare(self.setting, Plan(), plan, self._design(case, card.numerics))
+        return {**found, **self._compared(comparison, card.numerics)}
+
+    def _by_event(self, optimization: Optimization, plan: Plan) -> Row:
+        """Compare the time of an epoch by what stands around its updates."""
+        turns = max(self.effort.pairs, FUTILE_TURNS)
+        screened = screen_event(self.screen, optimization, plan, self.facts, most_turns=turns)
+        found = judged(screened)
+        if "outcome" in found:
+            return found
+        peak = screened.peak_bytes
+        return {
+            **found,
+            **figure(screened.comparison, EPOCH),
+            "memory": {"without_bytes": peak.get("A"), "with_bytes": peak.get("B")},
+            "event": {"lost_s": screened.lost_s, "stall_s": screened.stall_s, "epoch_s": screened.epoch_s},
+        }
+
+    def _to_target(self, optimization: Optimization, plan: Plan) -> Row:
+        """Compare whole runs by how soon they reach what the plain run reaches."""
+        quality = self.job.quality
+        if quality is None:
+            raise JobError(f"{type(self.job).__name__} has no quality, so no target: set quality.")
+        trial = self.screen.challenge(plan).trial
+        evidence = trial.call("trace")["evidence"].get(optimization.card.name, [])
+        trial.freeze()
+        if why := not_fired(evidence):
+            return {"evidence": evidence, "outcome": "failed", "reason": why}
+        deadline, looks = monotonic() + self.effort.limit_s, (self.effort.pairs,)
+        design = TargetDesign(quality=quality, seed=self.job.seed, looks=looks, deadline=deadline, side_by_side=True)
+        comparison = compare_to_target(self.setting, Plan(), plan, design)
+        held_out = comparison.held_out
+        told = {"metric": quality.metric, "verdict": held_out.verdict, "why": held_out.why} if held_out else None
+        return {"evidence": evidence, **figure(comparison, TARGET), "quality": told}
+
+    def _screened(self, optimization: Optimization, plan: Plan) -> Screening:
+        """Evidence, losses and gradients, as the tuner takes them; both processes are frozen afterwards."""
+        if optimization.card.numerics is Numerics.ROUNDING and not self.screen.others:
+            with Trial(self.setting, Plan(), seed=self.job.seed + 1) as trial:
+                self.screen.others = [trial.call("run", updates=FUTILE_TURNS * self._updates(self.effort.gate_s))["losses"]]
+        updates = self._updates(self.effort.gate_s)
+        screened = self.screen.screen(optimization, plan, updates, most_turns=FUTILE_TURNS)
+        for resident in (self.screen.base, self.screen.challenger):
+            if resident is not None:
+                resident.trial.freeze()
+        return screened
+
+    def _design(self, case: Case, numerics: Numerics) -> Design:
+        facts, training = self.facts, numerics is Numerics.TRAINING
+        waits = facts.input_wait_frac > MOSTLY_WAITING
+        fits = turns_that_fit(facts.peak_memory_bytes, facts.memory_limit_bytes, facts.job.device)
+        updates = self._updates(self.effort.arm_s) * (MORE_TO_LEARN if training else 1)
+        return Design(
+            updates=max(updates, ENOUGH_FOR_BLOCKS) if waits else updates,
+            uneven=self.uneven or case.bursts,
+            seed=self.job.seed,
+            quality=self.job.quality if training else None,
+            looks=(self.effort.pairs,),
+            deadline=monotonic() + self.effort.limit_s,
+            turns=1 if waits else fits,
+        )
+
+    def _updates(self, seconds: float) -> int:
+        return max(math.ceil(1e3 * seconds / self.facts.step_ms), self.effort.least)
+
+    def _compared(self, comparison: Comparison, numerics: Numerics) -> Row:
+        losses = held_against(comparison, numerics)
+        found: Row = {"memory": peaks(comparison), "losses": losses}
+        if numerics is Numerics.TRAINING and self.job.quality is not None:
+            quality = held_out_verdict(comparison, self.job.quality)
+            found["quality"] = {"metric": self.job.quality.metric, "verdict": quality.verdict, "why": quality.why}
+        found |= figure(comparison, UPDATES)
+        if losses["verdict"] == "failed":
+            return {**found, "verdict": None, "outcome": "failed", "reason": f"the numbers: {losses['why']}"}
+        return found
+
+
+def not_fired(evidence: Sequence[Row]) -> str:
+    """Why a mechanism counts as not fired; empty where every check passed."""
+    missing = "; ".join(f"{check['name']}: {check['seen']}" for check in evidence if not check["passed"])
+    return "" if evidence and not missing else f"the mechanism did not fire: {missing or 'no check'}"
+
+
+def judged(screened: Screening) -> Row:
+    """Evidence and numerics of a screening; with `outcome` and `reason` where it may go no further."""
+    gate = screened.gate
+    found: Row = {"evidence": screened.evidence, "setup_s": screened.setup_s}
+    if why := not_fired(screened.evidence):
+        return {**found, "outcome": "failed", "reason": why}
+    found["numerics"] = {"verdict": gate.verdict, "why": gate.why} if gate else None
+    if gate is None or gate.verdict == "failed":
+        return {**found, "outcome": "failed", "reason": f"the numbers: {gate.why if gate else 'nothing was captured'}"}
+    return found
+
+
+def figure(comparison: Comparison | TargetComparison, compared: str) -> Row:
+    """A comparison as it is recorded, with what was compared; without an interval there is no figure."""
+    told: Row = {"comparison": comparison.to_dict(), "compared": compared, "reason": comparison.why}
+    if comparison.interval is None:
+        return {**told, "verdict": None, "outcome": "failed"}
+    return {**told, "verdict": str(comparison.verdict), "outcome": "measured"}
+
+
+def held_against(comparison: Comparison, numerics: Numerics) -> Row:
+    """The losses of both arms in the first timed pair: `verdict` and `why` for `exact`, and how far they are apart.
+
+    What `rounding` allows is judged before, against chance; here the distance is told. Under `training` the arms see other
+    batches, so that their losses are not the same updates'.
+    """
+    plain, changed = comparison.losses["A"], comparison.losses["B"]
+    apart = [abs(one - other) for one, other in zip(plain, changed, strict=False)]
+    told: Row = {"updates": len(apart), "bit_equal": not any(apart), "largest_difference": max(apart, default=None)}
+    if numerics is not Numerics.EXACT or len(apart) < MIN_UPDATES:
+        return {
+            **told,
+            "verdict": None,
+            "why": "judged by the gate" if numerics is Numerics.ROUNDING else "too few, or others",
+        }
+    judged = judge_exact(plain, changed)
+    return {**told, "verdict": judged.verdict, "why": judged.why}
+
+
+def peaks(comparison: Comparison) -> Row:
+    """The median peak memory of a process without the technique and with it, in bytes."""
+    read = {arm: [s.peak_bytes for s in comparison.samples if s.arm == arm and s.peak_bytes is not None] for arm in "AB"}
+    return {
+        name: round(statistics.median(read[arm])) if read[arm] else None
+        for name, arm in (("without_bytes", "A"), ("with_bytes", "B"))
+    }
+
+
+def _row(case: Case, outcome: Row, seconds: float) -> Row:
+    card = catalogue()[case.technique].card
+    return {
+        "key": case.key,
+        "technique": case.technique,
+        "settings": case.optimization().settings(),
+        "job": f"benchmarks/jobs/{case.job.replace(':', '.py:')}",
+        "job_words": case.job_words(),
+        "class": str(card.numerics),
+        **dict.fromkeys(("verdict", "comparison", "compared", "memory", "evidence", "numerics", "losses", "quality")),
+        **outcome,
+        "seconds": round(seconds, 1),
+        "commit": commit_of(ROOT),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def line(row: Row) -> str:
+    """A row in words, for the terminal."""
+    seen = row["comparison"]
+    words = f"{row['outcome']}: {row['reason']}"
+    if row["outcome"] == "measured":
+        words = f"{row['verdict']} {seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f}), {seen['pairs']} pairs"
+        words += "" if row["compared"] == UPDATES else f", {row['compared']}"
+        memory = row["memory"] or {}
+        if all(memory.get(key) for key in ("without_bytes", "with_bytes")):
+            words += f", peak memory {memory['without_bytes'] / 2**20:.0f} to {memory['with_bytes'] / 2**20:.0f} MiB"
+    return f"{row['key']}: {words} [{row['seconds']:.0f} s]"
