@@ -1,0 +1,128 @@
+"""`upshift batch`: what it prints, what it writes, and its errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.tune.jobs import write_job
+from tests.tune.test_batch_search import Played
+from upshift.cli import batch
+from upshift.cli.main import app
+from upshift.core.errors import UpshiftError
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.tune.batch_search import Finding, search_batch
+
+SMALL = """
+class J(Good):
+    batch_size = 2
+    accumulation = 2
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from Rows(8)
+
+class Streamed(J):
+    num_updates = 4
+    def train_data(self):
+        return Endless()
+"""
+
+
+def shown(found: Finding, monkeypatch: pytest.MonkeyPatch, width: int = 120) -> str:
+    paper = io.StringIO()
+    monkeypatch.setattr(batch, "console", Console(width=width, file=paper, highlight=False))
+    batch.show(found)
+    return paper.getvalue()
+
+
+def test_the_table_marks_the_chosen_one_and_says_why_others_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(search_batch(Played(fails={16: "out_of_memory"}, speeds={8: 150.0})), monkeypatch)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.split() and line.split()[0].isdigit()}
+    assert set(rows) == {"1", "2", "4", "8", "16"}
+    assert [size for size, line in rows.items() if "chosen" in line] == ["8"]
+    assert [size for size, line in rows.items() if "as it is" in line] == ["4"]
+    assert "out of memory" in rows["16"]
+    assert "150.0  150.0 to 150.0" in rows["8"]
+
+
+def test_what_it_says_to_put_into_the_plan_is_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    for speeds, names in (({8: 150.0}, ("merged_microbatches",)), ({2: 150.0}, ("microbatch",)), ({4: 150.0}, ())):
+        text = shown(search_batch(Played(speeds=speeds)), monkeypatch)
+        advice = text[text.index("Compute ") :]
+        lines = [line.strip() for line in advice.splitlines() if line.startswith("    ")]
+        plan = Plan.from_toml("schema = 1\n" + "\n".join(lines), catalogue())
+        assert plan.names == names
+        assert "The optimizer batch stays 16 (batch_size 4 x accumulation 4)" in text
+        assert "`optimizer_batch`, judged by the time to a target" in text
+
+
+def test_where_nothing_fits_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = search_batch(Played(fails=dict.fromkeys((1, 2, 4), "out_of_memory")))
+    monkeypatch.setattr(batch, "search_batch", lambda *_, **__: found)
+    path = tmp_path / "found.json"
+    done = CliRunner().invoke(app, ["batch", "x.py:J", "--json", str(path)])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, UpshiftError)
+    assert str(done.exception).startswith("No size fits: even 1 at once (out of memory). Lower --head-room")
+    assert json.loads(path.read_text())["chosen"] is None
+
+
+@pytest.mark.parametrize("value", ["1", "-0.1", "10", "nan"])
+def test_a_head_room_that_is_no_share_is_refused(value: str) -> None:
+    done = CliRunner().invoke(app, ["batch", "x.py:J", "--head-room", value])
+    assert done.exit_code == 1
+    assert "is no share" in str(done.exception)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "upshift", "batch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "more", "words"),
+    [
+        ("Streamed", (), "reads an iterable dataset"),
+        ("Nothing", (), "holds no `Nothing`"),
+        ("J", ("--budget", "soon"), "is no duration"),
+        ("J", ("--plan", "no.toml"), "Cannot read the plan no.toml"),
+    ],
+)
+def test_an_error_is_one_line_and_a_bad_exit(tmp_path: Path, job: str, more: tuple[str, ...], words: str) -> None:
+    target = write_job(tmp_path, SMALL).replace(":J", f":{job}")
+    done = run(target, *more)
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("upshift: ")]
+    assert len(errors) == 1
+    assert words in errors[0]
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+def test_a_real_search_without_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    target = write_job(tmp_path, SMALL)
+    before = sorted(tmp_path.rglob("*"))
+    done = run(target, "--budget", "1s", "--json", str(path), "--head-room", "0.2")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(path.read_text())
+    assert (found["batch_size"], found["optimizer_batch"], found["head_room_frac"]) == (2, 4, 0.2)
+    assert [item["size"] for item in found["candidates"]] == [1, 2, 4]
+    assert found["candidates"][1]["fits"]
+    assert found["candidates"][1]["samples_per_s"] > 0
+    assert found["chosen"] in (1, 2, 4)
+    assert 0 < found["candidates"][1]["peak_bytes"] < 0.8 * found["limit_bytes"]
+    assert "The optimizer batch stays 4" in done.stdout
+    assert [item for item in sorted(tmp_path.rglob("*")) if item not in before] == [path]

@@ -1,0 +1,22 @@
+"""How merged_microbatches is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Ragged, facts
+from upshift.optimizations.merged_microbatches import MergedMicrobatches
+
+
+class Accumulated(Ragged):
+    """8 micro-batches an epoch, the last one short: updates of 3, 3 and 2."""
+
+    accumulation = 3
+
+
+CASE = Case(
+    make=MergedMicrobatches, job=Accumulated, facts=facts(job={"accumulation": 8}),
+    refused=(
+        (facts(), "an update is one micro-batch"),
+        (facts(job={"accumulation": 8, "num_samples": None}), "iterable dataset"),
+        (facts(job={"accumulation": 8, "module_counts": {"BatchNorm2d": 1}}), "has BatchNorm2d, whose statistics"),
+    ),
+)  # fmt: skip
