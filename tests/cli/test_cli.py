@@ -24,7 +24,7 @@ from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
 
 VERBS: dict[str, set[str]] = {
-    "profile": {"target", "--json", "--seconds"},
+    "profile": {"target", "--json", "--seconds", "--scratch", "--ranks"},
     "tune": {
         "target",
         "--budget",
@@ -34,9 +34,23 @@ VERBS: dict[str, set[str]] = {
         "--objective",
         "--max-slowdown",
         "--price-per-hour",
+        "--scratch",
+        "--ranks",
     },
-    "run": {"target", "--plan", "--out", "--updates"},
-    "compare": {"target", "--plan", "--json", "--updates", "--budget", "--seed", "--quality", "--sequential"},
+    "run": {"target", "--plan", "--out", "--updates", "--scratch", "--ranks"},
+    "compare": {
+        "target",
+        "--plan",
+        "--json",
+        "--updates",
+        "--budget",
+        "--seed",
+        "--quality",
+        "--sequential",
+        "--scratch",
+        "--ranks",
+    },
+    "batch": {"target", "--head-room", "--json", "--budget", "--plan"},
     "doctor": {"--json", "--catalogue"},
     "explain": {"name", "--out", "--json"},
     "demo": {"example", "--budget", "--out"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -262,7 +263,10 @@ class Case:
         facts: Facts it accepts.
         refused: Facts it refuses, each with a part of the reason.
         needs_gpu: Whether its mechanism cannot fire on a CPU; then what runs it is skipped where there is no CUDA device.
+        needs_ranks: Whether it works among several ranks only: `test_ranks.py` has its part of the contract, with real ones.
         leaves_out: Samples of the job's that an epoch does not visit under it.
+        other_weights: Whether it trains other weights than the job's: what is kept of its start is no plain start then.
+        needs_package: An optional package it works with; then what runs it is skipped where that is not installed.
     """
 
     make: Callable[[], Optimization]
@@ -270,11 +274,16 @@ class Case:
     facts: Facts
     refused: tuple[tuple[Facts, str], ...]
     needs_gpu: bool = False
+    needs_ranks: bool = False
     leaves_out: int = 0
+    other_weights: bool = False
+    needs_package: str = ""
 
     @property
     def device(self) -> torch.device:
-        """Where its job runs; skips the test where there is no such device."""
+        """Where its job runs; skips the test where there is no such device, or not the package it needs."""
+        if self.needs_package and find_spec(self.needs_package) is None:
+            pytest.skip(f"needs the package {self.needs_package}")
         if self.needs_gpu and not torch.cuda.is_available():
             pytest.skip("needs an NVIDIA GPU")
         return torch.device("cuda") if self.needs_gpu else CPU

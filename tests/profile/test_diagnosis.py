@@ -22,6 +22,7 @@ NONE: dict[str, float] = {}
         ({"checkpoint": 0.5, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.CHECKPOINT, 0.5),
         ({"optimizer": 0.5, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.OPTIMIZER, 0.5),
         ({"transfer": 0.5, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.TRANSFER, 0.5),
+        ({"sync": 0.5, "forward": 0.2, "backward": 0.2}, NONE, Bottleneck.COMMUNICATION, 0.5),
         ({"other": 0.8, "forward": 0.1, "backward": 0.1}, NONE, Bottleneck.OTHER, 0.8),
         ({"data": 0.01, "forward": 0.4, "backward": 0.55}, {"input": 1.01}, Bottleneck.COMPUTE, 0.95),
     ],
@@ -35,7 +36,7 @@ def test_the_largest_share_is_named(phases: Any, ceilings: Any, name: Any, share
 
 @pytest.mark.parametrize("name", [item for item in THRESHOLDS if item is not Bottleneck.PADDING])
 def test_a_share_below_its_threshold_is_not_mentioned(name: Any) -> None:
-    phase = "data" if name is Bottleneck.INPUT else str(name)
+    phase = {Bottleneck.INPUT: "data", Bottleneck.COMMUNICATION: "sync"}.get(name, str(name))
     below, above = THRESHOLDS[name] - 0.01, THRESHOLDS[name] + 0.01
     assert "Besides" not in diagnose({"forward": 1 - below, phase: below}, NONE).words
     alone = diagnose({phase: above}, NONE).words
@@ -55,6 +56,13 @@ def test_input_says_whether_fetching_waits_or_works(wait_frac: float, words: Any
     phases = {"data": 0.8, "forward": 0.2}
     assert words in diagnose(phases, NONE, wait_frac=wait_frac).words
     assert words not in diagnose({"forward": 1.0}, NONE, wait_frac=wait_frac).words
+
+
+@pytest.mark.parametrize(("straggler", "said"), [(1.0, False), (1.05, False), (1.4, True)])
+def test_communication_says_whether_the_ranks_wait_for_one_of_them(straggler: float, said: bool) -> None:
+    found = diagnose({"sync": 0.6, "forward": 0.2, "backward": 0.2}, NONE, straggler=straggler)
+    assert ("slowest rank computes 1.40 times" in found.words) is said
+    assert "slowest rank" not in diagnose({"forward": 1.0}, NONE, straggler=straggler).words
 
 
 def test_whatever_the_bottleneck_the_share_of_real_arithmetic_is_said() -> None:

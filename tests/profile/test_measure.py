@@ -14,8 +14,9 @@ import upshift
 from tests.train.jobs import CPU, Plain, Stormy, Streamed
 from upshift.core.job import Job
 from upshift.profile.ceilings import CeilingRun, measure_ceilings
-from upshift.profile.measure import Around, own_cost_frac, phase_shares, profile_loop
+from upshift.profile.measure import own_cost_frac, phase_shares, profile_loop
 from upshift.profile.probes import job_facts, peak_memory_bytes, probe_input, reset_peak_memory
+from upshift.profile.surroundings import Around
 from upshift.train.build import build
 from upshift.train.clock import NoClock
 from upshift.train.loop import Loop
@@ -116,7 +117,7 @@ def test_a_profile_adds_up_and_leaves_the_loop_at_the_start() -> None:
     assert sum(profile.phases.values()) == pytest.approx(1.0)
     assert all(0.0 <= share <= 1.0 for share in profile.phases.values())
     assert set(profile.phases) == {
-        "data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other",
+        "data", "transfer", "forward", "backward", "sync", "optimizer", "logging", "validation", "checkpoint", "other",
     }  # fmt: skip
     assert profile.phases["validation"] > 0.0
     assert profile.phases["checkpoint"] > 0.0
@@ -229,7 +230,7 @@ def test_phase_shares_are_of_an_epoch_with_what_stands_around_it() -> None:
     around = Around(validation_s=3.0, checkpoint_s=1.0, epoch_updates=40)  # 4 s of steps, 4 s around them
     shares = phase_shares(run, around)
     assert shares == pytest.approx(
-        {"data": 0.125, "forward": 0.25, "validation": 0.375, "checkpoint": 0.125, "other": 0.125}
+        {"data": 0.125, "forward": 0.25, "logging": 0.0, "validation": 0.375, "checkpoint": 0.125, "other": 0.125}
     )
     assert phase_shares(run, Around())["data"] == pytest.approx(0.25)
 

@@ -39,6 +39,7 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "ceiling below 1": (lambda e: e["ceilings"].update(data=0.9), "`ceilings.data` must be at least 1"),
     "candidate without a reason": (lambda e: e["rungs"][4].update(reason=" "), "`rungs[4].reason` is empty"),
     "gain without a measurement": (lambda e: e["rungs"][0].update(comparison=None), "`rungs[0].comparison` is null"),
+    "verdict without an interval": (lambda e: e["final"].update(ratio=None), "`final` has no interval, yet its verdict is"),
     "interval beside its ratio": (lambda e: e["final"].update(low=9.0), "`final` needs 0 < low <= ratio <= high"),
 }
 
@@ -51,6 +52,12 @@ def test_a_planted_mistake_is_named(name: str) -> None:
     problems = validate(evidence)
     assert len(problems) == 1, problems
     assert words in problems[0]
+
+
+def test_a_proof_that_neighbours_spoilt_is_sound_and_undecided() -> None:
+    evidence = full()
+    evidence["final"] |= {"ratio": None, "low": None, "high": None, "pairs": 0, "verdict": "undecided"}
+    assert validate(evidence) == []
 
 
 def test_more_keys_may_be_present() -> None:

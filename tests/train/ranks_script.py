@@ -19,6 +19,7 @@ from tests.train.jobs import CPU, Plain, Tokens
 from upshift.core.live import LiveJob, LoaderSettings
 from upshift.train.build import build
 from upshift.train.loop import Loop
+from upshift.train.ranks import current_ranks
 from upshift.train.validate import HeldOut
 
 UPDATES = 10
@@ -92,8 +93,12 @@ def overflow() -> dict[str, Any]:
 def main(folder: Path) -> None:
     """Run everything in a process group and save it by rank."""
     dist.init_process_group("gloo")
-    result = {"plain": train(0), "workers": train(1), "overflow": overflow()}
+    result: dict[str, Any] = {"plain": train(0), "workers": train(1), "overflow": overflow()}
     result["held_out"] = HeldOut(build(One(), device=CPU)).measure()
+    ranks, rank = current_ranks(), dist.get_rank()
+    seconds = 1.0 + 2.0 * rank
+    result["slowest"] = ranks.slowest([seconds, -seconds])
+    result["straggler"], result["agreed"] = ranks.straggler(seconds), ranks.agreed(seconds)
     torch.save(result, folder / f"rank{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

@@ -62,6 +62,14 @@ def test_a_rank_without_a_sample_still_measures(two_ranks: list[dict[str, Any]])
         assert rank["held_out"] == pytest.approx(alone, rel=1e-6)
 
 
+@pytest.mark.slow
+def test_ranks_are_of_one_mind(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:  # one brought 1, the other 3
+        assert rank["agreed"] == 1.0
+        assert rank["slowest"] == [3.0, -1.0]
+        assert rank["straggler"] == 1.5
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("size", [0, 1, 5, 6])
 def test_the_shares_of_all_ranks_are_the_batch(world: int, size: int) -> None:
@@ -75,6 +83,9 @@ def test_alone_everything_is_the_identity() -> None:
     assert ranks.share([3, 4]) == [3, 4]
     assert ranks.union(["b", "a"]) == ["a", "b"]
     assert torch.equal(ranks.sum(torch.ones(2)), torch.ones(2))
+    assert ranks.agreed(3.0) == 3.0
+    assert ranks.slowest([2.0, 5.0]) == [2.0, 5.0]
+    assert ranks.straggler(4.0) == ranks.straggler(0.0) == 1.0
     parameter = torch.nn.Parameter(torch.zeros(1))
     ranks.sum_gradients([parameter])
     assert parameter.grad is None

@@ -23,7 +23,8 @@ from upshift.tune import ladder as module
 from upshift.tune.arms import Design
 from upshift.tune.budget import Budget, Costs
 from upshift.tune.compare import Comparison
-from upshift.tune.ladder import NOT_TRIED, Ladder
+from upshift.tune.ladder import Ladder
+from upshift.tune.noting import NOT_TRIED
 from upshift.tune.numerics import GateVerdict
 from upshift.tune.rung import Rung
 from upshift.tune.samples import Sample

@@ -67,6 +67,7 @@ class _Still:
     """A resident process that answers at once and does nothing."""
 
     alive = True
+    plan = Plan()
 
     def thaw(self) -> None:
         """Nothing runs."""

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from upshift.cli.say import console, narrated, parse_duration, write_json
+from upshift.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration, write_json
 from upshift.core.errors import PlanError
 from upshift.core.plan import Plan
+from upshift.core.scratch import allow_scratch
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.tune.arms import TURNS, Design
@@ -37,17 +38,20 @@ def compare(
     seed: Annotated[int | None, typer.Option(help="Seed of the experiment.")] = None,
     sequential: Annotated[bool, typer.Option("--sequential", help="One process at a time, to save memory.")] = False,
     quality: Annotated[bool, typer.Option("--quality", help="Compare the held-out quality as well.")] = False,
+    scratch: ScratchOption = None,
+    ranks: RanksOption = 1,
 ) -> None:
     """Compare two plans in paired, interleaved, fresh processes; a ratio above 1 means the second is faster."""
     if len(plan) != TWO:
         raise PlanError(
             f"compare needs --plan twice, base first; it was given {len(plan)} time(s). `--plan -` is the empty plan."
         )
+    allow_scratch(scratch or [])
     deadline = monotonic() + parse_duration(budget) if budget else None
     base, candidate = (Plan() if str(path) == "-" else Plan.load(path, catalogue()) for path in plan)
     job = load_job(target)
     with narrated() as say, tempfile.TemporaryDirectory(prefix="upshift-") as folder:
-        setting = TrialSetting(target=target, folder=Path(folder), progress=lambda words: say(f"  {words}"))
+        setting = TrialSetting(target=target, folder=Path(folder), progress=lambda words: say(f"  {words}"), ranks=ranks)
         say("comparing in fresh processes")
         design = Design(
             updates=updates or count_updates(setting, base),
@@ -62,7 +66,7 @@ def compare(
             say(f"pair {len(so_far.metrics['A'])} of at most {design.looks[-1]}")
 
         found = compare_plans(setting, base, candidate, design, on_pair=on_pair)
-    result = found.to_dict()
+    result = {**found.to_dict(), "ranks": ranks}
     if quality and job.quality is not None:
         judged = held_out_verdict(found, job.quality)
         result["quality"] = {

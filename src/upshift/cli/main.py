@@ -8,6 +8,7 @@ from types import FrameType
 
 import typer
 
+from upshift.cli.batch import batch
 from upshift.cli.compare import compare
 from upshift.cli.demo import demo
 from upshift.cli.doctor import doctor
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (profile, tune, run, compare, doctor, explain, demo):
+for verb in (profile, tune, run, compare, batch, doctor, explain, demo):
     app.command()(verb)
 
 

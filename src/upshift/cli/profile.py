@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upshift.cli.say import console, narrated, write_json
+from upshift.cli.say import RanksOption, ScratchOption, console, narrated, write_json
 from upshift.core.facts import Facts, JobFacts
-from upshift.core.machine import read_machine
 from upshift.core.plan import Plan
+from upshift.core.scratch import allow_scratch
 from upshift.optimizations import catalogue
+from upshift.train.group import read_shared_machine
 from upshift.tune.trial import Trial, TrialSetting
 
 BAR = 40
@@ -23,24 +24,27 @@ def profile(
     target: Annotated[str, typer.Argument(help="package.module:Job or path/file.py:Job")],
     json: Annotated[Path | None, typer.Option(help="Write the profile here as JSON.")] = None,
     seconds: Annotated[float, typer.Option(help="About how long each measured run may take.", min=0.1)] = 2.5,
+    scratch: ScratchOption = None,
+    ranks: RanksOption = 1,
 ) -> None:
     """Show phases, ceilings and the bottleneck of a job, and what each remedy could gain at most."""
+    allow_scratch(scratch or [])
     with narrated() as say, tempfile.TemporaryDirectory(prefix="upshift-") as folder:
-        setting = TrialSetting(target=target, folder=Path(folder), progress=say)
+        setting = TrialSetting(target=target, folder=Path(folder), progress=say, ranks=ranks)
         with Trial(setting, Plan()) as trial:
             answer = trial.call("profile", slice_s=seconds, quick=False)
     found = answer["profile"]
-    found["remedies"] = remedies(answer)
+    found["remedies"] = remedies(answer, ranks)
     show(found)
     if json is not None:
         write_json(json, found)
 
 
-def remedies(answer: dict[str, Any]) -> list[dict[str, Any]]:
+def remedies(answer: dict[str, Any], ranks: int = 1) -> list[dict[str, Any]]:
     """Every optimization with the most it could bring, or why it does not fit; best first."""
     job = dict(answer["profile"]["job"])
     job["param_dtypes"] = tuple(job["param_dtypes"])
-    facts = Facts(machine=read_machine(), job=JobFacts(**job), **answer["facts"])
+    facts = Facts(machine=read_shared_machine(ranks), job=JobFacts(**job), **answer["facts"])
     found = []
     for name, kind in catalogue().items():
         fit = kind.fit(facts)

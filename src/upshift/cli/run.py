@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from upshift.cli.say import console, errors
+from upshift.cli.say import RanksOption, ScratchOption, console, errors
 from upshift.core.plan import Plan
+from upshift.core.scratch import allow_scratch
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.train.run import Report, start_under, train
+from upshift.train.around import Report
+from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
+from upshift.train.run import start_under, train
 
 DEFAULT_OUT = Path("upshift-run")
 
@@ -22,8 +27,17 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="The plan to train under; none trains the job as it is.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for metrics.jsonl and model.pt.")] = DEFAULT_OUT,
     updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
+    scratch: ScratchOption = None,
+    ranks: RanksOption = 1,
 ) -> None:
-    """Train the job under a plan: progress, metrics, held-out results each epoch, weights at the end."""
+    """Train the job under a plan: progress, metrics, held-out results each epoch, weights at the end.
+
+    With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started.
+    """
+    if ranks > 1 and not is_member():
+        raise typer.Exit(launch(ranks, [sys.executable, *sys.orig_argv[1:]]))
+    stay_with_launcher(ranks)
+    allow_scratch(scratch or [])
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
     start_under(chosen)
     job = load_job(target)
@@ -35,7 +49,8 @@ def run(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
+    silent = is_member() and os.environ["RANK"] != "0"
+    with Progress(*columns, console=errors, disable=silent or not errors.is_terminal) as progress:
         task = progress.add_task("training", total=None, epoch=0, words="")
 
         def on_report(report: Report) -> None:
@@ -46,6 +61,9 @@ def run(
                 progress.console.print(f"epoch {report.epoch}: held-out {shown}", markup=False)
 
         result = train(job, chosen, out, max_updates=updates, on_report=on_report)
+    leave_group()
+    if silent:
+        return
     rate = result.samples / result.seconds if result.seconds else 0.0
     console.print(f"Trained {result.updates} updates in {result.seconds:.1f} s ({rate:.0f} samples/s).", soft_wrap=True)
     console.print(f"Weights, metrics and plan are in {out}.", soft_wrap=True)

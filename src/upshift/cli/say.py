@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,6 +19,16 @@ from upshift.report import evidence
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
+
+ScratchOption = Annotated[
+    list[Path] | None,
+    typer.Option("--scratch", help="A folder where checkpoints may be written first, on a faster disk; repeatable."),
+]
+
+RanksOption = Annotated[
+    int,
+    typer.Option("--ranks", min=1, help="Processes that train together, each with a GPU or a share of the cores."),
+]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 

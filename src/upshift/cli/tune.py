@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from upshift.cli.say import console, narrated, parse_duration
+from upshift.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration
 from upshift.core.errors import UpshiftError
+from upshift.core.scratch import allow_scratch
 from upshift.report import print_summary
 from upshift.tune.objective import Goal, Objective
 from upshift.tune.session import Session, TuneRequest
@@ -28,14 +29,17 @@ def tune(
         float | None, typer.Option(help="With memory: an update may take so many times as long; 1.5 unless given.")
     ] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="With cost: of this machine, in any currency.")] = None,
+    scratch: ScratchOption = None,
+    ranks: RanksOption = 1,
 ) -> None:
     """Try techniques one at a time in paired runs; keep what is proved to help and not to hurt."""
     if max_slowdown is not None and objective is not Goal.MEMORY:
         raise UpshiftError(f"--max-slowdown belongs to --objective memory, and the objective is {objective}.")
+    allow_scratch(scratch or [])
     bound = {} if max_slowdown is None else {"max_slowdown": max_slowdown}
     wanted = Objective(goal=objective, price_per_hour=price_per_hour, **bound)
     request = TuneRequest(
-        target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted
+        target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted, ranks=ranks
     )
     run_session(request)
 

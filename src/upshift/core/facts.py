@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from upshift.core.machine import Machine
 
+RUN_FOLDER = "run"
+"""Names the folder that the run itself writes to, in `Facts.write_mb_s`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
@@ -18,8 +21,10 @@ class JobFacts:
         optimizer_fused: Whether it already runs its fused kernel.
         num_params: Parameters that are trained.
         num_param_tensors: How many tensors hold them.
+        largest_param: Parameters in the largest of these tensors.
         module_counts: Class name of each module -> how many.
         repeated_blocks: Size of the largest group of like modules in a ModuleList or Sequential; 0 for none.
+        hidden_layers: Hidden layers that can be made narrower safely, see `upshift.core.modules.hidden_layers`.
         param_dtypes: Names of the parameters' dtypes.
         batch_size: Samples per micro-batch.
         accumulation: Micro-batches per update.
@@ -28,8 +33,10 @@ class JobFacts:
         updates_per_epoch: None for an iterable dataset.
         has_length: The job says how long a sample is.
         has_collate_packed: The job can lay samples end to end.
+        has_counted: The job says at which positions its loss uses the model's output.
         has_deterministic_transform: The job says which preparation may be kept.
         has_quality: The job says what "not worse" means.
+        has_schedule: The job has a learning-rate schedule of its own.
         read_every: Updates between two readings of the loss.
         zero_grad_to_none: Gradients are freed between updates.
         num_workers: Loader workers at present.
@@ -41,6 +48,8 @@ class JobFacts:
         load_is_random: Reading a sample may draw random numbers.
         finish_is_random: The job has a random transform.
         collate_is_random: Collating may draw random numbers.
+        ranks: Processes that train together.
+        gradient_sync: How their gradients become one: `flat` (one message after the backward pass), `buckets`, `shards`.
     """
 
     device: str = "cpu"
@@ -48,8 +57,10 @@ class JobFacts:
     optimizer_fused: bool = False
     num_params: int = 0
     num_param_tensors: int = 0
+    largest_param: int = 0
     module_counts: Mapping[str, int] = field(default_factory=dict)
     repeated_blocks: int = 0
+    hidden_layers: int = 0
     param_dtypes: tuple[str, ...] = ("float32",)
     batch_size: int = 1
     accumulation: int = 1
@@ -58,8 +69,10 @@ class JobFacts:
     updates_per_epoch: int | None = None
     has_length: bool = False
     has_collate_packed: bool = False
+    has_counted: bool = False
     has_deterministic_transform: bool = False
     has_quality: bool = False
+    has_schedule: bool = False
     read_every: int = 1
     zero_grad_to_none: bool = True
     num_workers: int = 0
@@ -71,6 +84,8 @@ class JobFacts:
     load_is_random: bool = True
     finish_is_random: bool = False
     collate_is_random: bool = False
+    ranks: int = 1
+    gradient_sync: str = "flat"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +102,25 @@ class Facts:
         op_counts: Operator name -> how often it ran in a traced step.
         padding_frac: Share of a batch's positions that are padding; 0 where lengths are unknown.
         excess_padding_frac: Share of positions past the longest sample of their own batch.
+        counted_frac: Share of positions where the loss uses the model's output; 1 where the job does not say.
         sample_bytes: Bytes of one sample after the deterministic transform; None where it could not be measured.
         load_frac: Share of the time spent making batches that goes into loading (and the deterministic transform).
         input_wait_frac: Share of the time spent making batches in which the process was not on a core (waiting).
         bf16_matmul_gain: Measured speed of a bfloat16 matrix product over float32 on this device; None if not measured.
         peak_memory_bytes: Highest memory of the training process.
         memory_limit_bytes: What the process or the device may use.
+        straggler: Largest over mean of the ranks' time of computing (forward, backward); 1 where all are alike.
+        packages: Those of the optional packages that are installed here, by the name they are imported under.
+        epoch_s: Seconds of a whole epoch: its updates and what stands around them; 0 where that was not measured.
+        report_s: Seconds of one metric report.
+        reports_per_epoch: How many of them an epoch has.
+        checkpoint_s: Seconds of the checkpoint at the end of an epoch.
+        checkpoint_bytes: Its size.
+        validation_s: Seconds of one validation pass; 0 where there is no held-out data.
+        validation_batches: Batches of one pass.
+        write_mb_s: Measured speed of durable writing in MB/s (10^6 bytes), by folder; `RUN_FOLDER` is where the run writes.
+        compressed_frac: Size of the weights, deflated at level 1, as a share of the plain one; None if not measured.
+        compress_mb_s: How fast this machine deflates them, in MB/s of plain bytes; None if not measured.
     """
 
     machine: Machine
@@ -104,12 +132,29 @@ class Facts:
     op_counts: Mapping[str, int] = field(default_factory=dict)
     padding_frac: float = 0.0
     excess_padding_frac: float = 0.0
+    counted_frac: float = 1.0
     sample_bytes: int | None = None
     load_frac: float = 0.0
     input_wait_frac: float = 0.0
     bf16_matmul_gain: float | None = None
     peak_memory_bytes: int = 0
     memory_limit_bytes: int = 0
+    straggler: float = 1.0
+    packages: tuple[str, ...] = ()
+    epoch_s: float = 0.0
+    report_s: float = 0.0
+    reports_per_epoch: float = 0.0
+    checkpoint_s: float = 0.0
+    checkpoint_bytes: int = 0
+    validation_s: float = 0.0
+    validation_batches: int = 0
+    write_mb_s: Mapping[str, float] = field(default_factory=dict)
+    compressed_frac: float | None = None
+    compress_mb_s: float | None = None
+
+    def epoch_frac(self, seconds: float) -> float:
+        """Seconds of an epoch as a share of it, below 1; 0 where an epoch was not measured."""
+        return min(max(seconds / self.epoch_s, 0.0), 0.99) if self.epoch_s > 0 else 0.0
 
     @property
     def compute_frac(self) -> float:

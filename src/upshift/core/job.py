@@ -111,6 +111,10 @@ class Job:
         quality: What "not worse" means; None is off, and then no technique that changes the mathematics is applied.
         read_every: Updates between two readings of the loss by the host; 1 waits for the device at every update.
         zero_grad_to_none: Free gradients (True) or fill them with zeros (False) between updates.
+        output_layer: Name in the model of the layer that gives the output which `counted` speaks of, as
+            `model.get_submodule` takes it; None has it looked for. It must work on each position by itself.
+        scratch: Folders where a checkpoint may be written first, before it is copied to the run's folder: faster disks, a
+            RAM disk. None unless given, here or with `--scratch`.
     """
 
     batch_size: ClassVar[int] = 32
@@ -123,6 +127,8 @@ class Job:
     quality: ClassVar[Quality | None] = None
     read_every: ClassVar[int] = 1
     zero_grad_to_none: ClassVar[bool] = True
+    output_layer: ClassVar[str | None] = None
+    scratch: ClassVar[tuple[str, ...]] = ()
 
     # What every job must say.
 
@@ -178,6 +184,16 @@ class Job:
         """
         raise NotImplementedError
 
+    def counted(self, batch: Any) -> torch.Tensor:
+        """Say at which positions of a batch the loss uses the model's output: bool `[batch, length]`, true where it does.
+
+        Overriding it is a promise: at the other positions (padding, ignored labels, tokens that were not masked) the loss
+        is the same whatever the model's output is there. In training the output layer may then give zeros there; held-out
+        batches get the whole output. The batch is as `loss` takes it, and the mask has the shape of the output layer's
+        input without its last dimension.
+        """
+        raise NotImplementedError
+
     def deterministic_transform(self, sample: Any) -> Any:
         """The part of the preparation that always gives the same for the same sample (decode, resize).
 
@@ -229,6 +245,7 @@ def check_job(job: Job) -> None:
     clip_norm: Any = job.clip_norm
     if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
         raise JobError(f"{where}.clip_norm must be None or greater than 0, not {job.clip_norm!r}.")
+    _check_scratch(job)
     if job.quality is not None and not isinstance(job.quality, Quality):
         raise JobError(f"{where}.quality must be an upshift.Quality, not {type(job.quality).__name__}.")
     if job.quality is not None and not job.overrides("valid_data"):
@@ -236,6 +253,12 @@ def check_job(job: Job) -> None:
             f"{where}.quality names the metric {job.quality.metric!r}, but there is no held-out data to measure it on. "
             f"Write valid_data(self), or set quality = None."
         )
+
+
+def _check_scratch(job: Job) -> None:
+    scratch: Any = job.scratch
+    if not isinstance(scratch, tuple | list) or not all(isinstance(folder, str) and folder for folder in scratch):
+        raise JobError(f"{type(job).__name__}.scratch must be a tuple of folder names, not {scratch!r}.")
 
 
 def planned_updates(job: Job, updates_per_epoch: int | None) -> int | None:

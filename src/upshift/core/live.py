@@ -21,12 +21,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from upshift.core.batch import map_tensors
 from upshift.core.job import Job, Loss
 from upshift.core.seeding import kept_random_state, seed_sample
+from upshift.core.sync import GradientSync
+from upshift.core.windows import merge_windows, merged_per_update
 
 if TYPE_CHECKING:
     from upshift.core.optimization import Optimization
 
 Undo: TypeAlias = Callable[[], None]
 ContextFactory: TypeAlias = Callable[[], AbstractContextManager[Any]]
+BatchContextFactory: TypeAlias = Callable[[Any], AbstractContextManager[Any]]
 BatchTransform: TypeAlias = Callable[[Any], Any]
 BatchOrder: TypeAlias = Callable[[int], list[list[int]]]
 """Gives an epoch's batches as lists of sample indices; a pure function of the epoch."""
@@ -139,6 +142,29 @@ class Pipeline:
         return batch
 
 
+@dataclass(kw_only=True)
+class AroundSettings:
+    """How the work around the updates is done: reports, checkpoints, validation.
+
+    Attributes:
+        report_every_s: Seconds between two metric reports at least.
+        report_async: A thread of its own writes the metric lines.
+        checkpoint_background: The weights are copied, and a thread of its own writes the copy.
+        checkpoint_folder: A checkpoint is first written to this folder, then copied to the run's own; empty is off.
+        checkpoint_compress: The records of a checkpoint are deflated (zlib, level 1).
+        validation_batches: Training batches that one validation batch holds; 1 is off.
+        validation_contexts: Entered around each validation pass that is not measured plainly.
+    """
+
+    report_every_s: float = 0.2
+    report_async: bool = False
+    checkpoint_background: bool = False
+    checkpoint_folder: str = ""
+    checkpoint_compress: bool = False
+    validation_batches: int = 1
+    validation_contexts: list[ContextFactory] = field(default_factory=list)
+
+
 @dataclass(kw_only=True, eq=False)
 class LiveJob:
     """A job alive in this process. Optimizations change its fields and hand back how to undo that.
@@ -158,10 +184,14 @@ class LiveJob:
         order: The sample order by epoch; None for an iterable dataset.
         batch_transforms: Applied in order to each batch on the device (seam `batch`).
         forward_contexts: Entered around `job.loss` (seam `forward`).
+        batch_contexts: Made of a batch, or of a part of it, and entered around `job.loss` on it (seam `forward`).
         scaler: Gradient scaler for float16, or None (seam `backward`).
         micro_parts: Parts that each batch is computed in, their gradients added up; 1 is the whole (seam `backward`).
+        sync: How gradients of several ranks are averaged during the backward pass; None adds them up after it.
+        merge: Micro-batches of one update that are computed as one batch; 1 merges none, 0 all (seam `backward`).
         zero_grad_to_none: Free gradients, or fill them with zeros (seam `update`).
         read_every: Updates between two readings of the loss (seam `around`).
+        around: How reports, checkpoints and validation are done (seam `around`).
         prime: Called with the sample indices a trial is about to visit, to fill caches as a second epoch finds them.
         counters: What the live parts count (cache hits, blocks checkpointed, ...), for the evidence.
         applied: The optimizations at work, with how to undo each, in the order they were applied.
@@ -181,10 +211,14 @@ class LiveJob:
     order: BatchOrder | None = None
     batch_transforms: list[BatchTransform] = field(default_factory=list)
     forward_contexts: list[ContextFactory] = field(default_factory=list)
+    batch_contexts: list[BatchContextFactory] = field(default_factory=list)
     scaler: torch.amp.GradScaler | None = None
     micro_parts: int = 1
+    sync: GradientSync | None = None
+    merge: int = 1
     zero_grad_to_none: bool = True
     read_every: int = 1
+    around: AroundSettings = field(default_factory=AroundSettings)
     prime: list[Callable[[Sequence[int]], None]] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
     applied: list[tuple[Optimization, Undo]] = field(default_factory=list)
@@ -197,6 +231,15 @@ class LiveJob:
         """Undo every optimization, the last one first."""
         while self.applied:
             self.applied.pop()[1]()
+
+    @property
+    def batches_per_update(self) -> int:
+        """Batches that are computed for one full update: its micro-batches, `merge` at a time."""
+        return merged_per_update(self.job.accumulation, self.merge)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The sample indices of each batch that is computed in an epoch: `order`, merged; empty for an iterable dataset."""
+        return [] if self.order is None else merge_windows(self.order(epoch), self.job.accumulation, self.merge)
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to a counter."""
@@ -215,6 +258,10 @@ class LiveJob:
             batch = transform(batch)
         return batch
 
+    def whole_state(self) -> dict[str, Any]:
+        """The model's state_dict with whole tensors; where they lie in shards, all ranks must ask together."""
+        return self.model.state_dict() if self.sync is None else self.sync.state_dict()
+
     def contexts(self) -> AbstractContextManager[Any]:
         """Enter the forward contexts of the plan together."""
         stack = ExitStack()
@@ -223,10 +270,13 @@ class LiveJob:
         return stack
 
     def compute_loss(self, batch: Any) -> torch.Tensor | Loss:
-        """Run `job.loss` on a batch inside the forward contexts."""
-        if not self.forward_contexts:
+        """Run `job.loss` on a batch inside the forward contexts and those of this batch."""
+        if not (self.forward_contexts or self.batch_contexts):
             return self.job.loss(self.model, batch)
-        with self.contexts():
+        with ExitStack() as stack:
+            stack.enter_context(self.contexts())
+            for make in self.batch_contexts:
+                stack.enter_context(make(batch))
             return self.job.loss(self.model, batch)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from upshift.core.errors import PlanError
 from upshift.core.live import LiveJob, Seam, Undo
@@ -45,7 +45,18 @@ class Bottleneck(enum.StrEnum):
     VALIDATION = "validation"
     CHECKPOINT = "checkpoint"
     MEMORY = "memory"
+    COMMUNICATION = "communication"
     OTHER = "other"
+
+
+class Judge(enum.StrEnum):
+    """What decides whether an optimization pays."""
+
+    UPDATE_TIME = "update_time"
+    """The time of an update, per sample: paired turns and fresh processes over some updates."""
+    TIME_TO_TARGET = "time_to_target"
+    """The training time until the held-out metric reaches what the base reaches: paired whole runs. For what changes how
+    much an update teaches (learning-rate schedule, batch size), of which the time of an update says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +74,16 @@ class Card:
             no figure is known. Shown beside what was measured, and decides nothing.
         prior: Share of the possible gain it usually brings, from 0 to 1; orders the ladder, decides nothing.
         setup_s: Seconds it usually costs once, before it pays (compilation); 0 for none.
+        event: What it changes, where that is no update but stands around them: `report`, `checkpoint` or `validation`. Such
+            a technique is measured by that event and judged by the time of an epoch.
         memory_technique: Whether it buys memory with time; then it is a candidate only where memory is short.
         saves_memory: Whether it may lower the peak memory as well; a candidate where that is what is wanted.
         claims: What only one optimization of a plan may hold.
         after: Names it must follow where both are in a plan.
         conflicts: Names it cannot be with.
         pays_with: Names that it may pay together with where neither pays alone; the ladder then tries both at once.
+        judged_by: What decides whether it pays. By time to target, its ceiling is not known from any phase (`max_gain_frac`
+            is 0 and refuses nothing), it is tried last, and only where the budget holds whole runs.
     """
 
     name: str
@@ -80,12 +95,14 @@ class Card:
     hoped_gain: str = ""
     prior: float = 0.5
     setup_s: float = 0.0
+    event: Literal["", "report", "checkpoint", "validation"] = ""
     memory_technique: bool = False
     saves_memory: bool = False
     claims: frozenset[str] = frozenset()
     after: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     pays_with: tuple[str, ...] = ()
+    judged_by: Judge = Judge.UPDATE_TIME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +112,8 @@ class Fit:
     Attributes:
         fits: The answer.
         reason: Why not; empty for yes.
-        max_gain_frac: Share of the step's time it could save at most, from 0 up to but not including 1.
+        max_gain_frac: Share of the step's time it could save at most, from 0 up to but not including 1; of an epoch's time
+            where the card names an event.
         settings: The candidates to try, best guess first.
     """
 
@@ -158,6 +176,11 @@ class Optimization:
     def fit(cls, facts: Facts) -> Fit:
         """Judge from measured facts alone whether this could help, and with which settings."""
         raise NotImplementedError
+
+    @property
+    def samples_factor(self) -> float:
+        """Samples of one optimizer update under it, as a multiple of the samples without it; 1 for most."""
+        return 1.0
 
     def environment(self) -> dict[str, str]:
         """Variables that work only where they are set before the process starts; none for most.

@@ -19,6 +19,7 @@ ratio = 1.61
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,15 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """The names of its optimizations, in order."""
         return tuple(item.card.name for item in self.optimizations)
+
+    @property
+    def samples_factor(self) -> float:
+        """Samples of one optimizer update under this plan, as a multiple of the job's own."""
+        return math.prod(item.samples_factor for item in self.optimizations)
+
+    def updates_for(self, updates: int) -> int:
+        """Updates under this plan that see about as many samples as `updates` of the job's own; at least 1."""
+        return max(round(updates / self.samples_factor), 1)
 
     def plus(self, *more: Optimization) -> Plan:
         """This plan with more optimizations; one of the same name is replaced."""

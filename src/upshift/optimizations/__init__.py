@@ -42,9 +42,10 @@ def catalogue() -> dict[str, type[Optimization]]:
 
 @cache
 def measured() -> dict[str, Any]:
-    """What recorded tunings of this project saw: name -> `measured` (rows, or None) and `why_not_measured`.
+    """What recorded runs of this project saw: name -> `measured` (rows, or None) and `why_not_measured`.
 
-    Read from `measured.json`, which `python -m benchmarks.tables` writes from benchmarks/results.
+    Tunings, and single techniques on jobs made for them. Read from `measured.json`, which `python -m benchmarks.tables`
+    writes from benchmarks/results.
     """
     table: dict[str, Any] = json.loads((files(__name__) / "measured.json").read_text(encoding="utf-8"))
     return dict(table["optimizations"])

@@ -35,7 +35,7 @@ class ActivationCheckpointing(Optimization):
     """Recompute activations of repeated blocks.
 
     Attributes:
-        every: Take every so-manieth block; 1 is each.
+        every: Checkpoint one block in so many; 1 is each block.
         save_frac: Share of all that the forward pass keeps which is to be saved, below 1. What is cheapest to compute
             again, by measured bytes and seconds, goes first. 0 is off: the blocks keep nothing but their inputs.
     """

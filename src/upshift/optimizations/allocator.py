@@ -1,8 +1,8 @@
 """Choose how memory is handed out, so that freed blocks are used again instead of being returned and asked for anew.
 
-Relieves:  compute: the kernel clears each page that a process asks for; a large tensor costs that at every operation.
+Relieves:  compute: the operating system clears each page that it hands out, for a large tensor at every operation.
 Numerics:  exact: only where tensors lie changes.
-Limits:    set before the process starts; freed memory is kept, so the peak may rise; Linux; one allocator a process.
+Limits:    set before the process starts; freed memory is kept, so the peak may rise; Linux; one allocator in a process.
 """
 
 from __future__ import annotations

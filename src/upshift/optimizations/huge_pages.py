@@ -2,7 +2,7 @@
 
 Relieves:  compute: one page of 2 MiB instead of 512 of 4 KiB: fewer faults, fewer misses when addresses are looked up.
 Numerics:  exact: only where tensors lie changes.
-Limits:    set before the process starts; glibc 2.35 or later; a kernel that gives huge pages to who asks (`madvise`).
+Limits:    set before the process starts; glibc 2.35 or later; a Linux kernel that gives them on request (`madvise`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HugePages(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit on a CPU where the kernel gives huge pages to who asks, and the C library knows how to ask."""
+        """Fit on a CPU where the kernel gives huge pages on request, and the C library knows how to ask."""
         if facts.job.device != "cpu":
             return Fit.no(f"the model's memory is on {facts.job.device}")
         library, mode = facts.machine.c_library.value, facts.machine.huge_pages
@@ -48,7 +48,7 @@ class HugePages(Optimization):
         if mode.value == "always":
             return Fit.no(f"the kernel gives huge pages without being asked ({mode.reason})")
         if mode.value != "madvise":
-            return Fit.no(f"the kernel gives no huge pages to who asks: {mode.value or mode.reason}")
+            return Fit.no(f"the kernel gives no huge pages on request: {mode.value or mode.reason}")
         return Fit.yes(max_gain_frac=facts.compute_frac * 0.5, settings=[cls()])
 
     def environment(self) -> dict[str, str]:

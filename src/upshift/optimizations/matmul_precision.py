@@ -1,6 +1,6 @@
 """Let matrix products and convolutions of float32 tensors use the faster arithmetic of matrix units.
 
-Relieves:  compute: products of float32 tensors that autocast does not reach, or instead of it.
+Relieves:  compute: products of float32 tensors, where autocast (`precision`) is not used or leaves them in float32.
 Numerics:  rounding: inputs of products are rounded to 11 (tf32) or 8 (bf16) significant bits; sums stay in float32.
 Limits:    tf32 on NVIDIA GPUs of capability 8.0 or later; bf16 on x86 processors with AMX. Set through `fp32_precision`
            only: PyTorch refuses to mix it with `allow_tf32` and `set_float32_matmul_precision`.

@@ -2,8 +2,8 @@
 
 Relieves:  compute: threads that wander between cores lose their caches, and on large machines their near memory.
 Numerics:  exact: the same threads do the same work.
-Limits:    set before the process starts; Linux with OpenMP; one process a machine, without loader workers: they are made
-           from the main thread and would all share its one core.
+Limits:    set before the process starts; Linux with OpenMP; one training process on the machine, without loader
+           workers: they are made from the main thread and would all share its one core.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cut each batch to its longest sample.
 
 Relieves:  padding: positions that are padding in every sample of the batch are neither computed nor moved.
-Numerics:  rounding: the same samples and losses, shorter sums of zeros.
+Numerics:  rounding: the same samples and losses; only terms that were zero leave the sums.
 Limits:    the job must say how long a sample is (`length`), and padding must stand at the end.
 """
 

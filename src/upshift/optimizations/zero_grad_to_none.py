@@ -1,8 +1,8 @@
 """Free gradients between updates instead of filling them with zeros.
 
-Relieves:  optimizer: one write and one read of every gradient less.
+Relieves:  optimizer: every gradient is written once less, and read once less.
 Numerics:  exact: the first gradient is written instead of added to zero.
-Limits:    models whose code reads `.grad` between updates would see None.
+Limits:    code that reads `.grad` between two updates finds None there.
 """
 
 from __future__ import annotations

@@ -82,12 +82,13 @@ def _others(
 ) -> dict[str, float]:
     """Seconds without logging, without the optimizer, and with the batches already on the device."""
     found, live = {}, loop.live
-    if phase_frac["logging"] >= WORTH_A_RUN:
+    worth = {name: loop.ranks.agreed(phase_frac[name]) >= WORTH_A_RUN for name in ("logging", "optimizer")}
+    if worth["logging"]:
         progress("what if metrics were never read")
         kept, live.read_every = live.read_every, NEVER
         found["logging"] = _timed(loop, updates, batches)
         live.read_every = kept
-    if phase_frac["optimizer"] >= WORTH_A_RUN:
+    if worth["optimizer"]:
         progress("what if the optimizer were free")
         loop.steps_optimizer = False
         found["optimizer"] = _timed(loop, updates, batches)
@@ -105,13 +106,17 @@ def _padding(loop: Loop, updates: int, batches: list[MicroBatch], progress: Call
     wanted = loop.upcoming(updates)
     if not job.overrides("length") or not wanted:
         return None
-    cut, changed = [], False
-    for (batch, size), indices in zip(batches, wanted, strict=False):
+    cut: list[MicroBatch] = []
+    changed = False
+    for (batch, size), indices in zip(batches, map(loop.ranks.share, wanted), strict=False):
+        if not size:
+            cut.append((batch, size))
+            continue
         lengths = [job.length(live.pipeline.load(index)) for index in indices]
         keep, padded = max(round(sum(lengths) / len(lengths)), 1), padded_length(batch, len(indices))
         changed |= padded is not None and keep < padded
         cut.append((_cut(batch, (len(indices), padded), keep), size))
-    if not changed:
+    if not loop.ranks.agreed(changed):
         return None
     progress("what if padding were free")
     return _timed(loop, updates, cut)
@@ -119,7 +124,7 @@ def _padding(loop: Loop, updates: int, batches: list[MicroBatch], progress: Call
 
 def _cut(batch: Any, padded: tuple[int, int | None], keep: int) -> Any:
     def narrow(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[:, :keep] if tensor.dim() > 1 and tensor.shape[:2] == padded else tensor
+        return tensor[:, :keep].contiguous() if tensor.dim() > 1 and tensor.shape[:2] == padded else tensor
 
     return map_tensors(batch, narrow)
 
@@ -127,7 +132,7 @@ def _cut(batch: Any, padded: tuple[int, int | None], keep: int) -> Any:
 def _record(loop: Loop, updates: int) -> tuple[list[MicroBatch], float]:
     """Fetch the batches of the next updates; keeps at most a gibibyte of them, and says what all would have taken."""
     loop.rewind()
-    wanted = updates * loop.live.job.accumulation
+    wanted = updates * loop.live.batches_per_update
     started = perf_counter()
     kept: list[MicroBatch] = []
     held, epoch = 0, 0

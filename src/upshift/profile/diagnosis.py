@@ -1,8 +1,8 @@
 """Say in words what holds a job back: pure rules over measured phases and ceilings.
 
-Thresholds as shares of the wall time. Input, transfer and optimizer count from 10 %, logging, validation and checkpoints
-from 5 %, padding from 20 % of the step; above 10 % that no phase explains, the answer is "other". Sources: TraceML and
-Kineto use 5 to 20 % for input; the others are ours.
+Thresholds as shares of the wall time. Input, transfer, optimizer and communication count from 10 %, logging, validation
+and checkpoints from 5 %, padding from 20 % of the step; above 10 % that no phase explains, the answer is "other". Sources:
+TraceML and Kineto use 5 to 20 % for input; the others are ours.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ THRESHOLDS: Mapping[Bottleneck, float] = {
     Bottleneck.TRANSFER: 0.10,
     Bottleneck.PADDING: 0.20,
     Bottleneck.OPTIMIZER: 0.10,
+    Bottleneck.COMMUNICATION: 0.10,
     Bottleneck.LOGGING: 0.05,
     Bottleneck.VALIDATION: 0.05,
     Bottleneck.CHECKPOINT: 0.05,
     Bottleneck.OTHER: 0.10,
 }
 
+STRAGGLER = 1.1
+"""From here on the slowest rank, and not the exchange, is what the others wait for."""
+
 _WORDS: Mapping[Bottleneck, str] = {
     Bottleneck.INPUT: "Training waits for data: {share:.0%} of the time goes into reading and preparing batches.",
     Bottleneck.TRANSFER: "Moving batches to the device takes {share:.0%} of the time.",
     Bottleneck.PADDING: "Padding: {share:.0%} of the time is spent computing positions that hold no data.",
     Bottleneck.OPTIMIZER: "The optimizer step takes {share:.0%} of the time.",
+    Bottleneck.COMMUNICATION: "The ranks exchange gradients, and wait for one another, {share:.0%} of the time.",
     Bottleneck.LOGGING: "Reading metrics at every update costs {share:.0%} of the time: the host waits for the device.",
     Bottleneck.VALIDATION: "Validation takes {share:.0%} of the time.",
     Bottleneck.CHECKPOINT: "Saving checkpoints takes {share:.0%} of the time.",
@@ -52,13 +57,16 @@ class Diagnosis:
     words: str
 
 
-def diagnose(phases: Mapping[str, float], ceilings: Mapping[str, float], *, wait_frac: float = 0.0) -> Diagnosis:
+def diagnose(
+    phases: Mapping[str, float], ceilings: Mapping[str, float], *, wait_frac: float = 0.0, straggler: float = 1.0
+) -> Diagnosis:
     """Name the bottleneck.
 
     Args:
         phases: Phase name -> share of wall time.
         ceilings: Counterfactual -> measured largest gain as a ratio.
         wait_frac: Share of the input time in which the process waited (storage, network, sleep) instead of computing.
+        straggler: The slowest rank's time of computing over the mean of all ranks.
     """
     shares = recoverable(phases, ceilings)
     over = {name: share for name, share in shares.items() if share >= THRESHOLDS.get(name, 0.0)}
@@ -70,6 +78,8 @@ def diagnose(phases: Mapping[str, float], ceilings: Mapping[str, float], *, wait
             if wait_frac > 0.5
             else "Fetching keeps a core busy, so doing less of it, or doing it once, helps more than doing it elsewhere."
         )
+    if name is Bottleneck.COMMUNICATION and straggler >= STRAGGLER:
+        words.append(f"The slowest rank computes {straggler:.2f} times as long as the mean: the others mostly wait for it.")
     rest = [item for item in over if item not in (name, Bottleneck.COMPUTE)]
     words += ["Besides: " + _WORDS[item].format(share=shares[item]) for item in sorted(rest, key=lambda item: -shares[item])]
     if name is not Bottleneck.COMPUTE:
@@ -90,6 +100,7 @@ def recoverable(phases: Mapping[str, float], ceilings: Mapping[str, float]) -> d
         Bottleneck.TRANSFER: phases.get("transfer", 0.0),
         Bottleneck.PADDING: padding,
         Bottleneck.OPTIMIZER: phases.get("optimizer", 0.0),
+        Bottleneck.COMMUNICATION: phases.get("sync", 0.0),
         Bottleneck.LOGGING: phases.get("logging", 0.0),
         Bottleneck.VALIDATION: phases.get("validation", 0.0),
         Bottleneck.CHECKPOINT: phases.get("checkpoint", 0.0),

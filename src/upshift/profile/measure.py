@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from upshift.core.facts import Facts
 from upshift.core.machine import read_machine
@@ -19,22 +16,25 @@ from upshift.profile.diagnosis import Diagnosis, diagnose
 from upshift.profile.probes import (
     InputProbe,
     bf16_matmul_gain,
+    counted_frac,
+    installed_packages,
     job_facts,
     memory_limit_bytes,
     peak_memory_bytes,
     probe_input,
     reset_peak_memory,
 )
+from upshift.profile.storage import WriteSpeed
+from upshift.profile.surroundings import Around, measure_around
 from upshift.train.clock import NoClock, make_clock
 from upshift.train.loop import Loop
 from upshift.train.trace import first_batches, op_shares
-from upshift.train.validate import HeldOut
 
 MIN_UPDATES, MAX_UPDATES = 4, 400
 WARMUP_UPDATES = 2
 PROBE_BATCHES = 8
 PROBE_SECONDS = 1.0
-VALIDATION_BATCHES = 4
+COUNTED_BATCHES = 4
 COST_TURNS = 21
 SHORT_UPDATE_S = 0.02
 
@@ -51,6 +51,7 @@ class Profile:
         seconds: How long profiling took.
         validation_batches: Held-out batches in one pass; 0 where there are none or it was not measured.
         validation_batch_s: Seconds of one of them.
+        write_speeds: How fast the run's folder and each allowed one can be written, with the spread.
     """
 
     facts: Facts
@@ -60,6 +61,7 @@ class Profile:
     seconds: float
     validation_batches: int = 0
     validation_batch_s: float = 0.0
+    write_speeds: Mapping[str, WriteSpeed] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: `bottleneck`, `phases`, `ceilings` as in the evidence file, and what else was measured."""
@@ -70,31 +72,30 @@ class Profile:
             "ceilings": dict(facts.ceilings),
             "step_ms": facts.step_ms,
             "own_cost_frac": self.own_cost_frac,
+            "straggler": facts.straggler,
             "memory": {"peak_bytes": facts.peak_memory_bytes, "limit_bytes": facts.memory_limit_bytes},
             "validation": {"batches": self.validation_batches, "batch_s": self.validation_batch_s},
+            "around": {
+                "epoch_s": facts.epoch_s,
+                "report_s": facts.report_s,
+                "reports_per_epoch": facts.reports_per_epoch,
+                "checkpoint_s": facts.checkpoint_s,
+                "validation_s": facts.validation_s,
+                "write_mb_s": {name: asdict(speed) for name, speed in self.write_speeds.items()},
+            },
             "job": asdict(facts.job),
             "machine": {**facts.machine.to_dict(), "summary": facts.machine.summary()},
             "seconds": self.seconds,
         }
 
 
-@dataclass(kw_only=True)
-class Around:
-    """Seconds per epoch of what stands around the steps."""
-
-    validation_s: float = 0.0
-    checkpoint_s: float = 0.0
-    epoch_updates: int | None = None
-    validation_batches: int = 0
-
-    @property
-    def validation_batch_s(self) -> float:
-        """Seconds of one held-out batch."""
-        return self.validation_s / self.validation_batches if self.validation_batches else 0.0
-
-
 def profile_loop(
-    loop: Loop, *, slice_s: float = 2.5, quick: bool = False, progress: Callable[[str], None] = lambda _: None
+    loop: Loop,
+    *,
+    slice_s: float = 2.5,
+    quick: bool = False,
+    folder: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Profile:
     """Profile the job of a loop. The loop stands at the start of its run afterwards.
 
@@ -102,6 +103,7 @@ def profile_loop(
         loop: The loop; its position is lost.
         slice_s: About how long each measured run may take, in seconds.
         quick: Leave out what no change of plan alters (validation, checkpoint, matrix products, operators).
+        folder: Where the run will write; the present folder unless given.
         progress: Told what is being measured.
     """
     started = perf_counter()
@@ -112,12 +114,12 @@ def profile_loop(
     reset_peak_memory()
     before = perf_counter()
     loop.run(WARMUP_UPDATES)
-    update_s = max((perf_counter() - before) / WARMUP_UPDATES, 1e-6)
+    update_s = loop.ranks.agreed(max((perf_counter() - before) / WARMUP_UPDATES, 1e-6))
     updates = int(min(max(slice_s / update_s, MIN_UPDATES), MAX_UPDATES))
     run = measure_ceilings(loop, updates, progress)
     memory = peak_memory_bytes()
     probe = _probe(loop, run)
-    around = Around() if quick else _measure_around(loop, progress)
+    around = Around() if quick else measure_around(loop, progress, folder=folder)
     phases = phase_shares(run, around)
     op_frac: dict[str, float] = {}
     op_counts: dict[str, int] = {}
@@ -125,6 +127,7 @@ def profile_loop(
         progress("operators")
         op_frac, op_counts = op_shares(live, first_batches(loop, 1)[0])
         loop.rewind()
+    straggler = loop.ranks.straggler(run.phase_s["forward"] + run.phase_s["backward"])
     facts = Facts(
         machine=machine,
         job=job_facts(live),
@@ -135,16 +138,20 @@ def profile_loop(
         op_counts=op_counts,
         padding_frac=probe.padding_frac,
         excess_padding_frac=probe.excess_padding_frac,
+        counted_frac=_counted_frac(loop),
         sample_bytes=probe.sample_bytes,
         load_frac=probe.load_frac,
         input_wait_frac=probe.wait_frac,
         bf16_matmul_gain=None if quick else bf16_matmul_gain(live.device),
         peak_memory_bytes=memory,
+        straggler=straggler,
         memory_limit_bytes=memory_limit_bytes(live.device, machine.memory_limit_bytes.value),
+        **around.facts(run.real_s / run.updates),
+        packages=installed_packages(),
     )
     cost = 0.0 if quick else own_cost_frac(loop, update_s, progress)
     loop.rewind()
-    diagnosis = diagnose(phases, run.ceilings, wait_frac=probe.wait_frac)
+    diagnosis = diagnose(phases, run.ceilings, wait_frac=probe.wait_frac, straggler=straggler)
     return Profile(
         facts=facts,
         phases=phases,
@@ -153,15 +160,18 @@ def profile_loop(
         seconds=perf_counter() - started,
         validation_batches=around.validation_batches,
         validation_batch_s=around.validation_batch_s,
+        write_speeds=around.speeds,
     )
 
 
 def phase_shares(run: CeilingRun, around: Around) -> dict[str, float]:
     """Phase name -> share of the wall time of an epoch; the rest that no phase explains is `other`."""
     epoch_updates = around.epoch_updates or run.updates
-    step_s = run.real_s / run.updates * epoch_updates
-    total = step_s + around.validation_s + around.checkpoint_s
+    update_s = run.real_s / run.updates
+    reports_s = around.reports_s(update_s)
+    total = update_s * epoch_updates + around.validation_s + around.checkpoint_s + reports_s
     shares = {name: seconds / run.updates * epoch_updates / total for name, seconds in run.phase_s.items()}
+    shares["logging"] = shares.get("logging", 0.0) + reports_s / total
     shares["validation"] = around.validation_s / total
     shares["checkpoint"] = around.checkpoint_s / total
     shares["other"] = max(0.0, 1.0 - sum(shares.values()))
@@ -200,29 +210,14 @@ def own_cost_frac(loop: Loop, update_s: float, progress: Callable[[str], None]) 
 
 
 def _probe(loop: Loop, run: CeilingRun) -> InputProbe:
-    batch_s = max(run.data_s / (run.updates * loop.live.job.accumulation), 1e-6)
+    batch_s = max(run.data_s / (run.updates * loop.live.batches_per_update), 1e-6)
     count = int(min(max(PROBE_SECONDS / batch_s, 2), PROBE_BATCHES))
     wanted = loop.upcoming(count)[:count]
     return probe_input(loop.live, wanted) if wanted else InputProbe()
 
 
-def _measure_around(loop: Loop, progress: Callable[[str], None]) -> Around:
-    """Time a few validation batches and one checkpoint, and reckon them per epoch."""
-    live, around = loop.live, Around()
-    if live.order is None:
-        return around
-    around.epoch_updates = -(-len(live.order(0)) // live.job.accumulation)
-    held_out = HeldOut.where_given(live)
-    if held_out is not None:
-        progress("validation")
-        measured = min(VALIDATION_BATCHES, held_out.num_batches)
-        started = perf_counter()
-        held_out.measure(max_batches=measured)
-        around.validation_batches = held_out.num_batches
-        around.validation_s = (perf_counter() - started) / measured * held_out.num_batches
-    progress("checkpoint")
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
-        started = perf_counter()
-        torch.save({"model": live.model.state_dict(), "optimizer": live.optimizer.state_dict()}, Path(folder) / "state.pt")
-        around.checkpoint_s = perf_counter() - started
-    return around
+def _counted_frac(loop: Loop) -> float:
+    """Share of positions that count, over the first batches of the run; 1 where the job does not say."""
+    if not loop.live.job.overrides("counted"):
+        return 1.0
+    return counted_frac(loop.live, [batch for batch, _ in first_batches(loop, COUNTED_BATCHES)])

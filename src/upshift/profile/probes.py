@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 import resource
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -14,10 +16,15 @@ import torch
 from torch.utils.data import Subset
 
 from upshift.core.batch import padded_length
+from upshift.core.counted import counted_mask
 from upshift.core.facts import JobFacts
 from upshift.core.keeping import content
 from upshift.core.live import LiveJob
-from upshift.core.modules import module_counts, repeated_blocks
+from upshift.core.modules import hidden_layers, module_counts, repeated_blocks
+from upshift.train.ranks import current_ranks
+
+OPTIONAL_PACKAGES = ("torchao",)
+"""What a technique may need that Upshift itself does not."""
 
 MATMUL_SIZE = 768
 MATMUL_ROUNDS = 5
@@ -90,6 +97,18 @@ def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
     )
 
 
+def counted_frac(live: LiveJob, batches: Iterable[Any]) -> float:
+    """Share of the positions of these batches where the loss uses the model's output, by what the job says in `counted`."""
+    masks = [counted_mask(live.job, live.to_device(batch)) for batch in batches]
+    positions = sum(mask.numel() for mask in masks)
+    return sum(int(mask.sum()) for mask in masks) / positions if positions else 1.0
+
+
+def installed_packages() -> tuple[str, ...]:
+    """Those of the optional packages that can be imported; none is."""
+    return tuple(name for name in OPTIONAL_PACKAGES if find_spec(name) is not None)
+
+
 def job_facts(live: LiveJob) -> JobFacts:
     """What a live job is made of, read without running it."""
     trained = [p for p in live.model.parameters() if p.requires_grad]
@@ -102,8 +121,10 @@ def job_facts(live: LiveJob) -> JobFacts:
         optimizer_fused=bool(live.optimizer.defaults.get("fused")),
         num_params=sum(p.numel() for p in trained),
         num_param_tensors=len(trained),
+        largest_param=max((p.numel() for p in trained), default=0),
         module_counts=module_counts(live.model),
         repeated_blocks=len(repeated_blocks(live.model)),
+        hidden_layers=len(hidden_layers(live.model)),
         param_dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in trained})),
         batch_size=live.job.batch_size,
         accumulation=live.job.accumulation,
@@ -112,8 +133,10 @@ def job_facts(live: LiveJob) -> JobFacts:
         updates_per_epoch=updates,
         has_length=live.job.overrides("length"),
         has_collate_packed=live.job.overrides("collate_packed"),
+        has_counted=live.job.overrides("counted"),
         has_deterministic_transform=live.job.overrides("deterministic_transform"),
         has_quality=live.job.quality is not None,
+        has_schedule=live.job.overrides("schedule") and live.scheduler is not None,
         read_every=live.read_every,
         zero_grad_to_none=live.zero_grad_to_none,
         num_workers=live.loader.num_workers,
@@ -125,6 +148,8 @@ def job_facts(live: LiveJob) -> JobFacts:
         load_is_random=live.pipeline.load_is_random,
         finish_is_random=live.pipeline.finish_is_random,
         collate_is_random=live.pipeline.collate_is_random,
+        ranks=current_ranks().world,
+        gradient_sync="flat" if live.sync is None else live.sync.kind,
     )
 
 

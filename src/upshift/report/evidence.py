@@ -23,7 +23,9 @@ from upshift.core.files import write_atomically
 from upshift.report.shape import mismatches
 
 SCHEMA = 1
-PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other")
+PHASES = (
+    "data", "transfer", "forward", "backward", "sync", "optimizer", "logging", "validation", "checkpoint", "other",
+)  # fmt: skip
 
 Outcome = Literal["applied", "refused", "failed", "undecided", "pruned"]
 Verdict = Literal["faster", "slower", "same", "undecided"]
@@ -59,20 +61,26 @@ class Sample(TypedDict):
     major_faults: NotRequired[float | None]
     minor_faults: NotRequired[float | None]
     spoilt: NotRequired[bool]
+    seconds_to_target: NotRequired[float | None]
+    reached: NotRequired[bool]
+    curve: NotRequired[list[list[float | None]]]
 
 
 class Comparison(TypedDict):
-    """Two plans in paired runs."""
+    """Two plans in paired runs; without an interval where neighbours spoilt too many of them."""
 
-    ratio: float
-    low: float
-    high: float
+    ratio: float | None
+    low: float | None
+    high: float | None
     pairs: int
     verdict: Verdict
     samples: NotRequired[list[Sample]]
     floor: NotRequired[float | None]
     confidence: NotRequired[float | None]
-    kind: NotRequired[Literal["screening", "confirmation"] | None]
+    kind: NotRequired[Literal["screening", "confirmation", "time_to_target"] | None]
+    metric: NotRequired[str | None]
+    targets: NotRequired[list[float | None]]
+    missed: NotRequired[int | None]
 
 
 NumericsTable = TypedDict(  # `class` is no name a class body could hold
@@ -108,6 +116,8 @@ class Rung(TypedDict):
     evidence: NotRequired[list[CheckRow] | None]
     setup_seconds: NotRequired[float | None]
     break_even_updates: NotRequired[float | None]
+    update_time: NotRequired[Comparison | None]
+    proof: NotRequired[Comparison | None]
 
 
 class QualityTable(TypedDict):
@@ -126,6 +136,7 @@ class Final(Comparison):
     """The whole plan against the job as it was."""
 
     quality: QualityTable | None
+    time_to_target: NotRequired[Comparison | None]
 
 
 class MemoryTable(TypedDict):
@@ -272,6 +283,7 @@ def _contradictions(evidence: Mapping[str, Any]) -> Iterator[str]:
     for position, rung in enumerate(evidence["rungs"]):
         yield from _unproved(rung, f"rungs[{position}]")
     yield from _interval(evidence["final"], "final")
+    yield from _interval((evidence["final"] or {}).get("time_to_target"), "final.time_to_target")
 
 
 def _shares(shares: Mapping[str, float], where: str) -> Iterator[str]:
@@ -296,5 +308,8 @@ def _interval(comparison: Mapping[str, Any] | None, where: str) -> Iterator[str]
     if comparison is None:
         return
     low, ratio, high = comparison["low"], comparison["ratio"], comparison["high"]
-    if not 0 < low <= ratio <= high:
+    if low is None or ratio is None or high is None:
+        if comparison["verdict"] != "undecided":
+            yield f"`{where}` has no interval, yet its verdict is {comparison['verdict']!r}"
+    elif not 0 < low <= ratio <= high:
         yield f"`{where}` needs 0 < low <= ratio <= high, not {low!r}, {ratio!r}, {high!r}"

@@ -71,6 +71,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["times"] = lambda ratio: words.ratio_words(ratio, "×")
     environment.filters["interval"] = lambda comparison: words.interval_words(comparison, "×")
     environment.filters["pairs"] = words.pairs_words
+    environment.filters["kind"] = words.kind_words
     environment.filters["breakable"] = _breakable
     environment.globals.update(number=number, text=text, table=table, rows=rows, value_words=words.value_words)
     return environment

@@ -29,6 +29,7 @@ from upshift.report.figure import (
 from upshift.report.words import (
     Evidence,
     interval_words,
+    is_to_target,
     ms_words,
     number,
     numbers,
@@ -165,8 +166,8 @@ def ladder(evidence: Evidence) -> Plot:
     for rung in rows(evidence, "rungs"):
         outcome, comparison = text(rung, "outcome"), table(rung, "comparison")
         ratio = number(comparison, "ratio")
-        if outcome not in ("applied", "pruned") or ratio is None:
-            continue
+        if outcome not in ("applied", "pruned") or ratio is None or is_to_target(comparison):
+            continue  # time to target is no speed of updates: it does not multiply with them
         pruned = outcome == "pruned"
         labels.append(safe(text(rung, "name")) + (" (pruned)" if pruned else ""))
         bases.append(height)
@@ -178,6 +179,8 @@ def ladder(evidence: Evidence) -> Plot:
         hover.append(f"{labels[-1]}: {ratio_words(ratio, '×')} alone ({interval_words(comparison, '×')})")
         height *= 1.0 if pruned else ratio
     if not labels:
+        if any(text(rung, "outcome") == "applied" for rung in rows(evidence, "rungs")):
+            return "What was kept makes no update faster: it is judged by the time to the target, in the table below."
         return "No rung was climbed: no candidate was kept, so the job stays as it is."
     final = table(evidence, "final")
     proved = number(final, "ratio")

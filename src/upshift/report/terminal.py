@@ -17,6 +17,7 @@ from upshift.report.words import (
     Tone,
     headline,
     interval_words,
+    is_to_target,
     ms_words,
     number,
     percent,
@@ -154,6 +155,8 @@ def _print_tried(rung: Mapping[str, Any], width: int, say: _Speaker) -> None:
         gain += f" ({interval})"
     parts = [(f"{simple if say.plain else mark} {outcome:<9}  ", style), (f"{text(rung, 'name'):<{width}}  ", "bold")]
     parts += [(f"{gain:<24}", "")]
+    if is_to_target(comparison):
+        parts += [("to the target  ", "")]
     if numerics:
         parts += [(f"numbers {text(numerics, 'class')}: {text(numerics, 'verdict').replace('_', ' ')}", "dim")]
     say.line(Text.assemble(*parts))

@@ -70,6 +70,16 @@ def interval_words(comparison: Mapping[str, Any], sign: str = "x") -> str:
     return "" if low is None or high is None else f"{ratio_words(low, sign)} to {ratio_words(high, sign)}"
 
 
+def is_to_target(comparison: Mapping[str, Any]) -> bool:
+    """Whether a comparison is one by time to target, over whole runs."""
+    return text(comparison, "kind") == "time_to_target"
+
+
+def kind_words(comparison: Mapping[str, Any]) -> str:
+    """How a comparison was run, such as `whole runs, time to target`."""
+    return "whole runs, time to target" if is_to_target(comparison) else text(comparison, "kind")
+
+
 def pairs_words(comparison: Mapping[str, Any]) -> str:
     """How many pairs, such as `5 pairs`; empty when unknown."""
     pairs = number(comparison, "pairs")
@@ -199,6 +209,8 @@ def headline(evidence: Evidence) -> Headline:
     proof = f" ({proof})" if proof else ""
     verdict = text(final, "verdict")
     words, tone = quality_words(final)
+    if text(reached := table(final, "time_to_target"), "verdict") == "faster":
+        return _to_target_headline(reached, f"per update {speed}{proof}", words, tone)
     if text(table(evidence, "objective"), "goal") == "memory":
         return _memory_headline(evidence, f"{speed} the speed{proof}", words, tone)
     if verdict == "faster":
@@ -219,6 +231,14 @@ def headline(evidence: Evidence) -> Headline:
     meaning = "no difference beyond the noise" if verdict == "same" else "the runs differ too much to decide"
     detail = f"{meaning}: {speed}{proof}. Keep the job as it is, or tune again with a larger budget."
     return Headline(f"Not proved: {detail}", "Not proved", detail, "open")
+
+
+def _to_target_headline(reached: Mapping[str, Any], speed: str, words: str, tone: Tone) -> Headline:
+    """What the tuning found where the plan is proved by whole runs."""
+    big = f"{ratio_words(number(reached, 'ratio'))} sooner at the target"
+    runs = ", ".join(part for part in (interval_words(reached), pairs_words(reached)) if part)
+    detail = "; ".join(part for part in (f"proved over whole runs ({runs})", words, speed) if part)
+    return Headline(f"{big}, {detail}", big, detail, tone if words else "open")
 
 
 def _memory_headline(evidence: Evidence, speed: str, words: str, tone: Tone) -> Headline:

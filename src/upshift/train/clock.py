@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging")
+PHASES = ("data", "transfer", "forward", "backward", "sync", "optimizer", "logging")
 
 
 class Clock(Protocol):

@@ -21,9 +21,11 @@ from upshift.core.errors import LossError
 from upshift.core.job import Loss, Number
 from upshift.core.live import LiveJob
 from upshift.core.seeding import mix, seed_everything
+from upshift.core.sync import shard
 from upshift.train.clock import Clock, NoClock
 from upshift.train.pieces import split_batch
 from upshift.train.ranks import Ranks, current_ranks
+from upshift.train.standin import StandIn
 from upshift.train.stream import Stream
 
 MicroBatch = tuple[Any, int]
@@ -51,6 +53,8 @@ class Loop:
         position: Where the run stands.
         losses: The loss of each update that was read so far, in order.
         skipped: Updates that the gradient scaler skipped.
+        steps_optimizer: Whether updates step; where not, nothing is trained.
+        keeps_gradients: Whether an update leaves its gradients, normalised over the window and all ranks, where they are.
     """
 
     def __init__(self, live: LiveJob, *, clock: Clock | None = None, ranks: Ranks | None = None) -> None:
@@ -62,10 +66,12 @@ class Loop:
         self.losses: list[float] = []
         self.skipped = 0
         self.steps_optimizer = True
+        self.keeps_gradients = False
         self._pending: list[torch.Tensor] = []
         self._batches: Iterator[MicroBatch | None] | None = None
         self._taken = 0
         self._start = _Snapshot(live)
+        self._stand_in = StandIn(live, self.ranks)
         self._parameters = [p for group in live.optimizer.param_groups for p in group["params"]]
         # The same on every rank, also on one that has no sample: sums over ranks must agree on it.
         self._sum_dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._parameters) else torch.float32
@@ -105,14 +111,14 @@ class Loop:
         self._begin()
 
     def upcoming(self, num_updates: int) -> list[list[int]]:
-        """The sample indices of the next micro-batches; empty for an iterable dataset."""
+        """The sample indices of the next batches that are computed; empty for an iterable dataset."""
         if self.live.order is None:
             return []
         found: list[list[int]] = []
-        wanted = num_updates * self.live.job.accumulation
+        wanted = num_updates * self.live.batches_per_update
         epoch, done = self.position.epoch, self._taken
         while len(found) < wanted:
-            found += self.live.order(epoch)[done:]
+            found += self.live.batches(epoch)[done:]
             done, epoch = 0, epoch + 1
         return found[:wanted]
 
@@ -138,6 +144,11 @@ class Loop:
 
     def _begin(self) -> None:
         seed_everything(mix(self.live.seed, 0x100 + self.ranks.rank))
+        # What objectives are divided by where gradients are summed before the window's weight is known: any number will do,
+        # if all ranks take the same; near the weight of one pass it keeps gradients in the range of 16-bit numbers.
+        self._unit: Any = max(self.live.job.batch_size / self.ranks.world, 1.0)
+        if self.live.sync is not None:
+            self.live.sync.reset()
 
     def _real_batches(self) -> Iterator[MicroBatch | None]:
         if self._batches is None:
@@ -155,12 +166,13 @@ class Loop:
             self._taken = 0
 
     def _update(self, source: Iterator[MicroBatch | None]) -> None:
-        live, clock, wanted = self.live, self.clock, self.live.job.accumulation
+        live, clock, wanted = self.live, self.clock, self.live.batches_per_update
         clock.start()
         sums: list[Loss] = []
         first: Any = None
         mean: torch.Tensor | None = None
-        for _ in range(wanted):
+        averaged = False
+        for number in range(wanted):
             item = next(source)
             if item is None and sums:
                 break
@@ -172,29 +184,38 @@ class Loop:
             clock.lap("data")
             self.position.samples += size
             if size == 0:
+                averaged = self._stand_by(last=number == wanted - 1)
                 sums.append(Loss(torch.zeros((), device=live.device), 0))
                 continue
             batch = live.to_device(batch)
             clock.lap("transfer")
+            if live.merge != 1:
+                self._count_merged(size)
             pieces = self._pieces(batch, size)
-            for piece, piece_size in pieces:
-                loss = self._checked(live.compute_loss(piece))
+            for place, (piece, piece_size) in enumerate(pieces, number * len(pieces) + 1):
+                last = place == wanted * len(pieces)
+                loss = self._checked(live.compute_loss(piece) if live.sync is None else live.sync.loss(piece, last=last))
                 mean = loss if isinstance(loss, torch.Tensor) else None
                 part = Loss(loss * piece_size, piece_size) if isinstance(loss, torch.Tensor) else loss
                 if first is None:
-                    first = _at_least_something(part.weight)
-                alone = wanted == 1 and len(pieces) == 1
+                    first = _at_least_something(part.weight) if live.sync is None else self._unit
+                alone = wanted == 1 and len(pieces) == 1 and live.sync is None
                 objective = mean if mean is not None and alone else part.total / first
                 clock.lap("forward")
-                (live.scaler.scale(objective) if live.scaler else objective).backward()
-                clock.lap("backward")
+                averaged = self._backward(objective, last=last)
                 sums.append(Loss(part.total.detach(), part.weight))
-        self._finish(sums, first, mean)
+        self._finish(sums, first, mean, averaged=averaged)
         clock.lap("optimizer")
         self.position.update += 1
         if self.position.update % live.read_every == 0:
             self.read_losses()
         clock.lap("logging")
+
+    def _count_merged(self, size: int) -> None:
+        """Note a batch, and whether it holds more than this rank's share of a micro-batch."""
+        live = self.live
+        live.count("batches_computed")
+        live.count("batches_merged", size > -(-live.job.batch_size // self.ranks.world))
 
     def _pieces(self, batch: Any, size: int) -> list[MicroBatch]:
         """The batch in the parts that the plan asks for; as it is where it asks for none."""
@@ -206,24 +227,54 @@ class Loop:
         live.count("batch_parts", len(pieces))
         return pieces
 
-    def _finish(self, sums: list[Loss], first: Any, mean: torch.Tensor | None) -> None:
+    def _backward(self, objective: torch.Tensor, *, last: bool) -> bool:
+        """Run a backward pass; returns whether the gradients are the mean over the ranks now."""
+        live, clock = self.live, self.clock
+        objective = live.scaler.scale(objective) if live.scaler else objective
+        if live.sync is None or not (last or live.sync.each_pass):
+            objective.backward()
+            clock.lap("backward")
+            return False
+        live.sync.backward(objective, computed=lambda: clock.lap("backward"))
+        clock.lap("sync")
+        return True
+
+    def _stand_by(self, *, last: bool) -> bool:
+        """Take part in the passes of the ranks that have samples, where gradients are averaged meanwhile; weighs nothing."""
+        sync = self.live.sync
+        if sync is None or not (last or sync.each_pass):
+            return False
+        with self._stand_in.changing_nothing():
+            loss = self._checked(sync.loss(self._stand_in.batch(), last=last))
+            total = loss.total if isinstance(loss, Loss) else loss
+            return self._backward(total * 0.0, last=last)
+
+    def _finish(self, sums: list[Loss], first: Any, mean: torch.Tensor | None, *, averaged: bool) -> None:
         """Normalise the window's gradients, step, and note the window's loss; `mean`: the last loss, if it was one."""
         live, dtype = self.live, self._sum_dtype
-        if len(sums) == 1 and self.ranks.world == 1:
+        if len(sums) == 1 and self.ranks.world == 1 and live.sync is None:
             self._pending.append((sums[0].total / sums[0].weight if mean is None else mean.detach()).to(dtype))
         else:
             total = torch.stack([part.total.to(dtype) for part in sums]).sum()
             weight = torch.stack([torch.as_tensor(part.weight, dtype=dtype, device=total.device) for part in sums]).sum()
             both = self.ranks.sum(torch.stack([total, weight]))
             self._pending.append(both[0] / both[1])
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            if averaged:
+                first = self._unit * self.ranks.world
+            gradients = [shard(p.grad) for p in self._parameters if p.grad is not None]
             if gradients and first is not None:
                 torch._foreach_mul_(gradients, first / both[1])
             # Still scaled: an infinite gradient of one rank must be seen, and skipped, by the scalers of all.
-            self.ranks.sum_gradients(self._parameters)
+            if not averaged:
+                self.ranks.sum_gradients(self._parameters)
+            if live.sync is not None:
+                self._unit = _at_least_something(both[1]) / (live.batches_per_update * self.ranks.world)
+        if self.ranks.world > 1:
+            self.clock.lap("sync")
         if self.steps_optimizer:
             self._step()
-        live.optimizer.zero_grad(set_to_none=live.zero_grad_to_none)
+        if not self.keeps_gradients:
+            live.optimizer.zero_grad(set_to_none=live.zero_grad_to_none)
 
     def _step(self) -> None:
         live = self.live
@@ -276,6 +327,7 @@ class _Snapshot:
         groups = live.optimizer.param_groups
         self.groups = [{k: copy.deepcopy(v) for k, v in group.items() if k not in _NOT_STATE} for group in groups]
         self.state = _copied_state(live.optimizer.state)
+        self.schedule = type(live.scheduler)
         self.scheduler = copy.deepcopy(live.scheduler.state_dict()) if live.scheduler else None
         self.scaler = copy.deepcopy(live.scaler.state_dict()) if live.scaler else None
 
@@ -288,10 +340,11 @@ class _Snapshot:
                     value.copy_(self.buffers[name])
         live.optimizer.state.clear()
         live.optimizer.state.update(_copied_state(self.state))
-        for group, saved in zip(live.optimizer.param_groups, self.groups, strict=True):
-            group.update(copy.deepcopy(saved))
-        if live.scheduler and self.scheduler is not None:
-            live.scheduler.load_state_dict(copy.deepcopy(self.scheduler))
+        if type(live.scheduler) is self.schedule:  # else an undo put another schedule in place, with its own rates
+            for group, saved in zip(live.optimizer.param_groups, self.groups, strict=True):
+                group.update(copy.deepcopy(saved))
+            if live.scheduler and self.scheduler is not None:
+                live.scheduler.load_state_dict(copy.deepcopy(self.scheduler))
         if live.scaler and self.scaler is not None:
             live.scaler.load_state_dict(self.scaler)
 

@@ -1,4 +1,4 @@
-"""What the loop needs of torch.distributed: who am I, and one sum over all ranks. Alone, everything is the identity."""
+"""What the loop needs of torch.distributed: who am I, sums over all ranks, one mind. Alone, everything is the identity."""
 
 from __future__ import annotations
 
@@ -42,12 +42,33 @@ class Ranks:
         for parameter, part, number in zip(trained, parts, by_any, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype) if number else None
 
+    def agreed(self, value: float) -> float:
+        """Rank 0's value, on every rank: what all must do alike (how many updates) may not hang on clocks of their own."""
+        gathered: list[Any] = [value]
+        if self.world > 1:
+            dist.broadcast_object_list(gathered, src=0)
+        return float(gathered[0])
+
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
+        """The largest of each number over all ranks; every rank must bring as many."""
+        return [max(each) for each in zip(*self._gathered(list(seconds)), strict=True)]
+
+    def straggler(self, seconds: float) -> float:
+        """The largest of a number over its mean, over all ranks: 1.0 where all are alike."""
+        found = self._gathered(seconds)
+        mean = sum(found) / len(found)
+        return max(found) / mean if mean > 0 else 1.0
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """What every rank brings, by rank."""
+        gathered: list[Any] = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(gathered, value)
+        return gathered
+
     def union(self, names: Iterable[str]) -> list[str]:
         """Every name that some rank has, sorted; the same list on all ranks."""
-        gathered: list[Any] = [list(names)] * self.world
-        if self.world > 1:
-            dist.all_gather_object(gathered, list(names))
-        return sorted({name for part in gathered for name in part})
+        return sorted({name for part in self._gathered(list(names)) for name in part})
 
 
 def current_ranks() -> Ranks:

@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TextIO
 
 import torch
 
 from upshift.core.errors import JobError, PlanError
-from upshift.core.files import write_atomically
 from upshift.core.job import Job
 from upshift.core.optimization import joined_environment, missing_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.system import started_with
+from upshift.train.around import AroundWork, Report
 from upshift.train.build import build
+from upshift.train.group import is_member, join_group
 from upshift.train.loop import Loop
-from upshift.train.validate import HeldOut
 
-REPORT_EVERY_S = 0.2
 STARTED_AGAIN = "UPSHIFT_STARTED_AGAIN"
 """Set in a process that started itself again, so that it does so once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """How a run stands.
-
-    Attributes:
-        update: Updates done.
-        planned: Updates in all.
-        epoch: The present epoch, counted from 1.
-        loss: The last loss that was read.
-        samples_per_s: Since the last report.
-        held_out: Held-out metrics, right after an epoch.
-    """
-
-    update: int
-    planned: int
-    epoch: int
-    loss: float
-    samples_per_s: float
-    held_out: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to: updates, samples, seconds of training (validation included), last held-out metrics."""
+    """What a run came to: updates, samples, seconds until all was written (validation included), last held-out metrics."""
 
     updates: int
     samples: int
@@ -102,70 +79,45 @@ def train(
         out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`) and
             `upshift.toml`. The weights are saved after each epoch, and when Ctrl-C ends the run.
         max_updates: Stop earlier.
-        on_report: Told how the run stands, at most a few times a second.
+        on_report: Told how the run stands, at most a few times a second; under `async_logging` by another thread.
 
     Raises:
         JobError: The job says no length: an iterable dataset without num_updates.
+        UpshiftError: Metrics or weights could not be written.
     """
+    if is_member():
+        join_group()
     live = build(job, plan)
     planned = min(live.planned_updates or 0, max_updates or live.planned_updates or 0) or max_updates
     if planned is None:
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")
-    out.mkdir(parents=True, exist_ok=True)
-    plan.save(out / "upshift.toml")
     loop = Loop(live)
-    runner = _Runner(loop, planned, on_report, out)
+    leads = loop.ranks.rank == 0
+    with ExitStack() as stack:
+        stack.callback(loop.close)
+        if leads:
+            out.mkdir(parents=True, exist_ok=True)
+            plan.save(out / "upshift.toml")
+        else:
+            out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upshift-")))
+        work = AroundWork(loop, out, planned=planned, on_report=on_report, writes=leads)
+        return _run(loop, stack.enter_context(work), planned)
+
+
+def _run(loop: Loop, around: AroundWork, planned: int) -> Result:
+    live, found, started = loop.live, dict[str, float](), perf_counter()
+    per_epoch = planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
     try:
-        with (out / "metrics.jsonl").open("w", encoding="utf-8") as file:
-            return runner.run(file)
+        while loop.position.update < planned:
+            loop.run(min(per_epoch, planned - loop.position.update), on_update=around.after_update)
+            found = around.validate()
+            around.report(found)
+            around.save()
+        around.wait()
     except KeyboardInterrupt:
-        runner.save()
+        if live.sync is None or not live.sync.each_pass:  # whole weights of shards would need all ranks at the same place
+            around.save()
         raise
-    finally:
-        loop.close()
-
-
-class _Runner:
-    def __init__(self, loop: Loop, planned: int, on_report: Callable[[Report], None], out: Path) -> None:
-        self.loop, self.planned, self.on_report, self.out = loop, planned, on_report, out
-        self.held_out = HeldOut.where_given(loop.live)
-        self.last_report = self.started = perf_counter()
-        self.last_samples = 0
-        self.found: dict[str, float] = {}
-
-    def run(self, file: TextIO) -> Result:
-        live, loop = self.loop.live, self.loop
-        per_epoch = self.planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
-        while loop.position.update < self.planned:
-            loop.run(min(per_epoch, self.planned - loop.position.update), on_update=lambda: self._maybe_report(file))
-            if self.held_out is not None:
-                self.found = self.held_out.measure()
-            self._report(file, self.found)
-            self.save()
-        seconds = perf_counter() - self.started
-        return Result(updates=loop.position.update, samples=loop.position.samples, seconds=seconds, held_out=self.found)
-
-    def save(self) -> None:
-        """Write the weights as they are now; the old file stays until the new one is whole."""
-        content = io.BytesIO()
-        torch.save(self.loop.live.model.state_dict(), content)
-        write_atomically(self.out / "model.pt", content.getvalue())
-
-    def _maybe_report(self, file: TextIO) -> None:
-        if self.loop.losses and perf_counter() - self.last_report >= REPORT_EVERY_S:
-            self._report(file, {})
-
-    def _report(self, file: TextIO, held_out: dict[str, float]) -> None:
-        now, position = perf_counter(), self.loop.position
-        report = Report(
-            update=position.update,
-            planned=self.planned,
-            epoch=position.epoch + 1,
-            loss=self.loop.losses[-1],
-            samples_per_s=(position.samples - self.last_samples) / max(now - self.last_report, 1e-9),
-            held_out=held_out,
-        )
-        self.last_report, self.last_samples = now, position.samples
-        file.write(json.dumps(vars(report)) + "\n")
-        file.flush()
-        self.on_report(report)
+    seconds = perf_counter() - started
+    samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=live.device)))
+    return Result(updates=loop.position.update, samples=samples, seconds=seconds, held_out=found)

@@ -70,8 +70,8 @@ class Stream:
         self._iterator: Any = None
 
     def num_batches(self) -> int | None:
-        """Micro-batches in an epoch; None for an iterable dataset."""
-        return None if self._live.order is None else len(self._live.order(0))
+        """Batches that are computed in an epoch; None for an iterable dataset."""
+        return None if self._live.order is None else len(self._live.batches(0))
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, int]]:
         """Yield (batch, its number of samples on this rank) for one epoch."""
@@ -89,7 +89,7 @@ class Stream:
             yield from self._read_in_order(epoch)
             return
         share, settings = self._ranks.share, self._live.loader
-        self._requests.now = [(epoch, tuple(share(indices))) for indices in self._live.order(epoch)]
+        self._requests.now = [(epoch, tuple(share(indices))) for indices in self._live.batches(epoch)]
         if settings.num_workers == 0 and settings.num_threads > 0:
             yield from self._by_threads(list(self._requests.now))
             return

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from upshift.core.batch import iter_tensors
 from upshift.core.live import LiveJob
 from upshift.core.optimization import StepTrace
+from upshift.train.around import rehearse
 from upshift.train.loop import Loop, MicroBatch
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -27,13 +28,14 @@ def trace_step(loop: Loop) -> StepTrace:
     """Trace one update from the start of the run. The loop stands at the start afterwards, its caches filled."""
     loop.rewind()
     loop.live.counters.clear()
-    batches = first_batches(loop, loop.live.job.accumulation)
+    batches = first_batches(loop, loop.live.batches_per_update)
     loop.run(1)
     workers = loop.stream.workers_alive()
     loop.rewind()
     lens = _Lens()
     with torch.compiler.set_stance("force_eager"), lens:
         loop.run(1, batches=batches)
+    rehearse(loop)
     held = sum(p.grad is not None for group in loop.live.optimizer.param_groups for p in group["params"])
     loop.live.counters.update(workers_alive=workers, gradients_held=held)
     trace = StepTrace(
@@ -48,19 +50,21 @@ def trace_step(loop: Loop) -> StepTrace:
 
 
 def first_batches(loop: Loop, count: int) -> list[MicroBatch]:
-    """Fetch the first micro-batches of the run in this process, without moving the loop; caches serve the second fetch."""
+    """Fetch the first batches that the run computes, in this process, without moving the loop; caches serve a second one."""
     live = loop.live
     if live.order is None:
         epochs = (loop.stream.epoch(epoch) for epoch in itertools.count())
         return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
     wanted: list[tuple[int, list[int]]] = []
     for epoch in itertools.count():
-        wanted += [(epoch, indices) for indices in live.order(epoch)]
+        wanted += [(epoch, indices) for indices in live.batches(epoch)]
         if len(wanted) >= count:
             break
-    for epoch, indices in wanted[:count]:
+    # Where a batch has fewer samples than there are ranks, one rank takes it whole: an empty batch shows nothing.
+    mine = [(epoch, loop.ranks.share(indices) or indices) for epoch, indices in wanted[:count]]
+    for epoch, indices in mine:
         live.pipeline.fetch(epoch, indices)
-    return [(live.pipeline.fetch(epoch, indices), len(indices)) for epoch, indices in wanted[:count]]
+    return [(live.pipeline.fetch(epoch, indices), len(indices)) for epoch, indices in mine]
 
 
 def op_shares(live: LiveJob, batch: MicroBatch) -> tuple[dict[str, float], dict[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -31,11 +32,9 @@ class HeldOut:
         if data is None:
             raise JobError(f"{type(live.job).__name__} has no held-out data: write valid_data(self).")
         self._data: Any = list(data) if is_iterable(data) else data
-        count: int = len(self._data)
-        if count == 0:
+        self._count: int = len(self._data)
+        if self._count == 0:
             raise JobError(f"{type(live.job).__name__}.valid_data() has 0 samples.")
-        size = live.job.batch_size
-        self._batches = [range(at, min(at + size, count)) for at in range(0, count, size)]
 
     @classmethod
     def where_given(cls, live: LiveJob) -> Self | None:
@@ -45,15 +44,16 @@ class HeldOut:
 
     @property
     def num_batches(self) -> int:
-        """How many batches a whole pass takes."""
-        return len(self._batches)
+        """How many batches of the training's size a whole pass holds."""
+        return -(-self._count // self._live.job.batch_size)
 
     def measure(self, *, max_batches: int | None = None, plain: bool = False) -> dict[str, float]:
         """Give `loss` and the job's own metrics, each a mean by weight over the data and all ranks.
 
         Args:
-            max_batches: Stop after so many batches; None measures all.
-            plain: Leave the plan's forward contexts and packing out, so that every plan is measured with the same ruler.
+            max_batches: Stop after the samples of so many batches of the training's size; None measures all.
+            plain: Leave the plan's forward contexts, packing and ways of validating out, so that every plan is measured
+                with the same ruler.
 
         Raises:
             JobError: The metric is no `Mean`, or the total weight is 0.
@@ -65,14 +65,29 @@ class HeldOut:
         live.model.eval()
         sums: dict[str, list[float]] = {}
         try:
-            with torch.inference_mode(), kept_random_state():
-                for indices in self._batches[:max_batches]:
-                    self._measure_batch(self._ranks.share(indices), sums, collate)
+            with ExitStack() as stack:
+                stack.enter_context(torch.inference_mode())
+                stack.enter_context(kept_random_state())
+                for make in () if plain else live.around.validation_contexts:
+                    stack.enter_context(make())
+                for indices in self._batches(max_batches, plain=plain):
+                    mine = self._ranks.share(indices)
+                    if len(mine) == 0 and live.sync is not None and live.sync.each_pass:
+                        self._measure_batch(indices, {}, collate)  # the others cannot pass without this rank
+                    else:
+                        self._measure_batch(mine, sums, collate)
         finally:
             live.forward_contexts = contexts
             for module, training in modes:  # a part that the user froze in eval mode stays so
                 module.training = training
         return self._means(sums)
+
+    def _batches(self, max_batches: int | None, *, plain: bool) -> list[range]:
+        """The samples of each batch, several training batches in one where the plan says so."""
+        training, together = self._live.job.batch_size, 1 if plain else self._live.around.validation_batches
+        count = self._count if max_batches is None else min(self._count, max_batches * training)
+        size = training * together
+        return [range(at, min(at + size, count)) for at in range(0, count, size)]
 
     def _measure_batch(self, indices: Any, sums: dict[str, list[float]], collate: Callable[[list[Any]], Any]) -> None:
         live = self._live
@@ -82,6 +97,8 @@ class HeldOut:
         for index in indices:
             seed_sample(live.seed, 0, index, salt=_HELD_OUT)
             loaded.append(live.job.deterministic_transform(self._data[index]))
+        if len(loaded) > live.job.batch_size:
+            live.count("validation_large_batches")
         batch = collate(list(loaded))
         for adjust in live.pipeline.adjust:
             batch = adjust(batch, loaded)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from upshift.core.job import Quality
@@ -69,7 +70,7 @@ def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Desi
     """Run one fresh process to its end."""
     with named(plan.names), Trial(setting, plan, seed=design.seed + pair) as trial:
         ready = _get_ready(trial, design)
-        answer = trial.call("run", updates=design.updates)
+        answer = trial.call("run", updates=plan.updates_for(design.updates))
         return _outcome(trial, make_sample(arm, pair, answer, uneven=design.uneven), answer["losses"], ready, design)
 
 
@@ -92,7 +93,7 @@ def run_in_turns(
         for arm in arms:
             sample = join_turns(arm, pair, turns[arm], account, uneven=design.uneven)
             losses = [loss for answer in turns[arm] for loss in answer["losses"]]
-            found[arm] = awake(trials[arm], lambda trial, a=arm, s=sample, x=losses: _outcome(trial, s, x, ready[a], design))
+            found[arm] = awake(trials[arm], partial(_outcome, sample=sample, losses=losses, ready=ready[arm], design=design))
             trials[arm].end()
         return found
 
@@ -106,9 +107,10 @@ def turns_that_fit(peak_bytes: int, limit_bytes: int, device: str) -> int:
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
     """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
     warmup = COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else WARMUP_UPDATES
-    warm = trial.call("warm", updates=min(warmup, design.updates))
+    updates = trial.plan.updates_for(design.updates)
+    warm = trial.call("warm", updates=min(warmup, updates))
     trial.call("rewind")
-    primed_s = trial.call("prime", updates=design.updates)["seconds"]
+    primed_s = trial.call("prime", updates=updates)["seconds"]
     trial.call("memory", reset=True)
     return warm, primed_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from time import monotonic
 
@@ -38,6 +39,10 @@ class Budget:
     def left(self) -> float:
         """Seconds left; negative once it is overdrawn."""
         return self.seconds - self.spent
+
+    def ask_for(self, more_s: float) -> str:
+        """A `--budget` that holds `more_s` seconds beside what is spent, in whole minutes."""
+        return f"--budget {math.ceil((self.spent + more_s) / 60.0)}m"
 
     @property
     def deadline(self) -> float:
@@ -77,6 +82,10 @@ class Costs:
     def final_s(self, seconds: float, update_s: float) -> float:
         """What the final comparison will take when about `seconds` are set aside for it."""
         return PAIRS * self.pair_s(self.final_updates(seconds, update_s), update_s) * MARGIN
+
+    def whole_run_s(self, updates: int, update_s: float, points: int) -> float:
+        """One whole run in a fresh process, its warm-up and held-out measurements included."""
+        return (self.start_s + (updates + 4) * update_s + (points + 1) * self.validation_s) * MARGIN
 
     def screening_s(self, turns: int, updates: int, update_s: float) -> float:
         """Screening one candidate at a base update of `update_s`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from upshift.core.optimization import Optimization
 from upshift.core.stats import Interval, Verdict
 from upshift.tune.compare import Comparison
+from upshift.tune.goodput import MIN_PAIRS, TargetComparison
 from upshift.tune.objective import MEMORY_STEP_FRAC, Goal, Objective
 from upshift.tune.rung import Outcome, break_even_updates
 from upshift.tune.screen import Screening
@@ -37,12 +38,9 @@ class Given:
 
 def decide(optimization: Optimization, screening: Screening, given: Given) -> tuple[Outcome, str]:
     """The outcome of a screening, and why."""
-    comparison, gate = screening.comparison, screening.gate
-    if not screening.fired:
-        missing = "; ".join(f"{c['name']}: {c['seen']}" for c in screening.evidence if not c["passed"]) or "no check"
-        return "refused", f"its mechanism was not seen at work ({missing})"
-    if gate is None or gate.verdict == "failed":
-        return "refused", f"the numerics gate says no: {gate.why if gate else 'nothing was captured'}"
+    comparison = screening.comparison
+    if why := unproved(screening):
+        return "refused", why
     if comparison.interval is None:
         return "undecided", comparison.why
     seen = f"{comparison.interval.ratio:.2f}x ({comparison.interval.low:.2f} to {comparison.interval.high:.2f})"
@@ -59,6 +57,35 @@ def decide(optimization: Optimization, screening: Screening, given: Given) -> tu
     if comparison.verdict is Verdict.SAME or comparison.interval.high < 1.0 + given.floor_frac:
         return "refused", f"brings nothing here: {seen}"
     return "undecided", f"no gain was shown: {seen}, floor {given.floor_frac:.1%}"
+
+
+def unproved(screening: Screening) -> str:
+    """Why a candidate is refused whatever the clock says: no mechanism at work, or the numerics gate; empty for neither."""
+    gate = screening.gate
+    if not screening.fired:
+        missing = "; ".join(f"{c['name']}: {c['seen']}" for c in screening.evidence if not c["passed"]) or "no check"
+        return f"its mechanism was not seen at work ({missing})"
+    if gate is None or gate.verdict == "failed":
+        return f"the numerics gate says no: {gate.why if gate else 'nothing was captured'}"
+    return ""
+
+
+def decide_to_target(found: TargetComparison) -> tuple[Outcome, str]:
+    """The outcome of a comparison by time to target, and why."""
+    if found.held_out is not None and found.held_out.verdict == "worse":
+        return "refused", f"it ends worse: {found.held_out.why}"
+    if found.missed and found.pairs >= MIN_PAIRS:
+        return "refused", f"{found.missed} of {found.pairs} whole runs never reached the target, which the base's reach"
+    if found.interval is None:
+        return "undecided", found.why
+    seen = f"{found.interval.ratio:.2f}x ({found.interval.low:.2f} to {found.interval.high:.2f}) over whole runs"
+    if found.verdict is Verdict.FASTER:
+        return "applied", f"sooner at the target: {seen}"
+    if found.verdict is Verdict.SLOWER:
+        return "refused", f"later at the target: {seen}"
+    if found.verdict is Verdict.SAME:
+        return "refused", f"no sooner at the target: {seen}"
+    return "undecided", f"not shown to be sooner at the target: {seen}; {found.why}"
 
 
 def needs_confirmation(comparison: Comparison, objective: Objective) -> bool:

@@ -23,6 +23,7 @@ from upshift.report import evidence as evidence_file
 from upshift.report import write_html
 from upshift.tune.budget import Budget
 from upshift.tune.compare import Comparison
+from upshift.tune.goodput import TargetComparison
 from upshift.tune.objective import Objective, run_cost
 from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.rung import Rung
@@ -133,10 +134,14 @@ class Dossier:
         }  # fmt: skip
         return reason
 
-    def note_final(self, comparison: Comparison, quality: NonInferiority | None) -> None:
-        """Keep the final proof."""
+    def note_final(
+        self, comparison: Comparison, quality: NonInferiority | None, reached: TargetComparison | None = None
+    ) -> None:
+        """Keep the final proof; `reached`: by time to target, where the plan is judged so, with `quality` of whole runs."""
         final = comparison.to_dict()
-        final["quality"] = self._quality(comparison, quality)
+        final["quality"] = self._quality(comparison if reached is None else reached, quality)
+        if reached is not None:
+            final["time_to_target"] = reached.to_dict()
         if quality is not None and quality.verdict == "not_worse":
             for rung in self.rungs:
                 if rung.outcome == "applied" and rung.numerics and rung.numerics["verdict"] == "pending":
@@ -148,6 +153,7 @@ class Dossier:
         self.evidence["step_ms"] = {
             name: 1e3 * sum(s.seconds for s in some) / sum(s.updates for s in some) for name, some in taken.items()
         }
+        self.evidence["step_ms"]["tuned"] /= self.applied_plan().samples_factor  # of as many samples as the job's own
         peaks = {f"{name}_peak_bytes": max(s.peak_bytes or 0 for s in some) for name, some in taken.items()}
         self.evidence["memory"] |= peaks
 
@@ -160,11 +166,14 @@ class Dossier:
             step_ms = self.evidence["step_ms"][name]
             self.evidence["objective"][f"{name}_cost"] = run_cost(step_ms, setup, planned_updates, objective.price_per_hour)
 
-    def _quality(self, comparison: Comparison, found: NonInferiority | None) -> dict[str, Any] | None:
+    def _quality(self, comparison: Comparison | TargetComparison, found: NonInferiority | None) -> dict[str, Any] | None:
         quality = self.job.quality
         if found is None or quality is None:
             return None
-        seeds = {arm: [metrics[quality.metric] for metrics in comparison.metrics[arm]] for arm in "AB"}
+        if isinstance(comparison, TargetComparison):
+            seeds = {arm: comparison.ends(arm) for arm in "AB"}
+        else:
+            seeds = {arm: [metrics[quality.metric] for metrics in comparison.metrics[arm]] for arm in "AB"}
         return {
             "metric": quality.metric,
             "direction": quality.direction,
@@ -187,6 +196,8 @@ class Dossier:
         }
         if self.proved and final:
             proof |= {name: round(final[name], 4) for name in ("ratio", "low", "high")}
+            if reached := final.get("time_to_target"):
+                proof |= {"time_to_target": round(reached["ratio"], 4)}
         plan = Plan(optimizations=self.applied_plan().optimizations, target=self.target, proved=proof)
         self.evidence |= {
             "rungs": [rung.to_dict() for rung in self.rungs],

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from upshift.core.job import Loss
-from upshift.core.live import LiveJob
+from upshift.core.live import LiveJob, replace_attribute
 from upshift.core.seeding import kept_random_state
+from upshift.core.sync import whole
 from upshift.train.loop import Loop, MicroBatch
 from upshift.train.trace import first_batches
 from upshift.tune.numerics import UpdateSample
@@ -34,9 +35,13 @@ IMPLEMENTATION = frozenset({"params", "fused", "foreach", "capturable", "differe
 def gradient_batches(loop: Loop, count: int) -> list[MicroBatch]:
     """The first `count` batches of the run, the last one of its epoch, and the first one's samples an epoch later.
 
-    An iterable dataset gives its first batches only.
+    An iterable dataset gives its first batches only. Micro-batches that the plan merges are sampled each by itself, so that
+    every plan is sampled on the same ones.
     """
-    live, batches = loop.live, first_batches(loop, count)
+    live = loop.live
+    unmerged = replace_attribute(live, "merge", 1)
+    batches = first_batches(loop, count)
+    unmerged()
     if live.order is None:
         return batches
     epoch = live.order(0)
@@ -58,6 +63,36 @@ def gradient_sample(live: LiveJob, batches: list[MicroBatch]) -> npt.NDArray[np.
     return np.stack(rows)
 
 
+def group_gradient_sample(loop: Loop, count: int) -> npt.NDArray[np.float32]:
+    """The rows of `gradient_sample` as several ranks make them together, each from its share; the same on every rank.
+
+    What the way of the gradients through their sum does to them is in the rows.
+
+    Args:
+        loop: The loop; its position is lost.
+        count: Of the first batches, see `gradient_batches`.
+    """
+    live, share = loop.live, loop.ranks.share
+    batches = first_batches(loop, count)
+    if live.order is not None:
+        first, following = live.order(0), live.order(1)
+        wanted = [(0, indices) for indices in [*first, *following][:count]] + [(0, first[-1]), (1, first[0])]
+        mine = [(epoch, list(share(indices))) for epoch, indices in wanted]
+        batches = [(live.pipeline.fetch(epoch, part), len(part)) if part else (None, 0) for epoch, part in mine]
+    rows = []
+    loop.steps_optimizer, loop.keeps_gradients = False, True
+    try:
+        with _without_dropout(live.model), kept_random_state():
+            for batch in batches:
+                live.optimizer.zero_grad(set_to_none=True)
+                loop.run(1, batches=[batch])
+                rows.append(_flat_gradient(live, 1.0 if live.scaler is None else live.scaler.get_scale()))
+    finally:
+        loop.steps_optimizer, loop.keeps_gradients = True, False
+    live.optimizer.zero_grad(set_to_none=True)
+    return np.stack(rows)
+
+
 def _gradient(live: LiveJob, batch: object, size: int) -> npt.NDArray[np.float32]:
     live.model.train()
     live.optimizer.zero_grad(set_to_none=True)
@@ -65,10 +100,13 @@ def _gradient(live: LiveJob, batch: object, size: int) -> npt.NDArray[np.float32
     part = loss if isinstance(loss, Loss) else Loss(loss * size, size)
     scale = 1.0 if live.scaler is None else 1024.0
     (part.total / part.weight * scale).backward()
-    pieces = [
-        (torch.zeros_like(p) if p.grad is None else p.grad / scale).detach().float().cpu().contiguous().reshape(-1)
-        for p in live.model.parameters()
-    ]
+    return _flat_gradient(live, scale)
+
+
+def _flat_gradient(live: LiveJob, scale: float) -> npt.NDArray[np.float32]:
+    """All gradients in a row, `scale` taken out of them."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad / scale for p in live.model.parameters()]
+    pieces = [whole(gradient.detach()).float().cpu().contiguous().reshape(-1) for gradient in gradients]
     flat = torch.cat(pieces)
     if flat.numel() > MAX_COORDINATES:
         chosen = torch.randint(flat.numel(), (MAX_COORDINATES,), generator=torch.Generator().manual_seed(0))
@@ -87,11 +125,12 @@ def update_sample(loop: Loop) -> UpdateSample:
     tries = 0
     while len(moved) < SAMPLED_UPDATES and tries < SAMPLED_UPDATES + MAX_SKIPPED:
         tries += 1
-        before = [parameter.detach().clone() for parameter in parameters]
+        before = [whole(parameter.detach()).clone() for parameter in parameters]
         told = _settings(loop.live, list(parameters))
         loop.run(1)
         steps = [
-            float((now.detach() - old).float().square().mean().sqrt()) for now, old in zip(parameters, before, strict=True)
+            float((whole(now.detach()) - old).float().square().mean().sqrt())
+            for now, old in zip(parameters, before, strict=True)
         ]
         if any(steps) or moved:  # until the first update that counts, a scaler looks for its scale
             moved.append(steps)

@@ -12,7 +12,7 @@ from typing import Any
 
 from upshift.core.errors import TrialError
 from upshift.core.facts import Facts, JobFacts
-from upshift.core.optimization import Card, Optimization, clash
+from upshift.core.optimization import Card, Judge, Optimization, clash
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
 from upshift.profile.diagnosis import Diagnosis, diagnose
@@ -20,17 +20,24 @@ from upshift.tune.arms import Design
 from upshift.tune.budget import Budget, Costs
 from upshift.tune.compare import compare
 from upshift.tune.decide import Given, decide, needs_confirmation
+from upshift.tune.event_design import kept_event_facts
+from upshift.tune.goodput import MIN_PAIRS
+from upshift.tune.noting import NOT_TRIED, fill, note_unfit
 from upshift.tune.objective import Goal, Objective
-from upshift.tune.rung import Outcome, Rung, break_even_updates
+from upshift.tune.pairs import try_pairs
+from upshift.tune.rung import Outcome, Rung
 from upshift.tune.screen import TURNS, Screen, Screening
+from upshift.tune.to_events import try_events
+from upshift.tune.to_target import try_to_target
+from upshift.tune.whole_runs import TargetDesign
 
-NOT_TRIED = "not tried"
 MEMORY_SHORT = 0.8
 BOTTLENECK_BONUS = 2.0
 CONFIRM_UPDATES_S = 1.5
 QUICK_SLICE_S = 0.6
 TURN_S = 0.8
 MAX_TURN_UPDATES = 200
+EMPTY = Plan()
 
 
 @dataclass(kw_only=True)
@@ -50,6 +57,7 @@ class Ladder:
         save: Called with every new rung.
         say: Told what is going on.
         objective: What is wanted.
+        target_design: How whole runs are compared by time to target; None where there is no held-out metric.
         rungs: What became of each candidate so far.
         phases: Phase shares under the present plan; empty until something was kept.
         speed: Of the present plan, as a ratio to the plain job, by its screenings.
@@ -68,6 +76,7 @@ class Ladder:
     save: Callable[[], None]
     say: Callable[[str], None]
     objective: Objective = field(default_factory=Objective)
+    target_design: TargetDesign | None = None
     rungs: list[Rung] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     speed: float = 1.0
@@ -83,26 +92,44 @@ class Ladder:
         """Updates per turn: at least those of the plain job, and more as the updates become shorter."""
         return max(self.updates, min(int(TURN_S / self.update_s), MAX_TURN_UPDATES))
 
-    def _reserve_s(self) -> float:
+    def reserve(self) -> float:
         """What must be left for the proof: little as long as there is nothing to prove."""
         usual = self.reserve_s(self.update_s)
-        return usual if self.screen.plan.names else min(usual, self.costs.final_s(0.0, self.update_s))
+        least = self.costs.final_s(0.0, self.update_s)
+        return (usual if self.screen.plan.names else min(usual, least)) + self.target_reserve_s()
+
+    def target_reserve_s(self) -> float:
+        """What the proof by time to target will need, where something that was kept is judged by it."""
+        kept = any(item.card.judged_by is Judge.TIME_TO_TARGET for item in self.screen.plan.optimizations)
+        return MIN_PAIRS * self.whole_pair_s(EMPTY) if kept else 0.0
+
+    def whole_pair_s(self, base: Plan) -> float:
+        """Seconds of a pair of whole runs, `base` against the present plan."""
+        updates, points = self.facts.job.planned_updates or 0, self.target_design.points if self.target_design else 0
+        base_s, base_updates = self.update_s, float(updates)
+        if not base.names:
+            base_s, base_updates = self.costs.base_update_s, updates * self.screen.plan.samples_factor
+        return self.costs.whole_run_s(updates, self.update_s, points) + self.costs.whole_run_s(
+            round(base_updates), base_s, points
+        )
 
     def climb(self) -> None:
         """Try candidates until none is left or the time is up."""
         while True:
-            fits = self._candidates()
+            fits = self.candidates()
             if not fits:
                 break
             _, optimization, max_gain = fits[0]
             needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + optimization.card.setup_s
-            if self.budget.left - needed < self._reserve_s():
+            if self.budget.left - needed < self.reserve():
                 why = f"{NOT_TRIED}: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
-                self._note(optimization, "undecided", why, predicted=max_gain)
+                self.note(optimization, "undecided", why, predicted=max_gain)
                 continue
             self._try(optimization, max_gain)
-        self._try_pairs()
-        self._note_unfit()
+        try_pairs(self)
+        try_events(self)
+        try_to_target(self)
+        note_unfit(self)
 
     def prune(self) -> None:
         """Take every kept rung but the newest out once; what no longer pays leaves the plan. A pair is split here."""
@@ -113,7 +140,7 @@ class Ladder:
             needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) * 1.5
             if rung.setup_seconds:
                 needed += rung.setup_seconds
-            if len(self.screen.plan.names) < 2 or self.budget.left - needed < self._reserve_s():
+            if len(self.screen.plan.names) < 2 or self.budget.left - needed < self.reserve():
                 continue
             self.say(f"does {rung.name} still pay?")
             plan = self.screen.plan.minus(rung.name)
@@ -131,30 +158,42 @@ class Ladder:
             self.save()
 
     def _prunable(self) -> set[str]:
-        """Names in the plan that must pay with time; what was kept for its memory pays with memory."""
+        """Names in the plan that must pay with the time of an update; what was kept for its memory pays with memory."""
         if self.objective.goal is Goal.MEMORY:
             return set()
-        return {item.card.name for item in self.screen.plan.optimizations if not item.card.memory_technique}
+        items = self.screen.plan.optimizations
+        by_time = (item.card for item in items if item.card.judged_by is Judge.UPDATE_TIME)
+        return {card.name for card in by_time if not (card.memory_technique or card.event)}
 
-    def _candidates(self) -> list[tuple[float, Optimization, float]]:
-        """What fits now and was not tried, best first: (score, optimization, max gain)."""
+    def candidates(
+        self, judge: Judge = Judge.UPDATE_TIME, *, events: bool = False
+    ) -> list[tuple[float, Optimization, float]]:
+        """What fits now, is judged so and was not tried, best first: (score, optimization, max gain).
+
+        Args:
+            judge: What decides whether it pays.
+            events: Those that act on an event around the updates, instead of those that act on updates.
+        """
         found = []
         for name, kind in self.catalogue.items():
-            if name in self.screen.plan.names:
+            card = kind.card
+            if name in self.screen.plan.names or card.judged_by is not judge or bool(card.event) is not events:
                 continue
             fit = kind.fit(self.facts)
             if not fit.fits or self._blocked(kind, fit.max_gain):
                 continue
             for position, setting in enumerate(fit.settings):
-                if any(rung.is_about(setting) for rung in self.rungs) or self._clashes(setting):
+                if any(rung.is_about(setting) for rung in self.rungs) or self.clashes(setting):
                     continue
-                found.append((self._score(kind.card, fit.max_gain) / (1 + position), setting, fit.max_gain))
+                found.append((self._score(card, fit.max_gain) / (1 + position), setting, fit.max_gain))
         return sorted(found, key=lambda item: -item[0])
 
     def _score(self, card: Card, max_gain: float) -> float:
         """How soon to try it: ceiling times prior; for memory what costs no time goes first."""
         if self.objective.goal is Goal.MEMORY:
             return card.prior + (0.0 if card.memory_technique else 1.0)
+        if card.judged_by is Judge.TIME_TO_TARGET:
+            return card.prior
         bonus = BOTTLENECK_BONUS if card.relieves is self.diagnosis.name else 1.0
         return math.log(max_gain) * card.prior * bonus
 
@@ -164,12 +203,15 @@ class Ladder:
             return not kind.card.saves_memory
         if kind.card.memory_technique:
             return not self._memory_short()
+        if kind.card.judged_by is Judge.TIME_TO_TARGET:  # what an update teaches has no ceiling in its phases
+            return False
         return max_gain < 1.0 + self.screen.floor_frac
 
     def _memory_short(self) -> bool:
         return self.facts.peak_memory_bytes > MEMORY_SHORT * self.facts.memory_limit_bytes
 
-    def _clashes(self, optimization: Optimization) -> str:
+    def clashes(self, optimization: Optimization) -> str:
+        """Why it cannot stand beside what was kept; empty where it can."""
         return next((why for item in self.screen.plan.optimizations if (why := clash(item, optimization))), "")
 
     def _try(self, optimization: Optimization, max_gain: float) -> None:
@@ -180,77 +222,37 @@ class Ladder:
         try:
             screening = self.screen.screen(optimization, plan, updates)
         except TrialError as error:
-            self._note_failure(optimization, error, max_gain)
+            self.note_failure(optimization, error, max_gain)
             return
-        outcome, reason = self._decide(optimization, screening)
+        outcome, reason = self.decide(optimization, screening)
         if outcome == "applied" and needs_confirmation(screening.comparison, self.objective):
-            outcome, reason = self._confirm(optimization, plan, screening)
-        rung = self._note(optimization, outcome, reason, predicted=max_gain, screening=screening)
+            outcome, reason = self.confirm(optimization, plan, screening)
+        rung = self.note(optimization, outcome, reason, predicted=max_gain, screening=screening)
         if rung.outcome == "applied":
             self.newest = rung.name
             self.speed *= screening.comparison.interval.ratio if screening.comparison.interval else 1.0
             self.screen.promote()
             self.refresh()
 
-    def _try_pairs(self) -> None:
-        """Try together what may only pay together, where each was harmless alone and brought too little."""
-        if self.objective.goal is Goal.MEMORY:
-            return
-        for rung in list(self.rungs):
-            for name in self.catalogue[rung.name].card.pays_with if rung.name in self.catalogue else ():
-                partner = next((other for other in self.rungs if other.name == name and _brought_nothing(other)), None)
-                if partner is not None and _brought_nothing(rung):
-                    self._try_pair(rung, partner)
-
-    def _try_pair(self, rung: Rung, partner: Rung) -> None:
-        one, other = (self.catalogue[item.name](**item.settings) for item in (rung, partner))
-        needed = 2 * self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + one.card.setup_s + other.card.setup_s
-        if self._clashes(one) or self._clashes(other):
-            return
-        if self.budget.left - needed < self._reserve_s():
-            rung.reason += f"; together with {partner.name}: {NOT_TRIED}, the budget must keep enough for the final proof"
-            return
-        self.say(f"trying {rung.name} together with {partner.name}")
-        plan = self.screen.plan.plus(one).plus(other)
-        try:
-            screening = self.screen.screen(one, plan, self.turn_updates, beside=other)
-        except TrialError as error:
-            for item, beside in ((rung, partner), (partner, rung)):
-                item.reason += f"; together with {beside.name} the trial failed ({error.kind.replace('_', ' ')})"
-            return
-        outcome, reason = self._decide(one, screening)
-        if outcome == "applied" and needs_confirmation(screening.comparison, self.objective):
-            outcome, reason = self._confirm(one, plan, screening)
-        self.say(f"{outcome}: {rung.name} together with {partner.name}: {reason}")
-        for item, beside in ((rung, partner), (partner, rung)):
-            item.reason += f"; together with {beside.name}: {reason}"
-            if outcome == "applied":
-                self._fill(item, screening)
-                item.outcome = "applied"
-        if outcome == "applied":
-            self.newest = ""
-            self.screen.promote()
-            self.refresh()
-        self.save()
-
-    def _note_failure(self, optimization: Optimization, error: TrialError, max_gain: float) -> None:
+    def note_failure(self, optimization: Optimization, error: TrialError, max_gain: float | None = None) -> None:
         """A dead trial is a failure; a loss that broke, where the base's did not, is the numerics gate's no."""
         if error.kind != "nan":
-            self._note(optimization, "failed", f"{error.kind.replace('_', ' ')}: {error}", predicted=max_gain)
+            self.note(optimization, "failed", f"{error.kind.replace('_', ' ')}: {error}", predicted=max_gain)
             return
         why = f"the loss broke where the plan without it stays finite: {error}"
-        rung = self._note(optimization, "refused", f"the numerics gate says no: {why}", predicted=max_gain)
+        rung = self.note(optimization, "refused", f"the numerics gate says no: {why}", predicted=max_gain)
         rung.numerics = {"class": str(optimization.card.numerics), "verdict": "failed", "why": why}
         self.save()
 
-    def _decide(self, optimization: Optimization, screening: Screening) -> tuple[Outcome, str]:
+    def decide(self, optimization: Optimization, screening: Screening) -> tuple[Outcome, str]:
+        """The outcome of a screening under the present plan, and why."""
         given = Given(
             objective=self.objective, floor_frac=self.screen.floor_frac, speed=self.speed, update_s=self.update_s,
             planned_updates=self.facts.job.planned_updates,
         )  # fmt: skip
         return decide(optimization, screening, given)
 
-    def _confirm(self, optimization: Optimization, plan: Plan, screening: Screening) -> tuple[Any, str]:
+    def confirm(self, optimization: Optimization, plan: Plan, screening: Screening) -> tuple[Any, str]:
         """Fresh processes decide over a small gain; without the time for them it stays undecided."""
         updates = min(max(int(CONFIRM_UPDATES_S / self.update_s), 3 * self.updates), 400)
         pair_s = 2 * self.costs.start_s + 2 * (updates + 4) * self.update_s
@@ -282,23 +284,38 @@ class Ladder:
             return "applied", f"faster, confirmed by fresh processes: {seen}"
         return "refused", f"{gain} in turns did not hold in fresh processes: {seen}"
 
-    def refresh(self) -> None:
-        """Measure the bottleneck again under the present plan."""
+    def refresh(self, *, event: str = "", lost_s: float = 0.0) -> None:
+        """Measure the bottleneck again under the present plan.
+
+        Args:
+            event: What the technique that was just kept acts on, where that is no update.
+            lost_s: Seconds that this event costs since then.
+        """
         self.say("measuring again where the time goes")
         answer = self.screen.profile(slice_s=QUICK_SLICE_S, quick=True)
         old = self.facts
         sent = answer["facts"]
         kept = {name: getattr(old, name) for name in ("op_frac", "op_counts", "bf16_matmul_gain")}
+        kept |= kept_event_facts(old, sent["step_ms"], event=event, lost_s=lost_s)
         self.facts = Facts(machine=old.machine, job=JobFacts(**_job(answer)), **{**sent, **kept})
-        found = diagnose(answer["profile"]["phases"], sent["ceilings"], wait_frac=sent["input_wait_frac"])
+        found = diagnose(
+            answer["profile"]["phases"], sent["ceilings"], wait_frac=sent["input_wait_frac"], straggler=sent["straggler"]
+        )
         self.diagnosis = found
         around = ("validation", "checkpoint")  # not measured again
         self.phases = {name: share for name, share in answer["profile"]["phases"].items() if name not in around}
         self.say(f"now: {found.words}")
 
-    def _note(
-        self, optimization: Optimization, outcome: Any, reason: str, *, predicted: float, screening: Screening | None = None
+    def note(
+        self,
+        optimization: Optimization,
+        outcome: Any,
+        reason: str,
+        *,
+        predicted: float | None = None,
+        screening: Screening | None = None,
     ) -> Rung:
+        """Record what became of a candidate."""
         rung = Rung(
             name=optimization.card.name,
             settings=optimization.settings(),
@@ -307,62 +324,11 @@ class Ladder:
             predicted_max_gain=predicted,
         )
         if screening is not None:
-            self._fill(rung, screening)
+            fill(rung, screening, self.screen, self.update_s)
         self.rungs.append(rung)
         self.say(f"{outcome}: {rung.name}: {reason}")
         self.save()
         return rung
-
-    def _fill(self, rung: Rung, screening: Screening) -> None:
-        """Put what a screening gave into its rung."""
-        interval = screening.comparison.interval
-        rung.comparison = screening.comparison.to_dict() if interval else None
-        if interval is None:
-            rung.unused_samples = [sample.to_dict() for sample in screening.comparison.samples]
-        rung.evidence = screening.evidence
-        rung.setup_seconds = screening.setup_s
-        if interval:
-            rung.break_even_updates = break_even_updates(screening.setup_s, self.update_s, self.update_s / interval.ratio)
-        if screening.gate:
-            gate = screening.gate
-            rung.numerics = {"class": str(gate.numerics), "verdict": gate.verdict, "why": gate.why}
-            if self.screen.challenger is not None:
-                rung.numerics["baseline_losses"] = list(self.screen.base.losses)
-                rung.numerics["candidate_losses"] = list(self.screen.challenger.losses)
-        if screening.peak_bytes.get("A"):
-            rung.memory_ratio = screening.peak_bytes["B"] / screening.peak_bytes["A"]
-
-    def _note_unfit(self) -> None:
-        """Every candidate that was never tried is a rung too, with the reason of the last look."""
-        for name, kind in self.catalogue.items():
-            if name in self.screen.plan.names or any(rung.name == name for rung in self.rungs):
-                continue
-            fit = kind.fit(self.facts)
-            settings = fit.settings[0].settings() if fit.settings else {}
-            reason = fit.reason or self._why_blocked(kind, fit.max_gain, fit.settings)
-            predicted = fit.max_gain if fit.fits else None
-            rung = Rung(name=name, settings=settings, outcome="refused", reason=reason, predicted_max_gain=predicted)
-            self.rungs.append(rung)
-        self.save()
-
-    def _why_blocked(self, kind: type[Optimization], max_gain: float, settings: tuple[Optimization, ...]) -> str:
-        if self.objective.goal is Goal.MEMORY and not kind.card.saves_memory:
-            return "it lowers no peak memory, which is what is wanted"
-        if kind.card.memory_technique:
-            peak, limit = self.facts.peak_memory_bytes / 2**30, self.facts.memory_limit_bytes / 2**30
-            return f"it buys memory with time, and memory is not short: {peak:.1f} of {limit:.1f} GiB at the peak"
-        if why := next((self._clashes(item) for item in settings if self._clashes(item)), ""):
-            return why
-        floor = self.screen.floor_frac
-        return (
-            f"by its measured ceiling it could bring {max_gain:.2f}x at most, and less than {floor:.1%} cannot be told here"
-        )
-
-
-def _brought_nothing(rung: Rung) -> bool:
-    """Whether a candidate was tried and passed every gate, but was no faster by itself."""
-    passed = bool(rung.numerics) and (rung.numerics or {})["verdict"] == "passed"
-    return passed and rung.comparison is not None and rung.outcome in ("refused", "undecided")
 
 
 def _job(answer: Mapping[str, Any]) -> dict[str, Any]:

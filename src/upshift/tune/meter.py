@@ -96,16 +96,21 @@ def allowed_cores() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def begin_on(core: int) -> None:
+def begin_on(core: int, *, beside: int = 0) -> None:
     """Move this thread to a core, and let the scheduler do as it likes from there; nothing where it is bound already.
 
     Two processes that take turns may sit on two cores for good, one of which a neighbour of the host slows down.
+
+    Args:
+        core: Which one.
+        beside: So many cores further on, in a circle: ranks that run at once begin on cores of their own.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
     allowed = os.sched_getaffinity(0)
     if core in allowed and len(allowed) > 1:
-        os.sched_setaffinity(0, {core})
+        cores = sorted(allowed)
+        os.sched_setaffinity(0, {cores[(cores.index(core) + beside) % len(cores)]})
         os.sched_setaffinity(0, allowed)
 
 

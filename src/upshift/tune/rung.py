@@ -27,6 +27,8 @@ class Rung:
         break_even_updates: After how many updates that is earned back; None where nothing is.
         unused_samples: Samples that came to no interval, a neighbour having spoilt too many.
         memory_ratio: Peak memory with it over peak memory without; None where not measured.
+        update_time: The paired measurement of the time of an update, where the comparison is by time to target.
+        proof: The final proof by time to target that took it out of the plan again; None for all other rungs.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Rung:
     setup_seconds: float | None = None
     break_even_updates: int | None = None
     memory_ratio: float | None = None
+    update_time: dict[str, Any] | None = None
+    proof: dict[str, Any] | None = None
     unused_samples: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:

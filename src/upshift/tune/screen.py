@@ -244,7 +244,7 @@ class Screen:
         for arm, resident in (("B", challenger), ("A", self.base)):
             resident.trial.thaw()
             resident.trial.call("rewind")
-            primed = resident.trial.call("prime", updates=total)["seconds"]
+            primed = resident.trial.call("prime", updates=resident.trial.plan.updates_for(total))["seconds"]
             resident.trial.call("memory", reset=True)
             if arm == "B":
                 screening.setup_s += primed
@@ -252,7 +252,7 @@ class Screen:
         for turn in range(most_turns + MAX_RETAKES):
             if turn >= most_turns:
                 for resident in (challenger, self.base):  # caches hold only what the planned turns need
-                    self._awake(resident, lambda r: r.trial.call("prime", updates=updates))
+                    self._awake(resident, lambda r: r.trial.call("prime", updates=r.trial.plan.updates_for(updates)))
             both = self._turn(challenger, turn, updates)
             comparison.samples += both
             comparison.retaken += any(sample.spoilt for sample in both)

@@ -15,22 +15,26 @@ from typing import Any
 from upshift.core.errors import JobError, TrialError
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.job import Job
-from upshift.core.machine import read_machine
-from upshift.core.optimization import Numerics, Optimization
+from upshift.core.optimization import Judge, Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, NonInferiority, Verdict
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.profile.diagnosis import diagnose
+from upshift.train.group import read_shared_machine
 from upshift.tune.arms import Design, turns_that_fit
 from upshift.tune.budget import FINAL_SHARE, REPORT_S, Budget, Costs
 from upshift.tune.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
 from upshift.tune.decide import MEMORY_SAVED
 from upshift.tune.dossier import Dossier
-from upshift.tune.ladder import MAX_TURN_UPDATES, NOT_TRIED, TURN_S, Ladder
+from upshift.tune.goodput import TargetComparison
+from upshift.tune.ladder import MAX_TURN_UPDATES, TURN_S, Ladder
+from upshift.tune.noting import NOT_TRIED
 from upshift.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
 from upshift.tune.screen import Screen
+from upshift.tune.target_proof import TargetProof
 from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.whole_runs import TargetDesign
 
 PROFILE_SHARE = 0.005
 """Share of the budget for each measured run of the profile."""
@@ -52,6 +56,7 @@ class TuneRequest:
         seed: Overrides the job's seed for the experiment.
         resume: Take up the evidence in `out` where it ended.
         objective: What is wanted.
+        ranks: Processes that train together in each trial.
     """
 
     target: str
@@ -60,6 +65,7 @@ class TuneRequest:
     seed: int | None = None
     resume: bool = False
     objective: Objective = TIME
+    ranks: int = 1
 
 
 class Session:
@@ -77,15 +83,24 @@ class Session:
         self.request, self.say = request, say
         self.budget = Budget.begin(request.budget_s)
         self.job: Job = load_job(request.target)
-        self.dossier = Dossier(request.target, self.job, read_machine(), request.out, self.budget)
+        machine = read_shared_machine(request.ranks)
+        self.dossier = Dossier(request.target, self.job, machine, request.out, self.budget)
+        if request.ranks > 1:
+            self.dossier.evidence["machine"]["ranks"] = request.ranks
+            self.dossier.evidence["machine"]["fingerprint"] += f" x{request.ranks}"
+            commands = self.dossier.evidence["commands"]
+            self.dossier.evidence["commands"] = [f"{line} --ranks {request.ranks}" for line in commands]
         if request.resume:
             self.dossier.take_up()
         self.dossier.set_aside()
         self.dossier.evidence["objective"] = request.objective.to_dict()
         folder = request.out / "trials"
-        self.setting = TrialSetting(target=request.target, folder=folder, progress=lambda words: say(f"  {words}"))
+        self.setting = TrialSetting(
+            target=request.target, folder=folder, progress=lambda words: say(f"  {words}"), ranks=request.ranks
+        )
         self.seed = self.job.seed if request.seed is None else request.seed
         self.screen: Screen | None = None
+        self.planned_updates: int | None = None
 
     def run(self) -> dict[str, Any]:
         """Tune. KeyboardInterrupt and failing trials end it early, with everything known written.
@@ -121,13 +136,19 @@ class Session:
         rungs = self.dossier.rungs
         if not self.dossier.proved and any(NEIGHBOUR in rung.reason for rung in rungs):
             return "noise"
-        return "budget" if any(rung.reason.startswith(NOT_TRIED) for rung in rungs) else "done"
+        # Whole runs are more than most budgets hold: that they were left out does not make a tuning an unfinished one.
+        kinds = catalogue()
+        left_out = (rung for rung in rungs if rung.reason.startswith(NOT_TRIED))
+        cut_short = any(rung.name not in kinds or kinds[rung.name].card.judged_by is Judge.UPDATE_TIME for rung in left_out)
+        return "budget" if cut_short else "done"
 
     # Getting ready.
 
     def _prepare(self) -> Ladder:
         facts = self._profile()
-        diagnosis = diagnose(self.dossier.evidence["phases"], facts.ceilings, wait_frac=facts.input_wait_frac)
+        diagnosis = diagnose(
+            self.dossier.evidence["phases"], facts.ceilings, wait_frac=facts.input_wait_frac, straggler=facts.straggler
+        )
         self.say(diagnosis.words)
         uneven = self.job.overrides("length")
         least = MIN_UNEVEN_TURN_UPDATES if uneven else MIN_TURN_UPDATES
@@ -144,6 +165,7 @@ class Session:
             reserve_s=lambda tuned_s: self.costs.final_s(FINAL_SHARE * self.request.budget_s, tuned_s),
             updates=updates, design=Design(updates=updates, uneven=uneven, seed=self.seed, turns=self.turns),
             save=self.dossier.save, say=self.say, rungs=self.dossier.rungs, objective=self.request.objective,
+            target_design=self._target_design(),
         )  # fmt: skip
         self._take_up(ladder)
         return ladder
@@ -155,12 +177,13 @@ class Session:
         with Trial(self.setting, EMPTY, seed=self.seed) as trial:
             start_s = monotonic() - started
             slice_s = min(max(PROFILE_SHARE * self.request.budget_s, 0.5), 5.0)
-            answer = trial.call("profile", slice_s=slice_s, quick=False)
+            answer = trial.call("profile", slice_s=slice_s, quick=False, folder=str(self.request.out.resolve()))
             if self.job.quality is not None:
                 self._check_metric(self.job.quality.metric, trial.call("validate", max_batches=1)["metrics"])
         profile = answer["profile"]
         job = {**profile["job"], "param_dtypes": tuple(profile["job"]["param_dtypes"])}
         facts = Facts(machine=self.dossier.machine, job=JobFacts(**job), **answer["facts"])
+        self.planned_updates = facts.job.planned_updates
         self.dossier.note_profile(profile, facts)
         self.turns = turns_that_fit(facts.peak_memory_bytes, facts.memory_limit_bytes, facts.job.device)
         batches, batch_s = profile["validation"]["batches"], profile["validation"]["batch_s"]
@@ -173,6 +196,12 @@ class Session:
             side_by_side=self.turns > 1,
         )
         return facts
+
+    def _target_design(self) -> TargetDesign | None:
+        quality = self.job.quality
+        if quality is None:
+            return None
+        return TargetDesign(quality=quality, max_batches=self.max_batches, seed=self.seed, side_by_side=self.turns > 1)
 
     def _check_metric(self, name: str, metrics: dict[str, float]) -> None:
         if name not in metrics:
@@ -202,19 +231,39 @@ class Session:
         if not plan.optimizations:
             self.say("nothing that was tried made this job faster without harm")
             return
+        tuned_s = ladder.update_s / plan.samples_factor  # of as many samples as an update of the job's own
+        reached = TargetProof(self.setting, self.dossier, self.budget, self.say).prove(ladder)
+        plan = self.dossier.applied_plan()
+        if not plan.optimizations:
+            return
+        if reached is not None:
+            self._prove_beside(reached, plan, tuned_s)
+            return
         training = [item for item in plan.optimizations if item.card.numerics is Numerics.TRAINING]
-        comparison, quality = self._final(plan, ladder.update_s, FIRST_PROOF_SHARE if training else 1.0)
+        comparison, quality = self._final(plan, tuned_s, FIRST_PROOF_SHARE if training else 1.0)
         if quality is not None and quality.verdict != "not_worse" and training:
             self._drop(training, quality)
             plan = self.dossier.applied_plan()
             if not plan.optimizations:
                 return
-            comparison, quality = self._final(plan, ladder.update_s)
+            comparison, quality = self._final(plan, tuned_s)
         self.dossier.note_final(comparison, quality)
-        self.dossier.note_cost(self.request.objective, ladder.facts.job.planned_updates)
+        self.dossier.note_cost(self.request.objective, self.planned_updates)
         self._judge(plan, comparison, quality)
 
-    def _judge(self, plan: Plan, comparison: Comparison, quality: NonInferiority | None) -> None:
+    def _prove_beside(self, reached: TargetComparison, plan: Plan, tuned_s: float) -> None:
+        """The time of an update, where the plan is proved by time to target: whole runs have judged its quality.
+
+        A short run would judge a schedule by its warm-up, so no held-out metric is measured here.
+        """
+        comparison, _ = self._final(plan, tuned_s, held_out=False)
+        self.dossier.note_final(comparison, reached.held_out, reached)
+        self.dossier.note_cost(self.request.objective, self.planned_updates)
+        self._judge(plan, comparison, reached.held_out, reached)
+
+    def _judge(
+        self, plan: Plan, comparison: Comparison, quality: NonInferiority | None, reached: TargetComparison | None = None
+    ) -> None:
         """Adopt the plan, or take its rungs out again."""
         memory = self.dossier.evidence["memory"]
         saves = any(item.card.memory_technique for item in plan.optimizations)
@@ -224,11 +273,17 @@ class Session:
             why = "the held-out quality became worse"
         elif self.request.objective.goal is Goal.MEMORY:
             why = self._why_no_memory(comparison)
-        elif comparison.verdict is not Verdict.FASTER and not saves:
+        elif comparison.verdict is not Verdict.FASTER and not saves and (reached is None or comparison.interval is None):
             why = f"the final proof says {comparison.verdict}: {comparison.why}"
         self.dossier.proved = not why
+        if not why:
+            return
+        harmed = comparison.verdict is Verdict.SLOWER or (quality is not None and quality.verdict == "worse")
+        around = {item.card.name for item in plan.optimizations if item.card.event and not harmed}
         for rung in self.dossier.rungs:
-            if why and rung.outcome == "applied":
+            if rung.outcome == "applied" and rung.name in around:  # the time of an update says nothing of it
+                self.dossier.proved = True
+            elif rung.outcome == "applied":
                 rung.outcome = "undecided" if comparison.verdict is Verdict.UNDECIDED else "refused"
                 rung.reason += f"; taken out again because {why}"
 
@@ -244,17 +299,19 @@ class Session:
             return f"updates may take {1 / interval.low:.2f} times as long, and {objective.max_slowdown:.2f} is allowed"
         return ""
 
-    def _final(self, plan: Plan, tuned_s: float, share: float = 1.0) -> tuple[Comparison, NonInferiority | None]:
+    def _final(
+        self, plan: Plan, tuned_s: float, share: float = 1.0, *, held_out: bool = True
+    ) -> tuple[Comparison, NonInferiority | None]:
         seconds = max(share * (self.budget.left - REPORT_S), 1.0)
         updates = self.costs.final_updates(seconds, tuned_s)
         self.say(f"the proof: fresh processes in turns, {updates} updates each, plan [{', '.join(plan.names)}]")
+        quality = self.job.quality if held_out else None
         design = Design(
-            updates=updates, uneven=self.job.overrides("length"), seed=self.seed, quality=self.job.quality,
+            updates=updates, uneven=self.job.overrides("length"), seed=self.seed, quality=quality,
             max_batches=self.max_batches, looks=LOOKS, deadline=monotonic() + seconds, turns=self.turns,
         )  # fmt: skip
         comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)
         self.dossier.retaken += comparison.retaken
-        quality = self.job.quality
         return comparison, None if quality is None else held_out_verdict(comparison, quality)
 
     def _say_pair(self, so_far: Comparison) -> None:

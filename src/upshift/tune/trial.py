@@ -1,5 +1,6 @@
 """A trial process as its parent sees it: start it, command it, freeze it, and learn how it died.
 
+With several ranks a trial is a group of processes in one session. The parent speaks to rank 0, which started the others.
 Crash, hang, lack of memory and NaN are outcomes: they arrive as `TrialError` with a kind, and the parent lives on.
 """
 
@@ -22,6 +23,8 @@ from typing import Any, Self, cast
 from upshift.core.errors import FailureKind, TrialError
 from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
+from upshift.train.group import shared_environment
+from upshift.tune.group import ended_words
 
 LOG_TAIL_LINES = 4
 DEFAULT_TIMEOUT_S = 300.0
@@ -36,12 +39,14 @@ class TrialSetting:
         folder: Where logs, gradients and compile caches of trials go.
         hang_s: A command that takes longer than this is a hang.
         progress: Told what a trial reports about itself.
+        ranks: Processes that train together in each trial.
     """
 
     target: str
     folder: Path
     hang_s: float = DEFAULT_TIMEOUT_S
     progress: Callable[[str], None] = lambda _: None
+    ranks: int = 1
 
 
 class Trial:
@@ -61,12 +66,12 @@ class Trial:
 
     def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None, wait: bool = True) -> None:
         self.setting, self.plan = setting, plan
-        environment = trial_environment(setting.folder, plan=plan)
+        environment = trial_environment(setting.folder, plan=plan, ranks=setting.ranks)
         setting.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
         self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "upshift.tune.worker"],
+        self._process = subprocess.Popen(  # noqa: S603  our own module
+            [sys.executable, "-m", "upshift.tune.worker", "--ranks", str(setting.ranks)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -189,9 +194,7 @@ class Trial:
             code = self._process.returncode
         words = self._log_tail()
         if code < 0:
-            name = signal.Signals(-code).name
-            hint = ", perhaps by the system for lack of memory" if name == "SIGKILL" else ""
-            return TrialError(f"The trial process was ended by {name}{hint} during `{operation}`.{words}", kind="killed")
+            return TrialError(f"The trial process {ended_words(code)} during `{operation}`.{words}", kind="killed")
         memory = "MemoryError" in words or "allocate memory" in words
         kind: FailureKind = "out_of_memory" if memory else "killed"
         return TrialError(f"The trial process exited with code {code} during `{operation}`.{words}", kind=kind)
@@ -203,8 +206,11 @@ class Trial:
         return " Its last words: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
 
 
-def trial_environment(folder: Path, environ: Mapping[str, str] | None = None, *, plan: Plan | None = None) -> dict[str, str]:
+def trial_environment(
+    folder: Path, environ: Mapping[str, str] | None = None, *, plan: Plan | None = None, ranks: int = 1
+) -> dict[str, str]:
     """The environment of a trial: ours, with what the plan requires, unbuffered, with a compile cache that trials share."""
     environ = os.environ if environ is None else environ
+    environ = shared_environment(ranks, environ) if ranks > 1 else environ
     ours = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), **environ, "PYTHONUNBUFFERED": "1"}
     return joined_environment(required_environment(plan.optimizations if plan else ()), ours)

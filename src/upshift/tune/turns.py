@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from upshift.core.errors import TrialError
@@ -31,7 +32,7 @@ def interleave(
     Args:
         trials: By arm.
         arms: Who begins. Turns go AB BA BA AB, so that either arm follows the other, and itself, on each core as often.
-        updates: Of each arm.
+        updates: Of each arm; where a plan regroups the samples, of the job's own, and the arm sees as many samples.
         turns: At most so many turns of each.
 
     Returns:
@@ -41,21 +42,23 @@ def interleave(
     answers: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     cores = sorted(allowed_cores())
     meter = Meter()
-    done, size = 0, max(updates // turns, 1)
+    factors = {arm: trial.plan.samples_factor for arm, trial in trials.items()}
+    done, turn, size = 0, 0, max(updates // turns, math.ceil(max(factors.values())))  # a turn holds an update of each arm
     while done < updates:
         now = min(size, updates - done)
-        turn = len(answers[arms[0]])
         # The same core for both arms. What runs on several stays where it is: it would drive its own threads away.
         core = None if _cores_used(answers) > PARALLEL else cores[turn // 2 % len(cores)]
         for arm in reversed(arms) if turn % 4 in (1, 2) else arms:
-            answers[arm].append(awake(trials[arm], lambda trial, n=now, c=core: trial.call("run", updates=n, core=c)))
+            own = max(round((done + now) / factors[arm]) - round(done / factors[arm]), 0 if done else 1)
+            if own:  # else a short last turn holds no update of an arm whose updates take more samples
+                answers[arm].append(awake(trials[arm], partial(Trial.call, operation="run", updates=own, core=core)))
         if done < KNOWN_TURNS * size:
             several = _cores_used(answers) > PARALLEL
             least_s, least = (MIN_PARALLEL_TURN_S, MIN_PARALLEL_TURNS) if several else (MIN_TURN_S, MIN_TURNS)
             quickest = min(sum(taken[-1]["times"]) for taken in answers.values()) / now
             most = max(updates // min(least, turns), 1)
             size = max(size, min(math.ceil(least_s / max(quickest, 1e-9)), most))
-        done += now
+        done, turn = done + now, turn + 1
     return answers, meter.read()
 
 

@@ -12,3 +12,5 @@ CASES: dict[str, Case] = {
 }
 STARTED = sorted(name for name, case in CASES.items() if case.make().environment())
 """Those that work through the environment a process starts with: `test_environment.py` has their part of the contract."""
+GROUPED = sorted(name for name, case in CASES.items() if case.needs_ranks)
+"""Those that work among several ranks: `test_ranks.py` has their part of the contract."""

@@ -12,7 +12,7 @@ CASE = Case(
         (facts(on={"c_library": ""}), "the C library is not glibc"),
         (facts(on={"c_library": "glibc 2.34"}), "is glibc 2.34: only glibc 2.35 or later"),
         (facts(on={"huge_pages": "always"}), "without being asked"),
-        (facts(on={"huge_pages": "never"}), "no huge pages to who asks: never"),
-        (facts(on={"huge_pages": ""}), "no huge pages to who asks: test says"),
+        (facts(on={"huge_pages": "never"}), "no huge pages on request: never"),
+        (facts(on={"huge_pages": ""}), "no huge pages on request: test says"),
     ),
 )  # fmt: skip
