@@ -1,0 +1,90 @@
+"""A byte-level GPT on real counselling conversations, padded to the longest that is taken: short questions, long answers.
+
+The text is read from `counsel/conversations.jsonl` under the folder that UPSHIFT_DATA names: one JSON object a line, with
+`messages`, each a `role` and its `content` (2,129 conversations of nbertagnolli/counsel-chat). It is not shipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from examples.text import NOTHING, Batch, ByteGPT, TextJob
+from upshift.core.errors import JobError
+
+FOLDER_VARIABLE = "UPSHIFT_DATA"
+MAX_LENGTH = 2048  # positions; longer conversations are cut
+NUM_TRAIN, NUM_HELD_OUT = 320, 40
+
+
+def conversations_file() -> Path | None:
+    """Where the conversations lie; None where UPSHIFT_DATA names no folder that holds them."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    path = Path(folder or "", "counsel", "conversations.jsonl")
+    return path if folder and path.is_file() else None
+
+
+def conversations() -> list[bytes]:
+    """Read the conversations, a turn after the other with who speaks, in a fixed random order.
+
+    Raises:
+        JobError: They are not there.
+    """
+    path = conversations_file()
+    if path is None:
+        seen = os.environ.get(FOLDER_VARIABLE)
+        raise JobError(
+            f"There is no counsel/conversations.jsonl: set {FOLDER_VARIABLE} (now {seen!r}) to the folder above it."
+        )
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = ["\n".join(f"{turn['role']}: {turn['content']}" for turn in row["messages"]).encode() for row in rows]
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))
+    return [texts[index] for index in order.tolist()]
+
+
+class Conversations(Dataset[torch.Tensor]):
+    """Conversations as tensors of bytes, each with one byte more than it has positions to predict."""
+
+    def __init__(self, texts: list[bytes]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(list(self.texts[index][: MAX_LENGTH + 1]))
+
+
+class DialoguesJob(TextJob):
+    """Predict the next byte of a conversation; everything but the data and their length is the text example's."""
+
+    width, num_heads = 96, 3
+
+    def model(self) -> nn.Module:
+        """Make the model, with a position for every byte there may be."""
+        model = ByteGPT(self.width, num_heads=self.num_heads)
+        model.position = nn.Embedding(MAX_LENGTH, self.width)
+        return model
+
+    def train_data(self) -> Dataset[Any]:
+        """Make the conversations to learn from."""
+        return Conversations(conversations()[NUM_HELD_OUT : NUM_HELD_OUT + NUM_TRAIN])
+
+    def valid_data(self) -> Dataset[Any]:
+        """Make the held-out conversations."""
+        return Conversations(conversations()[:NUM_HELD_OUT])
+
+    def collate(self, samples: list[torch.Tensor]) -> Batch:
+        """Pad every conversation to the longest there may be: inputs and targets, each [batch, MAX_LENGTH]."""
+        inputs = torch.zeros(len(samples), MAX_LENGTH, dtype=torch.long)
+        targets = torch.full((len(samples), MAX_LENGTH), NOTHING)
+        for row, sample in enumerate(samples):
+            inputs[row, : len(sample) - 1] = sample[:-1]
+            targets[row, : len(sample) - 1] = sample[1:]
+        return inputs, targets, None

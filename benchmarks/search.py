@@ -1,0 +1,214 @@
+"""Is the ladder a good search? Against an exhaustive one over the same candidates: by what it finds, and by what it takes.
+
+The exhaustive search measures every subset of the candidates against the plain job, in a few short turns each. It has no
+gate and looks for no evidence, so its seconds are the least that such a search could take; the ladder's are all it takes up
+to its proof, the profile and the comparison of the job with itself included. The three best subsets and the ladder's plan
+are then measured again, side by side in fresh processes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.rows import Row, Rows
+from benchmarks.search_space import MAX_SUBSETS, Settings, Space, declare, subsets
+from benchmarks.search_verdict import arms_of, latest, summary
+from benchmarks.tuning import EXAMPLES
+from upshift.core.errors import TrialError, UpshiftError
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.tune.arms import Design, run_in_turns
+from upshift.tune.ladder import Ladder
+from upshift.tune.provenance import commit_of
+from upshift.tune.screen import FUTILE_TURNS, Screen
+from upshift.tune.session import Session, TuneRequest
+from upshift.tune.trial import TrialSetting
+
+LADDER_BUDGET_S = 600.0
+"""What `upshift tune` takes unless it is told otherwise."""
+SIDE_S = 3.0
+"""Seconds that each plan counts in a round side by side."""
+TRIES = 2
+SIDE_TURNS, ROUNDS, MAX_ROUNDS = 20, 5, 9
+
+
+def run_search(only: Sequence[str] = (), budget_s: float = 900.0) -> Path:
+    """Search the example jobs both ways; jobs that are not in `only` keep their last result.
+
+    Raises:
+        UpshiftError: `only` names no example.
+    """
+    if unknown := sorted(set(only) - set(EXAMPLES)):
+        raise UpshiftError(f"There is no example {', '.join(unknown)}. Name some of {', '.join(EXAMPLES)}.")
+    last = RESULTS / "search.json"
+    jobs: dict[str, Any] = json.loads(last.read_text(encoding="utf-8"))["jobs"] if last.exists() else {}
+    path = last
+    for name in only or EXAMPLES:
+        rows = Rows(f"search-{name}")
+        measure(name, rows, budget_s)
+        found = {"target": EXAMPLES[name], "commit": commit_of(ROOT), "created": _now(), **summary(*_parts(rows))}
+        jobs[name] = {**found, "rows": {kind: rows.of(kind) for kind in ("subset", "side")}}
+        print(f"{name}: {found['verdict']}: {found['why']}", flush=True)
+        path = record("search", {"jobs": jobs}, f"python -m benchmarks search --budget {budget_s:.0f}s")
+        if found["complete"]:
+            rows.finish()
+    return path
+
+
+def measure(name: str, rows: Rows, budget_s: float) -> None:
+    """Measure one job: the ladder, every subset, and the best side by side; what `rows` holds is not measured again."""
+    target = f"{ROOT / EXAMPLES[name]}"
+    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        climbed = rows.once("ladder", lambda: _climb(target, name, Path(folder) / "ladder"))
+        print(f"the ladder: [{', '.join(climbed['plan']) or 'empty'}] in {climbed['seconds']:.0f} s", flush=True)
+        setting = TrialSetting(target=target, folder=Path(folder) / "exhaustive")
+        _exhaust(rows, setting, climbed, budget_s)
+        _side_by_side(rows, setting, climbed)
+
+
+class Climb(Session):
+    """A tuning up to its proof, of candidates that are declared when the plain job is known and nothing else was tried.
+
+    Attributes:
+        space: The candidates.
+        facts: Updates of a turn, seconds of an update, and what else the exhaustive search needs to know of the job.
+    """
+
+    def __init__(self, request: TuneRequest, kept: dict[str, Any]) -> None:
+        super().__init__(request, lambda words: print(f"  {words}", flush=True))
+        self.space = Space(chosen=(), left_out=())
+        self.facts: Row = {}
+        self._kept = kept
+
+    def _prepare(self) -> Ladder:
+        ladder = super()._prepare()
+        self.space = declare(ladder.facts, catalogue(), self._kept)
+        ladder.catalogue = {item.name: catalogue()[item.name] for item in self.space.chosen}
+        return ladder
+
+    def _prove(self, ladder: Ladder) -> None:
+        self.facts = {
+            "seconds": self.budget.spent,
+            "updates": ladder.updates,
+            "update_s": ladder.update_s,
+            "floor_frac": ladder.screen.floor_frac,
+            "uneven": self.job.overrides("length"),
+            "seed": self.seed,
+        }
+
+
+def _climb(target: str, name: str, out: Path) -> Row:
+    climb = Climb(TuneRequest(target=target, out=out, budget_s=LADDER_BUDGET_S), recorded_plan(name))
+    evidence = climb.run()
+    if not climb.facts:
+        raise TrialError(f"The ladder did not come to its end: {evidence.get('failure', evidence['ended'])}", kind="raised")
+    rungs = [_brief(rung) for rung in evidence["rungs"]]
+    plan = climb.dossier.applied_plan().to_dict()
+    return {**climb.facts, "plan": plan, "rungs": rungs, "space": climb.space.to_dict(), "max_subsets": MAX_SUBSETS}
+
+
+def _brief(rung: Row) -> Row:
+    """A rung without its samples."""
+    found = {key: rung[key] for key in ("name", "settings", "outcome", "reason")}
+    return found | {"ratio": (rung["comparison"] or {}).get("ratio"), "numerics": (rung["numerics"] or {}).get("verdict")}
+
+
+def recorded_plan(name: str) -> dict[str, Any]:
+    """What the recorded tuning of an example kept, name -> settings; empty where none was recorded."""
+    path = RESULTS / f"tune_{name}.json"
+    rungs = json.loads(path.read_text(encoding="utf-8"))["evidence"]["rungs"] if path.exists() else []
+    return {rung["name"]: rung["settings"] for rung in rungs if rung["outcome"] == "applied"}
+
+
+def plans_of(climbed: Row) -> list[Plan]:
+    """Every subset of the declared candidates as a plan, in a fixed random order: one that ends early is a fair sample."""
+    kinds = catalogue()
+    offers: list[Settings] = [
+        tuple(kinds[item["name"]](**settings) for settings in item["settings"]) for item in climbed["space"]["chosen"]
+    ]
+    plans = [Plan(optimizations=chosen) for chosen in subsets(offers)]
+    random.Random("upshift-search").shuffle(plans)
+    return plans
+
+
+def _exhaust(rows: Rows, setting: TrialSetting, climbed: Row, budget_s: float) -> None:
+    """Measure every subset against the plain job, until all are done or the time is up."""
+    plans = plans_of(climbed)
+    todo = [plan for _ in range(TRIES) for plan in plans]
+    spent = sum(row["seconds"] for row in rows.of("subset"))
+    if all(_is_settled(rows, plan) for plan in plans):
+        return
+    with closing(Screen(setting, Plan(), uneven=climbed["uneven"], others=[], seed=climbed["seed"])) as screen:
+        for plan in todo:
+            if _is_settled(rows, plan):
+                continue
+            if spent > budget_s:
+                print("the time is up; the same command with a larger --budget goes on", flush=True)
+                return
+            row = rows.add("subset", _measure(screen, plan, climbed["updates"]))
+            spent += row["seconds"]
+            seen = f"{row['ratio']:.2f}x" if row["ratio"] else row["failure"]
+            number = len(latest(rows.of("subset")))
+            print(f"{number}/{len(plans)} [{', '.join(plan.names)}]: {seen}, {spent:.0f} s", flush=True)
+
+
+def _is_settled(rows: Rows, plan: Plan) -> bool:
+    """Whether a subset needs no further turn: it gave a ratio, or failed; what a neighbour spoilt is taken once more."""
+    mine = [row for row in rows.of("subset") if row["plan"] == plan.to_dict()]
+    return bool(mine) and (len(mine) >= TRIES or not mine[-1]["spoilt"])
+
+
+def _measure(screen: Screen, plan: Plan, updates: int) -> Row:
+    """Screen one subset in the fewest turns that give an interval; a failure is a row as well."""
+    started = monotonic()
+    row: Row = {"plan": plan.to_dict(), "ratio": None, "low": None, "high": None, "failure": None, "spoilt": False}
+    try:
+        found = screen.screen(None, plan, updates, most_turns=FUTILE_TURNS).comparison
+    except UpshiftError as error:
+        return {**row, "failure": str(error), "seconds": monotonic() - started}
+    if found.interval is None:
+        row |= {"failure": found.why, "spoilt": True}
+    else:
+        row |= {"ratio": found.interval.ratio, "low": found.interval.low, "high": found.interval.high}
+    times = {arm: found.times(arm) for arm in "AB"}
+    return {**row, "seconds_per_item": times, "retaken": found.retaken, "seconds": monotonic() - started}
+
+
+def _side_by_side(rows: Rows, setting: TrialSetting, climbed: Row) -> None:
+    """Measure the best subsets and the ladder's plan again: all alive in turns, fresh processes in every round."""
+    arms = arms_of(climbed, latest(rows.of("subset")))
+    if len(arms) < 2:
+        return
+    plans = {arm: (setting, Plan.from_dict(plan, catalogue())) for arm, plan in arms.items()}
+    updates = min(max(int(SIDE_S / climbed["update_s"]), 2 * SIDE_TURNS), 400)
+    design = Design(updates=updates, uneven=climbed["uneven"], seed=climbed["seed"], turns=SIDE_TURNS)
+    done = [row for row in rows.of("side") if row["plans"] == arms]
+    clean = sum(not row["spoilt"] for row in done)
+    for number in range(len(done), MAX_ROUNDS):
+        if clean >= ROUNDS:
+            break
+        order = "".join(random.Random(f"upshift-{number}").sample(sorted(arms), len(arms)))
+        found = run_in_turns(plans, order, number, design)
+        times = {arm: outcome.sample.seconds_per_item for arm, outcome in sorted(found.items())}
+        spoilt = any(outcome.sample.spoilt for outcome in found.values())
+        clean += not spoilt
+        rows.add("side", {"plans": arms, "seconds_per_item": times, "spoilt": spoilt, "updates": updates})
+        print(f"round {number + 1}: {', '.join(f'{arm} {1 / time:.1f}/s' for arm, time in times.items())}", flush=True)
+
+
+def _parts(rows: Rows) -> tuple[Row, list[Row], list[Row], int]:
+    (climbed,) = rows.of("ladder")
+    return climbed, latest(rows.of("subset")), rows.of("side"), len(plans_of(climbed))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

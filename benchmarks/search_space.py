@@ -1,0 +1,109 @@
+"""What an exhaustive search would have to try: the candidates, declared before any is measured, and all their subsets.
+
+With every technique that fits there are thousands of subsets. The reduction is a rule that looks at nothing but the facts of
+the plain job and at what an earlier, recorded tuning kept: its techniques are all in, and the others follow in the order of
+the logarithm of their ceiling times their prior, as long as there are no more than `MAX_SUBSETS` subsets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshift.core.facts import Facts
+from upshift.core.optimization import Card, Judge, Optimization, clash
+
+MAX_SUBSETS = 64
+
+Kind = type[Optimization]
+Settings = tuple[Optimization, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A technique that fits the plain job.
+
+    Attributes:
+        name: The technique.
+        settings: All that it offers to try.
+        score: Logarithm of its ceiling times its prior.
+        recorded: The recorded tuning kept it.
+    """
+
+    name: str
+    settings: Settings
+    score: float
+    recorded: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        offered = [item.settings() for item in self.settings]
+        return {"name": self.name, "settings": offered, "score": self.score, "recorded": self.recorded}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The declared candidates, and those left out; together they are all that fit and could make an update shorter."""
+
+    chosen: tuple[Candidate, ...]
+    left_out: tuple[Candidate, ...]
+
+    @property
+    def most_subsets_of_all(self) -> int:
+        """How many subsets there would be without the reduction, were no two of them to exclude each other."""
+        return math.prod(1 + len(item.settings) for item in (*self.chosen, *self.left_out)) - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        chosen, left_out = ([item.to_dict() for item in some] for some in (self.chosen, self.left_out))
+        return {"chosen": chosen, "left_out": left_out, "most_subsets_of_all": self.most_subsets_of_all}
+
+
+def declare(
+    facts: Facts, kinds: Mapping[str, Kind], kept: Mapping[str, Mapping[str, Any]], *, limit: int = MAX_SUBSETS
+) -> Space:
+    """Choose the candidates of both searches.
+
+    Args:
+        facts: Of the plain job.
+        kinds: The catalogue.
+        kept: What a recorded tuning kept, name -> settings.
+        limit: The most subsets; what was kept is in whatever it says.
+    """
+    found = sorted(_fitting(facts, kinds, kept), key=lambda item: (not item.recorded, -item.score, item.name))
+    chosen = [item for item in found if item.recorded]
+    for item in found[len(chosen) :]:
+        if len(subsets([other.settings for other in (*chosen, item)])) > limit:
+            break
+        chosen.append(item)
+    return Space(chosen=tuple(chosen), left_out=tuple(found[len(chosen) :]))
+
+
+def subsets(offers: Sequence[Settings]) -> list[Settings]:
+    """All plans but the empty one: at most one setting of each technique, and no two that exclude each other."""
+    rows = itertools.product(*((None, *some) for some in offers))
+    chosen = (tuple(item for item in row if item is not None) for row in rows)
+    return [plan for plan in chosen if plan and not any(clash(*pair) for pair in itertools.combinations(plan, 2))]
+
+
+def _fitting(facts: Facts, kinds: Mapping[str, Kind], kept: Mapping[str, Mapping[str, Any]]) -> list[Candidate]:
+    found = []
+    for name, kind in kinds.items():
+        if not _is_judged_by_updates(kind.card):
+            continue
+        fit = kind.fit(facts)
+        before = kind(**kept[name]) if name in kept else None
+        score = math.log(fit.max_gain) * kind.card.prior
+        if before is None and (not fit.fits or score <= 0.0):
+            continue
+        settings = fit.settings if before is None or before in fit.settings else (*fit.settings, before)
+        found.append(Candidate(name=name, settings=settings, score=score, recorded=before is not None))
+    return found
+
+
+def _is_judged_by_updates(card: Card) -> bool:
+    """Whether screening updates can tell what it brings: no memory, no event around the updates, nothing that is learnt."""
+    return card.judged_by is Judge.UPDATE_TIME and not card.event and not card.memory_technique

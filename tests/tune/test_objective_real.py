@@ -1,0 +1,175 @@
+"""Real tunings for memory and for cost: real processes, real peaks, a real compiler. Nothing here asserts a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tune.jobs import children, write_job
+from upshift.core.machine import read_machine
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.report import validate
+from upshift.report.evidence import load
+from upshift.tune import budget
+from upshift.tune import session as module
+from upshift.tune.noting import NOT_TRIED
+from upshift.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective, run_cost
+from upshift.tune.session import Session, TuneRequest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+BUDGET_S = 200.0
+"""What the candidates and the proof may need by estimate, on a busy machine too; the sessions end far earlier."""
+PROOF_UPDATES = 40
+"""Of each process of the proof, which would fill the budget otherwise."""
+
+HUNGRY = """
+from time import sleep
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inward, self.outward = nn.Linear(8, 32), nn.Linear(32, 1)
+
+    def forward(self, x):
+        x = self.inward(x)
+        for _ in range(64):
+            x = torch.relu(x)  # each result is kept for the backward pass: 4 MiB at 32 samples
+        return self.outward(x.mean(dim=1))
+
+
+class J(Good):
+    batch_size = 32
+    num_updates = 200
+    quality = None
+    wait_s = 0.0
+
+    def model(self):
+        return Deep()
+
+    def train_data(self):
+        x = torch.randn(64, 1024, 8, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(x, x.mean(dim=(1, 2))[:, None])
+
+    def valid_data(self):
+        return None
+
+    def loss(self, model, batch):
+        sleep(self.wait_s)
+        return super().loss(model, batch)
+"""
+
+SLOW_IN_PARTS = HUNGRY.replace("wait_s = 0.0", "wait_s = 0.05")
+"""A part costs as long as a whole: computing a batch in parts takes far longer than is allowed."""
+
+
+def tuned(folder: Path, body: str, names: tuple[str, ...], wanted: Objective, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Tune a job for real among some candidates; the evidence as it lies on disk."""
+    patch.setattr(module, "catalogue", lambda: {name: catalogue()[name] for name in names})
+    patch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
+    before, out = children(), folder / "out"
+    request = TuneRequest(target=write_job(folder, body), out=out, budget_s=BUDGET_S, objective=wanted)
+    Session(request).run()
+    assert children() <= before
+    evidence = load(out / "evidence.json")
+    assert validate(evidence) == []
+    assert evidence["finished"]
+    assert set(Plan.load(out / "upshift.toml", catalogue()).names) == applied(evidence)
+    return evidence
+
+
+def applied(evidence: dict[str, Any]) -> set[str]:
+    """What stands in the plan."""
+    return {rung["name"] for rung in evidence["rungs"] if rung["outcome"] == "applied"}
+
+
+def rungs(evidence: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Every rung of a technique."""
+    found = [rung for rung in evidence["rungs"] if rung["name"] == name]
+    assert found
+    if all(rung["reason"].startswith(NOT_TRIED) for rung in found):
+        pytest.skip(f"too slow a machine for this budget: {found[0]['reason']}")
+    return found
+
+
+def test_a_plan_for_memory_saves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Objective(goal=Goal.MEMORY, max_slowdown=4.0)
+    evidence = tuned(tmp_path, HUNGRY, ("microbatch", "cpu_threads"), wanted, monkeypatch)
+    assert evidence["objective"] == wanted.to_dict()
+    (threads,) = rungs(evidence, "cpu_threads")
+    assert threads["outcome"] == "refused"
+    assert "lowers no peak memory" in threads["reason"]
+    parts = rungs(evidence, "microbatch")[0]
+    assert parts["memory_ratio"] < 1.0 - MEMORY_PROVED_FRAC
+    assert parts["evidence"][0]["passed"]
+    assert parts["numerics"]["verdict"] == "passed"
+    memory, final = evidence["memory"], evidence["final"]
+    if applied(evidence):
+        assert applied(evidence) == {"microbatch"}
+        assert memory["tuned_peak_bytes"] <= (1.0 - MEMORY_PROVED_FRAC) * memory["baseline_peak_bytes"]
+        assert wanted.allows(final["low"])
+    else:  # only a machine too busy to give an interval, or one that parts make four times slower, may leave it out
+        assert parts["outcome"] in ("undecided", "refused")
+        assert final is None or final["low"] is None or not wanted.allows(final["low"])
+
+
+def test_what_would_be_too_slow_is_refused_however_much_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Objective(goal=Goal.MEMORY, max_slowdown=1.05)
+    evidence = tuned(tmp_path, SLOW_IN_PARTS, ("microbatch",), wanted, monkeypatch)
+    assert applied(evidence) == set()
+    assert evidence["final"] is None
+    for rung in rungs(evidence, "microbatch"):
+        assert rung["outcome"] in ("refused", "undecided")
+        if rung["comparison"]:
+            assert rung["memory_ratio"] < 1.0 - MEMORY_PROVED_FRAC
+            assert "at most 1.05 times as long is allowed" in rung["reason"]
+
+
+SLOW_TO_COMPILE = """
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inward, self.outward = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = self.inward(x)
+        for _ in range(40):
+            x = torch.sin(x) * 1.01 + 0.01
+        return self.outward(x)
+
+
+class J(Good):
+    num_updates = 300
+    quality = None
+
+    def model(self):
+        return Chain()
+
+    def deterministic_transform(self, sample):
+        time.sleep(0.001)
+        return sample
+"""
+
+
+def test_a_short_run_does_not_pay_for_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if read_machine().cxx_compiler.value is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    wanted = Objective(goal=Goal.COST, price_per_hour=2.5)
+    evidence = tuned(tmp_path, SLOW_TO_COMPILE, ("sample_cache", "compile"), wanted, monkeypatch)
+    assert evidence["objective"].items() >= wanted.to_dict().items()
+    (compiled,) = rungs(evidence, "compile")
+    assert compiled["outcome"] != "applied"
+    if compiled["comparison"] and compiled["comparison"]["verdict"] == "faster":
+        assert compiled["outcome"] == "refused"
+        assert f"its set-up of {compiled['setup_seconds']:.0f} s is earned back after" in compiled["reason"]
+        assert "the run has 300" in compiled["reason"]
+        assert compiled["break_even_updates"] > 300
+    if evidence["final"] is not None:
+        setup_s = sum(rung["setup_seconds"] for rung in evidence["rungs"] if rung["outcome"] == "applied")
+        for arm, setup in (("baseline", 0.0), ("tuned", setup_s)):
+            cost = run_cost(evidence["step_ms"][arm], setup, 300, 2.5)
+            assert evidence["objective"][f"{arm}_cost"] == pytest.approx(cost)
