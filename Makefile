@@ -9,7 +9,7 @@ MAX_LINES := 400
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench docs clean help
+.PHONY: setup demo test lint bench bench-groundtruth docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
@@ -29,8 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## see Upshift profile and tune an example
 	$(BIN)/upshift demo
 
-test: lint  ## lint, then run every test (one process: tests start processes of their own)
-	$(BIN)/python -m pytest -q --durations=10
+test: lint  ## lint, then run every test; those that start processes of their own and measure run one after the other
+	$(BIN)/python -m pytest -q -m "not slow" -n 2
+	$(BIN)/python -m pytest -q -m slow --durations=10
 
 lint: setup  ## rules, format, types, floors, and the size of modules
 	$(BIN)/ruff check
@@ -44,6 +45,9 @@ bench: setup  ## measure again what benchmarks/results holds for this machine
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
+bench-groundtruth: setup  ## score Upshift on scripts whose bottleneck is known
+	$(BIN)/python -m benchmarks groundtruth
+
 # Tables in the documentation come from benchmarks/results; then the API.
 docs: setup  ## write the tables of results, and the API documentation to site/
 	$(BIN)/python -m benchmarks.tables
@@ -54,4 +58,4 @@ clean:  ## remove what the other verbs made, but for .venv and benchmarks/result
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile

@@ -152,3 +152,46 @@ def techniques_table(result: dict[str, Any]) -> list[str]:
         cells = [row["technique"], chosen, row["job_words"], speed, told, outcome]
         lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
     return [*lines, ""]
+
+
+def groundtruth_table(result: dict[str, Any]) -> list[str]:
+    """The score on scripts whose bottleneck is known, and a line a script."""
+    goals = result["goals"]
+    lines = ["## Scripts whose bottleneck is known", ""]
+    lines += [
+        f"{result['scripts']} plain PyTorch scripts, run unchanged: {result['injected']} with an injected bottleneck and",
+        f"{result['clean']} with none were profiled, {result['skipped']} skipped, {result['failed']} failed.",
+        f"Repeat it: `{result['command']}`.",
+        "",
+        "| score | value | goal |",
+        "|---|---|---|",
+    ]
+    words = {
+        "diagnosed_frac": "bottleneck named right",
+        "located_frac": "line named where to look",
+        "remedied_frac": "remedy found, of those that the catalogue can mend",
+        "within_bound_frac": "gain within 25 % of the predicted bound",
+        "own_cost_frac_2ms": "own cost on steps of 2 ms",
+        "own_cost_frac_100ms": "own cost on steps of 100 ms",
+    }
+    for name, told in words.items():
+        sign = "at most" if name.startswith("own_cost") else "at least"
+        lines.append(f"| {told} | {_percent(result[name])} | {f'{sign} {goals[name]:.0%}' if name in goals else '-'} |")
+    alarms = f"{result['clean_false_alarms']} of {result['clean_judged']} judged"
+    lines += [f"| false alarms on clean scripts | {alarms} | none |", ""]
+    lines += ["| script | what is wrong with it | expected | named | place | remedy |", "|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        named = f"{row['named']} ({'right' if row['diagnosed'] else 'wrong'})" if "named" in row else _cell(row["why"])
+        place = {None: "-", True: "right", False: "not named"}[row["located"]] if "named" in row else "-"
+        kept = {None: "not judged: ", True: "kept: ", False: "not found: "}[row["remedied"]] + row["remedied_why"]
+        wrong = f"nothing: {row['about']}" if row["clean"] else row["about"]
+        lines.append(f"| `{row['name']}` | {wrong} | {' or '.join(row['expected'])} | {named} | {place} | {_cell(kept)} |")
+    return [*lines, ""]
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{share:.1%}"
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "/")

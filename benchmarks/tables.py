@@ -8,6 +8,7 @@ from benchmarks import catalogue
 from benchmarks.more_tables import (
     checkpointing_table,
     gate_table,
+    groundtruth_table,
     packing_table,
     rivals_table,
     search_table,
@@ -105,7 +106,7 @@ def details(found: dict[str, Any]) -> str:
         lines += [_rung(rung) for rung in evidence["rungs"]]
         lines.append("")
     others = {"gate": gate_table, "checkpointing": checkpointing_table, "search": search_table, "packing": packing_table}
-    others |= {"techniques": techniques_table}
+    others |= {"techniques": techniques_table, "groundtruth": groundtruth_table}
     for name, table in others.items():
         lines += table(found[name]) if name in found else []
     for name, result in found.items():
