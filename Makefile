@@ -9,7 +9,7 @@ MAX_LINES := 400
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench bench-groundtruth docs clean help
+.PHONY: setup demo test lint bench docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
@@ -44,9 +44,6 @@ lint: setup  ## rules, format, types, floors, and the size of modules
 bench: setup  ## measure again what benchmarks/results holds for this machine
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
-
-bench-groundtruth: setup  ## score Upshift on scripts whose bottleneck is known
-	$(BIN)/python -m benchmarks groundtruth
 
 # Tables in the documentation come from benchmarks/results; then the API.
 docs: setup  ## write the tables of results, and the API documentation to site/
