@@ -32,6 +32,17 @@ def test_the_profiler_names_what_fit_looks_for() -> None:
     assert 1.0 < fit.max_gain < 2.0
 
 
+def test_the_plain_formula_is_bounded_by_the_operators_it_is_made_of() -> None:
+    live = make_loop(Attention(), AttentionBackend(backend="math")).live
+    shares, counts = op_shares(live, (live.pipeline.fetch(0, [0, 1]), 2))
+    fit = AttentionBackend.fit(facts(op_counts=counts, op_frac=shares))
+    assert [setting.settings()["backend"] for setting in fit.settings] == ["flash"]
+    none = {**shares, "bmm": 0.0, "baddbmm": 0.0, "_softmax": 0.0, "_softmax_backward_data": 0.0}
+    assert AttentionBackend.fit(facts(op_counts=counts, op_frac=none)).max_gain < fit.max_gain
+    heavy = AttentionBackend.fit(facts(op_counts=counts, op_frac={"bmm": 0.4, "_softmax": 0.2}, phase_frac={"forward": 1.0}))
+    assert heavy.max_gain == pytest.approx(2.5)
+
+
 @pytest.mark.parametrize("backend", ["flash", "math"])
 def test_the_kernel_that_was_asked_for_ran(backend: str) -> None:
     item = AttentionBackend(backend=backend)  # type: ignore[arg-type]

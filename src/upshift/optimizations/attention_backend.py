@@ -24,6 +24,7 @@ _KERNELS: dict[str, SDPBackend] = {
     "math": SDPBackend.MATH,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+_PLAIN_OPS = ("bmm", "baddbmm", "_safe_softmax", "_softmax", "_softmax_backward_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,9 @@ class AttentionBackend(Optimization):
         settings = [cls(backend=name) for name in available if name not in now]
         if not settings:
             return Fit.no(f"there is no other kernel than {', '.join(sorted(now))} on {facts.job.device}")
-        share = sum(facts.op_frac.get(op, 0.0) for op in attention)
+        # The plain formula is made of other operators, and its own has no time of its own: they bound what it takes.
+        ops = [*attention, *(_PLAIN_OPS if "math" in now else ())]
+        share = sum(facts.op_frac.get(op, 0.0) for op in ops)
         return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
