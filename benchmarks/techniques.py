@@ -44,8 +44,6 @@ from upshift.tune.whole_runs import TargetDesign, compare_to_target
 PAIRS = 5
 UPDATES, EPOCH, TARGET = "the time of updates", "the time of an epoch", "the time to a target"
 """What is compared."""
-MOSTLY_WAITING = 0.5
-"""Where reading waits more than this, one process goes after the other: what is waited for arrives while one is frozen."""
 ENOUGH_FOR_BLOCKS = NUM_BLOCKS * MIN_BLOCK_UPDATES
 """With so many updates the start of loader workers falls into one block of several, and out of the median."""
 MORE_TO_LEARN = 2
@@ -230,17 +228,15 @@ class Bench:
 
     def _design(self, case: Case, numerics: Numerics) -> Design:
         facts, training = self.facts, numerics is Numerics.TRAINING
-        waits = facts.input_wait_frac > MOSTLY_WAITING
-        fits = turns_that_fit(facts.peak_memory_bytes, facts.memory_limit_bytes, facts.job.device)
         updates = self._updates(self.effort.arm_s) * (MORE_TO_LEARN if training else 1)
         return Design(
-            updates=max(updates, ENOUGH_FOR_BLOCKS) if waits else updates,
+            updates=max(updates, ENOUGH_FOR_BLOCKS) if facts.waits_for_data else updates,
             uneven=self.uneven or case.bursts,
             seed=self.job.seed,
             quality=self.job.quality if training else None,
             looks=(self.effort.pairs,),
             deadline=monotonic() + self.effort.limit_s,
-            turns=1 if waits else fits,
+            turns=turns_that_fit(facts),
         )
 
     def _updates(self, seconds: float) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.optimizations.contract import facts
 from tests.tune.jobs import children, write_job
 from tests.tune.test_compare import sample
 from upshift.core.errors import TrialError
@@ -16,6 +18,7 @@ from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval
 from upshift.optimizations import catalogue
+from upshift.tune.arms import turns_that_fit
 from upshift.tune.compare import NEIGHBOUR, Comparison
 from upshift.tune.samples import Sample
 from upshift.tune.screen import (
@@ -200,3 +203,11 @@ def test_slices_of_a_turn_lie_between_one_another(screen: Screen) -> None:
     slices = [sum(answer["times"]) / sum(answer["items"]) for answer in answers["A"]]
     assert min(slices) <= joined.seconds_per_item <= max(slices)
     assert joined.updates == 40
+
+
+def test_turns_are_for_what_does_not_wait_and_fits_twice() -> None:
+    busy = replace(facts(), peak_memory_bytes=1, memory_limit_bytes=10, phase_frac={"data": 0.8}, input_wait_frac=0.2)
+    assert turns_that_fit(busy) > 1
+    assert turns_that_fit(replace(busy, peak_memory_bytes=5)) == 1
+    assert turns_that_fit(replace(busy, input_wait_frac=0.9)) == 1  # what it waits for arrives while it is frozen
+    assert turns_that_fit(replace(busy, input_wait_frac=0.9, phase_frac={"data": 0.05})) > 1

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from upshift.core.machine import Machine
 
+MOSTLY_WAITING = 0.5
+"""Share of the time of making batches from which on it is mostly waiting."""
+MUCH_DATA = 0.1
+"""Share of the update from which on its wait for data matters."""
 RUN_FOLDER = "run"
 """Names the folder that the run itself writes to, in `Facts.write_mb_s`."""
 
@@ -155,6 +159,14 @@ class Facts:
     def epoch_frac(self, seconds: float) -> float:
         """Seconds of an epoch as a share of it, below 1; 0 where an epoch was not measured."""
         return min(max(seconds / self.epoch_s, 0.0), 0.99) if self.epoch_s > 0 else 0.0
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether the update waits for data, and the process for something else meanwhile (storage, network, sleep).
+
+        What is waited for arrives while a process is frozen, so turns of frozen processes would flatter reading ahead.
+        """
+        return self.input_wait_frac > MOSTLY_WAITING and self.phase_frac.get("data", 0.0) > MUCH_DATA
 
     @property
     def compute_frac(self) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from upshift.core.facts import Facts
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC
@@ -98,10 +99,14 @@ def run_in_turns(
         return found
 
 
-def turns_that_fit(peak_bytes: int, limit_bytes: int, device: str) -> int:
-    """How many turns a pair may take: one after the other where two processes would be too much for the memory."""
-    fits = device == "cpu" and peak_bytes < MEMORY_FOR_TWO * limit_bytes
-    return TURNS if fits else 1
+def turns_that_fit(facts: Facts) -> int:
+    """How many turns a pair may take.
+
+    One after the other where two processes would be too much for the memory, and where what an update waits for would
+    arrive while its process is frozen.
+    """
+    fits = facts.job.device == "cpu" and facts.peak_memory_bytes < MEMORY_FOR_TWO * facts.memory_limit_bytes
+    return TURNS if fits and not facts.waits_for_data else 1
 
 
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:

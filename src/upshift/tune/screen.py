@@ -98,6 +98,7 @@ class Screen:
         others: Loss curves of the empty plan with other seeds: what chance does.
         seed: The seed of all trials; None takes the job's own.
         say: Told what is going on.
+        slices: A turn of both is cut into so many slices of each at most; 1 where a frozen process gets what it waits for.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class Screen:
         others: list[list[float]],
         seed: int | None = None,
         say: Callable[[str], None] = lambda _: None,
+        slices: int = SLICES,
     ) -> None:
         self.setting, self.uneven, self.others, self.seed, self.say = setting, uneven, others, seed, say
+        self.slices = slices
         self.base = self._start_base(plan)
         self.challenger: Resident | None = None
         self.floor_frac = MIN_FLOOR_FRAC
@@ -266,7 +269,7 @@ class Screen:
         residents = {"A": self.base, "B": challenger}
         arms = ("AB", "BA")[turn % 2]
         trials = {arm: residents[arm].trial for arm in arms}
-        answers, account = interleave(trials, arms, updates, turns=SLICES)
+        answers, account = interleave(trials, arms, updates, turns=self.slices)
         for arm, taken in answers.items():
             residents[arm].losses += [loss for answer in taken for loss in answer["losses"]]
             residents[arm].skipped.append(taken[-1]["skipped"])

@@ -31,7 +31,7 @@ from upshift.tune.goodput import TargetComparison
 from upshift.tune.ladder import MAX_TURN_UPDATES, TURN_S, Ladder
 from upshift.tune.noting import NOT_TRIED
 from upshift.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
-from upshift.tune.screen import Screen
+from upshift.tune.screen import SLICES, Screen
 from upshift.tune.target_proof import TargetProof
 from upshift.tune.trial import Trial, TrialSetting
 from upshift.tune.whole_runs import TargetDesign
@@ -155,7 +155,8 @@ class Session:
         updates = int(min(max(TURN_S / self.costs.base_update_s, least), MAX_TURN_UPDATES))
         others = [self._other_seed(updates)]
         self.say("comparing the job with itself, to learn this machine's noise")
-        screen = Screen(self.setting, EMPTY, uneven=uneven, others=others, seed=self.seed, say=self.say)
+        slices = 1 if facts.waits_for_data else SLICES
+        screen = Screen(self.setting, EMPTY, uneven=uneven, others=others, seed=self.seed, say=self.say, slices=slices)
         self.screen = screen
         calibration = screen.calibrate(max(updates // 2, MIN_TURN_UPDATES))
         reason = self.dossier.note_noise(screen.floor_frac, calibration, repeats=screen.repeats())
@@ -185,7 +186,7 @@ class Session:
         facts = Facts(machine=self.dossier.machine, job=JobFacts(**job), **answer["facts"])
         self.planned_updates = facts.job.planned_updates
         self.dossier.note_profile(profile, facts)
-        self.turns = turns_that_fit(facts.peak_memory_bytes, facts.memory_limit_bytes, facts.job.device)
+        self.turns = turns_that_fit(facts)
         batches, batch_s = profile["validation"]["batches"], profile["validation"]["batch_s"]
         self.max_batches = min(batches, max(int(VALIDATION_S / batch_s), 1)) if batch_s else None
         validation_s = batch_s * (self.max_batches or 0)
