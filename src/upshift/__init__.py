@@ -1,8 +1,13 @@
 """Upshift makes PyTorch training faster, and proves it."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from upshift.core.errors import JobError, MachineError, PlanError, TargetError, TrialError, UpshiftError
-from upshift.core.job import Job, Loss, Mean, Quality
-from upshift.core.packing import Packing, packed_attention
+
+if TYPE_CHECKING:
+    from upshift.core.job import Job, Loss, Mean, Quality
+    from upshift.core.packing import Packing, packed_attention
 
 __version__ = "0.1.0"
 
@@ -21,3 +26,16 @@ __all__ = [
     "__version__",
     "packed_attention",
 ]
+
+_NEED_TORCH = {
+    **dict.fromkeys(("Job", "Loss", "Mean", "Quality"), "upshift.core.job"),
+    **dict.fromkeys(("Packing", "packed_attention"), "upshift.core.packing"),
+}
+"""Imported when they are asked for: who launches a script must not import torch."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _NEED_TORCH:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_NEED_TORCH[name]), name)

@@ -24,7 +24,7 @@ from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
 
 VERBS: dict[str, set[str]] = {
-    "profile": {"target", "--json", "--seconds", "--scratch", "--ranks"},
+    "profile": {"target", "arguments", "-m", "--json", "--seconds", "--scratch", "--ranks"},
     "tune": {
         "target",
         "--budget",

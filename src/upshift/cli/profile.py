@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upshift.cli.say import RanksOption, ScratchOption, console, narrated, write_json
+from upshift.attach.study import Study, profile_script
+from upshift.cli.say import Narrator, RanksOption, ScratchOption, console, narrated, write_json
+from upshift.core.errors import TargetError, UpshiftError
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
@@ -18,16 +20,27 @@ from upshift.train.group import read_shared_machine
 from upshift.tune.trial import Trial, TrialSetting
 
 BAR = 40
+SCRIPT_SLICES = 8
+"""A script is observed for so many times the length of a job's measured run: it is run as it comes, with its pauses."""
 
 
 def profile(
-    target: Annotated[str, typer.Argument(help="package.module:Job or path/file.py:Job")],
+    target: Annotated[str, typer.Argument(help="package.module:Job, path/file.py:Job, or any training script.py")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Of the script, after --.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the profile here as JSON.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module to run, as in python -m.")] = False,
     seconds: Annotated[float, typer.Option(help="About how long each measured run may take.", min=0.1)] = 2.5,
     scratch: ScratchOption = None,
     ranks: RanksOption = 1,
 ) -> None:
-    """Show phases, ceilings and the bottleneck of a job, and what each remedy could gain at most."""
+    """Show phases, ceilings and the bottleneck of a job, and what each remedy could gain at most; or of a script."""
+    if module or target.endswith(".py"):
+        of_script(["-m", target] if module else [target], arguments or [], json, seconds)
+        return
+    if arguments:
+        raise UpshiftError(
+            f"A job takes no arguments, and was given {' '.join(arguments)}. A script would: script.py -- ..."
+        )
     allow_scratch(scratch or [])
     with narrated() as say, tempfile.TemporaryDirectory(prefix="upshift-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder), progress=say, ranks=ranks)
@@ -36,6 +49,22 @@ def profile(
     found = answer["profile"]
     found["remedies"] = remedies(answer, ranks)
     show(found)
+    if json is not None:
+        write_json(json, found)
+
+
+def of_script(command: list[str], arguments: list[str], json: Path | None, seconds: float) -> None:
+    """Profile an unmodified script. `seconds`: about how long each run is observed."""
+    if command[0] != "-m" and not Path(command[0]).is_file():
+        raise TargetError(f"There is no script {command[0]}. Name an existing file, or a module after -m.")
+    say = Narrator(None)
+    found = profile_script([*command, *arguments], Study(seconds=SCRIPT_SLICES * seconds), progress=say)
+    show_phases(found)
+    if found["where"]:
+        console.print("\nWhere, as a share of the time:")
+    for line in found["where"]:
+        console.print(f"  {line['share']:6.1%}  {line['what']}  {line['file']}:{line['line']}", markup=False, soft_wrap=True)
+    console.print(f"\n{found['steps']} steps were counted. Watching adds {found['own_cost_frac']:.3%} to a step.")
     if json is not None:
         write_json(json, found)
 
@@ -58,8 +87,8 @@ def remedies(answer: dict[str, Any], ranks: int = 1) -> list[dict[str, Any]]:
     return sorted(found, key=lambda item: -(item["predicted_max_gain"] or 0.0))
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print a profile."""
+def show_phases(found: dict[str, Any]) -> None:
+    """Print the bottleneck, the phases and the ceilings."""
     console.print(f"\n[bold]{found['bottleneck']['words']}[/bold]\n", soft_wrap=True)
     console.print(f"One update takes {found['step_ms']:.1f} ms. Of the wall time of an epoch:")
     for name, share in sorted(found["phases"].items(), key=lambda item: -item[1]):
@@ -67,6 +96,11 @@ def show(found: dict[str, Any]) -> None:
     console.print("\nIf one thing were free, measured by running the job so:")
     for name, gain in sorted(found["ceilings"].items(), key=lambda item: -item[1]):
         console.print(f"  {name:<11}{gain:6.2f}x" if gain < 1000 else f"  {name:<11}> 1000x")
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the profile of a job."""
+    show_phases(found)
     table = Table(
         "remedy", "at most", "numerics", "", title="\nWhat each remedy could bring", title_justify="left", box=None
     )

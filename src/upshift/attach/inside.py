@@ -1,0 +1,87 @@
+"""Set to work in the script's process: put the seams in place, keep what they saw, and take everything off again."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from upshift.attach.fetch import Fetch
+from upshift.attach.harmless import Enough, make_harmless
+from upshift.attach.kinds import Trained
+from upshift.attach.patches import Patches
+from upshift.attach.record import Recorder, report
+from upshift.attach.replay import Replay
+from upshift.attach.seams import Seams
+from upshift.core.files import write_atomically
+
+
+class Session:
+    """One watched process.
+
+    Args:
+        config: What `upshift.attach.launch` handed over, with `folder` and `rank`.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.folder = Path(config["folder"])
+        self.ends = config["mode"] != "observe"
+        # Ranks stop together, after the same step: a rank that stopped by its own clock would leave the others waiting.
+        seconds = 0.0 if config["ranked"] else config["seconds"]
+        self.recorder = Recorder(updates=config["updates"], seconds=seconds)
+        replay = Replay(self.recorder) if config["mode"] == "replay" else None
+        self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay))
+        self._harmless = Patches()
+        self._pid = os.getpid()
+        self._kept = False
+
+    def begin(self) -> None:
+        """Watch from here on."""
+        if self.ends:
+            make_harmless(self._harmless, self.folder, silent=self.config["mode"] == "silent")
+        self.recorder.on_stop = self._stopped
+        self.seams.install()
+        os.register_at_fork(after_in_child=self._disarm)
+        atexit.register(self._finish)
+
+    def _stopped(self) -> None:
+        """Enough was seen."""
+        self.seams.rest()
+        self._keep(ended=False)
+        if self.ends:
+            raise Enough
+
+    def _finish(self) -> None:
+        """The script has ended, in whatever way Python still hears of."""
+        if os.getpid() == self._pid and self.folder.is_dir():
+            self._keep(ended=True)
+        self.recorder.active = False
+        self.seams.remove()
+        self._harmless.restore()
+
+    def _disarm(self) -> None:
+        """A forked process is not ours to watch."""
+        self.recorder.active = False
+        self.seams.remove()
+
+    def _keep(self, *, ended: bool) -> None:
+        if self._kept:
+            return
+        self._kept = True
+        found = report(self.recorder, ended=ended, device=_device(), rank=self.config["rank"])
+        write_atomically(self.folder / f"seen-{self.config['rank']}.json", json.dumps(found))
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+
+
+def install(config: Mapping[str, Any]) -> None:
+    """Watch this process. Called by the import hook once torch is loaded."""
+    Session(config).begin()

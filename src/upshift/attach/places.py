@@ -1,0 +1,55 @@
+"""Files and lines of the user's code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with the file names of frames
+FOREIGN = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,  # noqa: PTH100, PTH120 - as above
+    HERE + os.sep,
+    os.path.join(sysconfig.get_path("stdlib"), "logging") + os.sep,  # noqa: PTH118 - as above
+)
+
+
+def calling_line(depth: int = 2) -> tuple[str, int] | None:
+    """File and line that called the seam; None where torch itself did."""
+    frame = sys._getframe(depth)  # noqa: SLF001 - the documented way to one frame, without the cost of the whole stack
+    name = frame.f_code.co_filename
+    return None if name.startswith(FOREIGN[0]) else (name, frame.f_lineno)
+
+
+def users_line(depth: int = 2) -> tuple[str, int] | None:
+    """File and line of the nearest frame that is neither ours, nor torch's, nor of `logging`."""
+    frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001 - as above
+    while frame is not None and frame.f_code.co_filename.startswith(FOREIGN):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def reading_line(dataset: Any) -> tuple[str, int] | None:
+    """Where the user's data set makes a sample: its `__getitem__` or `__iter__`, below the wrappers of torch."""
+    for _ in range(8):
+        if not type(dataset).__module__.startswith("torch."):
+            break
+        inner = getattr(dataset, "datasets", [getattr(dataset, "dataset", None)])
+        if not inner or inner[0] is None:
+            break
+        dataset = inner[0]
+    for name in ("__getitems__", "__getitem__", "__iter__"):
+        found = line_of(getattr(type(dataset), name, None))
+        if found is not None and not found[0].startswith(FOREIGN[0]):
+            return found
+    return None
+
+
+def line_of(function: Any) -> tuple[str, int] | None:
+    """File and line of a Python function; None for anything else."""
+    code = getattr(function, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else None

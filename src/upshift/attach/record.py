@@ -1,0 +1,202 @@
+"""The clock of a watched script: which phase each moment of a step belongs to.
+
+A step goes from one optimizer step to the next. Every moment belongs to one phase: that of the seam the script is in, or
+else the one that the last seam leaves behind (after a forward pass: the loss, so forward; after backward: clipping, so the
+optimizer's, if its step follows next). What was fetched counts as data once a training pass follows, and as validation if
+an evaluation does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from time import perf_counter
+from typing import Any
+
+PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other")
+DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, OTHER = range(9)
+GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
+"""Time whose phase the next seam decides: after backward, an evaluation with gradients, a fetched and a moved batch."""
+NUM_SLOTS = 13
+WINDOW = 512
+WARMUP_STEPS = 2
+"""So many steps load, allocate and choose kernels: what they take is not typical."""
+MAX_PLACES = 256
+
+Place = tuple[str, str, int]
+"""What happened, in which file, at which line."""
+
+
+class Recorder:
+    """Sums the time of each phase, step by step, for the thread that made it.
+
+    Args:
+        updates: Stop after so many steps; 0 is never.
+        seconds: Stop after so many seconds from the first step on.
+
+    Attributes:
+        active: Whether anything is still noted.
+        steps: Seconds of each phase, for the last steps.
+        places: Place -> (times, seconds).
+        events: Seams passed since the first step.
+        fetch_s: Seconds of fetching batches in this process, without workers.
+        fetch_busy_s: And those of them in which its thread computed.
+    """
+
+    def __init__(self, *, updates: int = 200, seconds: float = 20.0) -> None:
+        self.updates, self.seconds = updates, seconds
+        self.active = True
+        self.steps: deque[list[float]] = deque(maxlen=WINDOW)
+        self.places: dict[Place, tuple[int, float]] = {}
+        self.events = 0
+        self.num_steps = 0
+        self.fetch_s = 0.0
+        self.fetch_busy_s = 0.0
+        self.thread = threading.get_ident()
+        self.current = [0.0] * NUM_SLOTS
+        self.on_stop: Callable[[], None] = lambda: None
+        self.idle = OTHER
+        self._stack: list[int] = []
+        self._mark = perf_counter()
+        self._first: float | None = None
+        self._counts: dict[Hashable, int] = {}
+        self._leader: Hashable = None
+
+    def free(self) -> bool:
+        """Whether the script is between phases, so that any seam begins one."""
+        return self.active and not self._stack and threading.get_ident() == self.thread
+
+    def takes(self) -> bool:
+        """Whether a forward or backward pass that is reached now begins a phase: also in an optimizer's closure."""
+        return self.free() or (self.active and self._stack[-1:] == [OPTIMIZER] and threading.get_ident() == self.thread)
+
+    def restart(self) -> None:
+        """Forget the steps so far: what is measured begins here."""
+        self.steps.clear()
+        self.places.clear()
+        self.events = 0
+        self._first = perf_counter()
+
+    def enter(self, phase: int) -> None:
+        """Begin a phase."""
+        now = perf_counter()
+        stack, current = self._stack, self.current
+        current[stack[-1] if stack else self.idle] += now - self._mark
+        self._mark = now
+        stack.append(phase)
+        self.events += 1
+        self._decide(phase)
+
+    def leave(self, idle: int | None = None) -> float:
+        """End the phase; what follows counts as `idle` until the next one. Returns seconds."""
+        if not self._stack:
+            return 0.0
+        now = perf_counter()
+        seconds = now - self._mark
+        self.current[self._stack.pop()] += seconds
+        self._mark = now
+        if idle is not None:
+            self.idle = idle
+        return seconds
+
+    def rename(self, phase: int) -> None:
+        """The phase that was begun turns out to be another."""
+        if self._stack:
+            self._stack[-1] = phase
+
+    def note(self, what: str, file: str, line: int, seconds: float) -> None:
+        """Remember what took how long at a line of the user's code."""
+        place = (what, file, line)
+        if place in self.places or len(self.places) < MAX_PLACES:
+            times, before = self.places.get(place, (0, 0.0))
+            self.places[place] = (times + 1, before + seconds)
+
+    def before_step(self) -> None:
+        """An optimizer begins its step."""
+        if self._stack and threading.get_ident() == self.thread:
+            self._stack.clear()  # a step that raised never ended
+        if self.takes():
+            self.enter(OPTIMIZER)
+
+    def after_step(self, optimizer: Hashable) -> None:
+        """An optimizer has stepped: the end of a step, if it is the one that steps most."""
+        if not self.active or threading.get_ident() != self.thread:
+            return
+        self.leave(OTHER)
+        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        if self._leader is None or count > self._counts[self._leader]:
+            self._leader = optimizer
+        if optimizer == self._leader:
+            self._end_step()
+
+    def settle(self) -> list[float]:
+        """Seconds by phase since the last step, with everything undecided put where it belongs."""
+        current = self.current
+        for slot, phase in ((GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER)):
+            current[phase] += current[slot]
+            current[slot] = 0.0
+        return current[: len(PHASES)]
+
+    def stop(self) -> None:
+        """Note nothing any more."""
+        if self.active:
+            self.active = False
+            self.on_stop()
+
+    def _end_step(self) -> None:
+        self.num_steps += 1
+        now = perf_counter()
+        if self._first is None:
+            self._first = now
+            self.events = 0
+        else:
+            self.steps.append(self.settle())
+            if self.num_steps == 1 + WARMUP_STEPS:
+                self.places.clear()
+        self.current = [0.0] * NUM_SLOTS
+        if (self.updates and len(self.steps) >= self.updates) or (self.seconds and now - self._first > self.seconds):
+            self.stop()
+
+    def _decide(self, phase: int) -> None:
+        """Give what was undecided to its phase, now that the next one is known."""
+        current = self.current
+        if current[GAP] and phase != BACKWARD:
+            current[OPTIMIZER if phase == OPTIMIZER else OTHER] += current[GAP]
+            current[GAP] = 0.0
+        if current[TENTATIVE] and phase in (BACKWARD, FORWARD, FETCHED, OPTIMIZER):
+            current[FORWARD if phase == BACKWARD else VALIDATION] += current[TENTATIVE]
+            current[TENTATIVE] = 0.0
+        if phase in (FORWARD, BACKWARD, OPTIMIZER, VALIDATION, TENTATIVE) and (current[FETCHED] or current[MOVED]):
+            evaluates = phase == VALIDATION
+            current[VALIDATION if evaluates else DATA] += current[FETCHED]
+            current[VALIDATION if evaluates else TRANSFER] += current[MOVED]
+            current[FETCHED] = current[MOVED] = 0.0
+
+
+def event_cost_s(calls: int = 2000) -> float:
+    """Seconds that one seam takes of its own, measured here."""
+    recorder = Recorder(updates=0, seconds=0.0)
+    started = perf_counter()
+    for _ in range(calls):
+        if recorder.free():
+            recorder.enter(LOGGING)
+            recorder.leave()
+    return (perf_counter() - started) / calls
+
+
+def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
+    """What was seen, as JSON: steps, seconds of each phase in each of them, places, and what we cost."""
+    steps = list(recorder.steps)
+    wall = sum(map(sum, steps))
+    cost = event_cost_s() * recorder.events
+    return {
+        "steps": len(steps),
+        "phases": list(PHASES),
+        "seconds": [[round(value, 9) for value in step] for step in steps],
+        "tail": [round(value, 9) for value in recorder.settle()] if recorder.num_steps else [0.0] * len(PHASES),
+        "places": [[*place, times, seconds] for place, (times, seconds) in recorder.places.items()],
+        "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else 0.0,
+        "own_cost_frac": min(cost / wall, 1.0) if wall > 0 else 0.0,
+        **more,
+    }

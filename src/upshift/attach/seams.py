@@ -1,0 +1,223 @@
+"""The places where a training loop can be seen from outside, and how each is wrapped.
+
+A seam calls what it wraps and adds nothing but two readings of a clock. What fails in it stops the watching, never the
+script.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import Module
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from upshift.attach.fetch import Fetch
+from upshift.attach.patches import Patches
+from upshift.attach.places import calling_line, users_line
+from upshift.attach.record import (
+    BACKWARD,
+    CHECKPOINT,
+    FETCHED,
+    GAP,
+    LOGGING,
+    MOVED,
+    OPTIMIZER,
+    VALIDATION,
+    Recorder,
+)
+from upshift.attach.tracebacks import without_ours
+
+READS = ("item", "cpu", "tolist")
+"""Not `__float__`: torch warns in it, and names the line of the innermost Python function, which would be ours."""
+MOVES = ("to", "cuda", "copy_")
+
+
+class Seams:
+    """All seams of one process.
+
+    Args:
+        recorder: Who is told.
+        fetch: What stands at the loader's seam.
+    """
+
+    def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
+        self.recorder = recorder
+        self.trained = fetch.trained
+        self._fetch = fetch
+        self._patches = Patches()
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Put all seams in place."""
+        recorder, put = self.recorder, self._patches.put
+        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        put(Module, "__call__", functools.partial(_forward, self))
+        put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - the one place all batches pass
+        put(dataloader._MultiProcessingDataLoaderIter, "__init__", functools.partial(_timed, recorder, FETCHED))  # noqa: SLF001 - as above
+        put(torch.autograd, "backward", functools.partial(_backward, recorder))
+        put(torch.Tensor, "backward", functools.partial(_backward, recorder))
+        put(Optimizer, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
+        put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
+        put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
+        put(logging.Logger, "handle", functools.partial(_noted, recorder, LOGGING, "logging"))
+        put(torch, "compile", self._compiling)
+        put(sys, "excepthook", without_ours)
+        for name in READS:
+            put(torch.Tensor, name, functools.partial(_read, recorder, name))
+        for name in MOVES:
+            put(torch.Tensor, name, functools.partial(_move, recorder, name))
+
+    def rest(self) -> None:
+        """Take off all that may be taken off inside an optimizer's hook; the next forward pass takes off the others."""
+        self._patches.restore(keep=Module)
+
+    def remove(self) -> None:
+        """Take off everything, where ours is still the outermost."""
+        self._patches.restore()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self.recorder.active:
+            self.trained.learn(optimizer)
+            self.recorder.before_step()
+
+    def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self.recorder.active:
+            self.recorder.after_step(id(optimizer))
+
+    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Methods of tensors are what a compiled graph is made of: leave them alone as soon as the script compiles."""
+
+        @functools.wraps(original)
+        def compile_seam(*args: Any, **kwargs: Any) -> Any:
+            self._patches.restore(owner=torch.Tensor)
+            rules = sys.modules.get("torch._dynamo.trace_rules")
+            forget = getattr(getattr(rules, "get_tensor_method", None), "cache_clear", None)
+            if forget is not None:
+                forget()
+            return original(*args, **kwargs)
+
+        return compile_seam
+
+
+def _timed(recorder: Recorder, phase: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def timed_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.free():
+            return original(*args, **kwargs)
+        recorder.enter(phase)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.leave()
+
+    return timed_seam
+
+
+def _noted(recorder: Recorder, phase: int, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def noted_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.free():
+            return original(*args, **kwargs)
+        recorder.enter(phase)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            seconds = recorder.leave()
+            line = users_line()
+            if line is not None:
+                recorder.note(what, *line, seconds)
+
+    return noted_seam
+
+
+def _backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.takes():
+            return original(*args, **kwargs)
+        recorder.enter(BACKWARD)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.leave(GAP)
+
+    return backward_seam
+
+
+def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The outermost call of a module. Inner modules, and other threads, cost one test."""
+    recorder, trained, inside = seams.recorder, seams.trained, False
+
+    @functools.wraps(original)
+    def forward_seam(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside or not recorder.takes():
+            if not recorder.active:
+                seams.remove()
+            return original(*args, **kwargs)
+        try:
+            phase = trained.kind(args[0], evaluating=recorder.idle == VALIDATION)
+        except Exception:  # noqa: BLE001 - a module of an unusual kind ends the watching, not the script
+            recorder.stop()
+            return original(*args, **kwargs)
+        inside = True
+        recorder.enter(phase)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.leave(phase)
+            inside = False
+
+    return forward_seam
+
+
+def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor's value is read: on an accelerator the host waits here for all that was asked of the device."""
+
+    @functools.wraps(original)
+    def read_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.free():
+            return original(*args, **kwargs)
+        line = calling_line()
+        recorder.enter(recorder.idle if line is None or recorder.idle == VALIDATION else LOGGING)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            seconds = recorder.leave()
+            if line is not None:
+                recorder.note(f".{name}()", *line, seconds)
+
+    return read_seam
+
+
+def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor is moved; what stays on its device is no transfer."""
+
+    @functools.wraps(original)
+    def move_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.free():
+            return original(*args, **kwargs)
+        recorder.enter(MOVED)
+        try:
+            found = original(*args, **kwargs)
+            source = args[1] if name == "copy_" and len(args) > 1 else args[0]
+            if getattr(source, "device", None) == getattr(found, "device", None):
+                recorder.rename(recorder.idle)
+            return found
+        finally:
+            seconds = recorder.leave()
+            line = calling_line()
+            if line is not None and seconds > 0:
+                recorder.note(f".{name}()", *line, seconds)
+
+    return move_seam

@@ -1,0 +1,272 @@
+"""The clock: which phase a moment belongs to, and what a step is."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from upshift.attach.hooks import is_agent
+from upshift.attach.judge import ceilings, phase_seconds, profile, where
+from upshift.attach.kinds import Trained
+from upshift.attach.record import (
+    BACKWARD,
+    DATA,
+    FETCHED,
+    FORWARD,
+    GAP,
+    LOGGING,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    TENTATIVE,
+    VALIDATION,
+    Recorder,
+    report,
+)
+from upshift.core.errors import TrialError
+
+NAMES = list(PHASES)
+
+
+class Script:
+    """A scripted clock: each entry of `play` is a phase and what it takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("upshift.attach.record.perf_counter", lambda: self.now)
+        self.recorder = Recorder(updates=0, seconds=0.0)
+
+    def seam(self, phase: int, seconds: float, idle: int | None = None) -> None:
+        self.recorder.enter(phase)
+        self.now += seconds
+        self.recorder.leave(idle)
+
+    def step(self, seconds: float, key: str = "a") -> None:
+        self.recorder.before_step()
+        self.now += seconds
+        self.recorder.after_step(key)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    return Script(monkeypatch)
+
+
+def last(script: Script) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in zip(PHASES, script.recorder.steps[-1], strict=True) if value}
+
+
+def test_a_step_is_split_into_its_phases(script: Script) -> None:
+    script.step(1)
+    script.seam(FETCHED, 2, OTHER)
+    script.now += 0.5
+    script.seam(FORWARD, 3, FORWARD)
+    script.now += 0.25  # the loss, written as a function
+    script.seam(BACKWARD, 4, GAP)
+    script.now += 0.125  # clipping
+    script.seam(LOGGING, 1)
+    script.now += 0.125
+    script.step(5)
+    assert last(script) == {
+        "data": 2, "forward": 3.25, "backward": 4, "optimizer": 5.125, "logging": 1, "other": 0.625,
+    }  # fmt: skip
+    assert sum(last(script).values()) == 16
+
+
+def test_time_before_the_optimizers_step_is_the_optimizers(script: Script) -> None:
+    script.step(1)
+    script.seam(BACKWARD, 4, GAP)
+    script.now += 2
+    script.step(1)
+    assert last(script) == {"backward": 4, "optimizer": 3}
+
+
+def test_micro_batches_between_two_steps_are_one_step(script: Script) -> None:
+    script.step(1)
+    for _ in range(3):
+        script.seam(FETCHED, 1, OTHER)
+        script.seam(FORWARD, 1, FORWARD)
+        script.seam(BACKWARD, 1, GAP)
+    script.step(1)
+    assert last(script) == {"data": 3, "forward": 3, "backward": 3, "optimizer": 1}
+    assert len(script.recorder.steps) == 1
+
+
+def test_what_is_fetched_for_an_evaluation_is_validation(script: Script) -> None:
+    script.step(1)
+    script.seam(FETCHED, 2, VALIDATION)
+    script.seam(VALIDATION, 3, VALIDATION)
+    script.now += 1
+    script.seam(FETCHED, 5, OTHER)
+    script.seam(FORWARD, 1, FORWARD)
+    script.step(1)
+    assert last(script) == {"validation": 6, "data": 5, "forward": 1, "optimizer": 1}
+
+
+@pytest.mark.parametrize(("trains", "name"), [(True, "forward"), (False, "validation")])
+def test_backward_tells_what_a_pass_in_eval_mode_was(script: Script, trains: bool, name: str) -> None:
+    script.step(1)
+    script.seam(TENTATIVE, 3, OTHER)
+    if trains:
+        script.seam(BACKWARD, 1, GAP)
+    script.step(1)
+    assert last(script)[name] == 3
+
+
+def test_the_optimizer_that_steps_most_makes_the_steps(script: Script) -> None:
+    script.step(1, "generator")
+    for _ in range(4):
+        for _ in range(3):
+            script.step(1, "critic")
+        script.step(1, "generator")
+    assert [sum(step) for step in script.recorder.steps][-4:] == [1.0, 2.0, 1.0, 1.0]
+
+
+def test_closures_of_one_step_count_once(script: Script) -> None:
+    script.step(1)
+    script.recorder.before_step()
+    for _ in range(3):
+        assert script.recorder.takes()
+        assert not script.recorder.free()
+        script.seam(FORWARD, 1)
+        script.seam(BACKWARD, 1)
+    script.now += 1
+    script.recorder.after_step("a")
+    assert last(script) == {"forward": 3, "backward": 3, "optimizer": 1}
+
+
+def test_a_step_that_raised_does_not_swallow_the_next(script: Script) -> None:
+    script.step(1)
+    script.recorder.before_step()
+    script.step(2)
+    assert len(script.recorder.steps) == 1
+    assert script.recorder.free()
+
+
+def test_it_stops_after_enough_steps(script: Script) -> None:
+    script.recorder.updates = 3
+    stopped = []
+    script.recorder.on_stop = lambda: stopped.append(script.recorder.num_steps)
+    for _ in range(6):
+        script.step(1)
+    assert stopped == [4]  # the first step has no beginning
+    assert len(script.recorder.steps) == 3
+
+
+def test_memory_is_bounded(script: Script) -> None:
+    for at in range(2000):
+        script.step(1)
+        script.recorder.note("print", "train.py", at, 0.1)
+    assert len(script.recorder.steps) == 512
+    assert len(script.recorder.places) == 256
+
+
+def kind(trained: Trained, module: nn.Module, *, grad: bool, evaluating: bool = False) -> int:
+    with torch.set_grad_enabled(grad):
+        return trained.kind(module, evaluating=evaluating)
+
+
+def test_what_a_forward_pass_is_for() -> None:
+    model, teacher, trained = nn.Linear(2, 2), nn.Linear(2, 2).eval(), Trained()
+    trained.learn(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert kind(trained, model, grad=True) == FORWARD
+    assert kind(trained, teacher, grad=False) == FORWARD  # a teacher is asked in every step
+    assert kind(trained, nn.Sequential(model).eval(), grad=False) == VALIDATION
+    assert kind(trained, model.eval(), grad=True) == TENTATIVE
+    assert kind(trained, nn.MSELoss(), grad=False, evaluating=True) == VALIDATION
+    model.train()
+    assert kind(trained, model, grad=False) == FORWARD  # a generator that makes samples for its critic
+    trained.fetched_with_grad = False
+    assert kind(trained, model, grad=False) == VALIDATION
+
+
+def found(
+    *, data: float = 0.0, forward: float = 1.0, checkpoint: float = 0.0, logging: float = 0.0, steps: int = 10
+) -> dict[str, Any]:
+    step = [0.0] * len(PHASES)
+    step[DATA], step[FORWARD], step[LOGGING] = data, forward, logging
+    step[NAMES.index("checkpoint")] = checkpoint
+    return {
+        "phases": NAMES, "seconds": [list(step) for _ in range(steps)], "tail": [0.0] * len(PHASES), "ended": False,
+        "device": "cpu", "own_cost_frac": 0.0, "fetch_wait_frac": 0.9,
+        "places": [["dataset", "train.py", 7, steps, data * steps], ["print", "train.py", 9, steps, 1e-4]],
+    }  # fmt: skip
+
+
+def test_the_ceiling_of_the_input_is_what_the_replay_saved_and_at_most_the_phase() -> None:
+    assert ceilings(found(data=3), found(data=1), None)["input"] == pytest.approx(2.0)
+    assert ceilings(found(data=3), found(forward=0.5), None)["input"] == pytest.approx(4.0)
+    assert ceilings(found(data=3), found(data=9), None)["input"] == 1.0
+
+
+def test_a_checkpoints_ceiling_is_its_share() -> None:
+    assert ceilings(found(checkpoint=1), None, None)["checkpoint"] == pytest.approx(2.0)
+
+
+def test_a_profile_names_the_bottleneck_and_the_line() -> None:
+    shown = profile(found(data=3), found(data=0))
+    assert shown["bottleneck"]["name"] == "input"
+    assert shown["bottleneck"]["share"] == pytest.approx(0.75)
+    assert "train.py:7 (dataset)" in shown["bottleneck"]["words"]
+    assert "mostly waits" in shown["bottleneck"]["words"]
+    assert [(line["what"], line["line"]) for line in shown["where"]] == [("dataset", 7)]
+    assert profile(found())["bottleneck"]["name"] == "compute"
+    assert where(found()) == []
+
+
+def test_the_first_steps_do_not_count_where_there_are_more() -> None:
+    seen = found(steps=6)
+    seen["seconds"][0][FORWARD] = 100.0
+    assert phase_seconds(seen) == ({**dict.fromkeys(PHASES, 0.0), "forward": 4.0}, 4)
+
+
+def test_what_follows_the_last_step_counts_where_the_script_ended() -> None:
+    seen = found(steps=6)
+    seen["tail"] = [9.0] * len(PHASES)
+    assert phase_seconds(seen)[0]["checkpoint"] == 0.0
+    seen["ended"] = True
+    seconds, _ = phase_seconds(seen)
+    assert (seconds["checkpoint"], seconds["validation"], seconds["other"]) == (9.0, 9.0, 0.0)
+
+
+def test_a_script_without_steps_is_refused() -> None:
+    with pytest.raises(TrialError, match="without two steps"):
+        profile(found(steps=0))
+
+
+def test_the_report_adds_up() -> None:
+    recorder = Recorder()
+    for _ in range(4):
+        recorder.enter(FORWARD)
+        time.sleep(0.001)
+        recorder.leave(FORWARD)
+        recorder.before_step()
+        recorder.after_step("a")
+    seen = report(recorder, ended=True)
+    assert seen["steps"] == len(seen["seconds"]) == 3
+    assert all(step[FORWARD] > step[OPTIMIZER] for step in seen["seconds"])
+    assert 0 < seen["own_cost_frac"] < 1
+
+
+@pytest.mark.parametrize(
+    ("command", "agent"),
+    [
+        (["python", "-m", "torch.distributed.run", "train.py"], True),
+        (["python", "/opt/bin/torchrun", "train.py"], True),
+        (["python", "-u", "train.py", "-m", "torch.distributed.run"], False),
+        (["python", "-m", "package.train"], False),
+        (["python"], False),
+    ],
+)
+def test_who_starts_ranks(command: list[str], agent: bool) -> None:
+    assert is_agent(command) == agent
+
+
+def test_this_process_is_not_watched() -> None:
+    assert "UPSHIFT_ATTACH" not in os.environ
+    assert nn.Module.__call__.__name__ == "_wrapped_call_impl"

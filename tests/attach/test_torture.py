@@ -1,0 +1,142 @@
+"""Scripts of every kind behave as without us: what they print, how they exit, and the weights they end with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(SCRIPTS / "ranks.py"))
+PLAIN = str(SCRIPTS / "plain.py")
+KINDS = str(SCRIPTS / "kinds.py")
+
+CASES: dict[str, tuple[tuple[str, ...], int]] = {
+    "plain": ((PLAIN,), 0),
+    "arguments": ((PLAIN, "--epochs", "2", "--sampler"), 0),
+    "wrong arguments": ((PLAIN, "--nonsense"), 2),
+    "workers": ((PLAIN, "--workers", "1", "--epochs", "1"), 0),
+    "accumulation": ((PLAIN, "--accumulate", "2"), 0),
+    "raises": ((PLAIN, "--end", "raise"), 1),
+    "exits with 3": ((PLAIN, "--end", "exit"), 3),
+    "interrupts itself": ((PLAIN, "--end", "sigint"), -signal.SIGINT),
+    "is killed": ((PLAIN, "--end", "killed"), -signal.SIGKILL),
+    "processes": ((str(SCRIPTS / "processes.py"),), 0),
+    "iterable": ((KINDS, "iterable"), 0),
+    "grad scaler": ((KINDS, "scaled"), 0),
+    "two optimizers": ((KINDS, "two_players"), 0),
+    "LBFGS": ((KINDS, "closures"), 0),
+    "compiled": ((KINDS, "compiled"), 0),
+    "module": (("-m", "package.train", "--lr", "1"), 0),
+    "no hash": ((str(SCRIPTS / "torn.py"),), 0),
+}
+STEPS = {"plain": 17, "arguments": 11, "workers": 5, "accumulation": 8, "raises": 8, "exits with 3": 8, "two optimizers": 5,
+         "LBFGS": 3, "iterable": 4, "grad scaler": 5, "compiled": 5, "module": 5, "processes": 5}  # fmt: skip
+
+
+def run(command: tuple[str, ...], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=100, check=False, cwd=SCRIPTS,
+        env={**os.environ, **(env or {})}, input="a line\n",
+    )  # fmt: skip
+
+
+def watched(
+    command: tuple[str, ...], tmp_path: Path, **more: Any
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    path = tmp_path / "seen.json"
+    done = run(("-m", "upshift.attach", "--json", str(path), *command), **more)
+    return done, json.loads(path.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_it_prints_and_exits_as_without_us(tmp_path: Path, case: str) -> None:
+    command, code = CASES[case]
+    with ThreadPoolExecutor() as pool:
+        others = pool.submit(run, command)
+        done, seen = watched(command, tmp_path)
+        alone = others.result()
+    assert alone.returncode == code, alone.stderr
+    assert done.stdout == alone.stdout
+    assert done.stderr == alone.stderr
+    assert done.returncode == alone.returncode
+    if case in STEPS:
+        assert seen["0"]["steps"] == STEPS[case]
+
+
+@pytest.mark.slow
+def test_both_ranks_of_torchrun_are_watched(tmp_path: Path) -> None:
+    alone = run(TORCHRUN)
+    assert alone.returncode == 0, alone.stderr
+    done, seen = watched(TORCHRUN, tmp_path)
+    assert (done.stdout, done.returncode) == (alone.stdout, 0), done.stderr
+    assert {rank: found["steps"] for rank, found in seen.items()} == {"0": 5, "1": 5}
+
+
+@pytest.mark.slow
+def test_the_users_sitecustomize_and_path_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SITE_OF_THE_USER'] = 'was here'\n")
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}/nowhere"}
+    alone = run((PLAIN, "--epochs", "1"), env=env)
+    done, seen = watched((PLAIN, "--epochs", "1"), tmp_path, env=env)
+    assert "was here True" in alone.stdout
+    assert (done.stdout, done.stderr) == (alone.stdout, alone.stderr)
+    assert seen["0"]["steps"] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_reaches_the_script(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import time, torch\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    for words in ((), ("-m", "upshift.attach")):
+        with subprocess.Popen(
+            [sys.executable, *words, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.1)
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=30)
+            assert process.returncode == -number
+            assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_what_of_ours_fails_is_told_and_the_script_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "upshift").mkdir()
+    (tmp_path / "upshift" / "__init__.py").write_text("raise RuntimeError('broken on purpose')\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); exec(open('plain.py').read())"
+    script = tmp_path / "wrapped.py"
+    script.write_text(f"import os, sys\nsys.path.insert(0, os.getcwd())\nsys.path.insert(0, {str(tmp_path)!r})\n{code}\n")
+    done, seen = watched((str(script), "--epochs", "1"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^[0-9a-f]{64}$", done.stdout, re.MULTILINE)
+    assert "rank 0 was not watched" in done.stderr
+    assert "broken on purpose" in done.stderr
+    assert seen == {}
+
+
+def test_the_launcher_imports_no_torch() -> None:
+    code = "import sys, upshift.attach.launch; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    assert run(("-c", code)).stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    done, _ = watched((PLAIN, "--end", "killed"), tmp_path, env={"TMPDIR": str(scratch)})
+    assert done.returncode == -signal.SIGKILL
+    assert list(scratch.glob("upshift*")) == []  # torch leaves a folder of its own
