@@ -6,10 +6,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MAX_LINES := 400
+WHOLE_SCRIPTS := tests/attach tests/benchmarks
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench docs clean help
+.PHONY: setup demo test lint bench bench-groundtruth docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
@@ -30,8 +31,9 @@ demo: setup  ## see Upshift profile and tune an example
 	$(BIN)/upshift demo
 
 test: lint  ## lint, then run every test; those that start processes of their own and measure run one after the other
-	$(BIN)/python -m pytest -q -m "not slow" -n 2
-	$(BIN)/python -m pytest -q -m slow --durations=10
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m slow $(WHOLE_SCRIPTS)
+	$(BIN)/python -m pytest -q -m slow --durations=10 $(WHOLE_SCRIPTS:%=--ignore=%)
 
 lint: setup  ## rules, format, types, floors, and the size of modules
 	$(BIN)/ruff check
@@ -44,6 +46,9 @@ lint: setup  ## rules, format, types, floors, and the size of modules
 bench: setup  ## measure again what benchmarks/results holds for this machine
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
+
+bench-groundtruth: setup  ## score Upshift on scripts whose bottleneck is known
+	$(BIN)/python -m benchmarks groundtruth
 
 # Tables in the documentation come from benchmarks/results; then the API.
 docs: setup  ## write the tables of results, and the API documentation to site/

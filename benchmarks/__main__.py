@@ -11,6 +11,8 @@ from benchmarks.checkpointing import run_checkpointing
 from benchmarks.gate import run_gate
 from benchmarks.goodput import PAIRS as WHOLE_PAIRS
 from benchmarks.goodput import run_goodput
+from benchmarks.groundtruth.score import BUDGET as GROUNDTRUTH_BUDGET
+from benchmarks.groundtruth.score import run_groundtruth
 from benchmarks.honesty import run_aa, run_power
 from benchmarks.own_cost import TURNS, run_own_cost
 from benchmarks.packing import run_packing
@@ -24,7 +26,7 @@ from upshift.cli.say import parse_duration
 
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
-    "packing", "search", "around", "goodput", "ranks", "aa", "power",
+    "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
@@ -38,13 +40,15 @@ def main() -> None:
         type=int,
         help="comparisons (aa, power), turns (own-cost, checkpointing, ranks), pairs (techniques, goodput), rounds (rivals)",
     )
-    parser.add_argument("--budget", help="of each job: its tuning (text, image, diagnosis), its subsets (search)")
+    parser.add_argument(
+        "--budget", help="of each job: its tuning (text, image, diagnosis, groundtruth), its subsets (search)"
+    )
     parser.add_argument("--seed", type=int, help="first seed of the tuning (text, image); the job's own unless given")
     parser.add_argument(
         "--only",
         nargs="+",
         metavar="CASE",
-        help="these cases or jobs alone (gate, techniques, search); other rows stay",
+        help="these cases or jobs alone (gate, techniques, search, groundtruth); other rows stay",
     )
     asked = parser.parse_args()
     if asked.only:
@@ -66,6 +70,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "search": lambda: run_search(budget_s=parse_duration(budget or SEARCH_BUDGET)),
         "around": lambda: run_around(number or AROUND_ROUNDS),
         "goodput": lambda: run_goodput(number or WHOLE_PAIRS),
+        "groundtruth": lambda: run_groundtruth(budget=budget or GROUNDTRUTH_BUDGET),
         "ranks": lambda: run_ranks(number or RANKS_TURNS),
         "aa": lambda: run_aa(number or 40),
         "power": lambda: run_power(number or 20),
@@ -83,6 +88,8 @@ def _run_some(name: str, only: list[str], number: int | None, budget: str | None
         return run_techniques(number or PAIRS, only)
     if name == "search":
         return run_search(only, parse_duration(budget or SEARCH_BUDGET))
+    if name == "groundtruth":
+        return run_groundtruth(only, budget or GROUNDTRUTH_BUDGET)
     return run_gate(only)
 
 

@@ -1,0 +1,156 @@
+"""Is each injected bottleneck really one here? Every script against its mended twin, in fresh processes that take turns.
+
+`python -m benchmarks.groundtruth.check [--only NAME ...] [--rounds N] [--part 0.5]`. The mended twin is the same script with
+`--mended`: the same training without what was injected. An injected bottleneck must cost at least 1.3x, in time or in peak
+memory. The twin of a clean script is its own arithmetic alone, on one batch again and again with nothing else done: what
+stands around the arithmetic of a clean script must cost next to nothing. Times are those that the scripts print, of the
+training itself, without imports and set-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.groundtruth.truth import Case, load_truth
+from benchmarks.record import RESULTS, record
+from upshift.core.errors import TrialError
+
+NAME = "groundtruth_check"
+INJECTED_LEAST = 1.3
+CLEAN_MOST = 1.1
+ROUNDS = 3
+LIMIT_S = 120.0
+
+_TOLD = re.compile(r"^(\d+) steps in ([\d.]+) s$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a script: seconds a step that it printed, and its peak memory in bytes."""
+
+    step_s: float
+    peak_bytes: int
+
+
+def run_script(case: Case, steps: int, *, mended: bool) -> Run:
+    """Run a script in a process of its own.
+
+    Raises:
+        TrialError: It failed, took longer than two minutes, or did not print `N steps in S s` at its end.
+    """
+    command = [sys.executable, str(case.script), "--steps", str(steps), *(["--mended"] if mended else [])]
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        code, peak_bytes = _wait(process)
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    told = _TOLD.search(text)
+    if code or told is None or int(told.group(1)) != steps:
+        kind, last = ("hung", f"no end after {LIMIT_S:.0f} s") if code is None else ("raised", text.strip()[-300:])
+        words = f"{' '.join(command[1:])} did not finish {steps} steps (exit code {code}): {last}"
+        raise TrialError(words, kind="hung" if kind == "hung" else "raised")
+    return Run(step_s=float(told.group(2)) / steps, peak_bytes=peak_bytes)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int | None, int]:
+    """Exit code (None where it took too long and was ended) and peak memory of a process."""
+    deadline, late = time.monotonic() + LIMIT_S, False
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return None if late else process.returncode, usage.ru_maxrss * 1024
+        if time.monotonic() > deadline and not late:
+            process.kill()
+            late = True
+        time.sleep(0.02)
+
+
+def check_case(case: Case, *, rounds: int = ROUNDS, part: float = 1.0) -> dict[str, Any]:
+    """Run a script and its mended twin in turns. A memory case always runs whole: it is its length that fills the memory."""
+    steps = case.steps if case.judged_by == "memory" else max(round(case.steps * part), 1)
+    naive: list[Run] = []
+    mended: list[Run] = []
+    for number in range(rounds):
+        for first in (number % 2 == 0, number % 2 != 0):
+            (naive if first else mended).append(run_script(case, steps, mended=not first))
+    return judged(case, steps, naive, mended)
+
+
+def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) -> dict[str, Any]:
+    """What the runs say: the ratio of naive to mended, and whether the script is what truth.toml says."""
+    if case.judged_by == "memory":
+        ratio = median(one.peak_bytes / other.peak_bytes for one, other in zip(naive, mended, strict=True))
+    else:
+        ratio = median(one.step_s / other.step_s for one, other in zip(naive, mended, strict=True))
+    return {
+        "name": case.name,
+        "clean": case.clean,
+        "judged_by": case.judged_by,
+        "ratio": ratio,
+        "holds": ratio <= CLEAN_MOST if case.clean else ratio >= INJECTED_LEAST,
+        "steps": steps,
+        "naive_step_s": [run.step_s for run in naive],
+        "mended_step_s": [run.step_s for run in mended],
+        "naive_peak_bytes": [run.peak_bytes for run in naive],
+        "mended_peak_bytes": [run.peak_bytes for run in mended],
+    }
+
+
+def run_check(only: list[str] | None = None, *, rounds: int = ROUNDS, part: float = 1.0) -> Path:
+    """Check these scripts or all, print each ratio, and keep the rows; rows of other scripts stay."""
+    path = RESULTS / f"{NAME}.json"
+    kept: dict[str, dict[str, Any]] = {}
+    if only and path.exists():
+        kept = {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    for name, case in load_truth(only).items():
+        if case.missing:
+            kept[name] = {"name": name, "clean": case.clean, "skipped": case.missing}
+            print(f"{name:<24}skipped: {case.missing}", flush=True)
+            continue
+        row = kept[name] = check_case(case, rounds=rounds, part=part)
+        told = f"{max(row['naive_step_s']) * row['steps']:.1f} s" + ("" if row["holds"] else "  NOT AS truth.toml SAYS")
+        print(f"{name:<24}{row['ratio']:6.2f}x {row['judged_by']:<7}{told}", flush=True)
+    rows = [kept[name] for name in load_truth() if name in kept]
+    return record(NAME, {"rows": rows, **summary(rows)}, "python -m benchmarks.groundtruth.check")
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many scripts are what they are said to be, and which are not."""
+    ran = [row for row in rows if "skipped" not in row]
+    return {
+        "checked": len(ran),
+        "skipped": len(rows) - len(ran),
+        "holding": sum(row["holds"] for row in ran),
+        "not_holding": [row["name"] for row in ran if not row["holds"]],
+        "injected_least": INJECTED_LEAST,
+        "clean_most": CLEAN_MOST,
+    }
+
+
+def main() -> None:
+    """Check from the command line; the exit code is 1 where a script is not what truth.toml says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.groundtruth.check", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone; rows of others stay")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each script and of each twin")
+    parser.add_argument("--part", type=float, default=1.0, help="share of each script's own number of steps")
+    asked = parser.parse_args()
+    path = run_check(asked.only, rounds=asked.rounds, part=asked.part)
+    print(f"wrote {path}")
+    sys.exit(bool(json.loads(path.read_text(encoding="utf-8"))["not_holding"]))
+
+
+if __name__ == "__main__":
+    main()

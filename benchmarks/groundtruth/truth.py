@@ -1,0 +1,137 @@
+"""What is wrong with each script of scripts/, read from truth.toml and checked against the scripts and the catalogue."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from upshift.core.errors import UpshiftError
+from upshift.core.optimization import Bottleneck
+from upshift.optimizations import catalogue
+
+FOLDER = Path(__file__).parent
+SCRIPTS = FOLDER / "scripts"
+TRUTH = FOLDER / "truth.toml"
+NO_REMEDY = "none"
+KEYS = frozenset({"about", "bottleneck", "where", "remedy", "judged_by", "needs", "clean"})
+
+_MARKER = re.compile(r"# truth: (\w+)$")
+_STEPS = re.compile(r"\"--steps\", type=int, default=(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One script and the truth about it.
+
+    Attributes:
+        name: Of the script, without `.py`.
+        about: The injected bottleneck in the words of a person; of a clean script what it trains.
+        bottleneck: The names that count as a right diagnosis.
+        lines: Where the user should look, 1 is the first line; empty for clean scripts.
+        remedy: Techniques that relieve it; empty where the catalogue has none.
+        judged_by: What the mended twin improves.
+        needs: The device without which the bottleneck cannot exist; empty for any machine.
+        clean: Whether nothing is injected.
+        steps: Training steps of a whole run, the script's own default.
+    """
+
+    name: str
+    about: str
+    bottleneck: tuple[Bottleneck, ...]
+    lines: tuple[int, ...]
+    remedy: tuple[str, ...]
+    judged_by: Literal["time", "memory"]
+    needs: str
+    clean: bool
+    steps: int
+
+    @property
+    def script(self) -> Path:
+        """Where the script lies."""
+        return SCRIPTS / f"{self.name}.py"
+
+    @property
+    def missing(self) -> str:
+        """Why this machine cannot have the bottleneck; empty where it can."""
+        return "this machine has no NVIDIA GPU" if self.needs == "cuda" and not torch.cuda.is_available() else ""
+
+
+def load_truth(only: list[str] | None = None) -> dict[str, Case]:
+    """Read the truth about all scripts, or about these.
+
+    Raises:
+        UpshiftError: A script, an entry, a name or a marked line is missing or unknown.
+    """
+    table: dict[str, Any] = tomllib.loads(TRUTH.read_text(encoding="utf-8"))
+    scripts = {path.stem for path in SCRIPTS.glob("*.py")}
+    if scripts != set(table):
+        apart = ", ".join(sorted(scripts ^ set(table)))
+        raise UpshiftError(
+            f"truth.toml and scripts/ differ in: {apart}. Each script needs one entry, each entry one script."
+        )
+    found = {name: read_case(name, entry, (SCRIPTS / f"{name}.py").read_text("utf-8")) for name, entry in table.items()}
+    if unknown := sorted(set(only or ()) - set(found)):
+        raise UpshiftError(f"There is no script {', '.join(unknown)}. There are: {', '.join(sorted(found))}.")
+    return {name: case for name, case in found.items() if not only or name in only}
+
+
+def read_case(name: str, entry: Mapping[str, Any], source: str) -> Case:
+    """Read one entry against the source of its script.
+
+    Raises:
+        UpshiftError: A key, a bottleneck, a technique or a marker is unknown, or the script has no default for `--steps`.
+    """
+    clean = bool(entry.get("clean", False))
+    _known(name, "keys", set(entry), KEYS)
+    _known(name, "judged_by", {entry.get("judged_by", "time")}, {"time", "memory"})
+    _known(name, "needs", {entry.get("needs", "")}, {"", "cuda"})
+    bottleneck = entry.get("bottleneck", [str(Bottleneck.COMPUTE)] if clean else [])
+    _known(name, "bottlenecks", set(bottleneck), {str(item) for item in Bottleneck})
+    remedy = [item for item in entry.get("remedy", []) if item != NO_REMEDY]
+    _known(name, "techniques", set(remedy), set(catalogue()))
+    marked = markers(source)
+    where = entry.get("where", [])
+    if set(marked) != set(where):
+        raise UpshiftError(
+            f"{name}: truth.toml points at {sorted(where)}, the script marks {sorted(marked)}. Make them agree."
+        )
+    if not clean and not (bottleneck and entry.get("remedy")):
+        raise UpshiftError(f'{name}: a script that is not clean needs `bottleneck` and `remedy` (["none"] is one).')
+    steps = _STEPS.search(source)
+    if steps is None:
+        raise UpshiftError(
+            f'{name}: no default for --steps was found. Write: add_argument("--steps", type=int, default=100).'
+        )
+    return Case(
+        name=name,
+        about=entry["about"],
+        bottleneck=tuple(Bottleneck(item) for item in bottleneck),
+        lines=tuple(sorted(line for tag in where for line in marked[tag])),
+        remedy=tuple(remedy),
+        judged_by=entry.get("judged_by", "time"),
+        needs=entry.get("needs", ""),
+        clean=clean,
+        steps=int(steps.group(1)),
+    )
+
+
+def markers(source: str) -> dict[str, list[int]]:
+    """The lines that a script marks as the place to look: tag -> line numbers, 1 is the first."""
+    found: dict[str, list[int]] = {}
+    for number, line in enumerate(source.splitlines(), start=1):
+        if mark := _MARKER.search(line):
+            found.setdefault(mark.group(1), []).append(number)
+    return found
+
+
+def _known(name: str, what: str, seen: set[str], allowed: set[str] | frozenset[str]) -> None:
+    if unknown := sorted(seen - allowed):
+        raise UpshiftError(
+            f"{name}: unknown {what} {', '.join(unknown)} in truth.toml. Known are: {', '.join(sorted(allowed))}."
+        )
