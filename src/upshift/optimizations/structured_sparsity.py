@@ -30,7 +30,7 @@ from upshift.core.facts import Facts
 from upshift.core.job import Job, Loss
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.modules import HiddenLayer, hidden_layers
-from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from upshift.core.optimization import Bottleneck, Card, Check, Fit, Judge, Numerics, Optimization, StepTrace
 from upshift.core.seeding import kept_random_state
 
 CANDIDATES = (0.75, 0.5)
@@ -55,6 +55,7 @@ class StructuredSparsity(Optimization):
         summary="narrower hidden layers: a share of their units is left out from the start",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.TRAINING,
+        judged_by=Judge.TIME_TO_TARGET,  # a few updates say nothing of what fewer units can learn in the end
         seam=Seam.MODEL,
         source="Li et al. 2017, Pruning Filters; Liu et al. 2019, Rethinking the Value of Network Pruning",
         hoped_gain=(
