@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import upshift
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
 from tests.tune.test_compare import sample
@@ -17,7 +18,7 @@ from upshift.core.stats import LOOKS
 from upshift.tune import session as module
 from upshift.tune.arms import Design
 from upshift.tune.budget import Costs
-from upshift.tune.compare import Comparison, read_look
+from upshift.tune.compare import Comparison, held_out_verdict, read_look
 from upshift.tune.rung import Rung
 from upshift.tune.session import FIRST_PROOF_SHARE, Session, TuneRequest
 
@@ -71,3 +72,32 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
         assert len(seen) == 2
         assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has all of it
         assert "held-out" in session.dossier.rungs[0].reason
+
+
+@pytest.mark.parametrize(
+    ("ratio", "harm", "kept"),
+    [
+        (1.0, 0.0, ["validation_batch"]),
+        (2.0, 0.0, ["validation_batch", "zero_grad_to_none"]),
+        (0.5, 0.0, []),
+        (1.0, 5.0, []),
+    ],
+)
+def test_what_acts_around_the_updates_outlives_a_proof_that_times_updates_alone(
+    session: Session, ratio: float, harm: float, kept: list[str]
+) -> None:
+    session.dossier.evidence["memory"] = {"baseline_peak_bytes": 100, "tuned_peak_bytes": 100}
+    session.dossier.rungs += [
+        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
+        Rung(name="validation_batch", settings={"times": 4}, outcome="applied", reason="faster, of an epoch's time"),
+    ]
+    found = Comparison()
+    for pair in range(LOOKS[0]):
+        found.samples += [sample("A", pair, ratio * (1.0 + 0.001 * pair)), sample("B", pair, 1.0)]
+        found.metrics["A"].append({"loss": 1.0 + 0.001 * pair})
+        found.metrics["B"].append({"loss": 1.0 + harm})
+    read_look(found, 0, 0.03)
+    quality = held_out_verdict(found, upshift.Quality(metric="loss", direction="min", margin=0.1))
+    session._judge(session.dossier.applied_plan(), found, quality)
+    assert sorted(session.dossier.applied_plan().names) == kept
+    assert session.dossier.proved == bool(kept)

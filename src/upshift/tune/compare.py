@@ -79,13 +79,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """As in the evidence file."""
-        interval = self.interval
         return {
-            "ratio": interval.ratio if interval else None,
-            "low": interval.low if interval else None,
-            "high": interval.high if interval else None,
-            "pairs": interval.pairs if interval else 0,
-            "confidence": interval.confidence if interval else None,
+            **interval_fields(self.interval),
             "verdict": str(self.verdict),
             "why": self.why,
             "floor": self.floor.frac,
@@ -94,6 +89,13 @@ class Comparison:
             "retaken": self.retaken,
             "samples": [sample.to_dict() for sample in self.samples],
         }
+
+
+def interval_fields(interval: Interval | None) -> dict[str, Any]:
+    """An interval as in the evidence file; nothing, of 0 pairs, where there is none."""
+    if interval is None:
+        return {"ratio": None, "low": None, "high": None, "pairs": 0, "confidence": None}
+    return {name: getattr(interval, name) for name in ("ratio", "low", "high", "pairs", "confidence")}
 
 
 def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: Sequence[int] = LOOKS) -> None:

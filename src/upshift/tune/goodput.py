@@ -40,6 +40,7 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
 )
+from upshift.tune.compare import interval_fields
 
 KIND = "time_to_target"
 MIN_PAIRS = 3
@@ -173,13 +174,9 @@ class TargetComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """As in the evidence file."""
-        interval, held_out = self.interval, self.held_out
+        held_out = self.held_out
         return {
-            "ratio": interval.ratio if interval else None,
-            "low": interval.low if interval else None,
-            "high": interval.high if interval else None,
-            "pairs": interval.pairs if interval else 0,
-            "confidence": interval.confidence if interval else None,
+            **interval_fields(self.interval),
             "verdict": str(self.verdict),
             "why": self.why,
             "floor": self.floor.frac,
