@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MAX_LINES := 400
-WHOLE_SCRIPTS := tests/attach tests/benchmarks
+WHOLE_SCRIPTS := tests/script tests/benchmarks
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help

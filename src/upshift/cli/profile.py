@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upshift.attach.study import Study, profile_script
+from upshift.script.study import Study, profile_script
 from upshift.cli.say import Narrator, RanksOption, ScratchOption, console, narrated, write_json
 from upshift.core.errors import TargetError, UpshiftError
 from upshift.core.facts import Facts, JobFacts

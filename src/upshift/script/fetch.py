@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from upshift.attach.kinds import Trained
-from upshift.attach.places import line_of, reading_line
-from upshift.attach.record import FETCHED, OTHER, VALIDATION, Recorder
-from upshift.attach.replay import Replay
+from upshift.script.kinds import Trained
+from upshift.script.places import line_of, reading_line
+from upshift.script.record import FETCHED, OTHER, VALIDATION, Recorder
+from upshift.script.replay import Replay
 
 
 class Fetch:

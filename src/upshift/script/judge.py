@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from upshift.attach.record import WARMUP_STEPS
+from upshift.script.record import WARMUP_STEPS
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import diagnose

@@ -18,10 +18,10 @@ from torch.nn.modules.module import Module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from upshift.attach.fetch import Fetch
-from upshift.attach.patches import Patches
-from upshift.attach.places import calling_line, users_line
-from upshift.attach.record import (
+from upshift.script.fetch import Fetch
+from upshift.script.patches import Patches
+from upshift.script.places import calling_line, users_line
+from upshift.script.record import (
     BACKWARD,
     CHECKPOINT,
     FETCHED,
@@ -32,7 +32,7 @@ from upshift.attach.record import (
     VALIDATION,
     Recorder,
 )
-from upshift.attach.tracebacks import without_ours
+from upshift.script.tracebacks import without_ours
 
 READS = ("item", "cpu", "tolist")
 """Not `__float__`: torch warns in it, and names the line of the innermost Python function, which would be ours."""

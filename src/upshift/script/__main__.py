@@ -1,4 +1,4 @@
-"""`python -m upshift.attach [--json FILE] script.py args`: run a script to its end, watched, and exit as it exits."""
+"""`python -m upshift.script [--json FILE] script.py args`: run a script to its end, watched, and exit as it exits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from upshift.attach.launch import exit_like, run_watched
+from upshift.script.launch import exit_like, run_watched
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     if words[:1] == ["--json"]:
         path, words = Path(words[1]), words[2:]
     if not words:
-        sys.exit("usage: python -m upshift.attach [--json FILE] (script.py | -m module) [args ...]")
+        sys.exit("usage: python -m upshift.script [--json FILE] (script.py | -m module) [args ...]")
     seen = run_watched(words)
     for rank, why in seen.failures.items():
         sys.stderr.write(f"upshift: rank {rank} was not watched:\n{why}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from upshift.attach.places import HERE
+from upshift.script.places import HERE
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from upshift.attach.patches import Patches
+from upshift.script.patches import Patches
 
 
 class Enough(SystemExit):

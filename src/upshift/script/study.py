@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upshift.attach.judge import profile, wants_silence
-from upshift.attach.launch import Mode, Seen, Watch, run_watched
+from upshift.script.judge import profile, wants_silence
+from upshift.script.launch import Mode, Seen, Watch, run_watched
 from upshift.core.errors import TrialError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from upshift.attach.record import FORWARD, TENTATIVE, VALIDATION
+from upshift.script.record import FORWARD, TENTATIVE, VALIDATION
 
 
 class Trained:

@@ -54,7 +54,7 @@ def watched(
     command: tuple[str, ...], tmp_path: Path, **more: Any
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     path = tmp_path / "seen.json"
-    done = run(("-m", "upshift.attach", "--json", str(path), *command), **more)
+    done = run(("-m", "upshift.script", "--json", str(path), *command), **more)
     return done, json.loads(path.read_text())
 
 
@@ -99,7 +99,7 @@ def test_the_users_sitecustomize_and_path_are_kept(tmp_path: Path) -> None:
 def test_a_signal_to_the_launcher_reaches_the_script(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import time, torch\nprint('ready', flush=True)\ntime.sleep(60)\n")
-    for words in ((), ("-m", "upshift.attach")):
+    for words in ((), ("-m", "upshift.script")):
         with subprocess.Popen(
             [sys.executable, *words, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -129,7 +129,7 @@ def test_what_of_ours_fails_is_told_and_the_script_goes_on(tmp_path: Path) -> No
 
 
 def test_the_launcher_imports_no_torch() -> None:
-    code = "import sys, upshift.attach.launch; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    code = "import sys, upshift.script.launch; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     assert run(("-c", code)).stdout == "[]\n"
 
 

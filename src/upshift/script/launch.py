@@ -21,7 +21,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Literal
 
-from upshift.attach.hooks import VARIABLE
+from upshift.script.hooks import VARIABLE
 
 SITE = Path(__file__).resolve().parent / "site"
 GRACE_S = 15.0

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from upshift.attach.fetch import Fetch
-from upshift.attach.harmless import Enough, make_harmless
-from upshift.attach.kinds import Trained
-from upshift.attach.patches import Patches
-from upshift.attach.record import Recorder, report
-from upshift.attach.replay import Replay
-from upshift.attach.seams import Seams
+from upshift.script.fetch import Fetch
+from upshift.script.harmless import Enough, make_harmless
+from upshift.script.kinds import Trained
+from upshift.script.patches import Patches
+from upshift.script.record import Recorder, report
+from upshift.script.replay import Replay
+from upshift.script.seams import Seams
 from upshift.core.files import write_atomically
 
 
@@ -25,7 +25,7 @@ class Session:
     """One watched process.
 
     Args:
-        config: What `upshift.attach.launch` handed over, with `folder` and `rank`.
+        config: What `upshift.script.launch` handed over, with `folder` and `rank`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from upshift.attach.hooks import is_agent
-from upshift.attach.judge import ceilings, phase_seconds, profile, where
-from upshift.attach.kinds import Trained
-from upshift.attach.record import (
+from upshift.script.hooks import is_agent
+from upshift.script.judge import ceilings, phase_seconds, profile, where
+from upshift.script.kinds import Trained
+from upshift.script.record import (
     BACKWARD,
     DATA,
     FETCHED,
@@ -38,7 +38,7 @@ class Script:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("upshift.attach.record.perf_counter", lambda: self.now)
+        monkeypatch.setattr("upshift.script.record.perf_counter", lambda: self.now)
         self.recorder = Recorder(updates=0, seconds=0.0)
 
     def seam(self, phase: int, seconds: float, idle: int | None = None) -> None:

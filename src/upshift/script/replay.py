@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from upshift.attach.record import Recorder
+from upshift.script.record import Recorder
 from upshift.core.batch import batch_bytes
 
 KEPT = 8
