@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from upshift.core.errors import TrialError
 from upshift.script.hooks import is_agent
 from upshift.script.judge import ceilings, phase_seconds, profile, where
 from upshift.script.kinds import Trained
@@ -28,7 +29,6 @@ from upshift.script.record import (
     Recorder,
     report,
 )
-from upshift.core.errors import TrialError
 
 NAMES = list(PHASES)
 

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upshift.script.study import Study, profile_script
 from upshift.cli.say import Narrator, RanksOption, ScratchOption, console, narrated, write_json
 from upshift.core.errors import TargetError, UpshiftError
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
 from upshift.optimizations import catalogue
+from upshift.script.study import Study, profile_script
 from upshift.train.group import read_shared_machine
 from upshift.tune.trial import Trial, TrialSetting
 

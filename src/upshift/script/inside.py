@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from upshift.core.files import write_atomically
 from upshift.script.fetch import Fetch
 from upshift.script.harmless import Enough, make_harmless
 from upshift.script.kinds import Trained
@@ -18,7 +19,6 @@ from upshift.script.patches import Patches
 from upshift.script.record import Recorder, report
 from upshift.script.replay import Replay
 from upshift.script.seams import Seams
-from upshift.core.files import write_atomically
 
 
 class Session:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from upshift.script.record import WARMUP_STEPS
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import diagnose
+from upshift.script.record import WARMUP_STEPS
 
 WORTH_A_RUN = 0.01
 WORTH_A_LINE = 0.02

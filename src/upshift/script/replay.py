@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from upshift.script.record import Recorder
 from upshift.core.batch import batch_bytes
+from upshift.script.record import Recorder
 
 KEPT = 8
 MAX_BYTES = 1 << 30

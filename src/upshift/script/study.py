@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from upshift.core.errors import TrialError
 from upshift.script.judge import profile, wants_silence
 from upshift.script.launch import Mode, Seen, Watch, run_watched
-from upshift.core.errors import TrialError
 
 
 @dataclass(frozen=True, kw_only=True)
