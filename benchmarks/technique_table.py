@@ -71,7 +71,7 @@ CASES: tuple[Case, ...] = (
     Case("channels_last_3d", {}, "convolutions:VolumesJob"),
     Case("module_precision", {"kinds": "linear"}, "arithmetic:ProductsJob"),
     Case("matmul_precision", {"kind": "bf16"}, "arithmetic:ProductsJob"),
-    Case("structured_sparsity", {"keep_frac": 0.5}, "arithmetic:ShortProductsJob"),
+    Case("structured_sparsity", {"keep_frac": 0.5}, "learning:WideLayersJob"),
     Case("thread_pinning", {}, "arithmetic:ProductsJob"),
     Case("compile", {}, "arithmetic:PointwiseJob"),
     Case("interop_threads", {"num_threads": 1}, "arithmetic:BranchesJob"),

@@ -100,12 +100,6 @@ class ValidatedPointwiseJob(PointwiseJob):
         return points(24 * self.batch_size, seed=1)
 
 
-class ShortProductsJob(ProductsJob):
-    """The same, in a run that is short enough to be measured whole."""
-
-    num_updates = 300
-
-
 class Branches(nn.Module):
     """Two branches that may run side by side: points [batch, features] in, [batch, 1] out. To be scripted."""
 
