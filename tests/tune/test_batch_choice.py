@@ -162,6 +162,20 @@ def test_a_tie_goes_to_the_smaller_memory() -> None:
     assert memory_not_size.size == 16
 
 
+@pytest.mark.parametrize(("peak_bytes", "chosen"), [(790, 16), (850, 8)])
+def test_the_own_size_stays_unless_another_saves_notable_memory(peak_bytes: int, chosen: int) -> None:
+    tied = [sized(8, 150.0, peak_bytes=1000), sized(16, 150.0, peak_bytes=peak_bytes)]
+    found = choose(tied, 8)
+    assert found is not None
+    assert found.size == chosen
+
+
+def test_the_own_size_does_not_stay_where_another_is_faster() -> None:
+    found = choose([sized(8, 100.0, peak_bytes=100), sized(16, 150.0, peak_bytes=900)], 8)
+    assert found is not None
+    assert found.size == 16
+
+
 def test_what_does_not_fit_or_was_not_timed_is_not_chosen() -> None:
     untimed = Candidate(size=64, fits=True, peak_bytes=1, why="fits, not timed: the time was up")
     found = choose([sized(4, 100.0), sized(8, 500.0, fits=False, why="out of memory"), untimed])

@@ -2,8 +2,8 @@
 
 Two sizes are kept apart. The *optimizer batch* is what one update sees: the job's `batch_size` times its `accumulation`; it
 is part of the mathematics and stays. The *microbatch* is what is computed at once; it is a matter of speed and memory.
-Larger is not always faster, so the choice goes by measured speed among the sizes that fit, and where the measurements
-cannot tell two apart, by memory.
+Larger is not always faster, so the choice goes by measured speed among the sizes that fit. Where the measurements cannot
+tell two apart, the job's own size stays, unless another saves notable memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from upshift.core.plan import Catalogue
 from upshift.core.stats import MIN_FLOOR_FRAC
 
 CONFIDENCE = 0.9
+NOTABLE_FRAC = 0.2
+"""So much of the peak memory must be saved before a size of no other merit is worth an entry in the plan."""
 SWEEPS = 50
 """Rounds and sizes are fitted in turn; a table without gaps needs one sweep, and one with gaps a few."""
 
@@ -173,8 +175,11 @@ def behind(turns: Mapping[int, Sequence[float]]) -> set[int]:
 # The choice.
 
 
-def choose(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest size that fits; of those that cannot be told from it, the one with the least memory.
+def choose(candidates: Sequence[Candidate], own: int = 0) -> Candidate | None:
+    """The fastest size that fits; of those that cannot be told from it, the job's own, or the one with the least memory.
+
+    A plan that changes nothing is worth more than a little memory: of tied sizes the job's own wins unless another takes at
+    least `NOTABLE_FRAC` less.
 
     Two sizes are tied where their intervals overlap, or where they differ by less than counts as a difference anywhere
     in Upshift. None where nothing fits, or nothing that fits was timed in turns.
@@ -185,7 +190,11 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
         return None
     floor = _speed(best) / (1.0 + MIN_FLOOR_FRAC)
     tied = [item for item in timed if (item.high or 0.0) >= (best.low or 0.0) or _speed(item) >= floor]
-    return min(tied, key=lambda item: (item.peak_bytes or 0, -_speed(item)))
+    least = min(tied, key=lambda item: (item.peak_bytes or 0, -_speed(item)))
+    kept = next((item for item in tied if item.size == own), None)
+    if kept is not None and (least.peak_bytes or 0) > (1.0 - NOTABLE_FRAC) * (kept.peak_bytes or 0):
+        return kept
+    return least
 
 
 def _speed(candidate: Candidate) -> float:

@@ -266,7 +266,7 @@ class _Search:
     def _confirmed(self) -> Size | None:
         """The best size that also holds for longer."""
         while True:
-            best = choose(list(self._found.values()))
+            best = choose(list(self._found.values()), self._scouted.batch_size)
             if best is None:
                 return None
             size = next(size for size in self._sizes if size.samples == best.size)
