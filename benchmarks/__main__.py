@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 from benchmarks.around import ROUNDS as AROUND_ROUNDS
@@ -11,8 +12,7 @@ from benchmarks.checkpointing import run_checkpointing
 from benchmarks.gate import run_gate
 from benchmarks.goodput import PAIRS as WHOLE_PAIRS
 from benchmarks.goodput import run_goodput
-from benchmarks.groundtruth.score import BUDGET as GROUNDTRUTH_BUDGET
-from benchmarks.groundtruth.score import run_groundtruth
+from benchmarks.groundtruth.score import main as groundtruth
 from benchmarks.honesty import run_aa, run_power
 from benchmarks.own_cost import TURNS, run_own_cost
 from benchmarks.packing import run_packing
@@ -31,8 +31,15 @@ NAMES = (
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
 
+OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"groundtruth": groundtruth}
+"""What takes options of its own: `python -m benchmarks NAME --help` lists them."""
+
+
 def main() -> None:
     """Run one benchmark, or all."""
+    if sys.argv[1:2] and sys.argv[1] in OWN_OPTIONS:
+        OWN_OPTIONS[sys.argv[1]](sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="?", choices=[*NAMES, "all"], default="all")
     parser.add_argument(
@@ -40,15 +47,13 @@ def main() -> None:
         type=int,
         help="comparisons (aa, power), turns (own-cost, checkpointing, ranks), pairs (techniques, goodput), rounds (rivals)",
     )
-    parser.add_argument(
-        "--budget", help="of each job: its tuning (text, image, diagnosis, groundtruth), its subsets (search)"
-    )
+    parser.add_argument("--budget", help="of each job: its tuning (text, image, diagnosis), its subsets (search)")
     parser.add_argument("--seed", type=int, help="first seed of the tuning (text, image); the job's own unless given")
     parser.add_argument(
         "--only",
         nargs="+",
         metavar="CASE",
-        help="these cases or jobs alone (gate, techniques, search, groundtruth); other rows stay",
+        help="these cases or jobs alone (gate, techniques, search); other rows stay",
     )
     asked = parser.parse_args()
     if asked.only:
@@ -56,6 +61,9 @@ def main() -> None:
         return
     for name in NAMES if asked.name == "all" else (asked.name,):
         print(f"measuring {name}", flush=True)
+        if name in OWN_OPTIONS:
+            OWN_OPTIONS[name]([])
+            continue
         print(f"wrote {_run(name, asked.count, asked.budget, asked.seed)}", flush=True)
 
 
@@ -70,7 +78,6 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "search": lambda: run_search(budget_s=parse_duration(budget or SEARCH_BUDGET)),
         "around": lambda: run_around(number or AROUND_ROUNDS),
         "goodput": lambda: run_goodput(number or WHOLE_PAIRS),
-        "groundtruth": lambda: run_groundtruth(budget=budget or GROUNDTRUTH_BUDGET),
         "ranks": lambda: run_ranks(number or RANKS_TURNS),
         "aa": lambda: run_aa(number or 40),
         "power": lambda: run_power(number or 20),
@@ -88,8 +95,6 @@ def _run_some(name: str, only: list[str], number: int | None, budget: str | None
         return run_techniques(number or PAIRS, only)
     if name == "search":
         return run_search(only, parse_duration(budget or SEARCH_BUDGET))
-    if name == "groundtruth":
-        return run_groundtruth(only, budget or GROUNDTRUTH_BUDGET)
     return run_gate(only)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from benchmarks import catalogue
+from benchmarks.groundtruth import table as groundtruth
 from benchmarks.more_tables import (
     checkpointing_table,
     gate_table,
-    groundtruth_table,
     packing_table,
     rivals_table,
     search_table,
@@ -25,13 +26,18 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 def main() -> None:
     """Put the table into README.md, all details into docs/results.md, and write the catalogue with its measurements."""
     found = results()
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN, maxsplit=1)
-    after = rest.split(END, maxsplit=1)[1]
-    write_atomically(readme, before + BEGIN + "\n" + headline_table(found) + END + after)
+    put_between(ROOT / "README.md", headline_table(found))
+    if "groundtruth" in found:
+        put_between(ROOT / "docs" / "groundtruth.md", groundtruth.tables(found["groundtruth"]))
     write_atomically(ROOT / "docs" / "results.md", details(found))
     catalogue.main()
+
+
+def put_between(path: Path, text: str) -> None:
+    """Put tables between the markers of a page."""
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN, maxsplit=1)
+    after = rest.split(END, maxsplit=1)[1]
+    write_atomically(path, before + BEGIN + "\n" + text + END + after)
 
 
 def headline_table(found: dict[str, Any]) -> str:
@@ -78,6 +84,8 @@ def _honesty(found: dict[str, Any]) -> list[str]:
         words = f"{gate['caught']} of {gate['defects']} seeded defects refused"
         words += f", {gate['refused_innocents']} of {gate['innocents']} innocent changes"
         rows.append(f"| the numerics gate | {words} | `{gate['command']}` |")
+    if known := found.get("groundtruth"):
+        rows.append(f"| scripts whose bottleneck is known | {groundtruth.headline(known)} | `{known['command']}` |")
     if techniques := found.get("techniques"):
         rows.append(f"| techniques on jobs made for them | {techniques_words(techniques)} | `{techniques['command']}` |")
     for name in ("rivals_text", "rivals_image"):
@@ -106,7 +114,7 @@ def details(found: dict[str, Any]) -> str:
         lines += [_rung(rung) for rung in evidence["rungs"]]
         lines.append("")
     others = {"gate": gate_table, "checkpointing": checkpointing_table, "search": search_table, "packing": packing_table}
-    others |= {"techniques": techniques_table, "groundtruth": groundtruth_table}
+    others |= {"techniques": techniques_table}
     for name, table in others.items():
         lines += table(found[name]) if name in found else []
     for name, result in found.items():

@@ -17,7 +17,9 @@ NAMES = [
     "TrialError",
     "UpshiftError",
     "__version__",
+    "attach",
     "packed_attention",
+    "step",
 ]
 
 

@@ -1,36 +1,36 @@
 """Is each injected bottleneck really one here? Every script against its mended twin, in fresh processes that take turns.
 
-`python -m benchmarks.groundtruth.check [--only NAME ...] [--rounds N] [--part 0.5]`. The mended twin is the same script with
-`--mended`: the same training without what was injected. An injected bottleneck must cost at least 1.3x, in time or in peak
-memory. The twin of a clean script is its own arithmetic alone, on one batch again and again with nothing else done: what
-stands around the arithmetic of a clean script must cost next to nothing. Times are those that the scripts print, of the
-training itself, without imports and set-up.
+`python -m benchmarks.groundtruth.check [--only NAME ...] [--rounds N] [--length 0.5] [--again]`. The mended twin is the same
+script with `--mended`: the same training without what was injected. An injected bottleneck must cost at least 1.3x, in time
+or in peak memory. The twin of a clean script is its own arithmetic alone, on one batch again and again with nothing else
+done: what stands around the arithmetic of a clean script must cost next to nothing. Times are those that the scripts print,
+of the training itself, without imports and set-up. Rows are written as they come: a run that was stopped goes on where it
+was.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any
 
+from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.truth import Case, load_truth
-from benchmarks.record import RESULTS, record
 from upshift.core.errors import TrialError
 
 NAME = "groundtruth_check"
 INJECTED_LEAST = 1.3
 CLEAN_MOST = 1.1
-ROUNDS = 3
+ROUNDS, MOST_ROUNDS = 3, 7
+NEAR = 0.08
+"""A ratio within this share of its bound is measured more often."""
 LIMIT_S = 120.0
 
 _TOLD = re.compile(r"^(\d+) steps in ([\d.]+) s$", re.MULTILINE)
@@ -78,25 +78,32 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[int | None, int]:
         time.sleep(0.02)
 
 
-def check_case(case: Case, *, rounds: int = ROUNDS, part: float = 1.0) -> dict[str, Any]:
+def check_case(case: Case, *, rounds: int = ROUNDS, length: float = 1.0) -> Row:
     """Run a script and its mended twin in turns. A memory case always runs whole: it is its length that fills the memory."""
-    steps = case.steps if case.judged_by == "memory" else max(round(case.steps * part), 1)
+    steps = case.steps if case.judged_by == "memory" else max(round(case.steps * length), 1)
     naive: list[Run] = []
     mended: list[Run] = []
-    for number in range(rounds):
+    for number in range(max(rounds, MOST_ROUNDS)):
         for first in (number % 2 == 0, number % 2 != 0):
             (naive if first else mended).append(run_script(case, steps, mended=not first))
+        if number + 1 >= rounds and not near_bound(judged(case, steps, naive, mended)):
+            break
     return judged(case, steps, naive, mended)
 
 
-def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) -> dict[str, Any]:
+def near_bound(row: Row) -> bool:
+    """Whether another round might turn the answer."""
+    bound = CLEAN_MOST if row["clean"] else INJECTED_LEAST
+    return abs(row["ratio"] / bound - 1.0) < NEAR
+
+
+def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) -> Row:
     """What the runs say: the ratio of naive to mended, and whether the script is what truth.toml says."""
     if case.judged_by == "memory":
         ratio = median(one.peak_bytes / other.peak_bytes for one, other in zip(naive, mended, strict=True))
     else:
         ratio = median(one.step_s / other.step_s for one, other in zip(naive, mended, strict=True))
     return {
-        "name": case.name,
         "clean": case.clean,
         "judged_by": case.judged_by,
         "ratio": ratio,
@@ -109,34 +116,39 @@ def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) 
     }
 
 
-def run_check(only: list[str] | None = None, *, rounds: int = ROUNDS, part: float = 1.0) -> Path:
-    """Check these scripts or all, print each ratio, and keep the rows; rows of other scripts stay."""
-    path = RESULTS / f"{NAME}.json"
-    kept: dict[str, dict[str, Any]] = {}
-    if only and path.exists():
-        kept = {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
-    for name, case in load_truth(only).items():
+def run_check(only: list[str] | None = None, *, rounds: int = ROUNDS, length: float = 1.0, again: bool = False) -> list[str]:
+    """Check these scripts or all, and keep the rows; the names of those that are not what truth.toml says."""
+    kept = Kept(NAME, "python -m benchmarks.groundtruth.check", whole)
+    cases = load_truth(only)
+    for name, case in cases.items():
         if case.missing:
-            kept[name] = {"name": name, "clean": case.clean, "skipped": case.missing}
             print(f"{name:<24}skipped: {case.missing}", flush=True)
-            continue
-        row = kept[name] = check_case(case, rounds=rounds, part=part)
-        told = f"{max(row['naive_step_s']) * row['steps']:.1f} s" + ("" if row["holds"] else "  NOT AS truth.toml SAYS")
-        print(f"{name:<24}{row['ratio']:6.2f}x {row['judged_by']:<7}{told}", flush=True)
-    rows = [kept[name] for name in load_truth() if name in kept]
-    return record(NAME, {"rows": rows, **summary(rows)}, "python -m benchmarks.groundtruth.check")
+        elif again or not kept.fresh(kept.rows.get(name, {}).get("check")):
+            kept.put(name, "check", check_case(case, rounds=rounds, length=length))
+            print(f"{name:<24}{_told(kept.rows[name]['check'])}", flush=True)
+    checks = {name: kept.rows[name]["check"] for name in cases if name in kept.rows}
+    return [name for name, row in checks.items() if not row["holds"]]
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many scripts are what they are said to be, and which are not."""
-    ran = [row for row in rows if "skipped" not in row]
+def _told(row: Row) -> str:
+    steps = f"steps of {median(row['naive_step_s']) * 1e3:.1f} ms against {median(row['mended_step_s']) * 1e3:.1f} ms"
+    held = "" if row["holds"] else "  NOT AS truth.toml SAYS"
+    rounds = f"{row['steps']} of them, {len(row['naive_step_s'])} rounds"
+    return f"{row['ratio']:6.2f}x {row['judged_by']:<7}{steps}, {rounds}{held}"
+
+
+def whole(rows: Mapping[str, Row], _beside: Row) -> Row:
+    """How many scripts are what they are said to be, which are not, and all rows."""
+    cases = load_truth()
+    checks = {name: rows[name]["check"] for name in cases if name in rows}
     return {
-        "checked": len(ran),
-        "skipped": len(rows) - len(ran),
-        "holding": sum(row["holds"] for row in ran),
-        "not_holding": [row["name"] for row in ran if not row["holds"]],
+        "checked": len(checks),
+        "skipped": sum(bool(case.missing) for case in cases.values()),
+        "holding": sum(row["holds"] for row in checks.values()),
+        "not_holding": [name for name, row in checks.items() if not row["holds"]],
         "injected_least": INJECTED_LEAST,
         "clean_most": CLEAN_MOST,
+        "rows": [{"name": name, "check": row} for name, row in checks.items()],
     }
 
 
@@ -145,11 +157,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.groundtruth.check", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone; rows of others stay")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each script and of each twin")
-    parser.add_argument("--part", type=float, default=1.0, help="share of each script's own number of steps")
+    parser.add_argument("--length", type=float, default=1.0, help="share of each script's own number of steps")
+    parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
     asked = parser.parse_args()
-    path = run_check(asked.only, rounds=asked.rounds, part=asked.part)
-    print(f"wrote {path}")
-    sys.exit(bool(json.loads(path.read_text(encoding="utf-8"))["not_holding"]))
+    sys.exit(bool(run_check(asked.only, rounds=asked.rounds, length=asked.length, again=asked.again)))
 
 
 if __name__ == "__main__":

@@ -1,100 +1,159 @@
 """How well Upshift diagnoses and mends the scripts whose bottleneck is known, each run unchanged through the command line.
 
-`python -m benchmarks groundtruth [--only NAME ...] [--budget 3m]`: `upshift profile SCRIPT` and then `upshift tune SCRIPT`.
+`python -m benchmarks groundtruth [--part profile|tune|cost|traceml ...] [--only NAME ...]`. `profile` runs
+`upshift profile SCRIPT`, `tune` runs `upshift tune SCRIPT`, `cost` measures what watching costs a script (cost.py), and
+`traceml` runs TraceML on the same scripts where `--traceml` says where its command is. Rows are written as they come: what
+was measured at this very commit is not measured again.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+from benchmarks.groundtruth.cost import own_cost, run_cost
+from benchmarks.groundtruth.kept import Kept, Row
+from benchmarks.groundtruth.processes import end_tree
+from benchmarks.groundtruth.traceml import ARMS, traceml_part, traceml_score
 from benchmarks.groundtruth.truth import Case, load_truth
-from benchmarks.groundtruth.verdict import GOALS, Row, about, judge_profile, judge_tuning, not_tuned, score
-from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.groundtruth.verdict import GOALS, failed_part, judged, profile_part, reached, score, tune_part
+from benchmarks.record import ROOT
 from upshift.cli.say import parse_duration
 
 NAME = "groundtruth"
+PARTS = ("profile", "tune", "cost", "traceml")
 BUDGET = "3m"
-PROFILE_LIMIT_S = 300.0
+SECONDS = 1.0
+"""Of `upshift profile`: a script is watched for eight times as long, and its slowest loops take 0.2 s a step."""
+TUNE_STEPS = 1_000_000
+"""A script that is tuned must not come to its end before the tuning does."""
+PROFILE_LIMIT_S = 240.0
 TUNE_SLACK_S = 300.0
-OWN_COST_WHY = "not measured yet: it needs attached and unattached runs of a script that take turns"
 
 
-def run_groundtruth(only: list[str] | None = None, budget: str = BUDGET) -> Path:
-    """Profile and tune these scripts or all, and keep the score; rows of other scripts stay."""
-    path = RESULTS / f"{NAME}.json"
-    kept: dict[str, Row] = {}
-    if only and path.exists():
-        kept = {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
-    for name, case in load_truth(only).items():
-        row = kept[name] = score_case(case, budget)
-        print(f"{name:<24}{row['outcome']:<10}{_told(row)}", flush=True)
-    rows = [kept[name] for name in load_truth() if name in kept]
-    own_cost = {"own_cost_frac_2ms": None, "own_cost_frac_100ms": None, "own_cost_why": OWN_COST_WHY}
-    result = {**score(rows), **own_cost, "goals": dict(GOALS), "rows": rows}
-    return record(NAME, result, f"python -m benchmarks groundtruth --budget {budget}")
+def main(words: Sequence[str] | None = None) -> None:
+    """Score from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks groundtruth", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone; rows of others stay")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
+    parser.add_argument("--no-tune", action="store_true", help="without the part that takes longest")
+    parser.add_argument("--budget", default=BUDGET, help="of each tuning")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each profile, as `upshift profile` takes it")
+    parser.add_argument("--traceml", type=Path, metavar="PATH", help="the command of TraceML, to run it on the same scripts")
+    parser.add_argument("--rounds", type=int, help="of fresh processes, for the own cost")
+    parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
+    asked = parser.parse_args(words)
+    parts = [part for part in asked.part if part != "tune" or not asked.no_tune]
+    kept = Kept(NAME, f"python -m benchmarks groundtruth --budget {asked.budget} --seconds {asked.seconds:g}", whole)
+    traceml = asked.traceml and asked.traceml.absolute()
+    run_scripts(kept, load_truth(asked.only), _measures(parts, asked, traceml), again=asked.again)
+    if "cost" in parts and not asked.only:
+        run_cost(kept, traceml, rounds=asked.rounds, again=asked.again)
+    kept.save()
+    print(f"wrote {kept.path}", flush=True)
 
 
-def _told(row: Row) -> str:
-    if row["outcome"] != "profiled":
-        return str(row["why"])
-    right = "right" if row["diagnosed"] else "WRONG"
-    return f"{right:<7}{row['named']} ({row['share'] or 0:.0%}), expected {' or '.join(row['expected'])}"
+Measure = Callable[[Case], Row]
 
 
-def score_case(case: Case, budget: str) -> Row:
-    """Profile and tune one script, in a working folder of its own, and judge both."""
+def _measures(parts: Sequence[str], asked: argparse.Namespace, traceml: Path | None) -> dict[str, Measure]:
+    """What to measure of each script, by part."""
+    found: dict[str, Measure] = {
+        "profile": lambda case: call_profile(case, asked.seconds),
+        "tune": lambda case: call_tune(case, asked.budget),
+    }
+    if traceml is not None:
+        found["traceml"] = lambda case: traceml_part(traceml, case)
+    return {part: measure for part, measure in found.items() if part in parts}
+
+
+def run_scripts(kept: Kept, cases: Mapping[str, Case], measures: Mapping[str, Measure], *, again: bool = False) -> None:
+    """Measure each part of each script that is not there yet, and say how it went."""
+    for part, measure in measures.items():
+        for name, case in cases.items():
+            if why := not_measured(case, part):
+                print(f"{part:<9}{name:<24}skipped: {why}", flush=True)
+                continue
+            if not again and kept.fresh(kept.rows.get(name, {}).get(part)):
+                continue
+            started = perf_counter()
+            found = measure(case)
+            kept.put(name, part, {**found, "seconds": perf_counter() - started})
+            print(f"{part:<9}{name:<24}{told(part, judged(case, kept.rows[name]))}", flush=True)
+
+
+def not_measured(case: Case, part: str) -> str:
+    """Why a part cannot be measured of a script; empty where it can."""
     if case.missing:
-        return {**about(case), "outcome": "skipped", "why": case.missing, **_unjudged(case, case.missing)}
+        return case.missing
+    if part == "tune" and not case.remedy:
+        return "nothing to remedy" if case.clean else "the catalogue has no remedy"
+    return ""
+
+
+def told(part: str, row: Row) -> str:
+    """A line of how a part went."""
+    found, expected = row[part], " or ".join(row["expected"])
+    seconds = f"{found['seconds']:4.0f} s  "
+    if found.get("outcome") == "failed":
+        return f"{seconds}failed: {found['why']}"
+    if part == "profile":
+        right = "right" if found["diagnosed"] else "WRONG"
+        place = ", place not named" if found["located"] is False else ""
+        return f"{seconds}{right:<6}{found['named']} ({found['share']:.0%}), expected {expected}{place}"
+    if part == "tune":
+        gain = f" {found['gain']:.2f}x of {found['bound'] or 0:.2f}x" if found.get("gain") else ""
+        return f"{seconds}{'right' if found['remedied'] else 'WRONG':<6}{found['remedied_why']}{gain}"
+    answers = ", ".join(f"{arm}: {found[arm]['kind']} {'right' if found[arm]['right'] else 'not right'}" for arm in ARMS)
+    return f"{seconds}{answers}; expected {expected}"
+
+
+def whole(rows: Mapping[str, Row], beside: Row) -> Row:
+    """The result: the score, and all rows in the order of truth.toml, judged anew."""
+    listed = [judged(case, rows.get(name, {})) for name, case in load_truth().items()]
+    found = {**score(listed), **own_cost(beside)}
+    rival = {"traceml": traceml_score(listed), "traceml_why": "" if traceml_score(listed) else "not installed"}
+    return {**found, "goals": dict(GOALS), "reached": reached(found), **rival, "rows": listed}
+
+
+def call_profile(case: Case, seconds: float = SECONDS) -> Row:
+    """`upshift profile` of a script, in a working folder of its own."""
     with tempfile.TemporaryDirectory(prefix="groundtruth-") as folder:
-        profile, why = call_profile(case, Path(folder))
-        if profile is None:
-            return {**about(case), "outcome": "failed", "why": why, **_unjudged(case, "no profile")}
-        tuned = tune_row(case, Path(folder), budget)
-    return {**judge_profile(case, profile), **tuned}
-
-
-def _unjudged(case: Case, why: str) -> Row:
-    return {"diagnosed": False, "located": None if case.clean else False, **not_tuned(case, why)}
-
-
-def call_profile(case: Case, folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The profile that the command wrote, or None and why there is none."""
-    out = folder / "profile.json"
-    why = _command(["profile", str(case.script), "--json", str(out)], case, folder, PROFILE_LIMIT_S)
-    if why:
-        return None, why
-    if not out.exists():
-        return None, "`upshift profile` ended well and wrote no JSON"
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        out = Path(folder) / "profile.json"
+        arguments = ["profile", str(case.script), "--json", str(out), "--seconds", f"{seconds:g}"]
+        why = _command(arguments, case.steps, Path(folder), PROFILE_LIMIT_S)
+        if not why and not out.exists():
+            why = "`upshift profile` ended well and wrote no JSON"
+        if why:
+            return failed_part(why)
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     if not isinstance(found.get("bottleneck"), dict):
-        return None, "the profile names no bottleneck"
-    return found, ""
+        return failed_part("the profile names no bottleneck")
+    return profile_part(found)
 
 
-def tune_row(case: Case, folder: Path, budget: str) -> Row:
-    """Tune a script and judge it; a row without an answer, and why, where it is clean, has no remedy, or was not tuned."""
-    if case.clean:
-        return not_tuned(case, "nothing to remedy")
-    if not case.remedy:
-        return not_tuned(case, "the catalogue has no remedy")
-    arguments = ["tune", str(case.script), "--budget", budget, "--out", str(folder)]
-    why = _command(arguments, case, folder, parse_duration(budget) + TUNE_SLACK_S)
-    evidence = folder / "evidence.json"
-    if why or not evidence.exists():
-        return not_tuned(case, why or "`upshift tune` wrote no evidence")
-    return judge_tuning(case, json.loads(evidence.read_text(encoding="utf-8")))
+def call_tune(case: Case, budget: str = BUDGET) -> Row:
+    """`upshift tune` of a script, in a working folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="groundtruth-") as folder:
+        arguments = ["tune", str(case.script), "--budget", budget, "--out", folder]
+        why = _command(arguments, TUNE_STEPS, Path(folder), parse_duration(budget) + TUNE_SLACK_S)
+        evidence = Path(folder) / "evidence.json"
+        if why or not evidence.exists():
+            return failed_part(why or "`upshift tune` wrote no evidence")
+        return tune_part(case, json.loads(evidence.read_text(encoding="utf-8")))
 
 
-def _command(arguments: list[str], case: Case, folder: Path, limit_s: float) -> str:
+def _command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> str:
     """Run `upshift ARGUMENTS -- --steps N` in a folder; why it failed, in its own last words, or nothing."""
-    command = [sys.executable, "-m", "upshift", *arguments, "--", "--steps", str(case.steps)]
+    command = [sys.executable, "-m", "upshift", *arguments, "--", "--steps", str(steps)]
     environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1"}  # so that a message is one line
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         process = subprocess.Popen(
@@ -103,7 +162,7 @@ def _command(arguments: list[str], case: Case, folder: Path, limit_s: float) -> 
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the script of the user and its workers, too
+            end_tree(process.pid)  # the script of the user and its workers, too
             process.wait()
             return f"`upshift {arguments[0]}` did not end within {limit_s:.0f} s"
         said.seek(0)

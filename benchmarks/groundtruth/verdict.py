@@ -1,4 +1,8 @@
-"""What counts as right: a diagnosis, a place, a remedy and a realised gain against the truth. Pure rules."""
+"""What counts as right: a diagnosis, a place, a remedy and a realised gain against the truth. Pure rules.
+
+A row keeps what was found in parts (`profile`, `tune`, `traceml`), each as it was measured; the verdicts are made of them
+anew whenever the result is written.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.groundtruth.kept import Row
+from benchmarks.groundtruth.traceml import judge_traceml
 from benchmarks.groundtruth.truth import Case
 
 NEAR_LINES = 2
@@ -21,41 +27,74 @@ GOALS: Mapping[str, float] = {
     "own_cost_frac_100ms": 0.01,
 }
 """At least, for shares of scripts; at most, for false alarms and costs."""
-
-Row = dict[str, Any]
+AT_MOST = frozenset({"clean_false_alarms", "own_cost_frac_2ms", "own_cost_frac_100ms"})
 
 _PLACE = re.compile(r"([^\s:]+\.py):(\d+)")
 
 
-def judge_profile(case: Case, profile: Mapping[str, Any]) -> Row:
-    """Hold a profile against the truth.
-
-    `diagnosed` is whether the bottleneck has a right name, `located` whether a place was named where the user should look
-    (None for clean scripts, where there is none to name).
-    """
+def profile_part(profile: Mapping[str, Any]) -> Row:
+    """What a profile found, as a row keeps it."""
     found = profile["bottleneck"]
-    places = [f"{file}:{line}" for file, line in told_places(profile.get("where"))]
     return {
-        **about(case),
         "outcome": "profiled",
         "named": found["name"],
         "share": found["share"],
         "words": found["words"],
-        "places": places,
+        "places": [f"{file}:{line}" for file, line in told_places(profile.get("where"))],
+        "phases": dict(profile.get("phases", {})),
         "ceilings": dict(profile.get("ceilings", {})),
-        "diagnosed": found["name"] in case.bottleneck,
-        "located": None if case.clean else located(case, profile.get("where")),
+        "steps": profile.get("steps"),
+        "step_ms": profile.get("step_ms"),
+        "own_cost_frac": profile.get("own_cost_frac"),
     }
 
 
-def about(case: Case) -> Row:
-    """The truth about a script, as every row begins."""
+def tune_part(case: Case, evidence: Mapping[str, Any]) -> Row:
+    """What a tuning did, as a row keeps it: the rungs that were applied or that are a remedy, and the proof of the plan."""
+    final = evidence.get("final") or {}
+    rungs = [
+        {
+            "name": rung["name"],
+            "outcome": rung["outcome"],
+            "reason": rung["reason"],
+            "predicted_max_gain": rung["predicted_max_gain"],
+            "ratio": (rung["comparison"] or {}).get("ratio"),
+        }
+        for rung in evidence["rungs"]
+        if rung["outcome"] == "applied" or rung["name"] in case.remedy
+    ]
+    proof = {name: final.get(name) for name in ("ratio", "low", "high", "pairs")}
+    return {"outcome": "tuned", "rungs": rungs, "final": proof}
+
+
+def failed_part(why: str) -> Row:
+    """What a row keeps where a command failed."""
+    return {"outcome": "failed", "why": why}
+
+
+def judged(case: Case, row: Mapping[str, Any]) -> Row:
+    """The row with what the truth says, and its parts with their verdicts; a part that was not measured is None.
+
+    Of a profile: `diagnosed`, whether the bottleneck has a right name, and `located`, whether a place was named where the
+    user should look (None for clean scripts, where there is none to name). Of a tuning: see `judge_tuning`.
+    """
+    profile, tune, traceml = (dict(row[part]) if row.get(part) else None for part in ("profile", "tune", "traceml"))
+    if profile is not None:
+        right = profile["outcome"] == "profiled" and profile["named"] in case.bottleneck
+        near = located(case, profile.get("places"))
+        profile |= {"diagnosed": right, "located": None if case.clean else near}
+    if tune is not None:
+        tune |= judge_tuning(case, tune)
     return {
         "name": case.name,
         "about": case.about,
         "clean": case.clean,
         "expected": [str(item) for item in case.bottleneck],
         "remedies": list(case.remedy),
+        "skipped": case.missing,
+        "profile": profile,
+        "tune": tune,
+        "traceml": None if traceml is None else traceml | judge_traceml(case, traceml),
     }
 
 
@@ -77,21 +116,21 @@ def told_places(where: Any) -> Iterator[tuple[str, int]]:
         yield from (place for value in where for place in told_places(value))
 
 
-def judge_tuning(case: Case, evidence: Mapping[str, Any]) -> Row:
+def judge_tuning(case: Case, tune: Mapping[str, Any]) -> Row:
     """Hold a tuning against the truth: was a right remedy kept, and was its gain the predicted one within 25 %?
 
-    `remedied` is None where the catalogue has no remedy. The gain is compared with what was predicted at most for that very
-    candidate; without a kept remedy or a prediction `within_bound` is None.
+    A tuning that failed found no remedy. The gain is compared with what was predicted at most for that very candidate;
+    without a kept remedy or a prediction `within_bound` is None.
     """
-    if not case.remedy:
-        return {"remedied": None, "remedied_why": "the catalogue has no remedy", "within_bound": None}
-    kept = [rung for rung in evidence["rungs"] if rung["outcome"] == "applied" and rung["name"] in case.remedy]
+    if tune["outcome"] == "failed":
+        return {"remedied": False, "remedied_why": tune["why"], "within_bound": None}
+    rungs = [rung for rung in tune["rungs"] if rung["name"] in case.remedy]
+    kept = [rung for rung in rungs if rung["outcome"] == "applied"]
     if not kept:
-        tried = {rung["name"]: rung["reason"] for rung in evidence["rungs"] if rung["name"] in case.remedy}
-        words = "; ".join(f"{name}: {reason}" for name, reason in tried.items()) or "none of them was a candidate"
+        words = "; ".join(f"{rung['name']}: {rung['reason']}" for rung in rungs) or "none of them was a candidate"
         return {"remedied": False, "remedied_why": words, "within_bound": None}
-    best = max(kept, key=lambda rung: (rung["comparison"] or {}).get("ratio") or 0.0)
-    gain, bound = (best["comparison"] or {}).get("ratio"), best["predicted_max_gain"]
+    best = max(kept, key=lambda rung: rung["ratio"] or 0.0)
+    gain, bound = best["ratio"], best["predicted_max_gain"]
     return {
         "remedied": True,
         "remedied_why": ", ".join(rung["name"] for rung in kept),
@@ -101,37 +140,40 @@ def judge_tuning(case: Case, evidence: Mapping[str, Any]) -> Row:
     }
 
 
-def not_tuned(case: Case, why: str) -> Row:
-    """The part of a row about a tuning that did not happen."""
-    return {
-        "remedied": None,
-        "remedied_why": why if case.remedy or case.clean else "the catalogue has no remedy",
-        "within_bound": None,
-    }
-
-
 def score(rows: Sequence[Row]) -> Row:
-    """The score over all rows; a script whose profile failed counts as not diagnosed, and a clean one as no false alarm.
+    """The score over all judged rows; what was not measured counts nowhere.
 
-    A share is None where no row could be judged.
+    A script whose profile failed counts as not diagnosed, and a clean one as no false alarm. A share is None where no row
+    could be judged.
     """
-    ran = [row for row in rows if row["outcome"] != "skipped"]
-    injected = [row for row in ran if not row["clean"]]
-    clean = [row for row in ran if row["clean"]]
+    profiled = [row for row in rows if row["profile"]]
+    injected = [row["profile"] for row in profiled if not row["clean"]]
+    clean = [row["profile"] for row in profiled if row["clean"] and row["profile"]["outcome"] == "profiled"]
+    tuned = [row["tune"] for row in rows if row["tune"]]
     return {
         "scripts": len(rows),
+        "skipped": sum(bool(row["skipped"]) for row in rows),
         "injected": len(injected),
+        "failed": sum(row["profile"]["outcome"] == "failed" for row in profiled),
+        "diagnosed_frac": share([profile["diagnosed"] for profile in injected]),
+        "located_frac": share([profile["located"] for profile in injected]),
         "clean": len(clean),
-        "failed": sum(row["outcome"] == "failed" for row in ran),
-        "skipped": len(rows) - len(ran),
-        "diagnosed_frac": _share([row["diagnosed"] for row in injected]),
-        "located_frac": _share([row["located"] for row in injected]),
-        "clean_false_alarms": sum(row["outcome"] == "profiled" and not row["diagnosed"] for row in clean),
-        "clean_judged": sum(row["outcome"] == "profiled" for row in clean),
-        "remedied_frac": _share([row["remedied"] for row in injected if row["remedied"] is not None]),
-        "within_bound_frac": _share([row["within_bound"] for row in injected if row["within_bound"] is not None]),
+        "clean_false_alarms": sum(not profile["diagnosed"] for profile in clean) if clean else None,
+        "tuned": len(tuned),
+        "remedied_frac": share([tune["remedied"] for tune in tuned]),
+        "within_bound_frac": share([tune["within_bound"] for tune in tuned if tune["within_bound"] is not None]),
     }
 
 
-def _share(answers: Sequence[bool]) -> float | None:
+def reached(found: Mapping[str, Any]) -> dict[str, bool | None]:
+    """Which goals were reached; None where nothing was measured."""
+    answers: dict[str, bool | None] = {}
+    for name, goal in GOALS.items():
+        value = found.get(name)
+        answers[name] = None if value is None else value <= goal if name in AT_MOST else value >= goal
+    return answers
+
+
+def share(answers: Sequence[bool]) -> float | None:
+    """The share of right answers; None of none."""
     return sum(answers) / len(answers) if answers else None

@@ -8,6 +8,8 @@ from upshift.core.errors import JobError, MachineError, PlanError, TargetError, 
 if TYPE_CHECKING:
     from upshift.core.job import Job, Loss, Mean, Quality
     from upshift.core.packing import Packing, packed_attention
+    from upshift.script.api import attach
+    from upshift.script.marks import step
 
 __version__ = "0.1.0"
 
@@ -24,12 +26,16 @@ __all__ = [
     "TrialError",
     "UpshiftError",
     "__version__",
+    "attach",
     "packed_attention",
+    "step",
 ]
 
 _NEED_TORCH = {
     **dict.fromkeys(("Job", "Loss", "Mean", "Quality"), "upshift.core.job"),
     **dict.fromkeys(("Packing", "packed_attention"), "upshift.core.packing"),
+    "attach": "upshift.script.api",
+    "step": "upshift.script.marks",
 }
 """Imported when they are asked for: who launches a script must not import torch."""
 

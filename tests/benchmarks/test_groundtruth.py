@@ -1,4 +1,4 @@
-"""The scripts whose bottleneck is known: the truth agrees with them, they run, and the score counts what it should."""
+"""The scripts whose bottleneck is known: the truth agrees with them, they run, and what is found is judged as it should be."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks.groundtruth import check, score, truth
-from benchmarks.groundtruth.check import Run, judged, run_script, summary
+from benchmarks.groundtruth.check import Run, judged, near_bound, run_script, whole
 from benchmarks.groundtruth.truth import Case, load_truth, markers, read_case
-from benchmarks.groundtruth.verdict import GOALS, judge_profile, judge_tuning, located, not_tuned, told_places
+from benchmarks.groundtruth.verdict import failed_part, located, profile_part, reached, told_places, tune_part
+from benchmarks.groundtruth.verdict import judged as judged_row
 from benchmarks.groundtruth.verdict import score as scored
-from benchmarks.more_tables import groundtruth_table
 from upshift.core.errors import TrialError, UpshiftError
 from upshift.core.optimization import Bottleneck
 
@@ -178,9 +178,16 @@ def test_a_clean_script_must_have_nothing_to_mend(seconds: float, holds: bool) -
     clean = read_case("clean", {"about": "a net", "clean": True}, SOURCE.splitlines()[0])
     row = judged(clean, 10, [Run(seconds, 1)], [Run(0.2, 1)])
     assert row["holds"] is holds
-    told = summary([row, {"name": "other", "clean": False, "skipped": "no GPU"}])
-    assert (told["checked"], told["skipped"], told["holding"]) == (1, 1, int(holds))
-    assert told["not_holding"] == ([] if holds else ["clean"])
+    told = whole({"clean_mlp": {"check": row}}, {})
+    assert (told["checked"], told["holding"]) == (1, int(holds))
+    assert told["not_holding"] == ([] if holds else ["clean_mlp"])
+
+
+@pytest.mark.parametrize(("seconds", "near"), [(1.2, False), (1.28, True), (1.32, True), (1.45, False)])
+def test_a_ratio_near_its_bound_is_measured_more_often(seconds: float, near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert near_bound(judged(case(), 10, [Run(seconds, 1)], [Run(1.0, 1)])) is near
+    monkeypatch.setattr(check, "run_script", lambda _case, _steps, *, mended: Run(1.0 if mended else seconds, 1))
+    assert len(check.check_case(case())["naive_step_s"]) == (check.MOST_ROUNDS if near else check.ROUNDS)
 
 
 # The verdict
@@ -210,24 +217,49 @@ def test_a_place_is_right_at_a_marked_line_or_near_one(where: str | None, right:
 
 
 def test_a_diagnosis_is_right_by_name() -> None:
-    assert judge_profile(case(), profile("input"))["diagnosed"]
-    assert not judge_profile(case(), profile("logging"))["diagnosed"]
-    assert judge_profile(case(bottleneck=["input", "logging"]), profile("logging"))["diagnosed"]
+    def diagnosed(case: Case, name: str) -> bool:
+        return bool(judged_row(case, {"profile": profile_part(profile(name))})["profile"]["diagnosed"])
+
+    assert diagnosed(case(), "input")
+    assert not diagnosed(case(), "logging")
+    assert diagnosed(case(bottleneck=["input", "logging"]), "logging")
+
+
+def test_a_profile_that_failed_is_a_wrong_answer_with_its_reason() -> None:
+    found = judged_row(case(), {"profile": failed_part("it fell")})["profile"]
+    assert (found["diagnosed"], found["located"], found["why"]) == (False, False, "it fell")
+
+
+def test_the_verdict_is_made_anew_of_what_was_kept() -> None:
+    kept = {"profile": profile_part(profile("logging", "reader.py:2"))}
+    assert not judged_row(case(), kept)["profile"]["diagnosed"]
+    assert judged_row(case(bottleneck=["logging"]), judged_row(case(), kept))["profile"]["diagnosed"]
+
+
+def tuning(*rungs: dict[str, Any], final: dict[str, Any] | None = None, case: Case | None = None) -> dict[str, Any]:
+    case = case or CASES["slow_decode"]
+    found: dict[str, Any] = judged_row(case, {"tune": tune_part(case, {"rungs": list(rungs), "final": final})})["tune"]
+    return found
 
 
 def test_a_remedy_counts_where_it_was_kept() -> None:
-    kept = [rung("sample_cache", "applied", gain=1.9, bound=2.0), rung("compile", "applied", gain=9.0, bound=1.1)]
-    row = judge_tuning(case(), {"rungs": kept})
-    assert row["remedied"]
-    assert (row["gain"], row["bound"], row["within_bound"]) == (1.9, 2.0, True)
+    found = tuning(
+        rung("sample_cache", "applied", gain=1.9, bound=2.0),
+        rung("compile", "applied", gain=9.0, bound=1.1),
+        rung("precision", "refused"),
+        final={"ratio": 3.0, "low": 2.5, "high": 3.5, "pairs": 5, "samples": []},
+    )
+    assert found["remedied"]
+    assert (found["gain"], found["bound"], found["within_bound"]) == (1.9, 2.0, True)
+    assert [item["name"] for item in found["rungs"]] == ["sample_cache", "compile"]
+    assert found["final"] == {"ratio": 3.0, "low": 2.5, "high": 3.5, "pairs": 5}
 
 
 @pytest.mark.parametrize(
     ("gain", "bound", "within"), [(1.4, 2.0, False), (2.6, 2.0, False), (2.4, 2.0, True), (2.0, None, None)]
 )
 def test_a_gain_is_held_against_its_own_prediction(gain: float, bound: float | None, within: bool | None) -> None:
-    row = judge_tuning(case(), {"rungs": [rung("sample_cache", "applied", gain=gain, bound=bound)]})
-    assert row["within_bound"] is within
+    assert tuning(rung("sample_cache", "applied", gain=gain, bound=bound))["within_bound"] is within
 
 
 @pytest.mark.parametrize(
@@ -238,59 +270,72 @@ def test_a_gain_is_held_against_its_own_prediction(gain: float, bound: float | N
     ],
 )
 def test_a_remedy_that_was_not_kept_does_not_count(rungs: list[dict[str, Any]], why: str) -> None:
-    row = judge_tuning(case(), {"rungs": rungs})
-    assert row["remedied"] is False
-    assert row["remedied_why"] == why
+    found = tuning(*rungs)
+    assert found["remedied"] is False
+    assert found["remedied_why"] == why
+
+
+def test_a_tuning_that_failed_found_nothing() -> None:
+    found = judged_row(case(), {"tune": failed_part("it fell")})["tune"]
+    assert (found["remedied"], found["remedied_why"], found["within_bound"]) == (False, "it fell", None)
 
 
 def rows() -> list[dict[str, Any]]:
+    """One right, one wrong, a clean one, a false alarm, one whose profile failed, one that was not measured."""
     clean = read_case("clean", {"about": "a net", "clean": True}, SOURCE.splitlines()[0])
-    failed = {"outcome": "failed", "why": "it | fell", "diagnosed": False, "located": False}
-    return [
-        {
-            **judge_profile(case(), profile("input", "reader.py:2")),
-            **judge_tuning(case(), {"rungs": [rung("sample_cache", "refused")]}),
-        },
-        {**judge_profile(case(), profile("other")), **judge_tuning(case(remedy=["none"]), {"rungs": []})},
-        {**judge_profile(clean, profile("compute")), **not_tuned(clean, "nothing to remedy")},
-        {**judge_profile(clean, profile("input")), **not_tuned(clean, "nothing to remedy")},
-        {**judge_profile(case(), profile()), **failed, **not_tuned(case(), "no profile")},
-        {**judge_profile(case(), profile()), **failed, "outcome": "skipped", **not_tuned(case(), "no GPU")},
+    found = [
+        (case(), {"profile": profile_part(profile("input", "reader.py:2")), "tune": tune_part(case(), {"rungs": []})}),
+        (case(remedy=["none"]), {"profile": profile_part(profile("other"))}),
+        (clean, {"profile": profile_part(profile("compute"))}),
+        (clean, {"profile": profile_part(profile("input"))}),
+        (case(), {"profile": failed_part("it | fell")}),
+        (case(), {}),
     ]
+    return [judged_row(case, row) for case, row in found]
 
 
 def test_the_score_counts_each_row_once() -> None:
     found = scored(rows())
-    assert (found["scripts"], found["injected"], found["clean"], found["failed"], found["skipped"]) == (6, 3, 2, 1, 1)
+    assert (found["scripts"], found["injected"], found["clean"], found["failed"], found["tuned"]) == (6, 3, 2, 1, 1)
     assert found["diagnosed_frac"] == pytest.approx(1 / 3)  # a failed profile is a wrong answer
     assert found["located_frac"] == pytest.approx(1 / 3)
-    assert (found["clean_false_alarms"], found["clean_judged"]) == (1, 2)
-    assert found["remedied_frac"] == 0.0  # one was judged; the others have no remedy or were not tuned
+    assert found["clean_false_alarms"] == 1
+    assert found["remedied_frac"] == 0.0  # one was tuned
     assert found["within_bound_frac"] is None
 
 
-def test_the_table_has_a_line_a_script() -> None:
-    own = {"own_cost_frac_2ms": None, "own_cost_frac_100ms": 0.004}
-    result = {**scored(rows()), **own, "goals": GOALS, "rows": rows(), "command": "score"}
-    text = "\n".join(groundtruth_table(result))
-    assert "| bottleneck named right | 33.3% | at least 90% |" in text
-    assert "| own cost on steps of 2 ms | not measured | at most 3% |" in text
-    assert "| own cost on steps of 100 ms | 0.4% | at most 1% |" in text
-    assert "| false alarms on clean scripts | 1 of 2 judged | none |" in text
-    assert "| `reader` | reads | input | other (wrong) | not named | not judged: the catalogue has no remedy |" in text
-    assert text.count("| `") == 6
+def test_nothing_measured_is_no_score() -> None:
+    found = scored([judged_row(case(), {})])
+    names = ("diagnosed_frac", "located_frac", "clean_false_alarms", "remedied_frac", "within_bound_frac")
+    assert [found[name] for name in names] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "answer"),
+    [
+        ("diagnosed_frac", 0.9, True),
+        ("diagnosed_frac", 0.89, False),
+        ("clean_false_alarms", 0, True),
+        ("clean_false_alarms", 1, False),
+        ("own_cost_frac_2ms", 0.031, False),
+        ("own_cost_frac_2ms", -0.01, True),
+        ("own_cost_frac_100ms", None, None),
+    ],
+)
+def test_a_goal_is_reached_from_its_own_side(name: str, value: float | None, answer: bool | None) -> None:
+    assert reached({name: value})[name] is answer
 
 
 # The command
 
 
-def play(monkeypatch: pytest.MonkeyPatch, profiled: dict[str, Any] | None, tuned: dict[str, Any] | None) -> list[list[str]]:
-    """Put a played `upshift` in the place of the real one; gives the list that its calls are noted in."""
-    called: list[list[str]] = []
+def play(monkeypatch: pytest.MonkeyPatch, answers: dict[str, dict[str, Any] | None]) -> list[tuple[str, int]]:
+    """Put a played `upshift` in the place of the real one; gives the list of its calls with their numbers of steps."""
+    called: list[tuple[str, int]] = []
 
-    def command(arguments: list[str], case: Case, folder: Path, limit_s: float) -> str:
-        called.append(arguments)
-        answer = profiled if arguments[0] == "profile" else tuned
+    def command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> str:
+        called.append((arguments[0], steps))
+        answer = answers.get(arguments[0])
         if answer is None:
             return f"`upshift {arguments[0]}` ended with 2: no such thing"
         file = Path(arguments[arguments.index("--json") + 1]) if arguments[0] == "profile" else folder / "evidence.json"
@@ -301,45 +346,56 @@ def play(monkeypatch: pytest.MonkeyPatch, profiled: dict[str, Any] | None, tuned
     return called
 
 
-def test_a_script_is_profiled_and_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, profile(), {"rungs": [rung("sample_cache", "applied", gain=2.0, bound=2.0)]})
-    row = score.score_case(case(), "1m")
-    assert (row["outcome"], row["diagnosed"], row["remedied"], row["within_bound"]) == ("profiled", True, True, True)
+def test_a_script_is_profiled_for_its_own_steps_and_tuned_for_as_many_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rungs = [rung("sample_cache", "applied", gain=2.0, bound=2.0)]
+    called = play(monkeypatch, {"profile": profile(), "tune": {"rungs": rungs, "final": None}})
+    assert score.call_profile(case())["named"] == "input"
+    assert score.call_tune(case())["rungs"][0]["ratio"] == 2.0
+    assert called == [("profile", 7), ("tune", score.TUNE_STEPS)]
 
 
-def test_what_cannot_be_tuned_yet_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, profile(), None)
-    row = score.score_case(case(), "1m")
-    assert row["diagnosed"]
-    assert row["remedied"] is None
-    assert row["remedied_why"] == "`upshift tune` ended with 2: no such thing"
+@pytest.mark.parametrize("call", [score.call_profile, score.call_tune])
+def test_a_command_that_fails_is_kept_with_its_reason(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, {})
+    assert call(case())["outcome"] == "failed"
+    assert call(case())["why"].endswith("ended with 2: no such thing")
 
 
-def test_a_profile_that_fails_is_a_wrong_answer_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = play(monkeypatch, None, None)
-    row = score.score_case(case(), "1m")
-    assert (row["outcome"], row["diagnosed"], row["located"]) == ("failed", False, False)
-    assert row["why"] == "`upshift profile` ended with 2: no such thing"
-    assert len(called) == 1
+def test_a_profile_without_a_bottleneck_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, {"profile": {"bottleneck": None}})
+    assert score.call_profile(case()) == failed_part("the profile names no bottleneck")
 
 
-@pytest.mark.parametrize("changes", [{"remedy": ["none"]}, {"clean": True}])
-def test_what_has_no_remedy_is_not_tuned(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    called = play(monkeypatch, profile(), None)
-    assert score.score_case(case(**changes), "1m")["remedied"] is None
-    assert [arguments[0] for arguments in called] == ["profile"]
-
-
-def test_what_this_machine_cannot_have_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = play(monkeypatch, profile(), None)
+@pytest.mark.parametrize(
+    ("changes", "part", "why"),
+    [
+        ({}, "tune", ""),
+        ({"remedy": ["none"]}, "tune", "the catalogue has no remedy"),
+        ({"clean": True}, "tune", "nothing to remedy"),
+        ({"clean": True}, "profile", ""),
+        ({"needs": "cuda"}, "profile", "this machine has no NVIDIA GPU"),
+    ],
+)
+def test_what_cannot_be_measured_says_why(
+    changes: dict[str, Any], part: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    row = score.score_case(case(needs="cuda"), "1m")
-    assert (row["outcome"], row["why"]) == ("skipped", "this machine has no NVIDIA GPU")
-    assert not called
+    found = case(**changes)
+    if changes.get("clean"):
+        found = read_case("clean", {"about": "a net", "clean": True}, SOURCE.splitlines()[0])
+    assert score.not_measured(found, part) == why
 
 
 @pytest.mark.slow
 def test_the_last_words_of_a_failed_command_are_kept(tmp_path: Path) -> None:
-    why = score._command(["nothing"], case(), tmp_path, 60.0)
+    why = score._command(["nothing"], 3, tmp_path, 60.0)
     assert why.startswith("`upshift nothing` ended with 2: ")
     assert "No such command" in why
+
+
+@pytest.mark.slow
+def test_a_script_is_really_profiled() -> None:
+    found = judged_row(CASES["per_sample_collate"], {"profile": score.call_profile(CASES["per_sample_collate"], 0.1)})
+    assert found["profile"]["outcome"] == "profiled"
+    assert found["profile"]["steps"] > 2
+    assert sum(found["profile"]["phases"].values()) == pytest.approx(1.0)

@@ -27,6 +27,8 @@ VERBS: dict[str, set[str]] = {
     "profile": {"target", "arguments", "-m", "--json", "--seconds", "--scratch", "--ranks"},
     "tune": {
         "target",
+        "arguments",
+        "-m",
         "--budget",
         "--out",
         "--seed",
@@ -37,7 +39,7 @@ VERBS: dict[str, set[str]] = {
         "--scratch",
         "--ranks",
     },
-    "run": {"target", "--plan", "--out", "--updates", "--scratch", "--ranks"},
+    "run": {"target", "arguments", "-m", "--plan", "--out", "--updates", "--scratch", "--ranks"},
     "compare": {
         "target",
         "--plan",

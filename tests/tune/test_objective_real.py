@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BUDGET_S = 200.0
 """What the candidates and the proof may need by estimate, on a busy machine too; the sessions end far earlier."""
-PROOF_UPDATES = 40
+PROOF_UPDATES = 12
 """Of each process of the proof, which would fill the budget otherwise."""
 
 HUNGRY = """
@@ -63,7 +63,7 @@ class J(Good):
         return super().loss(model, batch)
 """
 
-SLOW_IN_PARTS = HUNGRY.replace("wait_s = 0.0", "wait_s = 0.05")
+SLOW_IN_PARTS = HUNGRY.replace("wait_s = 0.0", "wait_s = 0.02")
 """A part costs as long as a whole: computing a batch in parts takes far longer than is allowed."""
 
 

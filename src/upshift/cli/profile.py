@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upshift.cli.say import Narrator, RanksOption, ScratchOption, console, narrated, write_json
-from upshift.core.errors import TargetError, UpshiftError
+from upshift.cli.say import Narrator, RanksOption, ScratchOption, console, narrated, script_command, write_json
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
 from upshift.optimizations import catalogue
 from upshift.script.study import Study, profile_script
 from upshift.train.group import read_shared_machine
+from upshift.tune.scripts.session import check_command
 from upshift.tune.trial import Trial, TrialSetting
 
 BAR = 40
@@ -34,13 +34,9 @@ def profile(
     ranks: RanksOption = 1,
 ) -> None:
     """Show phases, ceilings and the bottleneck of a job, and what each remedy could gain at most; or of a script."""
-    if module or target.endswith(".py"):
-        of_script(["-m", target] if module else [target], arguments or [], json, seconds)
+    if command := script_command(target, arguments, module=module):
+        of_script(command, json, seconds)
         return
-    if arguments:
-        raise UpshiftError(
-            f"A job takes no arguments, and was given {' '.join(arguments)}. A script would: script.py -- ..."
-        )
     allow_scratch(scratch or [])
     with narrated() as say, tempfile.TemporaryDirectory(prefix="upshift-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder), progress=say, ranks=ranks)
@@ -53,12 +49,11 @@ def profile(
         write_json(json, found)
 
 
-def of_script(command: list[str], arguments: list[str], json: Path | None, seconds: float) -> None:
+def of_script(command: tuple[str, ...], json: Path | None, seconds: float) -> None:
     """Profile an unmodified script. `seconds`: about how long each run is observed."""
-    if command[0] != "-m" and not Path(command[0]).is_file():
-        raise TargetError(f"There is no script {command[0]}. Name an existing file, or a module after -m.")
+    check_command(command)
     say = Narrator(None)
-    found = profile_script([*command, *arguments], Study(seconds=SCRIPT_SLICES * seconds), progress=say)
+    found = profile_script(command, Study(seconds=SCRIPT_SLICES * seconds), progress=say)
     show_phases(found)
     if found["where"]:
         console.print("\nWhere, as a share of the time:")

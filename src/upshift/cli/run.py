@@ -10,20 +10,27 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from upshift.cli.say import RanksOption, ScratchOption, console, errors
+from upshift.cli.say import RanksOption, ScratchOption, console, errors, script_command
+from upshift.core.errors import PlanError
+from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
+from upshift.script.launch import exit_like, run_under
+from upshift.script.reach import beyond
 from upshift.train.around import Report
 from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
 from upshift.train.run import start_under, train
+from upshift.tune.scripts.session import check_command
 
 DEFAULT_OUT = Path("upshift-run")
 
 
 def run(
-    target: Annotated[str, typer.Argument(help="package.module:Job or path/file.py:Job")],
+    target: Annotated[str, typer.Argument(help="package.module:Job, path/file.py:Job, or any training script.py")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Of the script, after --.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module to run, as in python -m.")] = False,
     plan: Annotated[Path | None, typer.Option(help="The plan to train under; none trains the job as it is.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for metrics.jsonl and model.pt.")] = DEFAULT_OUT,
     updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
@@ -32,8 +39,12 @@ def run(
 ) -> None:
     """Train the job under a plan: progress, metrics, held-out results each epoch, weights at the end.
 
-    With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started.
+    With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started. A script is run as
+    `python SCRIPT` would run it, under the plan.
     """
+    if command := script_command(target, arguments, module=module):
+        run_script(command, plan)
+        return
     if ranks > 1 and not is_member():
         raise typer.Exit(launch(ranks, [sys.executable, *sys.orig_argv[1:]]))
     stay_with_launcher(ranks)
@@ -67,3 +78,24 @@ def run(
     rate = result.samples / result.seconds if result.seconds else 0.0
     console.print(f"Trained {result.updates} updates in {result.seconds:.1f} s ({rate:.0f} samples/s).", soft_wrap=True)
     console.print(f"Weights, metrics and plan are in {out}.", soft_wrap=True)
+
+
+def run_script(command: tuple[str, ...], path: Path | None) -> None:
+    """Run a script under a plan, and exit as it exits; what of the plan did not take hold is told on stderr."""
+    check_command(command)
+    plan = Plan.load(path, catalogue()) if path else Plan()
+    if missing := beyond(plan):
+        words = "; ".join(f"{name}: {why}" for name, why in missing.items())
+        raise PlanError(f"{path} holds what cannot act on a script: {words}. Take it out of the plan.")
+    environment = joined_environment(required_environment(plan.optimizations), os.environ)
+    done = run_under(command, plan.to_dict(), env=environment)
+    for rank, why in done.failures.items():
+        errors.print(f"upshift: rank {rank} ran without the plan:\n{why}", markup=False, soft_wrap=True)
+    for rank, told in done.ranks.items():
+        for name in plan.names:
+            if name not in told["applied"]:
+                why = told["failures"].get(name, "the script gave it no place to act")
+                errors.print(f"upshift: rank {rank} ran without {name}: {why}", markup=False, soft_wrap=True)
+    if plan.names and not done.ranks and not done.failures:
+        errors.print("upshift: the plan did not take hold: the script never loaded torch, or was killed", soft_wrap=True)
+    exit_like(done.code)

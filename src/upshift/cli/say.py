@@ -45,6 +45,21 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def script_command(target: str, arguments: list[str] | None, *, module: bool) -> tuple[str, ...]:
+    """The words after `python` where the target is a script or a module to run; empty where it is a job.
+
+    Raises:
+        UpshiftError: A job was given arguments.
+    """
+    if module or target.endswith(".py"):
+        return ("-m", target, *(arguments or ())) if module else (target, *(arguments or ()))
+    if arguments:
+        raise UpshiftError(
+            f"A job takes no arguments, and was given {' '.join(arguments)}. A script would: script.py -- ..."
+        )
+    return ()
+
+
 class Narrator:
     """Says each step once. Steps that begin with two spaces are details: shown on a terminal only, while they last."""
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from upshift.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration
+from upshift.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration, script_command
 from upshift.core.errors import UpshiftError
 from upshift.core.scratch import allow_scratch
 from upshift.report import print_summary
 from upshift.tune.objective import Goal, Objective
+from upshift.tune.scripts.session import ScriptSession
 from upshift.tune.session import Session, TuneRequest
 
 DEFAULT_OUT = Path("upshift-out")
@@ -19,7 +20,9 @@ INTERRUPTED = 130
 
 
 def tune(
-    target: Annotated[str, typer.Argument(help="package.module:Job or path/file.py:Job")],
+    target: Annotated[str, typer.Argument(help="package.module:Job, path/file.py:Job, or any training script.py")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Of the script, after --.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module to run, as in python -m.")] = False,
     budget: Annotated[str, typer.Option(help="Time to spend: 90s, 5m, 1h.")] = "10m",
     out: Annotated[Path, typer.Option(help="Folder for upshift.toml, evidence.json and report.html.")] = DEFAULT_OUT,
     seed: Annotated[int | None, typer.Option(help="Seed of the experiment; the job's own unless given.")] = None,
@@ -39,15 +42,17 @@ def tune(
     bound = {} if max_slowdown is None else {"max_slowdown": max_slowdown}
     wanted = Objective(goal=objective, price_per_hour=price_per_hour, **bound)
     request = TuneRequest(
-        target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted, ranks=ranks
-    )
+        target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted, ranks=ranks,
+        command=script_command(target, arguments, module=module),
+    )  # fmt: skip
     run_session(request)
 
 
 def run_session(request: TuneRequest) -> None:
     """Tune and show the summary; exit 130 when it was interrupted."""
+    kind = ScriptSession if request.command else Session
     with narrated() as say:
-        evidence = Session(request, say).run()
+        evidence = kind(request, say).run()
     print_summary(evidence, console, folder=request.out)
     if evidence["ended"] == "interrupted":
         raise typer.Exit(INTERRUPTED)

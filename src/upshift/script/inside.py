@@ -74,11 +74,12 @@ class Session:
         if self._kept:
             return
         self._kept = True
-        found = report(self.recorder, ended=ended, device=_device(), rank=self.config["rank"])
+        found = report(self.recorder, ended=ended, device=device_in_use(), rank=self.config["rank"])
         write_atomically(self.folder / f"seen-{self.config['rank']}.json", json.dumps(found))
 
 
-def _device() -> str:
+def device_in_use() -> str:
+    """`cuda` where this process works on a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
 
 

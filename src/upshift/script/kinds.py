@@ -23,13 +23,14 @@ class Trained:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
-    def learn(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note what an optimizer changes; nothing the second time."""
+    def learn(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Note what an optimizer changes; nothing the second time. Returns whether it is new."""
         if optimizer in self._optimizers:
-            return
+            return False
         self._optimizers.add(optimizer)
         self._ids.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         self._known.clear()
+        return True
 
     def holds(self, module: torch.nn.Module) -> bool:
         """Whether a module holds parameters that are trained. Before the first step: any parameters at all."""

@@ -84,11 +84,54 @@ def run_watched(
         return Seen(code=code, ranks=_results(folder), failures=_failures(folder))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What came of a run under a plan.
+
+    Attributes:
+        code: The exit code of the script; negative for a signal.
+        ranks: By rank: `applied` (names), `failures` (name -> why not), `steps`.
+        failures: What of ours failed, by rank.
+    """
+
+    code: int
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[str, str]) -> Ran:
+    """Run `python COMMAND` under a plan, and otherwise as if we were not there.
+
+    Args:
+        command: A script and its arguments, or `-m`, a module and its arguments.
+        plan: Name -> settings of what is applied.
+        env: The environment, with what the plan requires of it.
+    """
+    with tempfile.TemporaryDirectory(prefix="upshift-attach-") as name:
+        folder = Path(name)
+        started = entered(folder, {"module": "upshift.script.running", "plan": dict(plan)}, env)
+        with _forwarding() as forward:
+            child = subprocess.Popen([sys.executable, *command], env=started)  # noqa: S603
+            forward.append(child)
+            code = child.wait()
+        return Ran(code=code, ranks=_results(folder, "applied"), failures=_failures(folder))
+
+
 def _watched_environment(folder: Path, watch: Watch, before: Mapping[str, str]) -> dict[str, str]:
+    return entered(folder, {"mode": watch.mode, "updates": watch.updates, "seconds": watch.seconds}, before)
+
+
+def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which the first Python process lets us in.
+
+    Args:
+        folder: A private folder, for the time the process lives.
+        config: For `module.install` in the process; `module` is `upshift.script.inside` unless named.
+        before: The environment it would have without us.
+    """
     pythonpath = before.get("PYTHONPATH")
-    config = {"pythonpath": pythonpath, "mode": watch.mode, "updates": watch.updates, "seconds": watch.seconds}
     path = folder / "config.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
+    path.write_text(json.dumps({**config, "pythonpath": pythonpath}), encoding="utf-8")
     return {
         **before,
         VARIABLE: str(path),
@@ -146,9 +189,9 @@ def _at_the_terminal() -> bool:
         os.close(terminal)
 
 
-def _results(folder: Path) -> dict[int, dict[str, Any]]:
+def _results(folder: Path, what: str = "seen") -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for path in sorted(folder.glob("seen-*.json")):
+    for path in sorted(folder.glob(f"{what}-*.json")):
         try:
             found[int(path.stem.split("-")[1])] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:

@@ -25,10 +25,10 @@ def calling_line(depth: int = 2) -> tuple[str, int] | None:
     return None if name.startswith(FOREIGN[0]) else (name, frame.f_lineno)
 
 
-def users_line(depth: int = 2) -> tuple[str, int] | None:
-    """File and line of the nearest frame that is neither ours, nor torch's, nor of `logging`."""
+def users_line(depth: int = 2, foreign: tuple[str, ...] = ()) -> tuple[str, int] | None:
+    """File and line of the nearest frame that is neither ours, nor torch's, nor of `logging`, nor in a foreign folder."""
     frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001 - as above
-    while frame is not None and frame.f_code.co_filename.startswith(FOREIGN):
+    while frame is not None and frame.f_code.co_filename.startswith(FOREIGN + foreign):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 

@@ -62,6 +62,11 @@ class Recorder:
         self._first: float | None = None
         self._counts: dict[Hashable, int] = {}
         self._leader: Hashable = None
+        self._marked = False
+
+    def here(self) -> bool:
+        """Whether anything is noted of this thread."""
+        return self.active and threading.get_ident() == self.thread
 
     def free(self) -> bool:
         """Whether the script is between phases, so that any seam begins one."""
@@ -127,8 +132,21 @@ class Recorder:
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if self._leader is None or count > self._counts[self._leader]:
             self._leader = optimizer
-        if optimizer == self._leader:
+        if optimizer == self._leader and not self._marked:
             self._end_step()
+
+    def mark(self) -> None:
+        """The loop says that a step ends here; from its first word on, optimizers end none."""
+        if not self.takes():
+            return
+        if not self._marked:
+            self._marked = True
+            self.steps.clear()
+            self._first = None
+            self.num_steps = 0
+        self.enter(OPTIMIZER)
+        self.leave(OTHER)
+        self._end_step()
 
     def settle(self) -> list[float]:
         """Seconds by phase since the last step, with everything undecided put where it belongs."""

@@ -18,7 +18,10 @@ from torch.nn.modules.module import Module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
+from upshift.script import marks
+from upshift.script.closures import Arguments, with_timed_closure
 from upshift.script.fetch import Fetch
+from upshift.script.frameworks import Frameworks
 from upshift.script.patches import Patches
 from upshift.script.places import calling_line, users_line
 from upshift.script.record import (
@@ -52,12 +55,23 @@ class Seams:
         self.trained = fetch.trained
         self._fetch = fetch
         self._patches = Patches()
+        self._frameworks = Frameworks(recorder, self._patches)
         self._handles: list[Any] = []
 
-    def install(self) -> None:
-        """Put all seams in place."""
+    def install(self, *, hooks: bool = True, tensor_methods: bool = True, excepthook: bool = True) -> None:
+        """Put all seams in place.
+
+        Args:
+            hooks: Those of the optimizers too; else somebody calls `before_step` and `after_step`.
+            tensor_methods: Those of tensors too; not where graphs were compiled of them already.
+            excepthook: That of errors which end the process too; else somebody takes our frames out of them.
+        """
         recorder, put = self.recorder, self._patches.put
-        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        if hooks:
+            self._handles = [
+                register_optimizer_step_pre_hook(self.before_step),
+                register_optimizer_step_post_hook(self.after_step),
+            ]
         put(Module, "__call__", functools.partial(_forward, self))
         put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - the one place all batches pass
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", functools.partial(_timed, recorder, FETCHED))  # noqa: SLF001 - as above
@@ -68,10 +82,12 @@ class Seams:
         put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
         put(logging.Logger, "handle", functools.partial(_noted, recorder, LOGGING, "logging"))
         put(torch, "compile", self._compiling)
-        put(sys, "excepthook", without_ours)
-        for name in READS:
+        if excepthook:
+            put(sys, "excepthook", without_ours)
+        marks.listen(self.mark)
+        for name in READS if tensor_methods else ():
             put(torch.Tensor, name, functools.partial(_read, recorder, name))
-        for name in MOVES:
+        for name in MOVES if tensor_methods else ():
             put(torch.Tensor, name, functools.partial(_move, recorder, name))
 
     def rest(self) -> None:
@@ -81,16 +97,27 @@ class Seams:
     def remove(self) -> None:
         """Take off everything, where ours is still the outermost."""
         self._patches.restore()
+        marks.unlisten(self.mark)
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self.recorder.active:
-            self.trained.learn(optimizer)
-            self.recorder.before_step()
+    def mark(self) -> None:
+        """The loop says that a step has ended."""
+        self._frameworks.install()
+        self.recorder.mark()
 
-    def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
+        """An optimizer begins its step. Returns, as hooks do, its arguments with the closure timed, if it has one."""
+        if not self.recorder.active:
+            return None
+        if self.trained.learn(optimizer):
+            self._frameworks.install()
+        self.recorder.before_step()
+        return with_timed_closure(self.recorder, optimizer, args, kwargs)
+
+    def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """An optimizer has stepped."""
         if self.recorder.active:
             self.recorder.after_step(id(optimizer))
 

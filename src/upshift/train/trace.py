@@ -32,7 +32,7 @@ def trace_step(loop: Loop) -> StepTrace:
     loop.run(1)
     workers = loop.stream.workers_alive()
     loop.rewind()
-    lens = _Lens()
+    lens = Lens()
     with torch.compiler.set_stance("force_eager"), lens:
         loop.run(1, batches=batches)
     rehearse(loop)
@@ -81,22 +81,29 @@ def op_shares(live: LiveJob, batch: MicroBatch) -> tuple[dict[str, float], dict[
             loss = live.compute_loss(moved)
             total = loss if isinstance(loss, torch.Tensor) else loss.total
             total.backward()
-        averages = profiler.key_averages()
     loop.rewind()
+    return read_shares(profiler, on_device=live.device.type == "cuda")
+
+
+def read_shares(profiler: profile, *, on_device: bool) -> tuple[dict[str, float], dict[str, int]]:
+    """Share of operator time, and number of calls, of each operator that a finished profiler saw.
+
+    Args:
+        profiler: The profiler.
+        on_device: Count the device's time: one clock for all shares, the device's where there is one.
+    """
     times: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for event in averages:
+    for event in profiler.key_averages():
         if event.key.startswith("aten::"):
             name = event.key.removeprefix("aten::")
-            # One clock for all shares: the device's where there is one.
-            on_device = live.device.type == "cuda"
             times[name] += event.self_device_time_total if on_device else event.self_cpu_time_total
             counts[name] += event.count
     total_time = sum(times.values()) or 1.0
     return {name: value / total_time for name, value in times.items()}, dict(counts)
 
 
-class _Lens(TorchDispatchMode):
+class Lens(TorchDispatchMode):
     """Counts operators, the dtypes of their results, and channels-last results."""
 
     def __init__(self) -> None:

@@ -111,7 +111,9 @@ def turns_that_fit(facts: Facts) -> int:
 
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
     """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
-    warmup = COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else WARMUP_UPDATES
+    # A script cannot go back to its start: both arms must then have come equally far.
+    long = "compile" in trial.plan.names or bool(trial.setting.command)
+    warmup = COMPILE_WARMUP_UPDATES if long else WARMUP_UPDATES
     updates = trial.plan.updates_for(design.updates)
     warm = trial.call("warm", updates=min(warmup, updates))
     trial.call("rewind")

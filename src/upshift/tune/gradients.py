@@ -7,7 +7,7 @@ a loss divided by the wrong size, shows there and nowhere in the first losses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from upshift.core.job import Loss
 from upshift.core.live import LiveJob, replace_attribute
@@ -126,7 +127,7 @@ def update_sample(loop: Loop) -> UpdateSample:
     while len(moved) < SAMPLED_UPDATES and tries < SAMPLED_UPDATES + MAX_SKIPPED:
         tries += 1
         before = [whole(parameter.detach()).clone() for parameter in parameters]
-        told = _settings(loop.live, list(parameters))
+        told = group_settings(loop.live.optimizer, parameters)
         loop.run(1)
         steps = [
             float((whole(now.detach()) - old).float().square().mean().sqrt())
@@ -145,10 +146,10 @@ def update_sample(loop: Loop) -> UpdateSample:
     )
 
 
-def _settings(live: LiveJob, parameters: list[nn.Parameter]) -> list[dict[str, float]]:
+def group_settings(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[dict[str, float]]:
     """The numbers in each parameter's group; empty for one that the optimizer does not hold."""
     by_parameter: dict[int, dict[str, float]] = {}
-    for group in live.optimizer.param_groups:
+    for group in optimizer.param_groups:
         numbers = {
             name: value for key, entry in group.items() if key not in IMPLEMENTATION for name, value in _numbers(key, entry)
         }

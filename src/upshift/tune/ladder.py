@@ -62,6 +62,7 @@ class Ladder:
         phases: Phase shares under the present plan; empty until something was kept.
         speed: Of the present plan, as a ratio to the plain job, by its screenings.
         newest: The rung that was kept last, and so measured on top of all others; empty for a pair, None where unknown.
+        events_apart: What acts on an event is measured by that event; else the events fall into the updates that are timed.
     """
 
     catalogue: Mapping[str, type[Optimization]]
@@ -81,6 +82,7 @@ class Ladder:
     phases: dict[str, float] = field(default_factory=dict)
     speed: float = 1.0
     newest: str | None = None
+    events_apart: bool = True
 
     @property
     def update_s(self) -> float:
@@ -163,7 +165,7 @@ class Ladder:
             return set()
         items = self.screen.plan.optimizations
         by_time = (item.card for item in items if item.card.judged_by is Judge.UPDATE_TIME)
-        return {card.name for card in by_time if not (card.memory_technique or card.event)}
+        return {card.name for card in by_time if not (card.memory_technique or self.is_apart(card))}
 
     def candidates(
         self, judge: Judge = Judge.UPDATE_TIME, *, events: bool = False
@@ -177,7 +179,7 @@ class Ladder:
         found = []
         for name, kind in self.catalogue.items():
             card = kind.card
-            if name in self.screen.plan.names or card.judged_by is not judge or bool(card.event) is not events:
+            if name in self.screen.plan.names or card.judged_by is not judge or self.is_apart(card) is not events:
                 continue
             fit = kind.fit(self.facts)
             if not fit.fits or self._blocked(kind, fit.max_gain):
@@ -187,6 +189,10 @@ class Ladder:
                     continue
                 found.append((self._score(card, fit.max_gain) / (1 + position), setting, fit.max_gain))
         return sorted(found, key=lambda item: -item[0])
+
+    def is_apart(self, card: Card) -> bool:
+        """Whether a technique is measured by an event around the updates."""
+        return self.events_apart and bool(card.event)
 
     def _score(self, card: Card, max_gain: float) -> float:
         """How soon to try it: ceiling times prior; for memory what costs no time goes first."""

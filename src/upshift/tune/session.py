@@ -6,11 +6,11 @@ session early (Ctrl-C, the budget, a failing trial), what is known by then is in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 from upshift.core.errors import JobError, TrialError
 from upshift.core.facts import Facts, JobFacts
@@ -57,6 +57,7 @@ class TuneRequest:
         resume: Take up the evidence in `out` where it ended.
         objective: What is wanted.
         ranks: Processes that train together in each trial.
+        command: Where no job but a script is tuned: the script, or `-m` and a module, and its arguments.
     """
 
     target: str
@@ -66,6 +67,7 @@ class TuneRequest:
     resume: bool = False
     objective: Objective = TIME
     ranks: int = 1
+    command: tuple[str, ...] = ()
 
 
 class Session:
@@ -79,10 +81,13 @@ class Session:
         UpshiftError: The job cannot be loaded, or there is nothing to resume.
     """
 
+    events_apart: ClassVar[bool] = True
+    """Reports, checkpoints and validation are measured by themselves, and not as part of the updates."""
+
     def __init__(self, request: TuneRequest, say: Callable[[str], None] = lambda _: None) -> None:
         self.request, self.say = request, say
         self.budget = Budget.begin(request.budget_s)
-        self.job: Job = load_job(request.target)
+        self.job: Job = self._load_job()
         machine = read_shared_machine(request.ranks)
         self.dossier = Dossier(request.target, self.job, machine, request.out, self.budget)
         if request.ranks > 1:
@@ -96,11 +101,15 @@ class Session:
         self.dossier.evidence["objective"] = request.objective.to_dict()
         folder = request.out / "trials"
         self.setting = TrialSetting(
-            target=request.target, folder=folder, progress=lambda words: say(f"  {words}"), ranks=request.ranks
-        )
+            target=request.target, folder=folder, progress=lambda words: say(f"  {words}"), ranks=request.ranks,
+            command=request.command,
+        )  # fmt: skip
         self.seed = self.job.seed if request.seed is None else request.seed
         self.screen: Screen | None = None
         self.planned_updates: int | None = None
+
+    def _load_job(self) -> Job:
+        return load_job(self.request.target)
 
     def run(self) -> dict[str, Any]:
         """Tune. KeyboardInterrupt and failing trials end it early, with everything known written.
@@ -155,21 +164,28 @@ class Session:
         updates = int(min(max(TURN_S / self.costs.base_update_s, least), MAX_TURN_UPDATES))
         others = [self._other_seed(updates)]
         self.say("comparing the job with itself, to learn this machine's noise")
-        slices = 1 if facts.waits_for_data else SLICES
-        screen = Screen(self.setting, EMPTY, uneven=uneven, others=others, seed=self.seed, say=self.say, slices=slices)
-        self.screen = screen
+        screen = self.screen = self._make_screen(others, 1 if facts.waits_for_data else SLICES)
         calibration = screen.calibrate(max(updates // 2, MIN_TURN_UPDATES))
         reason = self.dossier.note_noise(screen.floor_frac, calibration, repeats=screen.repeats())
         self.say(f"differences below {screen.floor_frac:.1%} cannot be told here ({reason})")
         ladder = Ladder(
-            catalogue=catalogue(), facts=facts, diagnosis=diagnosis, screen=screen, costs=self.costs, budget=self.budget,
+            catalogue=self.catalogue(), facts=facts, diagnosis=diagnosis, screen=screen, costs=self.costs,
+            budget=self.budget,
             reserve_s=lambda tuned_s: self.costs.final_s(FINAL_SHARE * self.request.budget_s, tuned_s),
             updates=updates, design=Design(updates=updates, uneven=uneven, seed=self.seed, turns=self.turns),
             save=self.dossier.save, say=self.say, rungs=self.dossier.rungs, objective=self.request.objective,
-            target_design=self._target_design(),
+            target_design=self._target_design(), events_apart=self.events_apart,
         )  # fmt: skip
         self._take_up(ladder)
         return ladder
+
+    def _make_screen(self, others: list[list[float]], slices: int) -> Screen:
+        uneven = self.job.overrides("length")
+        return Screen(self.setting, EMPTY, uneven=uneven, others=others, seed=self.seed, say=self.say, slices=slices)
+
+    def catalogue(self) -> Mapping[str, type[Optimization]]:
+        """What may be tried."""
+        return catalogue()
 
     def _profile(self) -> Facts:
         """Profile the plain job in a process of its own; learns what things cost here."""
@@ -304,7 +320,7 @@ class Session:
         self, plan: Plan, tuned_s: float, share: float = 1.0, *, held_out: bool = True
     ) -> tuple[Comparison, NonInferiority | None]:
         seconds = max(share * (self.budget.left - REPORT_S), 1.0)
-        updates = self.costs.final_updates(seconds, tuned_s)
+        updates = self._final_updates(seconds, tuned_s)
         self.say(f"the proof: fresh processes in turns, {updates} updates each, plan [{', '.join(plan.names)}]")
         quality = self.job.quality if held_out else None
         design = Design(
@@ -314,6 +330,10 @@ class Session:
         comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)
         self.dossier.retaken += comparison.retaken
         return comparison, None if quality is None else held_out_verdict(comparison, quality)
+
+    def _final_updates(self, seconds: float, tuned_s: float) -> int:
+        """Updates of each process of the proof."""
+        return self.costs.final_updates(seconds, tuned_s)
 
     def _say_pair(self, so_far: Comparison) -> None:
         last = so_far.samples[-2:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import IO, Any, Self, cast
 
 from upshift.core.errors import FailureKind, TrialError
 from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
+from upshift.script.launch import entered
 from upshift.train.group import shared_environment
 from upshift.tune.group import ended_words
 
 LOG_TAIL_LINES = 4
 DEFAULT_TIMEOUT_S = 300.0
+SCRIPT_MODULE = "upshift.tune.scripts.service"
+"""What serves in the process of a script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,7 @@ class TrialSetting:
         hang_s: A command that takes longer than this is a hang.
         progress: Told what a trial reports about itself.
         ranks: Processes that train together in each trial.
+        command: Where no job but a script is trained: the script, or `-m` and a module, and its arguments.
     """
 
     target: str
@@ -47,6 +52,7 @@ class TrialSetting:
     hang_s: float = DEFAULT_TIMEOUT_S
     progress: Callable[[str], None] = lambda _: None
     ranks: int = 1
+    command: tuple[str, ...] = ()
 
 
 class Trial:
@@ -70,14 +76,11 @@ class Trial:
         setting.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
         self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
-        self._process = subprocess.Popen(  # noqa: S603  our own module
-            [sys.executable, "-m", "upshift.tune.worker", "--ranks", str(setting.ranks)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,
-        )
+        self._private: Path | None = None
+        if setting.command:
+            self._start_script(environment)
+        else:
+            self._start_worker(environment)
         self._pending = b""
         try:
             self._send("load", target=setting.target, plan=plan.to_dict(), seed=seed)
@@ -86,6 +89,38 @@ class Trial:
         except BaseException:
             self.end()
             raise
+
+    def _start_worker(self, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(  # noqa: S603  our own module
+            [sys.executable, "-m", "upshift.tune.worker", "--ranks", str(self.setting.ranks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,
+        )
+        self._commands, self._answers = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+
+    def _start_script(self, environment: Mapping[str, str]) -> None:
+        """Start the script itself, with a way in; what it prints goes to the log, and it has nothing to read."""
+        self._private = Path(tempfile.mkdtemp(prefix="script-", dir=self.setting.folder.resolve()))
+        theirs, ours = os.pipe()
+        mine, told = os.pipe()
+        config = {"module": SCRIPT_MODULE, "commands": theirs, "answers": told}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  the user's own script
+                [sys.executable, *self.setting.command],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=entered(self._private, config, environment),
+                pass_fds=(theirs, told),
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+            os.close(told)
+        self._commands, self._answers = os.fdopen(ours, "wb"), os.fdopen(mine, "rb")
 
     @property
     def pid(self) -> int:
@@ -115,11 +150,9 @@ class Trial:
         self._answer("load", self.setting.hang_s)
 
     def _send(self, operation: str, **arguments: Any) -> None:
-        if self._process.stdin is None:
-            raise TrialError("The trial process has no input.", kind="killed")
         try:
-            self._process.stdin.write(json.dumps({"op": operation, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
+            self._commands.write(json.dumps({"op": operation, **arguments}).encode() + b"\n")
+            self._commands.flush()
         except BrokenPipeError as error:
             raise self._death(operation) from error
 
@@ -145,12 +178,13 @@ class Trial:
         """End the process and everything it started; safe to call again."""
         self._signal(signal.SIGKILL)
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._log):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:  # a command was still unread when the process died
-                    continue
+        for pipe in (self._commands, self._answers, self._log):
+            try:
+                pipe.close()
+            except BrokenPipeError:  # a command was still unread when the process died
+                continue
+        if self._private is not None:
+            shutil.rmtree(self._private, ignore_errors=True)
         if self._log_path.exists() and not self._log_path.stat().st_size:
             self._log_path.unlink()
 
@@ -168,9 +202,7 @@ class Trial:
 
     def _next_line(self, bound_s: float, operation: str) -> dict[str, Any]:
         deadline = monotonic() + bound_s
-        output = self._process.stdout
-        if output is None:
-            raise TrialError("The trial process has no output.", kind="killed")
+        output = self._answers
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
             while b"\n" not in self._pending:
@@ -193,6 +225,9 @@ class Trial:
             self.end()
             code = self._process.returncode
         words = self._log_tail()
+        if code == 0:
+            words = f"The trial process came to its end during `{operation}`.{words}"
+            return TrialError(words, kind="killed")
         if code < 0:
             return TrialError(f"The trial process {ended_words(code)} during `{operation}`.{words}", kind="killed")
         memory = "MemoryError" in words or "allocate memory" in words
