@@ -217,3 +217,12 @@ def test_a_real_browser_draws_every_plot(name: str, chromium: str, tmp_path: Pat
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title is not None
     assert stdlib_html.unescape(title[1]).endswith("Upshift")
+
+
+def test_what_was_written_into_the_source_of_a_script_is_told() -> None:
+    assert 'id="patch"' not in render(full())
+    patch = {"written": {"precision": "autocast around the forward pass"}, "left": {"sample_cache": f"by hand: {ATTACK}"}}
+    page = Page(render({**full(), "patch": patch}))
+    assert "autocast around the forward pass" in page.text
+    assert ATTACK in page.text
+    assert "patch -p1 < upshift.patch" in page.text

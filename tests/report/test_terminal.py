@@ -112,3 +112,8 @@ def test_nothing_is_needed(key: str, value: object) -> None:
 
 def test_even_nothing_can_be_printed() -> None:
     assert "Nothing proved yet" in summary({})
+
+
+def test_the_patch_of_a_script_is_named_where_there_is_one() -> None:
+    assert "upshift.patch" not in summary(full())
+    assert "upshift.patch" in summary({**full(), "patch": {"written": {"precision": "autocast"}, "left": {}}})

@@ -179,6 +179,13 @@ class Losses(TypedDict):
     tuned: list[float | None]
 
 
+class PatchTable(TypedDict):
+    """What of a plan was written into the source of a script (technique -> what was changed), and what was left, and why."""
+
+    written: dict[str, str]
+    left: dict[str, str]
+
+
 class EvidenceFile(TypedDict):
     """The whole file."""
 
@@ -206,6 +213,7 @@ class EvidenceFile(TypedDict):
     ended: NotRequired[str]
     created: NotRequired[str]
     versions: NotRequired[dict[str, str]]
+    patch: NotRequired[PatchTable | None]
 
 
 def validate(evidence: Mapping[str, Any]) -> list[str]:

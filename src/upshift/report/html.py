@@ -100,6 +100,7 @@ def _context(evidence: Evidence) -> dict[str, Any]:
         "left_out": [rung for rung in rungs if text(rung, "outcome") != "applied"],
         "judged": [rung for rung in rungs if table(rung, "numerics")],
         "final": final,
+        "patched": _patched(evidence),
         "memory": _memory(table(evidence, "memory")),
         "samples": _samples(rungs, final),
         "noise": table(evidence, "noise"),
@@ -107,6 +108,12 @@ def _context(evidence: Evidence) -> dict[str, Any]:
         "machine": _readings(table(evidence, "machine")),
         "versions": table(evidence, "versions"),
     }
+
+
+def _patched(evidence: Evidence) -> dict[str, Mapping[str, Any]]:
+    """What of the plan was written into the script's source, and what was left; empty where neither was."""
+    found = {what: table(table(evidence, "patch"), what) for what in ("written", "left")}
+    return found if any(found.values()) else {}
 
 
 def _times(line: str) -> str:

@@ -37,7 +37,12 @@ OUTCOMES = {
     "failed": ("✗", "x", "red"),
     "refused": ("–", "-", "dim"),
 }
-FILES = (("report.html", "the whole story, with plots"), ("upshift.toml", "the plan"), ("evidence.json", "every number"))
+FILES = (
+    ("report.html", "the whole story, with plots"),
+    ("upshift.toml", "the plan"),
+    ("upshift.patch", "the plan as changes of the script"),
+    ("evidence.json", "every number"),
+)
 BAR_CELLS = 28
 
 
@@ -63,6 +68,8 @@ def print_summary(evidence: Evidence, console: Console, folder: Path | None = No
     if folder is not None:
         console.print()
         for name, meaning in FILES:
+            if name == "upshift.patch" and not table(table(evidence, "patch"), "written"):
+                continue
             say.line(Text.assemble((f"{folder / name}", "bold"), (f"  {meaning}", "dim")))
     console.print()
 
