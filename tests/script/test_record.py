@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from upshift.core.errors import TrialError
+from upshift.script.fetch import Fetch
 from upshift.script.hooks import is_agent
 from upshift.script.judge import ceilings, phase_seconds, profile, where
 from upshift.script.kinds import Trained
@@ -29,6 +30,7 @@ from upshift.script.record import (
     Recorder,
     report,
 )
+from upshift.script.seams import Seams
 
 NAMES = list(PHASES)
 
@@ -185,6 +187,25 @@ def test_what_a_forward_pass_is_for() -> None:
     assert kind(trained, model, grad=False) == VALIDATION
 
 
+def test_a_module_is_known_by_its_identity() -> None:
+    class Alike(nn.Linear):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 1
+
+    mine, other, trained = Alike(2, 2), Alike(2, 2), Trained()
+    trained.learn(torch.optim.SGD(mine.parameters(), lr=0.1))
+    assert trained.holds(mine)
+    assert not trained.holds(other)
+    assert trained.holds(mine)
+    for _ in range(5000):
+        trained.holds(nn.Linear(1, 1))  # one that is gone is not taken for the next in its place
+    assert not trained.holds(nn.Linear(1, 1))
+    assert len(trained._known) <= 4096
+
+
 def found(
     *, data: float = 0.0, forward: float = 1.0, checkpoint: float = 0.0, logging: float = 0.0, steps: int = 10
 ) -> dict[str, Any]:
@@ -251,6 +272,27 @@ def test_the_report_adds_up() -> None:
     assert seen["steps"] == len(seen["seconds"]) == 3
     assert all(step[FORWARD] > step[OPTIMIZER] for step in seen["seconds"])
     assert 0 < seen["own_cost_frac"] < 1
+
+
+def test_what_is_passed_without_a_note_is_counted_and_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder()
+    seams = Seams(recorder, Fetch(recorder, Trained()))
+    seams.install()
+    try:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    finally:
+        seams.remove()
+    assert recorder.passed == 2 * 4  # inner modules of the two steps that count
+    monkeypatch.setattr("upshift.script.record.event_cost_s", lambda: 0.0)
+    cost = report(recorder)["own_cost_frac"]
+    assert 0 < cost < 1
+    recorder.passed *= 2
+    monkeypatch.setattr("upshift.script.record.passing_cost_s", lambda: 1e-6)
+    assert report(recorder)["own_cost_frac"] == pytest.approx(16e-6 / sum(map(sum, recorder.steps)))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "LBFGS": ((KINDS, "closures"), 0),
     "compiled": ((KINDS, "compiled"), 0),
     "module": (("-m", "package.train", "--lr", "1"), 0),
-    "no hash": ((str(SCRIPTS / "torn.py"),), 0),
 }
 STEPS = {"plain": 17, "arguments": 11, "workers": 5, "accumulation": 8, "raises": 8, "exits with 3": 8, "two optimizers": 5,
          "LBFGS": 3, "iterable": 4, "grad scaler": 5, "compiled": 5, "module": 5, "processes": 5}  # fmt: skip
@@ -126,6 +125,17 @@ def test_what_of_ours_fails_is_told_and_the_script_goes_on(tmp_path: Path) -> No
     assert "rank 0 was not watched" in done.stderr
     assert "broken on purpose" in done.stderr
     assert seen == {}
+
+
+@pytest.mark.slow
+def test_a_module_of_an_unusual_kind_is_watched_too_and_the_reason_is_told(tmp_path: Path) -> None:
+    done, seen = watched((str(SCRIPTS / "torn.py"),), tmp_path)
+    assert (done.stdout, done.returncode) == ("done\n", 0)
+    assert done.stderr.count("was not watched, or not all of it") == 1
+    assert "TypeError: not hashable" in done.stderr
+    assert seen["0"]["steps"] == 2
+    forward = seen["0"]["phases"].index("forward")
+    assert all(step[forward] > 0 for step in seen["0"]["seconds"])
 
 
 def test_the_launcher_imports_no_torch() -> None:

@@ -41,6 +41,9 @@ _WORDS: Mapping[Bottleneck, str] = {
     Bottleneck.MEMORY: "Memory is nearly full.",
 }
 
+_WRITTEN = "Printing, logging and reporting metrics take {share:.0%} of the time."
+"""Of logging that writes, and does not wait for values to be read."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
@@ -58,7 +61,12 @@ class Diagnosis:
 
 
 def diagnose(
-    phases: Mapping[str, float], ceilings: Mapping[str, float], *, wait_frac: float = 0.0, straggler: float = 1.0
+    phases: Mapping[str, float],
+    ceilings: Mapping[str, float],
+    *,
+    wait_frac: float = 0.0,
+    straggler: float = 1.0,
+    logging_writes: bool = False,
 ) -> Diagnosis:
     """Name the bottleneck.
 
@@ -67,11 +75,13 @@ def diagnose(
         ceilings: Counterfactual -> measured largest gain as a ratio.
         wait_frac: Share of the input time in which the process waited (storage, network, sleep) instead of computing.
         straggler: The slowest rank's time of computing over the mean of all ranks.
+        logging_writes: Most of the logging is what is written somewhere, not the reading of values it writes.
     """
     shares = recoverable(phases, ceilings)
     over = {name: share for name, share in shares.items() if share >= THRESHOLDS.get(name, 0.0)}
     name = max(over, key=lambda item: over[item], default=Bottleneck.COMPUTE)
-    words = [_WORDS[name].format(share=shares[name])]
+    texts = {**_WORDS, Bottleneck.LOGGING: _WRITTEN} if logging_writes else _WORDS
+    words = [texts[name].format(share=shares[name])]
     if name is Bottleneck.INPUT:
         words.append(
             "While fetching, the process mostly waits (storage, network or sleep), so fetching ahead can hide it."
@@ -81,7 +91,7 @@ def diagnose(
     if name is Bottleneck.COMMUNICATION and straggler >= STRAGGLER:
         words.append(f"The slowest rank computes {straggler:.2f} times as long as the mean: the others mostly wait for it.")
     rest = [item for item in over if item not in (name, Bottleneck.COMPUTE)]
-    words += ["Besides: " + _WORDS[item].format(share=shares[item]) for item in sorted(rest, key=lambda item: -shares[item])]
+    words += ["Besides: " + texts[item].format(share=shares[item]) for item in sorted(rest, key=lambda item: -shares[item])]
     if name is not Bottleneck.COMPUTE:
         words.append(f"The model's own arithmetic on real data takes {shares[Bottleneck.COMPUTE]:.0%}.")
     return Diagnosis(name=name, share=shares[name], words=" ".join(words))

@@ -7,6 +7,10 @@ inside.py     sets to work in the script's process, and takes everything off aga
 seams.py      what is wrapped, and how it is put back
 record.py     the clock: steps, phases, lines
 kinds.py      which phase a forward pass belongs to
+closures.py   what an optimizer's closure does belongs to the phases in it
+frameworks.py what Lightning, Transformers and Accelerate do around the steps
+marks.py      `upshift.step()`: steps that a loop marks itself
+api.py        `upshift.attach()`: the same seams, put on from inside for the time of a block (watched.py)
 harmless.py   what keeps a profiling run from leaving anything behind
 replay.py     kept batches in place of the loader's
 judge.py      from what was seen to a profile

@@ -19,7 +19,7 @@ def main() -> None:
         sys.exit("usage: python -m upshift.script [--json FILE] (script.py | -m module) [args ...]")
     seen = run_watched(words)
     for rank, why in seen.failures.items():
-        sys.stderr.write(f"upshift: rank {rank} was not watched:\n{why}")
+        sys.stderr.write(f"upshift: rank {rank} was not watched, or not all of it:\n{why}")
     if path is not None:
         path.write_text(json.dumps(seen.ranks), encoding="utf-8")
     exit_like(seen.code)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from upshift.script.kinds import Trained
-from upshift.script.places import line_of, reading_line
+from upshift.script.padding import Padding, cut_padding
+from upshift.script.places import is_torchs, line_of, reading_line, users_line
 from upshift.script.record import FETCHED, OTHER, VALIDATION, Recorder
 from upshift.script.replay import Replay
 
@@ -22,10 +23,14 @@ class Fetch:
         recorder: Who is told.
         trained: Is told whether gradients are recorded while the loop fetches.
         replay: Kept batches to hand out in place of the loader's; none unless given.
+        padding: Looks at the batches that train, or cuts them.
     """
 
-    def __init__(self, recorder: Recorder, trained: Trained, replay: Replay | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, trained: Trained, replay: Replay | None = None, padding: Padding | None = None
+    ) -> None:
         self.recorder, self.trained, self.replay = recorder, trained, replay
+        self.padding = padding or Padding()
         self._collate_s = 0.0
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -43,7 +48,13 @@ class Fetch:
             busy_s = thread_time()
             recorder.enter(FETCHED)
             try:
-                return original(iterator) if self.replay is None or not grad else self.replay.next(iterator, original)
+                if not grad:
+                    return original(iterator)
+                batch = original(iterator) if self.replay is None else self.replay.next(iterator, original)
+                if self.padding.cuts:
+                    return cut_padding(batch)
+                self.padding.look(batch)
+                return batch
             finally:
                 seconds = recorder.leave(OTHER if grad else VALIDATION)
                 if grad:
@@ -75,10 +86,14 @@ class Fetch:
         fetcher.collate_fn = collate_seam
 
     def _note(self, iterator: Any, seconds: float) -> None:
-        line = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
-        if line is not None:
-            self.recorder.note("dataset", *line, seconds - self._collate_s)
+        """Where the time went: the user's data set, the user's collate function, or what torch does for the user's loop."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
         collate = getattr(getattr(fetcher, "collate_fn", None), "line", None)
-        if collate is not None and self._collate_s:
+        if collate is not None and self._collate_s and not is_torchs(collate[0]):
             self.recorder.note("collate", collate[0], collate[1], self._collate_s)
+            seconds -= self._collate_s
+        line = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        if line is not None:
+            self.recorder.note("dataset", *line, seconds)
+        elif (loop := users_line()) is not None:
+            self.recorder.note("loader", *loop, seconds)

@@ -1,4 +1,4 @@
-"""What keeps a profiling run from leaving checkpoints behind, and how it ends: docs/attach.md says what is not caught."""
+"""What keeps a profiling run off the user's files, and how it ends: docs/attach.md says what is not caught."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from upshift.script.overlay import Overlay
 from upshift.script.patches import Patches
+from upshift.script.trackers import Act, Trackers, nothing, redirect, silence_tracker
 
 
 class Enough(SystemExit):
@@ -28,43 +30,48 @@ class Checkpoints:
     Writing takes the time it takes, so that its cost is seen. One file a path: later ones replace it.
 
     Args:
-        folder: The scratch folder.
-        skip: Save nothing at all.
+        overlay: Where files of this run stand.
+        skip: Save nothing again that was saved once.
     """
 
-    def __init__(self, folder: Path, *, skip: bool = False) -> None:
-        self.folder, self.skip = folder, skip
-        self._moved: dict[str, Path] = {}
+    def __init__(self, overlay: Overlay, *, skip: bool = False) -> None:
+        self._overlay, self.skip = overlay, skip
 
     def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Around `torch.save`."""
 
         @functools.wraps(original)
         def save_seam(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.skip:
+            if not isinstance(f, str | os.PathLike):
+                return None if self.skip else original(obj, f, *args, **kwargs)
+            if self.skip and self._overlay.find(f) is not f:
                 return None
-            if isinstance(f, str | os.PathLike):
-                name = os.path.abspath(f)  # noqa: PTH100 - the key is the text that `load` will make of it too
-                f = self._moved.setdefault(name, self.folder / f"saved-{len(self._moved)}")
-            return original(obj, f, *args, **kwargs)
+            return original(obj, self._overlay.claim(f), *args, **kwargs)
 
         return save_seam
 
     def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around `torch.load`."""
+        """Around `torch.load`, which may map a file into memory without opening it in Python."""
 
         @functools.wraps(original)
         def load_seam(f: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(f, str | os.PathLike):
-                f = self._moved.get(os.path.abspath(f), f)  # noqa: PTH100 - as above
-            return original(f, *args, **kwargs)
+            return original(self._overlay.find(f), *args, **kwargs)
 
         return load_seam
 
 
-def make_harmless(patches: Patches, folder: Path, *, silent: bool) -> None:
-    """Keep checkpoints and the records of trackers out of the user's folders; silence prints and logs if asked."""
-    checkpoints = Checkpoints(folder, skip=silent)
+def make_harmless(patches: Patches, folder: Path, *, silent: bool, on_failure: Callable[[], None] = lambda: None) -> None:
+    """Keep a run off the user's files; silence prints, logs and trackers if asked.
+
+    Args:
+        patches: Takes it off again.
+        folder: Where everything goes.
+        silent: Print, log and report nothing.
+        on_failure: Called where something of ours fails later on.
+    """
+    overlay = Overlay(folder)
+    overlay.install(patches)
+    checkpoints = Checkpoints(overlay, skip=silent)
     patches.put(torch, "save", checkpoints.save)
     patches.put(torch, "load", checkpoints.load)
     os.environ.update({
@@ -72,14 +79,19 @@ def make_harmless(patches: Patches, folder: Path, *, silent: bool) -> None:
         "WANDB_DIR": str(folder),
         "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
     })  # fmt: skip
+    _act_on_trackers(patches, functools.partial(redirect, patches, folder), on_failure)
     if silent:
-        patches.put(builtins, "print", _nothing)
-        patches.put(logging.Logger, "handle", _nothing)
+        silence(patches, on_failure)
 
 
-def _nothing(original: Callable[..., Any]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def silenced(*_args: Any, **_kwargs: Any) -> None:
-        return None
+def silence(patches: Patches, on_failure: Callable[[], None] = lambda: None) -> None:
+    """Print, log and report nothing."""
+    patches.put(builtins, "print", nothing)
+    patches.put(logging.Logger, "handle", nothing)
+    _act_on_trackers(patches, functools.partial(silence_tracker, patches), on_failure)
 
-    return silenced
+
+def _act_on_trackers(patches: Patches, act: Act, on_failure: Callable[[], None]) -> None:
+    trackers = Trackers(act, on_failure)
+    trackers.begin()
+    patches.also(trackers.end)

@@ -13,8 +13,11 @@ import torch
 
 from upshift.core.files import write_atomically
 from upshift.script.fetch import Fetch
+from upshift.script.growth import memory_in_use, memory_limit
 from upshift.script.harmless import Enough, make_harmless
+from upshift.script.hooks import note_failure
 from upshift.script.kinds import Trained
+from upshift.script.padding import Padding
 from upshift.script.patches import Patches
 from upshift.script.record import Recorder, report
 from upshift.script.replay import Replay
@@ -34,9 +37,10 @@ class Session:
         self.ends = config["mode"] != "observe"
         # Ranks stop together, after the same step: a rank that stopped by its own clock would leave the others waiting.
         seconds = 0.0 if config["ranked"] else config["seconds"]
-        self.recorder = Recorder(updates=config["updates"], seconds=seconds)
+        self.recorder = Recorder(updates=config["updates"], seconds=seconds, memory=memory_in_use)
         replay = Replay(self.recorder) if config["mode"] == "replay" else None
-        self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay))
+        self.padding = Padding(cuts=config["mode"] == "cut")
+        self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding))
         self._harmless = Patches()
         self._pid = os.getpid()
         self._kept = False
@@ -44,11 +48,16 @@ class Session:
     def begin(self) -> None:
         """Watch from here on."""
         if self.ends:
-            make_harmless(self._harmless, self.folder, silent=self.config["mode"] == "silent")
+            make_harmless(self._harmless, self.folder, silent=self.config["mode"] == "silent", on_failure=self._note)
         self.recorder.on_stop = self._stopped
+        self.seams.on_failure = self._note
         self.seams.install()
         os.register_at_fork(after_in_child=self._disarm)
         atexit.register(self._finish)
+
+    def _note(self) -> None:
+        """Leave for the launcher what of ours has failed just now."""
+        note_failure(dict(self.config))
 
     def _stopped(self) -> None:
         """Enough was seen."""
@@ -74,7 +83,9 @@ class Session:
         if self._kept:
             return
         self._kept = True
-        found = report(self.recorder, ended=ended, device=device_in_use(), rank=self.config["rank"])
+        more = {"device": device_in_use(), "rank": self.config["rank"], "padding_frac": self.padding.frac}
+        more["memory_limit_bytes"] = memory_limit()
+        found = report(self.recorder, ended=ended, **more)
         write_atomically(self.folder / f"seen-{self.config['rank']}.json", json.dumps(found))
 
 

@@ -8,7 +8,11 @@ from typing import Any
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import diagnose
-from upshift.script.record import WARMUP_STEPS
+from upshift.script import padding
+from upshift.script.frameworks import names_of
+from upshift.script.growth import steady_growth
+from upshift.script.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
+from upshift.script.trackers import LABELS
 
 WORTH_A_RUN = 0.01
 WORTH_A_LINE = 0.02
@@ -16,11 +20,18 @@ LINES = 8
 
 OTHER_WORDS = "Python code of the script between the places that can be seen: see `where`, or profile that part by itself."
 
+READS = (".item()", ".cpu()", ".tolist()")
+WRITES = ("print", "logging", "os.fsync", *sorted(LABELS), *names_of(LOGGING))
+"""Places where values are read for a report, and where it is written."""
+
 CAUSES = {
-    Bottleneck.INPUT: ("dataset", "collate"),
+    Bottleneck.INPUT: ("dataset", "collate", "loader", "start of workers"),
+    Bottleneck.PADDING: ("collate", "loader"),
     Bottleneck.TRANSFER: (".to()", ".cuda()", ".copy_()"),
-    Bottleneck.LOGGING: ("print", "logging", ".item()", ".cpu()", ".tolist()"),
-    Bottleneck.CHECKPOINT: ("torch.save",),
+    Bottleneck.LOGGING: (*READS, *WRITES),
+    Bottleneck.OPTIMIZER: ("optimizer",),
+    Bottleneck.VALIDATION: ("validation", *names_of(VALIDATION)),
+    Bottleneck.CHECKPOINT: ("torch.save", *names_of(CHECKPOINT)),
 }
 """Which places explain which bottleneck."""
 
@@ -59,8 +70,8 @@ def update_s(found: Found) -> float:
     return (sum(seconds.values()) - seconds["validation"] - seconds["checkpoint"]) / steps
 
 
-def ceilings(real: Found, replay: Found | None, silent: Found | None) -> dict[str, float]:
-    """Counterfactual -> largest gain as a ratio: data and logging by runs of their own, what stands around by its share.
+def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found | None = None) -> dict[str, float]:
+    """Counterfactual -> largest gain as a ratio: data, logging and padding by runs of their own, the others by their share.
 
     On a CPU nothing overlaps with a phase that the script itself waits in, so no more than that phase can be saved.
     """
@@ -71,11 +82,12 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None) -> dict[st
         return whole_s / max(whole_s - max(saved_s, 0.0), 1e-9)
 
     found = {name: gain(seconds[name] / steps) for name in ("validation", "checkpoint")}
-    for name, phase, other in (("input", "data", replay), ("logging", "logging", silent)):
+    runs = (("input", replay, ("data",)), ("logging", silent, ("logging",)), ("padding", cut, ("forward", "backward")))
+    for name, other, phases in runs:
         if other is None or not other["seconds"]:
             continue
-        saved_s = core_s - update_s(other)
-        found[name] = gain(min(saved_s, seconds[phase] / steps) if real["device"] == "cpu" else saved_s)
+        saved_s, most_s = core_s - update_s(other), sum(seconds[phase] for phase in phases) / steps
+        found[name] = gain(min(saved_s, most_s) if real["device"] == "cpu" else saved_s)
     around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
     found["compute"] = gain(whole_s - max(around_s, 1e-6))
     return found
@@ -87,40 +99,63 @@ def wants_silence(real: Found) -> bool:
     return seconds["logging"] >= WORTH_A_RUN * sum(seconds.values())
 
 
-def where(real: Found) -> list[dict[str, Any]]:
-    """Lines of the user's code by the time spent there, largest first; shares are of the wall time of all steps."""
+def wants_cut(real: Found) -> bool:
+    """Whether padding is worth a run without it."""
+    return bool(real.get("padding_frac", 0.0) >= padding.WORTH_A_RUN)
+
+
+def logging_writes(real: Found) -> bool:
+    """Whether most of the logging is spent on writing it, rather than on reading values."""
+    seconds = {kind: float(sum(place[4] for place in real["places"] if place[0] in kind)) for kind in (READS, WRITES)}
+    return seconds[WRITES] > seconds[READS]
+
+
+def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Lines of the user's code by the time spent there, largest first; shares are of the wall time of all steps.
+
+    Args:
+        real: What was seen of the script as it is.
+        always: Places that are told however little time is spent there.
+    """
     wall = sum(phase_seconds(real)[0].values())
     lines = [
         {"what": what, "file": file, "line": line, "times": times, "share": min(seconds / wall, 1.0)}
         for what, file, line, times, seconds in real["places"]
     ]
-    worth = [line for line in lines if line["share"] >= WORTH_A_LINE]
+    worth = [line for line in lines if line["share"] >= WORTH_A_LINE or line["what"] in always]
     return sorted(worth, key=lambda line: -line["share"])[:LINES]
 
 
-def profile(real: Found, replay: Found | None = None, silent: Found | None = None) -> dict[str, Any]:
+def profile(
+    real: Found, replay: Found | None = None, silent: Found | None = None, cut: Found | None = None
+) -> dict[str, Any]:
     """A profile of a script, as `upshift profile script.py --json` writes it.
 
     Args:
         real: What was seen of the script as it is.
         replay: The same with kept batches in place of the loader's.
         silent: The same with nothing printed, logged or saved.
+        cut: The same with the padding cut off the loader's batches.
     """
     seconds, steps = phase_seconds(real)
     whole = sum(seconds.values())
     phases = {name: value / whole for name, value in seconds.items()}
-    gains = ceilings(real, replay, silent)
-    diagnosis = diagnose(phases, gains, wait_frac=real["fetch_wait_frac"])
-    lines = where(real)
-    words = [diagnosis.words]
+    gains = ceilings(real, replay, silent, cut)
+    diagnosis = diagnose(phases, gains, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
+    lines = where(real, CAUSES[Bottleneck.PADDING] if diagnosis.name is Bottleneck.PADDING else ())
+    name, share, words = diagnosis.name, diagnosis.share, [diagnosis.words]
+    growing = steady_growth([(step, used) for step, used in real.get("memory", ())], real.get("memory_limit_bytes", 0))
+    if growing is not None:
+        name, share, words = Bottleneck.MEMORY, growing.frac, [growing.words, *words]
     for line in lines:
         if line["what"] in CAUSES.get(diagnosis.name, ()):
-            words.append(f"Most of it at {line['file']}:{line['line']} ({line['what']}).")
+            most = "It is made" if diagnosis.name is Bottleneck.PADDING else "Most of it"
+            words.append(f"{most} at {line['file']}:{line['line']} ({line['what']}).")
             break
     if diagnosis.name is Bottleneck.OTHER:
         words.append(f"It is {OTHER_WORDS}")
     return {
-        "bottleneck": {"name": str(diagnosis.name), "share": diagnosis.share, "words": " ".join(words)},
+        "bottleneck": {"name": str(name), "share": share, "words": " ".join(words)},
         "phases": phases,
         "ceilings": gains,
         "where": lines,

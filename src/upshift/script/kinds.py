@@ -9,6 +9,9 @@ import torch
 
 from upshift.script.record import FORWARD, TENTATIVE, VALIDATION
 
+MAX_KNOWN = 4096
+"""Modules that are made anew at every step must not fill the memory."""
+
 
 class Trained:
     """Knows the parameters that the optimizers change, and so which modules are being trained.
@@ -21,7 +24,7 @@ class Trained:
         self.fetched_with_grad = True
         self._ids: set[int] = set()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._known: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], bool]] = {}
 
     def learn(self, optimizer: torch.optim.Optimizer) -> bool:
         """Note what an optimizer changes; nothing the second time. Returns whether it is new."""
@@ -34,12 +37,15 @@ class Trained:
 
     def holds(self, module: torch.nn.Module) -> bool:
         """Whether a module holds parameters that are trained. Before the first step: any parameters at all."""
-        known = self._known.get(module)
-        if known is None:
-            parameters = module.parameters()
-            known = any(id(item) in self._ids for item in parameters) if self._ids else next(parameters, None) is not None
-            self._known[module] = known
-        return known
+        known = self._known.get(id(module))  # not by the module itself, which may compare or hash in a way of its own
+        if known is not None and known[0]() is module:
+            return known[1]
+        parameters = module.parameters()
+        found = any(id(item) in self._ids for item in parameters) if self._ids else next(parameters, None) is not None
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[id(module)] = (weakref.ref(module), found)
+        return found
 
     def kind(self, module: torch.nn.Module, *, evaluating: bool) -> int:
         """The phase of a forward pass that begins now.

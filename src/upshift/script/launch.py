@@ -27,7 +27,7 @@ SITE = Path(__file__).resolve().parent / "site"
 GRACE_S = 15.0
 """How long a script that was told to end may take for it."""
 
-Mode = Literal["observe", "profile", "replay", "silent"]
+Mode = Literal["observe", "profile", "replay", "silent", "cut"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,8 @@ class Watch:
 
     Attributes:
         mode: `observe` leaves all as it is. The others end the script once enough was seen, and keep its checkpoints out
-            of its folder; `replay` also gives kept batches in place of the loader's; `silent` also prints and logs nothing.
+            of its folder; `replay` also gives kept batches in place of the loader's; `silent` also prints and logs nothing;
+            `cut` also cuts padding off the loader's batches.
         updates: Observe this many steps at most.
         seconds: And no longer than this, from the first step on.
     """

@@ -18,6 +18,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._placed: list[tuple[Any, str, Any, Any]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace `owner.name` by `make(what was there)`."""
@@ -29,6 +30,10 @@ class Patches:
         setattr(owner, name, ours)
         self._placed.append((owner, name, own, ours))
         _tell_dynamo(original, ours)
+
+    def also(self, undo: Callable[[], None]) -> None:
+        """Have `undo` called once, when everything is put back."""
+        self._undo.append(undo)
 
     def restore(self, *, owner: Any = None, keep: Any = None) -> None:
         """Put back what was there; what somebody else has wrapped meanwhile stays, and does nothing.
@@ -49,6 +54,8 @@ class Patches:
             else:
                 setattr(holder, name, own)
             _tell_dynamo(ours, getattr(holder, name))
+        while self._undo and owner is None and keep is None:
+            self._undo.pop()()
 
 
 def _hide_from_dynamo(function: FunctionType) -> None:

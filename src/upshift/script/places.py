@@ -10,12 +10,18 @@ from typing import Any
 
 import torch
 
-HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with the file names of frames
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with names of frames
+"""The folder of this package: seams, hosts, callbacks."""
 FOREIGN = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,  # noqa: PTH100, PTH120 - as above
-    HERE + os.sep,
+    OURS,
     os.path.join(sysconfig.get_path("stdlib"), "logging") + os.sep,  # noqa: PTH118 - as above
 )
+
+
+def is_torchs(file: str) -> bool:
+    """Whether a file is one of torch's own."""
+    return file.startswith(FOREIGN[0])
 
 
 def calling_line(depth: int = 2) -> tuple[str, int] | None:

@@ -3,7 +3,7 @@
 A step goes from one optimizer step to the next. Every moment belongs to one phase: that of the seam the script is in, or
 else the one that the last seam leaves behind (after a forward pass: the loss, so forward; after backward: clipping, so the
 optimizer's, if its step follows next). What was fetched counts as data once a training pass follows, and as validation if
-an evaluation does.
+an evaluation does. Between two values that are read the second one was made.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "va
 DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, OTHER = range(9)
 GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
 """Time whose phase the next seam decides: after backward, an evaluation with gradients, a fetched and a moved batch."""
-NUM_SLOTS = 13
+MAKING = 13
+"""Time after a value was read: if another is read next, it went into the making of that one."""
+NUM_SLOTS = 14
 WINDOW = 512
+MEMORY_STEPS = 4
+"""Memory is read after so many steps: a reading takes as long as a few seams."""
 WARMUP_STEPS = 2
 """So many steps load, allocate and choose kernels: what they take is not typical."""
 MAX_PLACES = 256
+BACKWARDS_WITHOUT = 256
+"""After so many backward passes, over twice the seconds that are watched, no optimizer of torch is expected to step."""
+STEPS_ALONE = 8
+"""An optimizer that steps so often while the leading one does not has followed it: another fold, another stage."""
 
 Place = tuple[str, str, int]
 """What happened, in which file, at which line."""
@@ -34,22 +42,30 @@ class Recorder:
     Args:
         updates: Stop after so many steps; 0 is never.
         seconds: Stop after so many seconds from the first step on.
+        memory: Tells the bytes in use, and is asked every few steps.
 
     Attributes:
         active: Whether anything is still noted.
         steps: Seconds of each phase, for the last steps.
         places: Place -> (times, seconds).
+        memory: Numbers of steps, and bytes in use after them.
         events: Seams passed since the first step.
+        passed: Those of them that noted nothing: inner modules, and tensors inside of a phase.
+        made_s: Seconds that went into the making of the value that is read now.
+        last: The phase that was begun last.
+        backwards: Backward passes before the first step.
         fetch_s: Seconds of fetching batches in this process, without workers.
         fetch_busy_s: And those of them in which its thread computed.
     """
 
-    def __init__(self, *, updates: int = 200, seconds: float = 20.0) -> None:
+    def __init__(self, *, updates: int = 200, seconds: float = 20.0, memory: Callable[[], int] | None = None) -> None:
         self.updates, self.seconds = updates, seconds
+        self.memory: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._memory_in_use = memory
         self.active = True
         self.steps: deque[list[float]] = deque(maxlen=WINDOW)
         self.places: dict[Place, tuple[int, float]] = {}
-        self.events = 0
+        self.events = self.passed = 0
         self.num_steps = 0
         self.fetch_s = 0.0
         self.fetch_busy_s = 0.0
@@ -57,12 +73,18 @@ class Recorder:
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
         self.idle = OTHER
+        self.made_s = 0.0
+        self.last = OTHER
+        self._before_making = OTHER
         self._stack: list[int] = []
         self._mark = perf_counter()
         self._first: float | None = None
         self._counts: dict[Hashable, int] = {}
         self._leader: Hashable = None
+        self._alone: dict[Hashable, int] = {}
         self._marked = False
+        self.backwards = 0
+        self._first_backward = 0.0
 
     def here(self) -> bool:
         """Whether anything is noted of this thread."""
@@ -80,7 +102,8 @@ class Recorder:
         """Forget the steps so far: what is measured begins here."""
         self.steps.clear()
         self.places.clear()
-        self.events = 0
+        self.memory.clear()
+        self.events = self.passed = 0
         self._first = perf_counter()
 
     def enter(self, phase: int) -> None:
@@ -92,6 +115,7 @@ class Recorder:
         stack.append(phase)
         self.events += 1
         self._decide(phase)
+        self.last = phase
 
     def leave(self, idle: int | None = None) -> float:
         """End the phase; what follows counts as `idle` until the next one. Returns seconds."""
@@ -104,6 +128,13 @@ class Recorder:
         if idle is not None:
             self.idle = idle
         return seconds
+
+    def leave_reading(self) -> float:
+        """End the reading of a value. Returns seconds, those of making it included where it was not the first."""
+        making = self.last == LOGGING and self.idle in (OTHER, GAP, MAKING)
+        if making and self.idle != MAKING:
+            self._before_making = self.idle
+        return self.leave(MAKING if making else None) + self.made_s
 
     def rename(self, phase: int) -> None:
         """The phase that was begun turns out to be another."""
@@ -124,16 +155,34 @@ class Recorder:
         if self.takes():
             self.enter(OPTIMIZER)
 
+    def leave_step(self) -> None:
+        """An optimizer has stepped: what follows is the script's."""
+        if self.here():
+            self.leave(OTHER)
+
     def after_step(self, optimizer: Hashable) -> None:
         """An optimizer has stepped: the end of a step, if it is the one that steps most."""
-        if not self.active or threading.get_ident() != self.thread:
+        if not self.here():
             return
-        self.leave(OTHER)
+        self.leave_step()
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if self._leader is None or count > self._counts[self._leader]:
             self._leader = optimizer
-        if optimizer == self._leader and not self._marked:
-            self._end_step()
+        if optimizer == self._leader:
+            self._alone.clear()
+            if not self._marked:
+                self._end_step()
+        else:
+            self._followed(optimizer)
+
+    def _followed(self, optimizer: Hashable) -> None:
+        """Another optimizer than the leading one has stepped: it leads from now on, if the leading one is done with."""
+        steps = self._alone[optimizer] = self._alone.get(optimizer, 0) + 1
+        if steps >= STEPS_ALONE:
+            self._leader, self._counts = optimizer, {optimizer: steps}
+            self._alone.clear()
+            if not self._marked:
+                self.current = [0.0] * NUM_SLOTS
 
     def mark(self) -> None:
         """The loop says that a step ends here; from its first word on, optimizers end none."""
@@ -151,10 +200,22 @@ class Recorder:
     def settle(self) -> list[float]:
         """Seconds by phase since the last step, with everything undecided put where it belongs."""
         current = self.current
-        for slot, phase in ((GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER)):
+        for slot, phase in ((MAKING, OTHER), (GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER)):
             current[phase] += current[slot]
             current[slot] = 0.0
         return current[: len(PHASES)]
+
+    def after_backward(self) -> None:
+        """A backward pass has ended. Without a step there is nothing to watch, and a script may go on for days."""
+        if self.num_steps or not self.active:
+            return
+        now = perf_counter()
+        self.backwards += 1
+        if self.backwards == 1:
+            self._first_backward = now
+        waited_s = now - self._first_backward
+        if self.seconds and self.backwards >= BACKWARDS_WITHOUT and waited_s > 2 * self.seconds:
+            self.stop()
 
     def stop(self) -> None:
         """Note nothing any more."""
@@ -167,9 +228,11 @@ class Recorder:
         now = perf_counter()
         if self._first is None:
             self._first = now
-            self.events = 0
+            self.events = self.passed = 0
         else:
             self.steps.append(self.settle())
+            if self._memory_in_use is not None and self.num_steps % MEMORY_STEPS == 0:
+                self.memory.append((self.num_steps, self._memory_in_use()))
             if self.num_steps == 1 + WARMUP_STEPS:
                 self.places.clear()
         self.current = [0.0] * NUM_SLOTS
@@ -179,6 +242,10 @@ class Recorder:
     def _decide(self, phase: int) -> None:
         """Give what was undecided to its phase, now that the next one is known."""
         current = self.current
+        if phase != MAKING:
+            self.made_s = current[MAKING] if phase == LOGGING else 0.0
+            current[LOGGING if phase == LOGGING else self._before_making] += current[MAKING]
+            current[MAKING] = 0.0
         if current[GAP] and phase != BACKWARD:
             current[OPTIMIZER if phase == OPTIMIZER else OTHER] += current[GAP]
             current[GAP] = 0.0
@@ -203,17 +270,45 @@ def event_cost_s(calls: int = 2000) -> float:
     return (perf_counter() - started) / calls
 
 
+def passing_cost_s(calls: int = 2000, rounds: int = 5) -> float:
+    """Seconds that a seam takes of its own where it notes nothing, measured here: the least of a few rounds."""
+    recorder = Recorder(updates=0, seconds=0.0)
+    recorder.enter(FORWARD)
+
+    def original(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    def seam(*args: Any, **kwargs: Any) -> None:
+        if not recorder.free():
+            recorder.passed += 1
+            return original(*args, **kwargs)
+        return None
+
+    def best(function: Callable[[object], None]) -> float:
+        taken = []
+        for _ in range(rounds):
+            started = perf_counter()
+            for _ in range(calls):
+                function(recorder)
+            taken.append(perf_counter() - started)
+        return min(taken) / calls
+
+    return max(best(seam) - best(original), 0.0)
+
+
 def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
     """What was seen, as JSON: steps, seconds of each phase in each of them, places, and what we cost."""
     steps = list(recorder.steps)
     wall = sum(map(sum, steps))
-    cost = event_cost_s() * recorder.events
+    cost = event_cost_s() * recorder.events + passing_cost_s() * recorder.passed
     return {
         "steps": len(steps),
         "phases": list(PHASES),
         "seconds": [[round(value, 9) for value in step] for step in steps],
         "tail": [round(value, 9) for value in recorder.settle()] if recorder.num_steps else [0.0] * len(PHASES),
         "places": [[*place, times, seconds] for place, (times, seconds) in recorder.places.items()],
+        "memory": list(recorder.memory),
+        "backwards": recorder.backwards,
         "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else 0.0,
         "own_cost_frac": min(cost / wall, 1.0) if wall > 0 else 0.0,
         **more,

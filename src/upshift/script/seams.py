@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ from upshift.script.record import (
     BACKWARD,
     CHECKPOINT,
     FETCHED,
+    FORWARD,
     GAP,
     LOGGING,
     MOVED,
@@ -36,6 +38,7 @@ from upshift.script.record import (
     Recorder,
 )
 from upshift.script.tracebacks import without_ours
+from upshift.script.trackers import Tracker, Trackers
 
 READS = ("item", "cpu", "tolist")
 """Not `__float__`: torch warns in it, and names the line of the innermost Python function, which would be ours."""
@@ -48,6 +51,9 @@ class Seams:
     Args:
         recorder: Who is told.
         fetch: What stands at the loader's seam.
+
+    Attributes:
+        on_failure: Called once, where something of ours raises, while that is handled; the watching goes on.
     """
 
     def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
@@ -57,6 +63,9 @@ class Seams:
         self._patches = Patches()
         self._frameworks = Frameworks(recorder, self._patches)
         self._handles: list[Any] = []
+        self._optimizer_s = 0.0
+        self.on_failure: Callable[[], None] = _ignored
+        self._trackers = Trackers(self._track, self.failed)
 
     def install(self, *, hooks: bool = True, tensor_methods: bool = True, excepthook: bool = True) -> None:
         """Put all seams in place.
@@ -74,14 +83,18 @@ class Seams:
             ]
         put(Module, "__call__", functools.partial(_forward, self))
         put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - the one place all batches pass
-        put(dataloader._MultiProcessingDataLoaderIter, "__init__", functools.partial(_timed, recorder, FETCHED))  # noqa: SLF001 - as above
+        starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
+        put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
         put(torch.autograd, "backward", functools.partial(_backward, recorder))
         put(torch.Tensor, "backward", functools.partial(_backward, recorder))
         put(Optimizer, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
         put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
         put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
         put(logging.Logger, "handle", functools.partial(_noted, recorder, LOGGING, "logging"))
+        put(os, "fsync", functools.partial(_synced, recorder))
         put(torch, "compile", self._compiling)
+        self._patches.also(self._trackers.end)
+        self._trackers.begin()
         if excepthook:
             put(sys, "excepthook", without_ours)
         marks.listen(self.mark)
@@ -92,6 +105,7 @@ class Seams:
 
     def rest(self) -> None:
         """Take off all that may be taken off inside an optimizer's hook; the next forward pass takes off the others."""
+        self._trackers.end()
         self._patches.restore(keep=Module)
 
     def remove(self) -> None:
@@ -101,6 +115,11 @@ class Seams:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def failed(self) -> None:
+        """Something of ours has raised, and is being handled."""
+        told, self.on_failure = self.on_failure, _ignored
+        told()
 
     def mark(self) -> None:
         """The loop says that a step has ended."""
@@ -114,12 +133,21 @@ class Seams:
         if self.trained.learn(optimizer):
             self._frameworks.install()
         self.recorder.before_step()
+        self._optimizer_s = self.recorder.current[OPTIMIZER]
         return with_timed_closure(self.recorder, optimizer, args, kwargs)
 
     def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has stepped."""
         if self.recorder.active:
+            self.recorder.leave_step()
+            if self.recorder.here() and (line := users_line()) is not None:  # what a closure does is not the optimizer's
+                self.recorder.note("optimizer", *line, self.recorder.current[OPTIMIZER] - self._optimizer_s)
             self.recorder.after_step(id(optimizer))
+
+    def _track(self, tracker: Tracker, owner: Any) -> None:
+        """A tracker takes metrics: that is logging."""
+        for name in tracker.methods(owner):
+            self._patches.put(owner, name, functools.partial(_noted, self.recorder, LOGGING, tracker.label))
 
     def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Methods of tensors are what a compiled graph is made of: leave them alone as soon as the script compiles."""
@@ -167,6 +195,18 @@ def _noted(recorder: Recorder, phase: int, what: str, original: Callable[..., An
     return noted_seam
 
 
+def _synced(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A file goes to the disk: that of a checkpoint where one was saved just now, else what the script logs."""
+    saving = _noted(recorder, CHECKPOINT, "os.fsync", original)
+    logging_it = _noted(recorder, LOGGING, "os.fsync", original)
+
+    @functools.wraps(original)
+    def synced_seam(*args: Any, **kwargs: Any) -> Any:
+        return (saving if recorder.last == CHECKPOINT else logging_it)(*args, **kwargs)
+
+    return synced_seam
+
+
 def _backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward_seam(*args: Any, **kwargs: Any) -> Any:
@@ -174,9 +214,11 @@ def _backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             return original(*args, **kwargs)
         recorder.enter(BACKWARD)
         try:
-            return original(*args, **kwargs)
+            found = original(*args, **kwargs)
         finally:
             recorder.leave(GAP)
+        recorder.after_backward()
+        return found
 
     return backward_seam
 
@@ -191,19 +233,23 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
         if inside or not recorder.takes():
             if not recorder.active:
                 seams.remove()
+            recorder.passed += 1
             return original(*args, **kwargs)
+        evaluating = recorder.idle == VALIDATION
         try:
-            phase = trained.kind(args[0], evaluating=recorder.idle == VALIDATION)
-        except Exception:  # noqa: BLE001 - a module of an unusual kind ends the watching, not the script
-            recorder.stop()
-            return original(*args, **kwargs)
+            phase = trained.kind(args[0], evaluating=evaluating)
+        except Exception:  # noqa: BLE001 - a module of an unusual kind is watched too, by what is known without it
+            phase = VALIDATION if evaluating and not torch.is_grad_enabled() else FORWARD
+            seams.failed()
         inside = True
         recorder.enter(phase)
         try:
             return original(*args, **kwargs)
         finally:
-            recorder.leave(phase)
+            seconds = recorder.leave(phase)
             inside = False
+            if phase == VALIDATION and (line := users_line()) is not None:
+                recorder.note("validation", *line, seconds)
 
     return forward_seam
 
@@ -214,13 +260,14 @@ def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
     @functools.wraps(original)
     def read_seam(*args: Any, **kwargs: Any) -> Any:
         if not recorder.free():
+            recorder.passed += 1
             return original(*args, **kwargs)
         line = calling_line()
         recorder.enter(recorder.idle if line is None or recorder.idle == VALIDATION else LOGGING)
         try:
             return original(*args, **kwargs)
         finally:
-            seconds = recorder.leave()
+            seconds = recorder.leave_reading()
             if line is not None:
                 recorder.note(f".{name}()", *line, seconds)
 
@@ -233,6 +280,7 @@ def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
     @functools.wraps(original)
     def move_seam(*args: Any, **kwargs: Any) -> Any:
         if not recorder.free():
+            recorder.passed += 1
             return original(*args, **kwargs)
         recorder.enter(MOVED)
         try:
@@ -248,3 +296,7 @@ def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
                 recorder.note(f".{name}()", *line, seconds)
 
     return move_seam
+
+
+def _ignored() -> None:
+    return None

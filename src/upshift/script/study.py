@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upshift.core.errors import TrialError
-from upshift.script.judge import profile, wants_silence
+from upshift.script.judge import profile, wants_cut, wants_silence
 from upshift.script.launch import Mode, Seen, Watch, run_watched
 
 
@@ -41,13 +41,20 @@ def profile_script(
     progress("the script as it is")
     real = run("profile", quiet=False)
     _check(real)
+    for why in real.failures.values():
+        progress(f"not all of it could be watched: {why.strip().splitlines()[-1]}")
     progress("what if data were free")
     replay = run("replay", quiet=True)
     silent = None
     if wants_silence(real.ranks[0]):
         progress("what if nothing were printed, logged or saved")
         silent = run("silent", quiet=True)
-    return profile(real.ranks[0], replay.ranks.get(0), silent.ranks.get(0) if silent else None)
+    cut = None
+    if wants_cut(real.ranks[0]):
+        progress("what if no position were padding")
+        cut = run("cut", quiet=True)
+    others = (seen.ranks.get(0) if seen else None for seen in (replay, silent, cut))
+    return profile(real.ranks[0], *others)
 
 
 def _check(seen: Seen) -> None:
@@ -61,6 +68,13 @@ def _check(seen: Seen) -> None:
         raise TrialError(
             f"The script ended with exit code {seen.code} before its second optimizer step; what it said is above. "
             "Does it run without Upshift?",
+            kind="raised",
+        )
+    if (backwards := (seen.ranks.get(0) or {}).get("backwards", 0)) > 1:
+        raise TrialError(
+            f"{backwards} backward passes were seen, and no two steps of an optimizer: the script changes its parameters by "
+            "hand, or in a way of its own. A step is seen where an optimizer of torch.optim steps; give it one, or call "
+            "upshift.step() after each update.",
             kind="raised",
         )
     raise TrialError(

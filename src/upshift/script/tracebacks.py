@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from upshift.script.places import HERE
+from upshift.script.places import OURS
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -33,10 +33,10 @@ def strip_chain(error: BaseException | None) -> None:
 
 
 def stripped(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this folder."""
+    """A traceback without the frames of this package."""
     kept: list[TracebackType] = []
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(HERE):
+        if not trace.tb_frame.f_code.co_filename.startswith(OURS):
             kept.append(trace)
         trace = trace.tb_next
     for before, after in zip(kept, [*kept[1:], None], strict=True):

@@ -1,4 +1,4 @@
-"""A module whose `__hash__` fails: what cannot be watched runs on."""
+"""A module whose `__hash__` fails: torch itself cannot list its parameters, but it trains."""
 
 from __future__ import annotations
 

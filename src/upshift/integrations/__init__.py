@@ -1,0 +1,1 @@
+"""Callbacks for frameworks that write the training loop themselves: `lightning`, `transformers`. docs/integrations.md."""

@@ -1,0 +1,156 @@
+"""What `torch.save` writes, kept in memory: it stands in place of the zip file that torch fills."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+Record = tuple[str, Any, int]
+"""Name, content (None: its place alone), and size in bytes."""
+
+
+class Buffers:
+    """Memory that is used again: pages that are there already are filled much faster than new ones.
+
+    At most twice the largest snapshot so far is kept.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[torch.UntypedStorage]] = {}
+        self._num_bytes = self._largest = 0
+        self._lock = threading.RLock()
+
+    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """The bytes of a storage, in memory of ours.
+
+        Raises:
+            RuntimeError: There is no room for them.
+        """
+        kept = self._taken(storage.nbytes())
+        if kept is None:
+            kept = torch.UntypedStorage(storage.nbytes())
+        kept.copy_(storage)
+        return kept
+
+    def put_back(self, storages: list[torch.UntypedStorage]) -> None:
+        """Have these used again."""
+        with self._lock:
+            for storage in storages:
+                self._free.setdefault(storage.nbytes(), []).append(storage)
+            num_bytes = sum(storage.nbytes() for storage in storages)
+            self._num_bytes += num_bytes
+            self._largest = max(self._largest, num_bytes)
+            while self._num_bytes > 2 * self._largest:
+                self._taken(next(iter(self._free)))
+
+    def _taken(self, num_bytes: int) -> torch.UntypedStorage | None:
+        with self._lock:
+            free = self._free.get(num_bytes)
+            if free is None:
+                return None
+            found = free.pop()
+            self._num_bytes -= num_bytes
+            if not free:
+                del self._free[num_bytes]
+            return found
+
+
+class Snapshot:
+    """Takes the place of the opened zip file in one `torch.save`.
+
+    Where something is asked of it that it does not know, or memory is short, the file is written as without us.
+
+    Args:
+        buffers: Where the copies are.
+        plain: Opens the file itself, as torch does.
+        keep: Told when the object is complete.
+        part: The file that was begun for it; removed where it is not needed.
+    """
+
+    def __init__(self, buffers: Buffers, *, plain: Callable[[], Any], keep: Callable[[Snapshot], None], part: str) -> None:
+        self.num_bytes = 0
+        self._records: list[Record] = []
+        self._copies: list[torch.UntypedStorage] = []
+        self._buffers, self._plain, self._keep, self._part = buffers, plain, keep, part
+        self._opener: Any = None
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
+        if self._file is not None:
+            return self._opener.__exit__(kind, error, trace)
+        if kind is None:
+            self._keep(self)
+        else:
+            os.unlink(self._part)  # noqa: PTH108 - a name, as torch takes them
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else torch may want of a zip file."""
+        return getattr(self._written_plainly(), name)
+
+    def write_record(self, name: str, data: Any, size: int) -> None:
+        """Keep a record: a copy of it, where it is memory of somebody else."""
+        if self._file is None:
+            try:
+                self._records.append((name, self._kept(data), size))
+            except (RuntimeError, TypeError):
+                self._written_plainly()
+            else:
+                self.num_bytes += size
+                return
+        self._file.write_record(name, data, size)
+
+    def write_record_metadata(self, name: str, size: int) -> None:
+        """Keep the place of a record that is left empty."""
+        if self._file is None:
+            self._records.append((name, None, size))
+        else:
+            self._file.write_record_metadata(name, size)
+
+    def write(self, opening: Callable[[str], Any], name: str) -> None:
+        """Write all records to a file, which `opening` opens."""
+        with opening(name) as file:
+            for record in self._records:
+                _write(file, record)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._records.clear()
+        self._buffers.put_back(self._copies)
+        self._copies = []
+
+    def _kept(self, data: Any) -> Any:
+        if isinstance(data, bytes | str):
+            return data
+        if not isinstance(data, torch.UntypedStorage) or data.device.type != "cpu":
+            raise TypeError(f"a record that is a {type(data).__name__}")
+        copied = self._buffers.copy(data)
+        self._copies.append(copied)
+        return copied
+
+    def _written_plainly(self) -> Any:
+        """The file itself, with all records so far."""
+        if self._file is None:
+            os.unlink(self._part)  # noqa: PTH108 - as above
+            self._opener = self._plain()
+            self._file = self._opener.__enter__()
+            for record in self._records:
+                _write(self._file, record)
+            self.release()
+        return self._file
+
+
+def _write(file: Any, record: Record) -> None:
+    name, data, size = record
+    if data is None:
+        file.write_record_metadata(name, size)
+    else:
+        file.write_record(name, data, size)

@@ -1,0 +1,369 @@
+"""`upshift.attach` and `upshift.step`: a loop watched from inside, and nothing left behind."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader, Dataset
+
+import upshift
+from upshift.core.errors import PlanError, TrialError, UpshiftError
+from upshift.core.plan import Plan
+from upshift.optimizations.fused_optimizer import FusedOptimizer
+from upshift.optimizations.huge_pages import HugePages
+from upshift.optimizations.microbatch import Microbatch
+from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
+from upshift.script import marks
+from upshift.script.seams import Seams
+from upshift.script.watched import Watched
+
+PLAN = Plan(optimizations=(FusedOptimizer(),))
+
+
+class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self, wait_s: float = 0.0) -> None:
+        self.x = torch.randn(48, 8, generator=torch.Generator().manual_seed(1))
+        self.wait_s = wait_s
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(self.wait_s)
+        return self.x[index], (self.x[index].sum() > 0).long()
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(
+    wait_s: float = 0.0, *, epochs: int = 2, each: Callable[[nn.Module, torch.optim.Optimizer], None] = lambda *_: None
+) -> str:
+    """Train a little, and give the fingerprint of the weights."""
+    model, optimizer = make()
+    for _ in range(epochs):
+        for x, y in DataLoader(Rows(wait_s), batch_size=8, shuffle=True):
+            optimizer.zero_grad(set_to_none=False)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            each(model, optimizer)
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())).hexdigest()
+
+
+def entries() -> list[Any]:
+    """Every place where a seam may stand."""
+    hooks = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
+    return [
+        nn.Module.__call__, torch.Tensor.item, torch.Tensor.to, torch.Tensor.backward, torch.autograd.backward, torch.save,
+        torch.compile, torch.optim.Optimizer.zero_grad, torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
+        builtins.print, sys.excepthook, len(marks._LISTENERS), *(list(hook.values()) for hook in hooks),
+    ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = entries()
+    yield
+    assert entries() == before
+
+
+def test_a_loop_is_profiled_and_named(tmp_path: Path) -> None:
+    hook = sys.excepthook
+    with upshift.attach(json=tmp_path / "profile.json") as watched:
+        assert sys.excepthook is hook
+        assert watched.phases() == {}
+        train(0.002)
+        assert sum(watched.phases().values()) == pytest.approx(1.0)
+    found = watched.profile()
+    assert found["bottleneck"]["name"] == "input"
+    assert found["steps"] == 9  # of 12: the first has no beginning, two more warm up
+    assert found["ceilings"] == {}
+    assert sum(found["phases"].values()) == pytest.approx(1.0)
+    assert (found["where"][0]["what"], Path(found["where"][0]["file"])) == ("dataset", Path(__file__))
+    assert "plan" not in found
+    assert json.loads((tmp_path / "profile.json").read_text()) == found
+    words = watched.summary()
+    assert found["bottleneck"]["words"] in words
+    assert "9 were counted" in words
+    assert f"dataset  {__file__}" in words
+
+
+def test_a_watched_loop_trains_as_without_us() -> None:
+    alone = train()
+    state = torch.random.get_rng_state()
+    with upshift.attach():
+        watched = train()
+    assert watched == alone
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_error_passes_and_shows_no_frame_of_ours(tmp_path: Path) -> None:
+    class Breaks(nn.Module):
+        def forward(self, _x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("in the middle")
+
+    steps: list[nn.Module] = []
+
+    def breaks(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
+        steps.append(model)
+        if len(steps) == 8:
+            model.append(Breaks())  # type: ignore[operator]
+
+    watched = upshift.attach(json=tmp_path / "p.json")
+    with pytest.raises(ValueError, match="in the middle") as caught, watched:
+        train(each=breaks)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert not [file for file in files if f"{os.sep}upshift{os.sep}script" in file]
+    assert watched.profile()["steps"] == json.loads((tmp_path / "p.json").read_text())["steps"] == 5
+
+
+def test_one_block_at_a_time() -> None:
+    with upshift.attach() as watched:
+        with pytest.raises(UpshiftError, match="open already"), upshift.attach():
+            pass
+        with pytest.raises(UpshiftError, match="open already"), watched:
+            pass
+        train()
+    assert watched.profile()["steps"] == 9
+    with pytest.raises(UpshiftError, match="opened before"), watched:
+        pass
+    with upshift.attach() as later:
+        train()
+    assert later.profile()["steps"] == 9
+
+
+def test_a_profile_is_there_after_the_block_only() -> None:
+    watched = upshift.attach()
+    with pytest.raises(UpshiftError, match="not ended yet"):
+        watched.profile()
+    with watched, pytest.raises(UpshiftError, match="not ended yet"):
+        watched.summary()
+    with pytest.raises(TrialError, match=r"call upshift\.step\(\)"):
+        watched.profile()
+
+
+def by_hand(steps: int) -> None:
+    model, _ = make()
+    for at in range(steps):
+        x, y = Rows()[at]
+        nn.functional.cross_entropy(model(x)[None], y[None]).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.01)  # type: ignore[arg-type]
+                parameter.grad = None
+        upshift.step()
+
+
+def test_steps_without_an_optimizer_are_marked() -> None:
+    upshift.step()  # nobody watches
+    with upshift.attach() as watched:
+        by_hand(4)
+    found = watched.profile()
+    assert found["steps"] == 3
+    assert {name for name, share in found["phases"].items() if share} >= {"forward", "backward", "optimizer"}
+
+
+def test_marks_stand_above_the_steps_of_optimizers() -> None:
+    calls = iter(range(100))
+    with upshift.attach() as watched:
+        train(each=lambda *_: upshift.step() if next(calls) % 3 == 2 else None)
+    assert watched.profile()["steps"] == 3  # of 12 updates, 4 marks
+
+
+def test_importing_us_and_marking_steps_imports_no_torch() -> None:
+    code = "import sys, upshift; upshift.step(); upshift.step(); print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_forked_process_is_not_watched(tmp_path: Path) -> None:
+    target = tmp_path / "profile.json"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking with threads
+        with upshift.attach(json=target) as watched:
+            train()
+            child = os.fork()
+            if child == 0:  # the child leaves the block too, and ends by a code that says what it met
+                seen = nn.Module.__call__.__name__ == "_wrapped_call_impl" and not marks._LISTENERS
+                watched.__exit__(None, None, None)
+                os._exit(0 if seen and not target.exists() else 7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            train()
+    assert (
+        json.loads(target.read_text())["steps"] == 13
+    )  # the second training counts from where its optimizer is known to have followed
+
+
+def test_what_of_ours_fails_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(Seams, "install", broken)
+    alone = train()
+    with pytest.warns(UserWarning, match="broken on purpose"), upshift.attach() as watched:
+        assert train() == alone
+    with pytest.raises(TrialError, match="broken on purpose"):
+        watched.profile()
+
+
+def test_what_cannot_be_kept_or_written_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    for name in ("report", "save"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"upshift.script.watched.{name}", broken)
+            watched = upshift.attach(json=tmp_path / "profile.json")
+            with pytest.warns(UserWarning, match="broken on purpose"), watched:
+                train()
+            with pytest.raises(KeyError, match="in the loop"), upshift.attach():
+                raise KeyError("in the loop")
+        assert "RuntimeError: broken on purpose" in watched.failures["watching"]
+    assert watched.profile()["steps"] == 9
+
+
+def test_where_warnings_are_errors_nothing_is_left_on() -> None:
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(UserWarning, match="microbatch"),
+        upshift.attach(Plan(optimizations=(Microbatch(),))),
+    ):
+        train()
+    with upshift.attach():
+        pass
+
+
+def test_a_graph_that_was_compiled_before_is_left_as_it_is() -> None:
+    model, optimizer = make()
+    model.eval()
+    fast = torch.compile(model, backend="eager", fullgraph=True)
+    x, y = Rows().x[:8], torch.zeros(8, dtype=torch.long)
+    item = torch.Tensor.item
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(fast(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    try:
+        step()
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        with upshift.attach() as watched:
+            assert torch.Tensor.item is item
+            for _ in range(4):
+                step()
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+        assert watched.profile()["steps"] == 3
+    finally:
+        torch._dynamo.reset()
+
+
+def test_another_thread_may_not_open_a_second_one() -> None:
+    met: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            upshift.attach().__enter__()
+        except UpshiftError as error:
+            met.append(error)
+
+    with upshift.attach():
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert len(met) == 1
+
+
+def plan_of(tmp_path: Path, *items: Any) -> Path:
+    path = tmp_path / "upshift.toml"
+    Plan(optimizations=items).save(path)
+    return path
+
+
+def test_a_plan_is_in_force_inside_the_block_and_nowhere_else(tmp_path: Path) -> None:
+    seen: list[tuple[bool | None, bool]] = []
+
+    def look(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        seen.append((optimizer.param_groups[0]["fused"], next(model.parameters()).grad is None))
+
+    with upshift.attach(plan_of(tmp_path, FusedOptimizer(), ZeroGradToNone())) as watched:
+        train(each=look)
+    assert seen == [(True, True)] * 12
+    assert set(watched.applied) == {"fused_optimizer", "zero_grad_to_none"}
+    assert watched.failures == {}
+    assert watched.profile()["plan"] == {"applied": list(watched.applied), "failures": {}}
+    assert "Applied: fused_optimizer, zero_grad_to_none." in watched.summary()
+    seen.clear()
+    train(each=look)
+    assert seen == [(None, False)] * 12
+
+
+def test_a_block_that_has_ended_keeps_no_model() -> None:
+    kept: list[weakref.ref[nn.Module]] = []
+    with upshift.attach(PLAN) as watched:
+        train(each=lambda model, _: kept.append(weakref.ref(model)))
+    gc.collect()
+    assert watched.applied == ("fused_optimizer",)
+    assert [ref() for ref in kept] == [None] * 12
+
+
+def watch_under(plan: Plan) -> Watched:
+    with upshift.attach(plan) as watched:
+        train()
+    return watched
+
+
+def test_what_cannot_act_here_is_said_at_once(tmp_path: Path) -> None:
+    plan = Plan(optimizations=(Microbatch(), HugePages(), ZeroGradToNone()))
+    with pytest.warns(UserWarning, match="upshift goes on without") as caught:
+        watched = watch_under(plan)
+    assert len(caught) == 1
+    assert "GLIBC_TUNABLES=" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert watched.applied == ("zero_grad_to_none",)
+    assert "accumulate gradients" in watched.failures["microbatch"]
+    assert "Not applied: `huge_pages`" in watched.summary()
+
+
+def test_a_plan_that_never_took_hold_is_told_at_the_end(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="`fused_optimizer`: the block ended"), upshift.attach(PLAN):
+        pass
+
+
+def test_wrong_files_are_refused_before_the_training(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="Cannot read the plan"):
+        upshift.attach(tmp_path / "none.toml")
+    with pytest.raises(UpshiftError, match="There is no folder"):
+        upshift.attach(json=tmp_path / "none" / "profile.json")
+
+
+def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with upshift.attach(json=tmp_path / "profile.json") as watched:
+        train()
+    assert watched.profile()["steps"] == 9
+    assert list(tmp_path.iterdir()) == []

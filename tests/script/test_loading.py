@@ -1,0 +1,836 @@
+"""Loaders of a script, read as a plan wants it: the same batches, the same random numbers, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import io
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from upshift.core.optimization import Optimization
+from upshift.core.plan import Plan
+from upshift.core.seeding import get_random_state, seed_everything
+from upshift.optimizations.batched_reading import BatchedReading
+from upshift.optimizations.drop_last import DropLast
+from upshift.optimizations.loader_threads import LoaderThreads
+from upshift.optimizations.loader_workers import LoaderWorkers
+from upshift.optimizations.pinned_memory import PinnedMemory
+from upshift.optimizations.sample_cache import SampleCache
+from upshift.optimizations.sample_store import SampleStore
+from upshift.script.alike import difference
+from upshift.script.live import script_live
+from upshift.script.loading import Loading
+from upshift.script.patches import Patches
+from upshift.script.reading import Reading
+
+NUM = 26
+
+
+class Rows(Dataset[Any]):
+    """Pure, and counts what this process reads of it."""
+
+    def __init__(self) -> None:
+        self.visits = 0
+        self.offset = 0.0
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: int) -> Any:
+        self.visits += 1
+        return {"x": torch.full((3,), float(index)) + self.offset, "y": index}
+
+
+class Augmented(Rows):
+    """Draws from every generator, and gives another sample each time."""
+
+    def __getitem__(self, index: int) -> Any:
+        noise = torch.rand(3) + random.random() + np.random.rand()  # noqa: NPY002
+        return {"x": noise, "y": index}
+
+
+class ListRows(Rows):
+    """Takes lists of indices."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.tensor(index, dtype=torch.float)
+
+
+class Shuffled(Sampler[Any]):
+    """A batch sampler of a script's own, that draws its order at once from the generator that dropout draws from."""
+
+    def __init__(self, data: Any) -> None:
+        self.order = list(range(len(data)))
+
+    def __iter__(self) -> Iterator[Any]:
+        random.shuffle(self.order)
+        return iter([self.order[at : at + 5] for at in range(0, len(self.order), 5)])
+
+    def __len__(self) -> int:
+        return (len(self.order) + 4) // 5
+
+
+class AsItGoes(Sampler[int]):
+    """Draws each index when it is asked for it: what the training draws in between decides the order."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(NUM):
+            yield int(torch.randint(NUM, ()))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from (torch.tensor([float(at)]) for at in range(7))
+
+
+class Refused:
+    """What on_failure was told."""
+
+    def __init__(self) -> None:
+        self.why: dict[str, str] = {}
+
+    def __call__(self, name: str, error: BaseException) -> None:
+        assert name not in self.why
+        self.why[name] = str(error)
+
+
+class Attached:
+    def __init__(self, *items: Optimization) -> None:
+        self.live = script_live()
+        self.refused = Refused()
+        self.loading = Loading(self.live, Plan(optimizations=items), self.refused)
+
+    @property
+    def why(self) -> dict[str, str]:
+        return self.refused.why
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return self.live.counters
+
+
+@contextmanager
+def attached(*items: Optimization) -> Iterator[Attached]:
+    found, patches = Attached(*items), Patches()
+    found.loading.install(patches)
+    try:
+        yield found
+    finally:
+        found.loading.close()
+        patches.restore()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("upshift")]
+        assert multiprocessing.active_children() == []
+        assert found.live.applied == []
+
+
+def note(seen: list[Any], batch: Any) -> None:
+    """A step of training: look at the batch and at the generators, and draw from each of them, as dropout does."""
+    python, numpy, cpu = get_random_state()
+    seen.append((batch, hash((python, numpy[1].tobytes(), numpy[2:], cpu.numpy().tobytes()))))
+    torch.rand(2), random.random(), np.random.rand()  # noqa: NPY002
+
+
+def train(loader: DataLoader[Any], epochs: int = 3) -> list[Any]:
+    """Whole epochs, one that is broken off, one within another, and a few batches by hand."""
+    seed_everything(11)
+    seen: list[Any] = []
+    for epoch in range(epochs):
+        for step, batch in enumerate(loader):
+            note(seen, batch)
+            if epoch == 1 and step == 1:
+                break
+    for step, batch in enumerate(loader):
+        note(seen, batch)
+        if step == 1:
+            for inner in loader:
+                note(seen, inner)
+    by_hand = iter(loader)
+    torch.rand(1)
+    note(seen, next(by_hand))
+    for batch in loader:
+        note(seen, batch)
+    note(seen, next(by_hand))
+    del by_hand
+    with torch.no_grad():
+        for batch in loader:
+            note(seen, batch)
+    return seen
+
+
+def given_generator() -> dict[str, Any]:
+    return {"generator": torch.Generator().manual_seed(3)}
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "shuffled": lambda: DataLoader(Rows(), batch_size=4, shuffle=True),
+    "in order": lambda: DataLoader(Rows(), batch_size=4),
+    "a sampler": lambda: DataLoader(Rows(), batch_size=3, sampler=WeightedRandomSampler([1.0, 2.0] * 13, 40)),
+    "a batch sampler of its own": lambda: DataLoader(Rows(), batch_sampler=Shuffled(range(NUM))),
+    "singly": lambda: DataLoader(Rows(), batch_size=None, shuffle=True),
+    "lists of indices": lambda: DataLoader(
+        ListRows(), batch_size=None, sampler=BatchSampler(RandomSampler(range(NUM)), 4, drop_last=False)
+    ),
+    "tensors": lambda: DataLoader(TensorDataset(torch.arange(NUM), torch.randn(NUM, 2)), batch_size=4, shuffle=True),
+    "a subset": lambda: DataLoader(Subset(Rows(), range(3, 20)), batch_size=4, shuffle=True),
+    "a generator": lambda: DataLoader(Rows(), batch_size=4, shuffle=True, **given_generator()),
+    "replacement": lambda: DataLoader(
+        Rows(), batch_size=4, sampler=RandomSampler(range(NUM), replacement=True, num_samples=60, **given_generator())
+    ),
+    "drop last": lambda: DataLoader(Rows(), batch_size=4, shuffle=True, drop_last=True),
+    "a collate function": lambda: DataLoader(Rows(), batch_size=4, shuffle=True, collate_fn=lambda samples: samples),
+    "a start-up function": lambda: DataLoader(Rows(), batch_size=4, shuffle=True, worker_init_fn=lambda _: None),
+}
+ITEMS: dict[str, tuple[Optimization, ...]] = {
+    "threads": (LoaderThreads(num_threads=2, ahead=3),),
+    "one thread": (LoaderThreads(num_threads=1, ahead=1),),
+    "cache": (SampleCache(),),
+    "cache and threads": (SampleCache(), LoaderThreads(num_threads=2, ahead=2)),
+    "store": (SampleStore(max_gib=0.1),),
+    "nothing": (),
+}
+COUNTED = {"threads": "batches_by_threads", "one thread": "batches_by_threads", "cache": "sample_cache_hits",
+           "cache and threads": "batches_by_threads", "store": "sample_store_hits"}  # fmt: skip
+WORKERS = {
+    "workers": LoaderWorkers(num_workers=2, prefetch_factor=2, persistent=False),
+    "kept workers": LoaderWorkers(num_workers=2, prefetch_factor=3, persistent=True),
+}
+
+
+def compare(case: str, items: tuple[Optimization, ...]) -> Attached:
+    """Train with and without a plan, and hold every batch and every generator's state against the other."""
+    alone = train(LOADERS[case]())
+    with attached(*items) as found:
+        ours = train(LOADERS[case]())
+    assert difference(alone, ours) == ""
+    for item in items:
+        # An epoch within another moves the one generator that both draw from as they go: that cannot be foreseen.
+        told = case == "replacement" and "its sampler gave another batch" in found.why.get(item.card.name, "")
+        assert told or item.card.name not in found.why
+    return found
+
+
+@pytest.mark.parametrize("plan", ITEMS)
+@pytest.mark.parametrize("case", LOADERS)
+def test_the_loop_sees_the_same(case: str, plan: str) -> None:
+    found = compare(case, ITEMS[plan])
+    if plan in COUNTED and not (case == "lists of indices" and plan in ("cache", "store")):
+        assert found.counters[COUNTED[plan]] > 0
+    if plan == "cache and threads" and case != "lists of indices":
+        assert found.counters["sample_cache_hits"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", WORKERS)
+@pytest.mark.parametrize("case", LOADERS)
+def test_the_loop_sees_the_same_with_worker_processes(case: str, plan: str) -> None:
+    compare(case, (WORKERS[plan],))
+
+
+def test_a_store_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with attached(SampleStore(max_gib=0.1)):
+        list(LOADERS["shuffled"]())
+        assert len(list(tmp_path.glob("upshift-samples-*/data"))) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_seen_is_told() -> None:
+    with attached() as found:
+        dataset = Rows()
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, drop_last=True)
+        list(loader)
+        live = found.live
+        assert live.dataset is dataset
+        assert live.order is not None
+        assert [len(batch) for batch in live.order(0)] == [4] * 6
+        assert (live.num_samples, live.job.batch_size, live.job.shuffle) == (NUM, 4, True)
+        assert (live.loader.num_workers, live.loader.pin_memory, live.loader.num_threads) == (0, False, 0)
+        assert live.pipeline.load_is_random  # nobody needed to know: nothing was read for it
+        assert difference(live.pipeline.load(3), dataset[3]) == ""
+        assert live.pipeline.collate is loader.collate_fn
+        assert dataset.visits == 26
+
+
+def test_batches_of_a_sampler_that_names_no_size_are_counted() -> None:
+    with attached() as found:
+        list(DataLoader(Rows(), batch_sampler=Shuffled(range(NUM))))
+        assert found.live.job.batch_size == 4  # 26 samples in 6 batches
+        assert found.live.order is not None
+        assert len(found.live.order(0)) == 6
+
+
+def test_an_evaluation_before_the_training_is_not_it() -> None:
+    with attached(SampleCache()) as found:
+        held_out = DataLoader(Rows(), batch_size=5)
+        with torch.no_grad():
+            assert len(list(held_out)) == 6
+        assert [found.live.dataset] == [None]
+        train_rows = Rows()
+        list(DataLoader(train_rows, batch_size=4))
+        assert found.live.dataset is train_rows
+        assert type(iter(held_out)) is _SingleProcessDataLoaderIter
+        with torch.no_grad():
+            assert type(iter(DataLoader(train_rows, batch_size=4))) is _SingleProcessDataLoaderIter
+        assert type(iter(DataLoader(train_rows, batch_size=2))) is Reading
+
+
+def test_a_new_loader_each_epoch_is_the_training_loader_too() -> None:
+    rows = Rows()
+    with attached(SampleCache(), LoaderThreads()) as found:
+        for _ in range(3):
+            loader = DataLoader(rows, batch_size=4, shuffle=True, collate_fn=lambda samples: samples)
+            assert sum(len(batch) for batch in loader) == NUM
+        assert found.counters["batches_by_threads"] == 21
+        assert found.counters["sample_cache_misses"] == NUM
+        other = DataLoader(rows, batch_size=4, collate_fn=lambda samples: samples[0])
+        assert len(list(other)) == 7
+        assert found.counters["batches_by_threads"] == 21  # of this function nothing is known
+        assert found.why == {}
+
+
+def test_an_iterable_dataset_is_left_alone() -> None:
+    with attached(SampleCache(), LoaderThreads()) as found:
+        loader = DataLoader(Stream(), batch_size=2)
+        assert type(iter(loader)) is _SingleProcessDataLoaderIter
+        assert len(list(loader)) == 4
+        assert (found.live.num_samples, found.live.order) == (None, None)
+        assert set(found.why) == {"sample_cache", "loader_threads"}
+        assert all("read in order" in why for why in found.why.values())
+    with attached(LoaderWorkers()) as found:
+        list(DataLoader(Stream(), batch_size=2))
+        assert "map-style" in found.why["loader_workers"]
+
+
+class Handle(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = io.BytesIO(b"one position for all")
+
+
+class Kind(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator()
+
+
+class Watches(Shuffled):
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.model = torch.nn.Linear(1, 1)
+
+
+REFUSALS: dict[str, tuple[Callable[[], DataLoader[Any]], tuple[Optimization, ...], str]] = {
+    "random, cache": (lambda: DataLoader(Augmented()), (SampleCache(),), "draws random numbers"),
+    "random, store": (lambda: DataLoader(Augmented()), (SampleStore(),), "draws random numbers"),
+    "random, threads": (lambda: DataLoader(Augmented()), (LoaderThreads(),), "draws random numbers"),
+    "open file, threads": (lambda: DataLoader(Handle()), (LoaderThreads(),), "file (BytesIO) is open"),
+    "open file, workers": (lambda: DataLoader(Handle()), (LoaderWorkers(),), "file (BytesIO) is open"),
+    "sampler, threads": (
+        lambda: DataLoader(Rows(), batch_sampler=Watches(range(NUM))), (LoaderThreads(),), "looks at the Linear"
+    ),
+    "own kind, threads": (lambda: Kind(Rows()), (LoaderThreads(),), "Kind makes iterators of its own kind"),
+    "store and workers": (lambda: DataLoader(Rows()), (SampleStore(), LoaderWorkers()), "kept in this process"),
+    "not for scripts": (lambda: DataLoader(Rows()), (DropLast(),), "drop_last=True) is yours to decide"),
+    "no device": (lambda: DataLoader(Rows()), (PinnedMemory(),), "needs a CUDA device"),
+    "workers, cache": (lambda: DataLoader(Rows(), num_workers=1), (SampleCache(),), "each for itself"),
+    "workers, threads": (lambda: DataLoader(Rows(), num_workers=1), (LoaderThreads(),), "1 worker processes already"),
+    "workers, sampler": (
+        lambda: DataLoader(Rows(), num_workers=1, sampler=AsItGoes()), (LoaderWorkers(),), "as it goes"
+    ),
+    "workers, generator": (
+        lambda: DataLoader(Rows(), num_workers=1, shuffle=True, **given_generator()), (LoaderWorkers(),), "as it goes"
+    ),
+    "kept workers": (
+        lambda: DataLoader(Rows(), num_workers=1, persistent_workers=True),
+        (LoaderWorkers(persistent=False),),
+        "keeps its worker processes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_is_refused_and_the_loop_goes_on(case: str) -> None:
+    make, items, words = REFUSALS[case]
+    with attached(*items) as found:
+        loader = make()
+        first = next(iter(loader))
+        name = items[-1].card.name
+        assert words in found.why[name]
+        assert name not in found.loading.applied
+        assert name not in [item.card.name for item, _ in found.live.applied]
+        assert first is not None
+        assert found.live.loader.num_threads == 0
+        assert found.live.loader.num_workers == loader.num_workers
+        del loader, first  # with the workers that it keeps
+
+
+def test_a_spawned_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "spawn")
+    with attached(LoaderWorkers()) as found:
+        next(iter(DataLoader(Rows())))
+        assert "started by spawn" in found.why["loader_workers"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_sampler_that_cannot_be_foreseen_after_all_gives_the_same(threads: bool) -> None:
+    item = LoaderThreads() if threads else LoaderWorkers()
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Rows(), batch_size=4, sampler=AsItGoes())
+
+    alone = train(loader())
+    with attached(item) as found:
+        assert difference(alone, train(loader())) == ""
+        assert "its sampler gave another batch" in found.why[item.card.name]
+        assert found.loading.applied == []
+
+
+def test_a_sampler_that_reads_the_dataset_is_found_when_it_does() -> None:
+    class Looking(Shuffled):
+        def __init__(self, data: Any) -> None:
+            super().__init__(data)
+            self.data = data
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                self.data.offset += 1
+                yield batch
+
+    runs = []
+    for items in ((), (LoaderThreads(),)):
+        rows = Rows()
+        with attached(*items) as found:
+            seed_everything(3)
+            runs.append([list(DataLoader(rows, batch_sampler=Looking(rows))), rows.offset])
+    assert difference(runs[0], runs[1]) == ""
+    assert "`offset` of the dataset" in found.why["loader_threads"]
+
+
+@pytest.mark.slow
+def test_random_samples_may_be_made_by_workers_in_the_same_order() -> None:
+    def indices(loader: DataLoader[Any]) -> list[Any]:
+        seed_everything(3)
+        return [batch["y"].tolist() for batch in loader]
+
+    with attached(LoaderWorkers(num_workers=2)) as found:
+        loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+        ours = indices(loader)
+        alone = indices(DataLoader(Augmented(), batch_size=4, shuffle=True))
+        assert found.loading.applied == ["loader_workers"]
+        assert "draw other random numbers" in found.loading.notes["loader_workers"]
+        seed_everything(4)
+        first, second = ([batch["x"] for batch in loader] for _ in range(2))
+        seed_everything(4)
+        again = [batch["x"] for batch in loader]
+    assert ours == alone
+    assert len({tuple(row.tolist()) for batch in first + second for row in batch}) == 2 * NUM
+    assert difference(first, again) != ""  # the workers go on where they were
+
+
+@pytest.mark.slow
+def test_workers_draw_what_the_seed_of_the_script_says() -> None:
+    def drawn(seed: int) -> list[Any]:
+        with attached(LoaderWorkers(num_workers=2, persistent=False)):
+            seed_everything(seed)
+            return [batch["x"] for batch in DataLoader(Augmented(), batch_size=4)]
+
+    assert difference(drawn(3), drawn(3)) == ""
+    assert difference(drawn(3), drawn(4)) != ""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_raises_nothing_in_the_script() -> None:
+    list(DataLoader(Rows(), num_workers=1))  # torch's handler of a child's end is in place from here
+    with attached(LoaderWorkers(num_workers=1)) as found:
+        iterator = iter(DataLoader(Rows(), batch_size=2))
+        next(iterator)
+        worker = multiprocessing.active_children()[0]
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        worker.join(30)
+        time.sleep(0.1)  # where the script is meanwhile, nothing may be raised
+        assert len(list(iterator)) == 12
+        assert "loader_workers" in found.why
+
+
+def test_samples_that_become_random_are_noticed_in_a_cache() -> None:
+    rows = Rows()
+    with attached(SampleCache()) as found:
+        loader = DataLoader(rows, batch_size=4)
+        list(loader)
+        rows.offset = 0.5
+        second = [batch["x"][:, 0].tolist() for batch in loader]
+        assert second[0] == [0.5, 1.5, 2.5, 3.5]
+        assert sum(map(len, second)) == NUM
+        assert "samples differ from visit to visit: Sample 0 differs" in found.why["sample_cache"]
+        assert found.loading.applied == []
+        assert found.live.applied == []
+
+
+def test_a_change_late_in_the_run_is_noticed_at_the_next_epoch() -> None:
+    rows = Rows()
+    with attached(SampleCache()) as found:
+        loader = DataLoader(rows, batch_size=4)
+        for _ in range(5):
+            list(loader)
+        rows.offset = 0.5
+        assert next(batch["x"][0, 0].item() for batch in loader) == 0.5
+        assert "sample_cache" in found.why
+
+
+def test_samples_that_become_random_are_noticed_when_made_ahead() -> None:
+    class Later(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(1) if self.offset else super().__getitem__(index)["x"]
+
+    rows = Later()
+    with attached(LoaderThreads(num_threads=1, ahead=2)) as found:
+        loader = DataLoader(rows, batch_size=4)
+        for _ in range(3):
+            list(loader)
+        made = found.counters["batches_by_threads"]
+        assert made == 21
+        rows.offset = 0.5
+        list(loader)
+        assert found.counters["batches_by_threads"] == made + 1
+        assert "samples differ from visit to visit" in found.why["loader_threads"]
+        list(loader)
+        assert found.counters["batches_by_threads"] == made + 1
+
+
+class Faulty(Rows):
+    """Raises for one sample; in a worker process it may end that."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.home = where, os.getpid()
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            if self.where == "everywhere":
+                raise LookupError("sample 13 is broken")
+            if os.getpid() != self.home:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if threading.current_thread() is not threading.main_thread() and self.where == "threads":
+                raise LookupError("not in a thread")
+        return super().__getitem__(index)
+
+
+def take(loader: DataLoader[Any]) -> list[Any]:
+    """Batches of two, going on after what is raised."""
+    found: list[Any] = []
+    iterator = iter(loader)
+    while True:
+        try:
+            found.append(next(iterator)["y"].tolist())
+        except StopIteration:
+            return found
+        except LookupError as error:
+            found.append(f"{error!r} {error.__context__}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("item", [LoaderThreads(), LoaderWorkers()])
+def test_what_the_dataset_raises_is_raised_in_the_loop(item: Optimization, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshift.script.seen.SOME", 4)  # else the broken sample is met when they are measured
+    expected = [[at, at + 1] if at != 12 else "LookupError('sample 13 is broken') None" for at in range(0, NUM, 2)]
+    with attached(item) as found:
+        loader = DataLoader(Faulty("everywhere"), batch_size=2)
+        assert take(loader) == expected
+        assert take(loader) == expected
+        assert (found.why, found.loading.applied) == ({}, [item.card.name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["threads", "workers"])
+def test_what_fails_ahead_alone_ends_that_and_not_the_loop(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshift.script.seen.SOME", 4)
+    item: Optimization = LoaderThreads() if where == "threads" else LoaderWorkers(num_workers=1)
+    with attached(item) as found:
+        loader = DataLoader(Faulty(where), batch_size=2)
+        for _ in range(2):
+            assert take(loader) == [[at, at + 1] for at in range(0, NUM, 2)]
+        words = "not in a thread" if where == "threads" else "no more batches are made ahead"
+        assert words in found.why[item.card.name]
+        assert found.loading.applied == []
+        assert multiprocessing.active_children() == []
+
+
+class Places(Dataset[Any]):
+    """Tells which process made a sample, and how the dataset was set there."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([os.getpid(), self.epoch])
+
+
+def pids(loader: DataLoader[Any]) -> tuple[set[int], set[int]]:
+    rows = torch.cat(list(loader))
+    return set(rows[:, 0].tolist()) - {os.getpid()}, set(rows[:, 1].tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_are_kept_until_the_script_changes_its_dataset(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshift.script.reading.difference", lambda *_: "")  # here batches differ by who made them
+    monkeypatch.setattr("upshift.script.purity.difference", lambda *_: "")
+    handler = signal.getsignal(signal.SIGCHLD)
+    with attached(LoaderWorkers(num_workers=2, persistent=persistent)) as found:
+        dataset = Places()
+        loader = DataLoader(dataset, batch_size=4)
+        first, second = pids(loader)[0], pids(loader)[0]
+        assert len(first) == len(second) == 2
+        assert (first == second) is persistent
+        dataset.epoch = 3
+        third, epochs = pids(loader)
+        assert epochs == {3}
+        assert third.isdisjoint(second)
+        assert found.why == {}
+        assert loader.num_workers == 0
+        assert signal.getsignal(signal.SIGCHLD) is handler
+        assert len(multiprocessing.active_children()) == (2 if persistent else 0)
+
+
+@pytest.mark.slow
+def test_workers_of_a_loader_that_is_gone_are_gone() -> None:
+    rows = Rows()
+    with attached(LoaderWorkers(num_workers=2)) as found:
+        for _ in range(3):
+            loader = DataLoader(rows, batch_size=4)
+            assert len(list(loader)) == 7
+            assert len(multiprocessing.active_children()) == 2
+        del loader
+        gc.collect()
+        assert multiprocessing.active_children() == []
+        assert found.why == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_that_a_script_has_become_others(persistent: bool) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Rows(), batch_size=4, shuffle=True, num_workers=1)
+
+    def simple(loader: DataLoader[Any]) -> list[Any]:
+        seed_everything(5)
+        seen: list[Any] = []
+        for _ in range(3):
+            for batch in loader:
+                note(seen, batch)
+        return seen
+
+    alone = simple(loader())
+    with attached(LoaderWorkers(num_workers=2, prefetch_factor=3, persistent=persistent)) as found:
+        ours = loader()
+        assert difference(alone, simple(ours)) == ""
+        assert (ours.num_workers, ours.prefetch_factor, ours.persistent_workers) == (2, 3, persistent)
+        assert found.loading.applied == ["loader_workers"]
+        assert len(multiprocessing.active_children()) == 2 * persistent
+    assert (ours.num_workers, ours.prefetch_factor, ours.persistent_workers) == (1, 2, False)
+    assert ours._iterator is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("items", [(LoaderThreads(),), (LoaderWorkers(),), (SampleCache(), LoaderThreads())])
+def test_it_may_end_in_the_middle_of_an_epoch(items: tuple[Optimization, ...]) -> None:
+    runs = []
+    for ends in (False, True):
+        seed_everything(9)
+        seen: list[Any] = []
+        with attached(*(items if ends else ())) as found:
+            loader = DataLoader(Rows(), batch_size=4, shuffle=True)
+            for _ in range(2):
+                for step, batch in enumerate(loader):
+                    note(seen, batch)
+                    if step == 2:
+                        found.loading.close()
+        runs.append(seen)
+    assert difference(runs[0], runs[1]) == ""
+
+
+@pytest.mark.slow
+def test_a_forked_process_reads_as_torch_does() -> None:
+    with attached(LoaderThreads()):
+        loader = DataLoader(Rows(), batch_size=4)
+        list(loader)
+        queue: Any = multiprocessing.get_context("fork").Queue()
+
+        def child() -> None:
+            queue.put((type(iter(loader)).__name__, len(list(loader))))
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        assert queue.get(timeout=60) == ("_SingleProcessDataLoaderIter", 7)
+        process.join()
+
+
+def test_another_thread_reads_as_torch_does() -> None:
+    with attached(SampleCache()) as found:
+        names: list[str] = []
+        thread = threading.Thread(target=lambda: names.append(type(iter(DataLoader(Rows()))).__name__))
+        thread.start()
+        thread.join()
+        assert names == ["_SingleProcessDataLoaderIter"]
+        assert found.live.dataset is None
+
+
+def test_the_next_batches_can_be_kept_before_they_come() -> None:
+    rows = Rows()
+    with attached(SampleCache()) as found:
+        assert found.loading.prime(3) == 0
+        iterator = iter(DataLoader(rows, batch_size=4, shuffle=True))
+        next(iterator)
+        assert found.loading.prime(3) == 12
+        visits = rows.visits
+        assert visits == 16
+        for _ in range(3):
+            next(iterator)
+        assert found.counters["sample_cache_hits"] == 12
+        assert rows.visits == visits + 12  # each looked at, by the cache itself or by the guard
+        assert found.loading.prime(100) == 10
+
+
+def test_a_kept_sample_changed_by_the_loop_is_not_changed_in_the_cache() -> None:
+    rows = Rows()
+    with attached(SampleCache()) as found:
+        loader = DataLoader(rows, batch_size=2, collate_fn=lambda samples: samples)
+        for _ in range(3):
+            for batch in loader:
+                assert all(float(sample["x"][0]) == sample["y"] for sample in batch)
+                for sample in batch:
+                    sample["x"].add_(1)
+        assert found.why == {}
+
+
+def test_samples_read_in_one_call_are_kept_so_too() -> None:
+    class Many(Rows):
+        calls: tuple[int, ...] = ()
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.calls = (*self.calls, len(indices))
+            return [self[index] for index in indices]
+
+    for items in ((SampleCache(),), (BatchedReading(), SampleCache())):
+        rows = Many()
+        with attached(*items) as found:
+            loader = DataLoader(rows, batch_size=4)
+            assert difference(list(loader), list(loader)) == ""
+            assert rows.calls == (4, 4, 4, 4, 4, 4, 2)
+            assert found.counters["sample_cache_hits"] == NUM
+            assert found.why == {}
+
+
+def test_what_fails_of_ours_is_told_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("broken on purpose")
+
+    with attached(SampleCache()) as found:
+        loader = DataLoader(Rows(), batch_size=4)
+        list(loader)
+        monkeypatch.setattr("upshift.script.loading.mark", fails)
+        assert len(list(loader)) == 7
+        assert found.why == {"sample_cache": "broken on purpose"}
+    with attached() as found:
+        monkeypatch.setattr("upshift.script.loading.describe", fails)
+        assert len(list(DataLoader(Rows(), batch_size=4))) == 7
+        assert found.why == {"data": "broken on purpose"}
+
+
+def test_an_iterator_that_is_dropped_leaves_nothing_under_way() -> None:
+    started = threading.Event()
+
+    class Slow(Rows):
+        def __getitem__(self, index: int) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                started.set()
+                time.sleep(0.05)
+            return super().__getitem__(index)
+
+    rows = Slow()
+    with attached(LoaderThreads(num_threads=1, ahead=20)) as found:
+        iterator = iter(DataLoader(rows, batch_size=1))
+        next(iterator)
+        assert started.wait(30)
+        del iterator
+        assert found.loading._pool is not None
+        found.loading._pool.submit(time.sleep, 0).result()  # its turn comes after all that is still to be read
+        assert rows.visits < 8
+        assert found.why == {}
+
+
+def test_page_locking_is_left_off_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshift.script.loading.likely_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with attached(PinnedMemory()) as found:
+        loader = DataLoader(Rows(), batch_size=4)
+        assert len(list(loader)) == 7
+        assert found.live.loader.pin_memory
+        assert loader.pin_memory is False
+
+
+UNDER = """
+import os, sys
+from upshift.script.launch import run_under
+names = sys.argv[1].split()
+ran = run_under(sys.argv[2:], {name: {} for name in names}, env=os.environ)
+sys.exit(ran.code if ran.ranks[0] == {**ran.ranks[0], "applied": names, "failures": {}} else 99)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_prints_under_a_plan_what_it_prints_without() -> None:
+    script = (str(Path(__file__).parent / "scripts" / "plain.py"), "--end", "raise")
+    plans = (("-c", UNDER, "loader_workers"), ("-c", UNDER, "sample_cache loader_threads"))
+    started = [
+        subprocess.Popen([sys.executable, *words, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for words in ((), *plans)
+    ]
+    alone, *ours = [(*process.communicate(timeout=100), process.returncode) for process in started]
+    assert alone[2] == 1
+    assert "in the middle of an epoch" in alone[1]
+    assert ours == [alone, alone]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
+@pytest.mark.parametrize("items", [(), (LoaderThreads(),), (LoaderWorkers(),)])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_page_locked(items: tuple[Optimization, ...], workers: int) -> None:
+    if workers and items and isinstance(items[0], LoaderThreads):
+        pytest.skip("threads do not stand beside workers")
+    torch.zeros(1, device="cuda")
+    with attached(PinnedMemory(), *items) as found:
+        loader = DataLoader(Rows(), batch_size=4, num_workers=workers)
+        assert all(batch["x"].is_pinned() for batch in loader)
+        assert found.counters["pinned_batches"] == 7
+        assert found.why == {}
+    assert loader.pin_memory is False

@@ -1,0 +1,340 @@
+"""Samples that may be kept are told from those that may not, and the script is not touched by it."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from upshift.core.live import LoaderSettings
+from upshift.core.seeding import get_random_state, seed_everything
+from upshift.script.alike import difference, moved_generator
+from upshift.script.aside import AsideError, run_aside
+from upshift.script.held import changed, mark, open_handle
+from upshift.script.live import script_live
+from upshift.script.purity import Purity, loader_facts, measure_purity
+
+
+class Made(Dataset[Any]):
+    """Samples that a function makes of their index."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+        self.visits = 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        self.visits += 1
+        return self.make(index)
+
+
+@dataclass
+class Pair:
+    x: torch.Tensor
+    name: str
+
+
+def plain(index: int) -> Any:
+    return {"x": torch.full((3,), float(index)), "y": index, "name": str(index)}
+
+
+def augmented(index: int) -> Any:
+    return torch.rand(3) + index
+
+
+def flipped_by_numpy(index: int) -> Any:
+    return torch.full((3,), float(index)) * (1 if np.random.rand() < 0.5 else -1)  # noqa: NPY002
+
+
+def drawn_and_not_used(index: int) -> Any:
+    random.random()
+    return torch.full((3,), float(index))
+
+
+class OwnGenerator:
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self, index: int) -> Any:
+        return torch.full((3,), float(index)) + self.generator.random()
+
+
+class OneBuffer:
+    def __init__(self) -> None:
+        self.buffer = torch.zeros(3)
+
+    def __call__(self, index: int) -> Any:
+        return self.buffer.fill_(index)
+
+
+def printing(index: int) -> Any:
+    sys.stdout.write(f"sample {index}\n")
+    return torch.zeros(3)
+
+
+def ending(index: int) -> Any:
+    os._exit(3)
+
+
+def broken(index: int) -> Any:
+    raise KeyError(index)
+
+
+def waiting(index: int) -> Any:
+    time.sleep(0.01)
+    return torch.zeros(3)
+
+
+IMPURE: dict[str, tuple[Callable[[int], Any], str]] = {
+    "torch": (augmented, "draws random numbers (torch)"),
+    "numpy": (flipped_by_numpy, "draws random numbers (numpy.random)"),
+    "drawn and not used": (drawn_and_not_used, "draws random numbers (random)"),
+    "a generator of its own": (OwnGenerator(), "read again, samples[0]"),
+    "a clock": (lambda _: time.perf_counter(), "read again, samples[0]"),
+    "one buffer": (OneBuffer(), "once others were read"),
+    "prints": (printing, "prints"),
+    "not to be compared": (lambda index: (at for at in range(index)), "generator"),
+    "raises": (broken, "KeyError: 0"),
+    "ends the process": (ending, "it ended the process"),
+}
+
+
+def first(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+@pytest.mark.parametrize("case", IMPURE)
+def test_what_may_differ_from_visit_to_visit_is_not_pure(case: str) -> None:
+    make, words = IMPURE[case]
+    found = measure_purity(Made(make), first, [0, 1, 2, 3, 4, 5, 6, 7])
+    assert not found.pure
+    assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Made(plain),
+        Made(lambda index: (np.arange(index), "text", None, 2.5)),
+        Made(lambda index: Pair(torch.tensor([float("nan"), index]), "x")),
+        TensorDataset(torch.randn(40, 3)),
+        Subset(Made(plain), range(5, 30)),
+    ],
+)
+def test_what_repeats_is_pure(dataset: Any) -> None:
+    found = measure_purity(dataset, first, list(range(8)))
+    assert (found.pure, found.reason, found.num_read) == (True, "", 8)
+
+
+def test_a_collate_function_that_draws_is_not_pure() -> None:
+    def masked(samples: list[Any]) -> Any:
+        return default_collate(samples)["x"] * (torch.rand(1) < 0.5)
+
+    found = measure_purity(Made(plain), masked, [0, 1])
+    assert not found.pure
+    assert "collating draws random numbers (torch)" in found.reason
+
+
+def test_a_collate_function_with_a_memory_is_not_pure() -> None:
+    calls: list[int] = []
+
+    def counted(samples: list[Any]) -> Any:
+        calls.append(1)
+        return len(calls)
+
+    assert "collated again, batches[0]" in measure_purity(Made(plain), counted, [0, 1]).reason
+
+
+def test_samples_that_come_otherwise_in_one_call_are_not_pure() -> None:
+    class Twofold(Made):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self.make(index + 1) for index in indices]
+
+    assert "read again, samples[0]" in measure_purity(Twofold(plain), first, [0, 1]).reason
+
+
+def test_nothing_of_the_script_moves(capfd: pytest.CaptureFixture[str]) -> None:
+    seed_everything(5)
+    before = get_random_state()
+    dataset, own = Made(printing), OwnGenerator()
+    drawn = own.generator.bit_generator.state
+    measure_purity(dataset, first, [0, 1, 2])
+    measure_purity(Made(own), first, [0, 1, 2])
+    measure_purity(Made(augmented), first, [0, 1, 2])
+    assert moved_generator(before, get_random_state()) == ""
+    assert dataset.visits == 0
+    assert own.generator.bit_generator.state == drawn
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_reading_costs_is_told() -> None:
+    found = measure_purity(Made(waiting), first, list(range(4)))
+    assert found.seconds_per_sample >= 0.01
+    assert found.wait_frac > 0.5
+    assert 0.5 < found.load_frac <= 1.0
+    size = measure_purity(TensorDataset(torch.zeros(40, 256)), default_collate, [0, 1]).sample_bytes
+    assert size is not None
+    assert 1024 <= size < 2048
+    assert measure_purity(Made(plain), first, []) == Purity()
+
+
+def test_slow_samples_are_read_twice_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshift.script.purity.ENOUGH_S", 0.0)
+    assert measure_purity(Made(plain), first, list(range(8))).num_read == 2
+
+
+def test_single_samples_are_collated_singly() -> None:
+    found = measure_purity(Made(plain), lambda sample: sample["x"], [3, 4], batched=False)
+    assert found.pure
+
+
+def test_an_open_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(80))
+
+    class Opens:
+        file: Any = None
+
+        def __call__(self, index: int) -> Any:
+            self.file = self.file or path.open("rb")
+            return self.file.read(0), index
+
+    dataset = Made(Opens())
+    found = measure_purity(dataset, first, [0, 1])
+    assert found.pure
+    assert found.handle == "the dataset.make.file (BufferedReader)"
+    assert open_handle(dataset) == ""
+    dataset[0]
+    assert open_handle(Subset(dataset, [0])) == "the dataset.dataset.make.file (BufferedReader)"
+    dataset.make.file.close()  # type: ignore[attr-defined]
+    assert open_handle(dataset) == ""
+
+
+def test_the_mark_of_a_dataset_tells_of_changes() -> None:
+    inner = Made(OwnGenerator())
+    rows = torch.zeros(3)
+    inner.rows, inner.names = rows, ["a", "b", "c"]  # type: ignore[attr-defined]
+    dataset = Subset(inner, [0, 1])
+    seen = [mark(dataset)]
+    assert mark(dataset) == seen[0]
+    changes: list[Callable[[], Any]] = [
+        lambda: setattr(inner, "epoch", 1),
+        lambda: setattr(inner.make, "strength", 0.5),
+        lambda: rows.add_(1),
+        inner.names.reverse,  # type: ignore[attr-defined]
+        lambda: inner.names.append("d"),  # type: ignore[attr-defined]
+    ]
+    for change in changes:
+        change()
+        assert mark(dataset) not in seen
+        seen.append(mark(dataset))
+    assert changed(seen[0], seen[1]) == {"the dataset.dataset.epoch"}
+    assert mark(dataset, frozenset({"the dataset.dataset.names"})).keys() < mark(dataset).keys()
+    assert not any("names" in path for path in mark(dataset, frozenset({"the dataset.dataset.names"})))
+
+
+def test_what_reading_itself_changes_is_told_apart() -> None:
+    class Remembers(Made):
+        def __init__(self) -> None:
+            super().__init__(plain)
+            self.kept: dict[int, Any] = {}
+
+        def __getitem__(self, index: int) -> Any:
+            self.kept[index] = super().__getitem__(index)
+            return self.kept[index]
+
+    dataset = Remembers()
+    moving = measure_purity(dataset, first, [0, 1]).moving
+    assert {"the dataset.visits", "the dataset.kept"} <= moving
+    before = mark(dataset, moving)
+    dataset[7]
+    assert mark(dataset, moving) == before
+    assert mark(dataset) != before
+
+
+def sparse(at: int) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[at]]), torch.ones(1), (2,), check_invariants=False)
+
+
+NAN = float("nan")
+ALIKE: list[tuple[Any, Any]] = [
+    (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0])),
+    (np.array([NAN]), np.array([NAN])),
+    (NAN, NAN),
+    ({"a": [1, (2.0, "x", b"y")]}, {"a": [1, (2.0, "x", b"y")]}),
+    (Pair(torch.ones(2), "a"), Pair(torch.ones(2), "a")),
+    (np.array([None, "a"], dtype=object), np.array([None, "a"], dtype=object)),
+    ({1, 2}, {2, 1}),
+    (sparse(0), sparse(0)),
+    (torch.zeros(0, 3), torch.zeros(0, 3)),
+    (torch.ones(2, 2).t(), torch.ones(2, 2)),
+]  # fmt: skip
+UNALIKE: list[tuple[Any, Any]] = [
+    (torch.tensor([0.0]), torch.tensor([-0.0])),
+    (0.0, -0.0),
+    (torch.ones(2), torch.ones(2).double()),
+    (torch.ones(2), torch.ones(2, requires_grad=True)),
+    (torch.ones(2), torch.ones(1, 2)),
+    (torch.ones(2), np.ones(2)),
+    (1, True),
+    ([1, 2], (1, 2)),
+    ([1, 2], [1, 2, 3]),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    (Pair(torch.ones(2), "a"), Pair(torch.ones(2), "b")),
+    (np.array([None, "a"], dtype=object), np.array([None, "b"], dtype=object)),
+    (np.float32(1), np.float64(1)),
+    ((at for at in [1]), (at for at in [1])),
+    (len, iter([])),
+    (sparse(0), sparse(1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", ALIKE)
+def test_alike_to_the_last_bit(pair: tuple[Any, Any]) -> None:
+    assert difference(*pair) == ""
+
+
+@pytest.mark.parametrize("pair", UNALIKE)
+def test_unalike_in_one_bit(pair: tuple[Any, Any]) -> None:
+    assert difference(*pair) != ""
+
+
+def test_what_is_done_aside_ends_in_time() -> None:
+    with pytest.raises(AsideError, match="more than 0 s"):
+        run_aside(lambda: time.sleep(30), limit_s=0.2)
+    with pytest.raises(AsideError, match="ValueError: no"):
+        run_aside(lambda: _raise(ValueError("no")), limit_s=30)
+    large, printed = run_aside(lambda: b"x" * (1 << 20), limit_s=30)
+    assert (len(large), printed) == (1 << 20, False)
+    assert run_aside(lambda: sys.stdout.write("words"), limit_s=30) == (5, True)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_facts_of_the_loader() -> None:
+    live = script_live()
+    live.num_samples, live.order = 10, lambda _: [[0]] * 5
+    live.job.batch_size = 2  # type: ignore[misc]
+    live.loader = LoaderSettings(num_workers=3, pin_memory=True)
+    facts = loader_facts(live, Purity(pure=True, reason=""))
+    assert facts["has_deterministic_transform"]
+    assert not facts["load_is_random"]
+    assert facts["updates_per_epoch"] == 5
+    assert (facts["num_samples"], facts["batch_size"], facts["num_workers"], facts["pin_memory"]) == (10, 2, 3, True)
+    assert loader_facts(live, Purity())["load_is_random"]
+    live.order = None
+    assert loader_facts(live, Purity())["updates_per_epoch"] is None

@@ -1,0 +1,89 @@
+"""What real scripts do and small ones do not: parameters changed by hand, whole steps inside an optimizer's closure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from upshift.core.errors import TrialError
+from upshift.script import record
+from upshift.script.fetch import Fetch
+from upshift.script.kinds import Trained
+from upshift.script.record import Recorder
+from upshift.script.seams import Seams
+from upshift.script.study import Study, profile_script
+
+SCRIPT = """
+import torch
+net = torch.nn.Linear(4, 1)
+while True:
+    net.zero_grad()
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(parameter.grad, alpha=-0.01)
+"""
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still; the test puts it forward."""
+    clock = [100.0]
+    monkeypatch.setattr(record, "perf_counter", lambda: clock[0])
+    return clock
+
+
+def test_many_backward_passes_without_a_step_end_the_watching(now: list[float]) -> None:
+    recorder = Recorder(seconds=2.0)
+    for _ in range(record.BACKWARDS_WITHOUT + 10):
+        recorder.after_backward()
+    assert recorder.active  # they came at once: steps may still follow
+    now[0] += 4.1
+    recorder.after_backward()
+    assert not recorder.active
+
+
+def test_few_backward_passes_do_not(now: list[float]) -> None:
+    recorder = Recorder(seconds=2.0)
+    for _ in range(record.BACKWARDS_WITHOUT - 1):
+        recorder.after_backward()
+        now[0] += 1.0
+    assert recorder.active
+
+
+def test_a_step_is_all_that_is_waited_for(now: list[float]) -> None:
+    recorder = Recorder(seconds=2.0)
+    recorder.after_step("an optimizer")
+    for _ in range(2 * record.BACKWARDS_WITHOUT):
+        recorder.after_backward()
+        now[0] += 1.0
+    assert recorder.active
+    assert recorder.backwards == 0
+
+
+@pytest.mark.slow
+def test_a_profile_says_what_is_missing(tmp_path: Path) -> None:
+    script = tmp_path / "by_hand.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    with pytest.raises(TrialError, match=r"\d{3} backward passes were seen, and no two steps"):
+        profile_script([str(script)], Study(seconds=0.05))
+
+
+def test_the_line_of_a_step_is_not_charged_with_what_its_closure_does(now: list[float]) -> None:
+    recorder = Recorder(updates=0, seconds=0.0)
+    seams = Seams(recorder, Fetch(recorder, Trained()))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+    def closure() -> None:
+        now[0] += 30.0
+
+    made = seams.before_step(optimizer, (optimizer, closure), {})
+    assert made is not None
+    now[0] += 1.0
+    made[0][1]()
+    now[0] += 2.0
+    seams.after_step(optimizer, (optimizer,), {})
+    assert [(what, seconds) for (what, _, _), (_, seconds) in recorder.places.items()] == [("optimizer", 3.0)]
