@@ -1,0 +1,220 @@
+"""Profile a script in its trial: as it is, with kept batches, silent; then operators and samples. Nothing is rewound."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from upshift.core.errors import TrialError
+from upshift.core.facts import Facts, JobFacts
+from upshift.core.machine import read_machine
+from upshift.core.optimization import Bottleneck
+from upshift.profile.diagnosis import Diagnosis
+from upshift.profile.measure import Profile
+from upshift.profile.probes import (
+    bf16_matmul_gain,
+    installed_packages,
+    job_facts,
+    memory_limit_bytes,
+    peak_memory_bytes,
+    reset_peak_memory,
+)
+from upshift.script.fetch import Fetch
+from upshift.script.host import Host
+from upshift.script.judge import profile as judge
+from upshift.script.judge import wants_silence
+from upshift.script.patches import Patches
+from upshift.script.purity import Purity, loader_facts, measure_purity
+from upshift.script.record import Recorder, report
+from upshift.script.replay import Replay
+from upshift.script.seams import Seams
+from upshift.train.trace import read_shares
+
+LEAST_STEPS, MOST_STEPS = 12, 400
+SCRIPT_SLICES = 4
+"""A script is observed for so many times the length of a job's measured run: it comes as it is, with its pauses."""
+SAMPLED = 8
+"""So many samples are read twice, to see whether they repeat."""
+PLENTY = 1 << 30
+"""How long a script will run cannot be seen: it is taken for longer than an epoch."""
+
+Steps = Generator[None, None, dict[str, Any]]
+Observed = Generator[None, None, dict[str, Any]]
+
+
+class ScriptEnded(Exception):  # noqa: N818 - no error of anybody: scripts end
+    """Thrown into a command that waits for a step which never comes."""
+
+
+def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: Callable[[str], None]) -> Steps:
+    """Profile a script from the step it stands at.
+
+    Args:
+        host: The script's live job.
+        slice_s: About a quarter of the seconds that each measured run may take.
+        quick: Leave out what no change of plan alters.
+        progress: Told what is being measured.
+
+    Raises:
+        TrialError: The script ended before enough steps were seen.
+    """
+    started, seconds = perf_counter(), SCRIPT_SLICES * slice_s
+    reset_peak_memory()
+    progress("the script as it is")
+    before = host.backwards
+    real = yield from _observe(host, seconds)
+    backwards, memory = host.backwards - before, peak_memory_bytes()
+    replay: dict[str, Any] | None = None
+    silent: dict[str, Any] | None = None
+    if not real["ended"]:
+        progress("what if data were free")
+        replay = yield from _observe(host, seconds, replay=True)
+        if wants_silence(real):
+            progress("what if nothing were printed, logged or saved")
+            silent = yield from _observe(host, seconds, silent=True)
+    told = judge(real, replay, silent)
+    op_frac: dict[str, float] = {}
+    op_counts: dict[str, int] = {}
+    purity = Purity()
+    if not quick and not real["ended"]:
+        progress("operators")
+        op_frac, op_counts = yield from _operators(host)
+        progress("samples")
+        purity = _purity(host)
+    facts = _facts(host, real, told, purity, memory)
+    facts = replace(
+        facts,
+        job=replace(facts.job, accumulation=max(round(backwards / max(real["steps"], 1)), 1)),
+        op_frac=op_frac,
+        op_counts=op_counts,
+        bf16_matmul_gain=None if quick else bf16_matmul_gain(host.live.device),
+    )
+    named = told["bottleneck"]
+    found = Profile(
+        facts=facts,
+        phases=told["phases"],
+        diagnosis=Diagnosis(name=Bottleneck(named["name"]), share=named["share"], words=named["words"]),
+        own_cost_frac=told["own_cost_frac"],
+        seconds=perf_counter() - started,
+    ).to_dict()
+    sent = {name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in ("machine", "job")}
+    seen = {"where": told["where"], "steps": host.steps, "ended": real["ended"]}
+    return {"profile": {**found, **seen}, "facts": sent}
+
+
+def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool = False) -> Observed:
+    """Watch steps for about so long; what was seen, as `upshift.script.record.report` has it.
+
+    Raises:
+        TrialError: The script ended before enough steps were seen.
+    """
+    recorder = Recorder(updates=0, seconds=0.0)
+    kept = Replay(recorder) if replay else None
+    seams, quiet, ended = Seams(recorder, Fetch(recorder, host.trained, kept)), Patches(), False
+    compiled = bool({"compile", "cuda_graphs"} & set(host.plan.names))
+    with ExitStack() as stack:
+        stack.callback(seams.remove)
+        stack.callback(quiet.restore)
+        if silent:
+            _silence(quiet)
+        seams.install(hooks=False, tensor_methods=not compiled)
+        host.watching = seams
+        started = perf_counter()
+        try:
+            while len(recorder.steps) < LEAST_STEPS or perf_counter() - started < seconds:
+                yield
+                if len(recorder.steps) >= MOST_STEPS:
+                    break
+        except ScriptEnded:
+            if len(recorder.steps) < LEAST_STEPS:
+                words = f"The script came to its end after {host.steps} steps: too few to measure. Give it more to do."
+                raise TrialError(words, kind="raised") from None
+            ended = True
+        finally:
+            host.watching = None
+            recorder.active = False
+    return report(recorder, ended=ended, device=host.live.device.type, rank=0)
+
+
+def _silence(patches: Patches) -> None:
+    """Print, log and save nothing."""
+
+    def nothing(original: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def silenced(*_args: Any, **_kwargs: Any) -> None:
+            return None
+
+        return silenced
+
+    patches.put(builtins, "print", nothing)
+    patches.put(logging.Logger, "handle", nothing)
+    patches.put(torch, "save", nothing)
+
+
+def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
+    """Share of operator time, and calls, of each operator over one step."""
+    on_device = host.live.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
+    profiler = profile(activities=activities)
+    profiler.start()
+    try:
+        yield
+    finally:
+        profiler.stop()
+    return read_shares(profiler, on_device=on_device)
+
+
+def _purity(host: Host) -> Purity:
+    """Whether the samples of the script's training data repeat."""
+    live = host.live
+    if live.dataset is None or not live.num_samples:
+        return Purity()
+    every = max(live.num_samples // SAMPLED, 1)
+    return measure_purity(live.dataset, live.pipeline.collate, list(range(0, live.num_samples, every))[:SAMPLED])
+
+
+def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purity, memory: int) -> Facts:
+    """What techniques ask, of a script. Its epoch is what was observed: events within it have their share of that."""
+    live, machine = host.live, read_machine()
+    names = real["phases"]
+    total = {name: sum(step[at] for step in real["seconds"]) for at, name in enumerate(names)}
+    lines = {place["what"] for place in told["where"]}
+    asynchronous = bool(lines & {"print", "logging"})
+    return Facts(
+        machine=machine,
+        job=_job_facts(host, purity),
+        step_ms=told["step_ms"],
+        phase_frac=told["phases"],
+        ceilings=told["ceilings"],
+        sample_bytes=purity.sample_bytes,
+        load_frac=purity.load_frac,
+        input_wait_frac=real["fetch_wait_frac"],
+        peak_memory_bytes=memory,
+        memory_limit_bytes=memory_limit_bytes(live.device, machine.memory_limit_bytes.value),
+        packages=installed_packages(),
+        epoch_s=sum(total.values()),
+        report_s=total["logging"] if asynchronous else 0.0,
+        reports_per_epoch=1.0,
+        checkpoint_s=total["checkpoint"],
+        checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
+        validation_s=total["validation"],
+    )
+
+
+def _job_facts(host: Host, purity: Purity) -> JobFacts:
+    live = host.live
+    found = job_facts(live)
+    fused = all(bool(group.get("fused")) for group in live.optimizer.param_groups)
+    return replace(
+        found, **loader_facts(live, purity), optimizer_fused=fused, planned_updates=PLENTY, has_quality=False,
+        zero_grad_to_none=live.zero_grad_to_none,
+    )  # fmt: skip

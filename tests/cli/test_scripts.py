@@ -1,0 +1,75 @@
+"""`upshift tune` and `upshift run` of an unmodified script, as a user types them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+
+pytestmark = pytest.mark.slow
+
+LOOP = str(Path(__file__).parents[1] / "tune" / "scripts" / "loop.py")
+LIMIT_S = 200.0
+
+
+def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def upshift(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "upshift", *words, folder=folder)
+
+
+def plan_file(folder: Path, **settings: dict[str, object]) -> str:
+    path = folder / "upshift.toml"
+    Plan.from_dict(settings, catalogue()).save(path)
+    return str(path)
+
+
+def test_a_script_runs_under_a_plan(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, fused_optimizer={}, zero_grad_to_none={})
+    done = upshift("run", "--plan", plan, LOOP, "--", "--epochs", "2", "--seed", "3", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fused True" in done.stdout
+    assert done.stderr == ""
+    plain = python(LOOP, "--epochs", "2", "--seed", "3", folder=tmp_path)
+    ours, theirs = (float(text.splitlines()[-1].split()[1]) for text in (done.stdout, plain.stdout))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_without_a_plan_it_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    for arguments in (("--epochs", "2", "--seed", "3"), ("--raise-at", "4"), ("--nonsense",)):
+        plain = python(LOOP, *arguments, folder=tmp_path)
+        done = upshift("run", LOOP, "--", *arguments, folder=tmp_path)
+        assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
+        if "--raise-at" not in arguments:  # else it prints what no seed repeats
+            assert done.stdout == plain.stdout
+
+
+def test_what_did_not_take_hold_is_told_and_the_script_goes_on(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, pinned_memory={}, fused_optimizer={})
+    done = upshift("run", "--plan", plan, LOOP, "--", "--epochs", "1", folder=tmp_path)
+    assert done.returncode == 0
+    assert "fused True" in done.stdout
+    assert "ran without pinned_memory" in done.stderr
+    assert "fused_optimizer" not in done.stderr
+
+
+def test_what_cannot_act_on_a_script_is_refused_before_it_starts(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, drop_last={})
+    done = upshift("run", "--plan", plan, LOOP, folder=tmp_path)
+    assert done.returncode == 1
+    assert "drop_last" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for verb in ("tune", "run", "profile"):
+        done = upshift(verb, "missing.py", folder=tmp_path)
+        assert done.returncode == 1
+        assert "There is no script missing.py" in done.stderr

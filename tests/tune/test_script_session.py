@@ -1,0 +1,79 @@
+"""A whole tuning of a script, with real processes; nothing here asserts a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tune.jobs import children
+from upshift.core.errors import TargetError, TrialError, UpshiftError
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.report import validate
+from upshift.report.evidence import load
+from upshift.tune import budget
+from upshift.tune.compare import NEIGHBOUR
+from upshift.tune.noting import NOT_TRIED
+from upshift.tune.scripts import session as module
+from upshift.tune.scripts.session import ScriptSession
+from upshift.tune.session import TuneRequest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LOOP = str(Path(__file__).parent / "scripts" / "loop.py")
+BUDGET_S = 240.0
+"""What the candidates and the proof may need by estimate, on a busy machine too; the session ends far earlier."""
+PROOF_UPDATES = 24
+
+
+def request_of(folder: Path, *arguments: str, ranks: int = 1) -> TuneRequest:
+    return TuneRequest(target="loop.py", out=folder / "out", budget_s=BUDGET_S, ranks=ranks, command=(LOOP, *arguments))
+
+
+def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REACHED", frozenset({"sample_cache"}))
+    monkeypatch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
+    before, out = children(), tmp_path / "out"
+    arguments = ("--wait", "0.004", "--seed", "1", "--epochs", "500")
+    ScriptSession(request_of(tmp_path, *arguments)).run()
+    assert children() <= before
+    assert not list((out / "trials").glob("script-*"))
+    evidence = load(out / "evidence.json")
+    assert validate(evidence) == []
+    assert evidence["job"]["name"] == "loop.py"
+    assert evidence["bottleneck"]["name"] == "input"
+    (cache,) = [rung for rung in evidence["rungs"] if rung["name"] == "sample_cache"]
+    if cache["reason"].startswith(NOT_TRIED):
+        pytest.skip(f"too slow a machine for this budget: {cache['reason']}")
+    assert cache["numerics"]["verdict"] == "passed", cache["numerics"]["why"]
+    if NEIGHBOUR in cache["reason"]:
+        pytest.skip(f"too busy a machine: {cache['reason']}")
+    assert cache["outcome"] == "applied", cache["reason"]
+    assert evidence["final"]["ratio"] > 1.0
+    assert evidence["final"]["quality"]["verdict"] != "worse"
+    assert evidence["final"]["quality"]["seeds"]["A"] == evidence["final"]["quality"]["seeds"]["B"]
+    refused = {rung["name"]: rung["reason"] for rung in evidence["rungs"] if rung["outcome"] == "refused"}
+    assert "not on an unmodified script" in refused["sequence_packing"]
+    assert "sample_cache" in evidence["patch"]["left"]
+    plan = out / "upshift.toml"
+    assert Plan.load(plan, catalogue()).names == ("sample_cache",)
+    command = [sys.executable, "-m", "upshift", "run", "--plan", str(plan), LOOP, "--", "--epochs", "3", "--seed", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    plain = subprocess.run([sys.executable, *command[6:7], *command[8:]], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+    assert ran.stdout == plain.stdout
+
+
+def test_a_script_that_ends_at_once_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(TrialError, match="too few to measure"):
+        ScriptSession(request_of(tmp_path, "--epochs", "1")).run()
+
+
+def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UpshiftError, match="in one process"):
+        ScriptSession(request_of(tmp_path, ranks=2))
+    with pytest.raises(TargetError, match="no script"):
+        ScriptSession(TuneRequest(target="x.py", out=tmp_path, command=("x.py",)))

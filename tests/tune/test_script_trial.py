@@ -1,0 +1,155 @@
+"""A trial of a script is a run of the script itself, stopped between its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import is_zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tune.jobs import children
+from upshift.core.errors import TrialError
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.tune.scripts.screen import ScriptScreen
+from upshift.tune.trial import Trial, TrialSetting
+
+pytestmark = pytest.mark.slow
+
+LOOP = str(Path(__file__).parent / "scripts" / "loop.py")
+
+
+def plan_of(**settings: dict[str, object]) -> Plan:
+    return Plan.from_dict(settings, catalogue())
+
+
+def setting_of(folder: Path, *arguments: str) -> TrialSetting:
+    return TrialSetting(target="loop.py", folder=folder / "trials", hang_s=60.0, command=(LOOP, *arguments))
+
+
+@contextmanager
+def trial_of(folder: Path, *arguments: str, plan: Plan | None = None, seed: int | None = 0) -> Iterator[Trial]:
+    before = children()
+    with Trial(setting_of(folder, *arguments), plan or Plan(), seed=seed) as trial:
+        yield trial
+    assert children() == before, "a process of the trial is left"
+    assert not list((folder / "trials").glob("script-*")), "the private folder of the trial is left"
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_seed_others(tmp_path: Path) -> None:
+    losses = []
+    for seed in (0, 0, 1):
+        with trial_of(tmp_path, "--seed", "5", "--noise", seed=seed) as trial:
+            trial.call("warm", updates=3)
+            answer = trial.call("run", updates=10)
+            losses.append(answer["losses"])
+            assert len(answer["times"]) == 10
+            assert min(answer["times"]) > 0
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    assert len(set(losses[0])) == 10
+
+
+def test_what_its_first_steps_do_is_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "gradients.npy"
+    with trial_of(tmp_path) as trial:
+        told = trial.call("sample", steps=3, path=str(path))["updates"]
+    rows = np.load(path)
+    num_params = 16 * 32 + 32 + 32 * 2 + 2
+    assert rows.shape == (3, num_params)
+    assert np.abs(rows).sum(axis=1).min() > 0
+    assert not np.array_equal(rows[0], rows[1])
+    assert told["names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert all(step > 0 for steps in told["moved"] for step in steps)
+    assert told["settings"][0][0]["lr"] == 1e-2
+
+
+def test_techniques_prove_that_they_fired(tmp_path: Path) -> None:
+    plan = plan_of(fused_optimizer={}, zero_grad_to_none={}, cpu_threads={"num_threads": 1}, flush_denormals={})
+    with trial_of(tmp_path, plan=plan) as trial:
+        found = trial.call("trace")["evidence"]
+    assert set(found) == set(plan.names)
+    assert {check["name"]: check for checks in found.values() for check in checks if not check["passed"]} == {}
+
+
+def test_without_the_plan_nothing_of_it_is_at_work(tmp_path: Path) -> None:
+    with trial_of(tmp_path) as trial:
+        assert trial.call("trace")["evidence"] == {}
+        profile = trial.call("profile", slice_s=0.05, quick=False)
+    assert profile["profile"]["job"]["zero_grad_to_none"] is False
+    assert profile["profile"]["job"]["optimizer_class"] == "AdamW"
+    assert profile["profile"]["job"]["optimizer_fused"] is False
+
+
+def test_a_slow_data_set_is_the_bottleneck_and_its_ceiling_is_measured(tmp_path: Path) -> None:
+    with trial_of(tmp_path, "--wait", "0.002") as trial:
+        answer = trial.call("profile", slice_s=0.2, quick=False)
+    profile, facts = answer["profile"], answer["facts"]
+    assert profile["bottleneck"]["name"] == "input"
+    assert facts["ceilings"]["input"] > 1.5
+    assert facts["input_wait_frac"] > 0.5
+    assert profile["job"]["batch_size"] == 8
+    assert profile["job"]["num_samples"] == 64
+    assert profile["job"]["has_deterministic_transform"] is True
+    assert any(line["file"] == LOOP for line in profile["where"])
+
+
+def test_the_end_of_the_script_is_told_with_its_steps(tmp_path: Path) -> None:
+    with trial_of(tmp_path, "--epochs", "2") as trial, pytest.raises(TrialError, match="came to its end after 16 steps"):
+        trial.call("run", updates=30)
+
+
+def test_an_error_of_the_script_is_told_in_its_words(tmp_path: Path) -> None:
+    with trial_of(tmp_path, "--raise-at", "5") as trial, pytest.raises(TrialError, match="ValueError: in the middle"):
+        trial.call("run", updates=30)
+
+
+def test_what_cannot_be_applied_is_a_failed_trial(tmp_path: Path) -> None:
+    with pytest.raises(TrialError, match="pinned_memory"):
+        Trial(setting_of(tmp_path), plan_of(pinned_memory={}), seed=0)
+
+
+def test_a_trial_saves_into_its_scratch_folder(tmp_path: Path) -> None:
+    with trial_of(tmp_path, "--save", str(tmp_path / "model.pt")) as trial:
+        trial.call("run", updates=20)
+        saved = [path for path in (tmp_path / "trials").glob("script-*/**/*") if path.is_file() and is_zipfile(path)]
+        assert saved
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_screening_holds_both_arms_at_the_same_steps(tmp_path: Path) -> None:
+    fused = plan_of(fused_optimizer={})
+    with trial_of(tmp_path, seed=1) as trial:
+        trial.call("warm", updates=13)
+        others = [trial.call("run", updates=60)["losses"]]
+    screen = ScriptScreen(setting_of(tmp_path), Plan(), uneven=False, others=others, seed=0)
+    try:
+        found = screen.screen(fused.optimizations[0], fused, 10)
+        assert screen.challenger is not None
+        base, challenger = screen.base.losses, screen.challenger.losses
+    finally:
+        screen.close()
+    assert found.fired
+    assert found.gate is not None
+    assert found.gate.verdict == "passed", found.gate.why
+    assert len(base) == len(challenger)
+    assert torch.allclose(torch.tensor(base), torch.tensor(challenger), rtol=1e-3)
+    assert base != challenger or found.gate.why.startswith("gradient error 0")
+
+
+def test_a_short_script_has_shorter_turns_and_too_short_a_one_is_refused(tmp_path: Path) -> None:
+    screen = ScriptScreen(setting_of(tmp_path, "--epochs", "6"), Plan(), uneven=False, others=[[]], seed=0)
+    try:
+        found = screen.screen(None, Plan(), 100)
+        assert screen.most_steps == 48
+        assert {sample.updates for sample in found.comparison.samples} == {2}
+        screen.setting = setting_of(tmp_path, "--epochs", "2")
+        screen.most_steps = 16
+        with pytest.raises(TrialError, match="has 16 steps"):
+            screen.screen(None, Plan(), 100)
+    finally:
+        screen.close()
