@@ -16,6 +16,7 @@ from benchmarks.groundtruth.score import main as groundtruth
 from benchmarks.honesty import run_aa, run_power
 from benchmarks.own_cost import TURNS, run_own_cost
 from benchmarks.packing import run_packing
+from benchmarks.public.run import main as public
 from benchmarks.ranks import TURNS as RANKS_TURNS
 from benchmarks.ranks import run_ranks
 from benchmarks.rivals.compare import ROUNDS, run_rivals
@@ -31,7 +32,7 @@ NAMES = (
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
 
-OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"groundtruth": groundtruth}
+OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"groundtruth": groundtruth, "public": public}
 """What takes options of its own: `python -m benchmarks NAME --help` lists them."""
 
 

@@ -16,6 +16,7 @@ from benchmarks.more_tables import (
     techniques_table,
     techniques_words,
 )
+from benchmarks.public import page as public
 from benchmarks.record import ROOT
 from benchmarks.tuning import DIAGNOSIS, results
 from upshift.core.files import write_atomically
@@ -29,6 +30,8 @@ def main() -> None:
     put_between(ROOT / "README.md", headline_table(found))
     if "groundtruth" in found:
         put_between(ROOT / "docs" / "groundtruth.md", groundtruth.tables(found["groundtruth"]))
+    if "public" in found:
+        put_between(ROOT / "docs" / "public.md", public.tables(found["public"]))
     write_atomically(ROOT / "docs" / "results.md", details(found))
     catalogue.main()
 
@@ -86,6 +89,8 @@ def _honesty(found: dict[str, Any]) -> list[str]:
         rows.append(f"| the numerics gate | {words} | `{gate['command']}` |")
     if known := found.get("groundtruth"):
         rows.append(f"| scripts whose bottleneck is known | {groundtruth.headline(known)} | `{known['command']}` |")
+    if others := found.get("public"):
+        rows.append(f"| scripts that we did not write, unchanged | {public.headline(others)} | `{others['command']}` |")
     if techniques := found.get("techniques"):
         rows.append(f"| techniques on jobs made for them | {techniques_words(techniques)} | `{techniques['command']}` |")
     for name in ("rivals_text", "rivals_image"):

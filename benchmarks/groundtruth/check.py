@@ -94,7 +94,7 @@ def check_case(case: Case, *, rounds: int = ROUNDS, length: float = 1.0) -> Row:
 def near_bound(row: Row) -> bool:
     """Whether another round might turn the answer."""
     bound = CLEAN_MOST if row["clean"] else INJECTED_LEAST
-    return abs(row["ratio"] / bound - 1.0) < NEAR
+    return bool(abs(row["ratio"] / bound - 1.0) < NEAR)
 
 
 def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) -> Row:

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.groundtruth.cost import own_cost, run_cost
 from benchmarks.groundtruth.kept import Kept, Row
-from benchmarks.groundtruth.processes import end_tree
+from benchmarks.groundtruth.processes import unwinding_when_told_to_end, wait
 from benchmarks.groundtruth.traceml import ARMS, traceml_part, traceml_score
 from benchmarks.groundtruth.truth import Case, load_truth
 from benchmarks.groundtruth.verdict import GOALS, failed_part, judged, profile_part, reached, score, tune_part
@@ -54,9 +54,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parts = [part for part in asked.part if part != "tune" or not asked.no_tune]
     kept = Kept(NAME, f"python -m benchmarks groundtruth --budget {asked.budget} --seconds {asked.seconds:g}", whole)
     traceml = asked.traceml and asked.traceml.absolute()
-    run_scripts(kept, load_truth(asked.only), _measures(parts, asked, traceml), again=asked.again)
-    if "cost" in parts and not asked.only:
-        run_cost(kept, traceml, rounds=asked.rounds, again=asked.again)
+    with unwinding_when_told_to_end():
+        run_scripts(kept, load_truth(asked.only), _measures(parts, asked, traceml), again=asked.again)
+        if "cost" in parts and not asked.only:
+            run_cost(kept, traceml, rounds=asked.rounds, again=asked.again)
     kept.save()
     print(f"wrote {kept.path}", flush=True)
 
@@ -159,11 +160,8 @@ def _command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> 
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
         )
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            end_tree(process.pid)  # the script of the user and its workers, too
-            process.wait()
+        code = wait(process, limit_s)
+        if code is None:
             return f"`upshift {arguments[0]}` did not end within {limit_s:.0f} s"
         said.seek(0)
         words = [line.strip(" │\n") for line in said if any(sign.isalnum() for sign in line)]

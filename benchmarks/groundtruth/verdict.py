@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.groundtruth.kept import Row
 from benchmarks.groundtruth.traceml import judge_traceml
 from benchmarks.groundtruth.truth import Case
+from upshift.script.reach import why_beyond
 
 NEAR_LINES = 2
 """A place is right up to so many lines beside a marked one."""
@@ -119,20 +120,23 @@ def told_places(where: Any) -> Iterator[tuple[str, int]]:
 def judge_tuning(case: Case, tune: Mapping[str, Any]) -> Row:
     """Hold a tuning against the truth: was a right remedy kept, and was its gain the predicted one within 25 %?
 
-    A tuning that failed found no remedy. The gain is compared with what was predicted at most for that very candidate;
-    without a kept remedy or a prediction `within_bound` is None.
+    A tuning that failed found no remedy. `advised` is a remedy that has no seam in a script, and was told with the lines to
+    write instead. The gain is compared with what was predicted at most for that very candidate; without a kept remedy or a
+    prediction `within_bound` is None.
     """
     if tune["outcome"] == "failed":
-        return {"remedied": False, "remedied_why": tune["why"], "within_bound": None}
+        return {"remedied": False, "advised": False, "remedied_why": tune["why"], "within_bound": None}
     rungs = [rung for rung in tune["rungs"] if rung["name"] in case.remedy]
     kept = [rung for rung in rungs if rung["outcome"] == "applied"]
     if not kept:
         words = "; ".join(f"{rung['name']}: {rung['reason']}" for rung in rungs) or "none of them was a candidate"
-        return {"remedied": False, "remedied_why": words, "within_bound": None}
+        advised = any(rung["reason"] and rung["reason"] == why_beyond(rung["name"]) for rung in rungs)
+        return {"remedied": False, "advised": advised, "remedied_why": words, "within_bound": None}
     best = max(kept, key=lambda rung: rung["ratio"] or 0.0)
     gain, bound = best["ratio"], best["predicted_max_gain"]
     return {
         "remedied": True,
+        "advised": False,
         "remedied_why": ", ".join(rung["name"] for rung in kept),
         "gain": gain,
         "bound": bound,
@@ -161,6 +165,7 @@ def score(rows: Sequence[Row]) -> Row:
         "clean_false_alarms": sum(not profile["diagnosed"] for profile in clean) if clean else None,
         "tuned": len(tuned),
         "remedied_frac": share([tune["remedied"] for tune in tuned]),
+        "remedied_or_advised_frac": share([tune["remedied"] or tune["advised"] for tune in tuned]),
         "within_bound_frac": share([tune["within_bound"] for tune in tuned if tune["within_bound"] is not None]),
     }
 

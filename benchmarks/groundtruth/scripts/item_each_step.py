@@ -37,6 +37,7 @@ class Trainer:
             row[f"weight/{name}"] = p.detach().norm().item()  # truth: item
             row[f"mean/{name}"] = p.grad.abs().mean().item()  # truth: item
             row[f"max/{name}"] = p.grad.abs().max().item()  # truth: item
+            row[f"min/{name}"] = p.grad.abs().min().item()  # truth: item
         self.history.append(row)  # truth: item
 
     def fit(self):

@@ -52,7 +52,7 @@ class NextWord(nn.Module):
 
 def main(args):
     torch.manual_seed(0)
-    texts = [text[start : start + 1500] for text in topics.values() for start in range(0, max(len(text) - 1500, 1), 1500)]
+    texts = [text[start : start + 4000] for text in topics.values() for start in range(0, max(len(text) - 4000, 1), 4000)]
     texts = [text for text in texts if WORD.search(text)]
     tokenizer = Tokenizer(texts)
     cache = {text: tokenizer.encode(text)[: LENGTH + 1] for text in texts} if args.mended else None

@@ -14,11 +14,8 @@ def build():
 
 
 def save_checkpoint(folder, step, model, optimizer):
-    path = os.path.join(folder, "checkpoint.pt")  # truth: save
-    with open(path, "wb") as f:  # truth: save
-        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, f)  # truth: save
-        f.flush()  # truth: save
-        os.fsync(f.fileno())  # truth: save
+    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}  # truth: save
+    torch.save(state, os.path.join(folder, "checkpoint.pt"))  # truth: save
 
 
 def main(args):
@@ -45,6 +42,6 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--mended", action="store_true")
     main(parser.parse_args())

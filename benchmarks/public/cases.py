@@ -1,0 +1,94 @@
+"""The scripts of scripts.toml: where each comes from and how it is started."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.public.prepare import MAKERS
+from upshift.core.errors import UpshiftError
+
+TABLE = Path(__file__).parent / "scripts.toml"
+NEEDED = frozenset({"repository", "licence", "script", "about", "changed"})
+KEYS = NEEDED | {"files", "folder", "arguments", "path", "data"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One script of a public repository.
+
+    Attributes:
+        name: Ours.
+        repository: `owner/name` on GitHub.
+        licence: SPDX name.
+        files: What of the repository a run needs, as git path specifications.
+        folder: Where in the copy the script is started.
+        script: From there.
+        arguments: Of the script.
+        path: Folders for PYTHONPATH, from there.
+        maker: Who makes the data, a name of `MAKERS`; empty where the script needs none.
+        into: The folder of the data, from there.
+        about: What is trained.
+        changed: What is not the script's default.
+    """
+
+    name: str
+    repository: str
+    licence: str
+    files: tuple[str, ...]
+    folder: str
+    script: str
+    arguments: tuple[str, ...]
+    path: tuple[str, ...]
+    maker: str
+    into: str
+    about: str
+    changed: tuple[str, ...]
+
+    @property
+    def clone(self) -> str:
+        """The folder of the clone under the sources."""
+        return self.repository.split("/")[1]
+
+
+def load_cases(only: Sequence[str] | None = None) -> dict[str, Case]:
+    """All scripts, or these, by name.
+
+    Raises:
+        UpshiftError: An entry or a name is wrong.
+    """
+    table: dict[str, Any] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    found = {name: read_case(name, entry) for name, entry in table.items()}
+    if unknown := sorted(set(only or ()) - set(found)):
+        raise UpshiftError(f"There is no public script {', '.join(unknown)}. There are: {', '.join(found)}.")
+    return {name: case for name, case in found.items() if not only or name in only}
+
+
+def read_case(name: str, entry: Mapping[str, Any]) -> Case:
+    """One entry of the table.
+
+    Raises:
+        UpshiftError: A key is missing or unknown, or nobody makes the data.
+    """
+    if wrong := sorted((NEEDED - set(entry)) | (set(entry) - KEYS)):
+        raise UpshiftError(f"{name}: missing or unknown in scripts.toml: {', '.join(wrong)}.")
+    data = entry.get("data", {"make": "", "into": "."})
+    if data["make"] and data["make"] not in MAKERS:
+        raise UpshiftError(f"{name}: nobody makes the data {data['make']}. There are: {', '.join(MAKERS)}.")
+    return Case(
+        name=name,
+        repository=entry["repository"],
+        licence=entry["licence"],
+        files=tuple(entry.get("files", ["."])),
+        folder=entry.get("folder", "."),
+        script=entry["script"],
+        arguments=tuple(entry.get("arguments", ())),
+        path=tuple(entry.get("path", ())),
+        maker=data["make"],
+        into=data["into"],
+        about=entry["about"],
+        changed=tuple(entry["changed"]),
+    )

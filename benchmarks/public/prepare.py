@@ -1,0 +1,171 @@
+"""The data that the public scripts expect, made here: nothing is downloaded.
+
+Text is the source of Python's standard library; digits are those of scikit-learn, at the size of MNIST; pictures are random.
+Each function fills a folder, is seeded, and says in its first line what it makes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import pickle
+import re
+import struct
+import sysconfig
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from upshift.core.errors import MachineError
+
+NUM_CHARACTERS = 1_115_394
+"""As many as Tiny Shakespeare has, which two of the scripts were written for."""
+NUM_BYTES = 95_000_000
+"""The script for enwik8 reads so many, and validates on those behind the first 90 million."""
+NUM_WORDS = {"train": 929_589, "valid": 73_760, "test": 82_430}
+"""As Penn Treebank has (Mikolov et al., 2010)."""
+NUM_DIFFERENT_WORDS = 10_000
+NUM_DIGITS = {"train": 60_000, "t10k": 10_000}
+"""As MNIST has."""
+NUM_PICTURES = {"train": 200, "val": 20}
+"""Of each class."""
+NUM_CLASSES = 10
+PICTURE_SIDE = 96
+
+
+def characters(folder: Path) -> None:
+    """The source of Python's standard library as `input.txt`, 1.1 million characters."""
+    (folder / "input.txt").write_text(_text(NUM_CHARACTERS), encoding="ascii")
+
+
+def character_bins(folder: Path) -> None:
+    """The source of Python's standard library, 1.1 million characters as 16-bit numbers, nine tenths of it for training."""
+    text = _text(NUM_CHARACTERS)
+    known = sorted(set(text))
+    numbers = {character: number for number, character in enumerate(known)}
+    ids = np.array([numbers[character] for character in text], dtype=np.uint16)
+    cut = int(len(ids) * 0.9)
+    ids[:cut].tofile(folder / "train.bin")
+    ids[cut:].tofile(folder / "val.bin")
+    meta = {"vocab_size": len(known), "stoi": numbers, "itos": dict(enumerate(known))}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
+
+
+def enwik8(folder: Path) -> None:
+    """The source of Python's standard library again and again, 95 million bytes, as `enwik8.gz`."""
+    text = _text(NUM_CHARACTERS).encode("ascii")
+    with gzip.GzipFile(folder / "enwik8.gz", "wb", compresslevel=1, mtime=0) as file:
+        for left in range(NUM_BYTES, 0, -len(text)):
+            file.write(text[:left])
+
+
+def words(folder: Path) -> None:
+    """The source of Python's standard library in words, 10,000 different ones, as many in all as Penn Treebank has."""
+    lines = _lines_of_words(sum(NUM_WORDS.values()))
+    for name, count in NUM_WORDS.items():
+        (folder / f"{name}.txt").write_text(_take(lines, count), encoding="ascii")
+
+
+def wikitext(folder: Path) -> None:
+    """The source of Python's standard library in words, 10,000 different ones, as many as Penn Treebank trains on."""
+    count = NUM_WORDS["train"]
+    (folder / "wikitext-2.txt").write_text(_take(_lines_of_words(count), count), encoding="ascii")
+
+
+def mnist(folder: Path) -> None:
+    """The digits of scikit-learn, three times as large, moved at random and repeated, in the files of MNIST."""
+    try:
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - an extra, needed for these scripts alone
+    except ImportError as error:
+        raise MachineError("The digits come from scikit-learn, which is not installed: pip install scikit-learn.") from error
+    digits: Any = load_digits()
+    large = np.kron(digits.images / 16.0 * 255.0, np.ones((1, 3, 3))).astype(np.uint8)
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name, count in NUM_DIGITS.items():
+        chosen = random.integers(0, len(large), count)
+        down, right = random.integers(0, 5, (2, count))
+        images = np.zeros((count, 28, 28), dtype=np.uint8)
+        for at, (index, y, x) in enumerate(zip(chosen, down, right, strict=True)):
+            images[at, y : y + 24, x : x + 24] = large[index]
+        labels = digits.target[chosen].astype(np.uint8)
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
+
+
+def pictures(folder: Path) -> None:
+    """Random pictures of 96 pixels as PNG, ten classes of 200 for training and 20 to validate."""
+    random = np.random.default_rng(0)
+    for split, count in NUM_PICTURES.items():
+        for kind in range(NUM_CLASSES):
+            place = folder / split / f"class{kind}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                coarse = random.integers(0, 256, (PICTURE_SIDE // 8, PICTURE_SIDE // 8, 3), dtype=np.uint8)
+                (place / f"{number}.png").write_bytes(png(np.kron(coarse, np.ones((8, 8, 1), dtype=np.uint8))))
+
+
+MAKERS: Mapping[str, Callable[[Path], None]] = MappingProxyType({
+    made.__name__: made for made in (characters, character_bins, enwik8, words, wikitext, mnist, pictures)
+})  # fmt: skip
+
+
+def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+    """A picture as PNG (ISO/IEC 15948): eight bits a channel, no filter. `pixels`: [height, width, 3]."""
+    height, width, _ = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), dtype=np.uint8), pixels.reshape(height, width * 3)], axis=1)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+def _sources() -> Iterator[str]:
+    """The modules of the standard library, printable ASCII alone, for ever."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    if not paths:
+        raise MachineError("The standard library of this Python is not there as source, and the text is made of it.")
+    for path in itertools.cycle(paths):
+        yield re.sub(r"[^\n -~]", "", path.read_text(encoding="utf-8"))
+
+
+def _text(length: int) -> str:
+    pieces, have = [], 0
+    for source in _sources():
+        pieces.append(source)
+        have += len(source)
+        if have >= length:
+            break
+    return "".join(pieces)[:length]
+
+
+def _lines_of_words(count: int) -> Iterator[list[str]]:
+    """Lines of at least `count` words in all, ends of lines counted; rare words are `<unk>`, so that few enough differ."""
+    lines, have = [], 0
+    for source in _sources():
+        for line in source.splitlines():
+            found = re.findall(r"[A-Za-z]+|\d|[^\sA-Za-z\d]", line)
+            if found:
+                lines.append(found)
+                have += len(found) + 1
+        if have >= count:
+            break
+    counted = Counter(itertools.chain.from_iterable(lines))
+    kept = {word for word, _ in counted.most_common(NUM_DIFFERENT_WORDS - 2)}  # two are `<unk>` and the end of a line
+    return iter([[word if word in kept else "<unk>" for word in line] for line in lines])
+
+
+def _take(lines: Iterator[list[str]], count: int) -> str:
+    """The next lines, until they have so many words; the end of a line counts as one, as the scripts count."""
+    taken, have = [], 0
+    while have < count and (line := next(lines, None)) is not None:
+        taken.append(" ".join(line))
+        have += len(line) + 1
+    return "\n".join(taken) + "\n"

@@ -1,0 +1,392 @@
+"""Public scripts: their entries are whole, their data has the form they read, and what is kept of a run is what it gave."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.groundtruth import kept as kept_rows
+from benchmarks.groundtruth.kept import Kept
+from benchmarks.public import prepare, run
+from benchmarks.public.cases import Case, load_cases, read_case
+from benchmarks.public.page import tables
+from benchmarks.public.prepare import MAKERS
+from benchmarks.public.run import PublicRun, call, copy_sources, last_words, run_public, shortened, whole
+from benchmarks.public.verdict import is_faster, judge_tuning, score
+from upshift.core.errors import TargetError, UpshiftError
+
+ENTRY: dict[str, Any] = {
+    "repository": "owner/thing",
+    "licence": "MIT",
+    "files": ["part"],
+    "folder": "part",
+    "script": "train.py",
+    "arguments": ["--lr", "0.1"],
+    "path": [".."],
+    "data": {"make": "characters", "into": "../data"},
+    "about": "a net; a loop",
+    "changed": ["nothing"],
+}
+
+
+def case(**changes: Any) -> Case:
+    return read_case("thing", {**ENTRY, **changes})
+
+
+# The entries
+
+
+def test_there_are_scripts_of_enough_repositories() -> None:
+    cases = load_cases()
+    assert len({case.repository for case in cases.values()}) >= 7
+    assert all(case.changed and case.about and case.licence for case in cases.values())
+
+
+def test_scripts_are_chosen_by_name() -> None:
+    assert list(load_cases(["vae", "nanogpt"])) == ["nanogpt", "vae"]
+    with pytest.raises(UpshiftError, match="no public script unknown"):
+        load_cases(["unknown", "vae"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"colour": "red"}, "colour"), ({"data": {"make": "gold", "into": "."}}, "nobody makes the data gold")],
+)
+def test_a_wrong_entry_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UpshiftError, match=words):
+        case(**changes)
+
+
+def test_an_entry_must_say_what_was_changed() -> None:
+    with pytest.raises(UpshiftError, match=r"missing or unknown in .*: changed"):
+        read_case("thing", {name: value for name, value in ENTRY.items() if name != "changed"})
+
+
+def test_what_an_entry_leaves_out() -> None:
+    found = read_case("thing", {name: ENTRY[name] for name in ("repository", "licence", "script", "about", "changed")})
+    assert (found.clone, found.files, found.folder, found.arguments, found.path) == ("thing", (".",), ".", (), ())
+    assert (found.maker, found.into) == ("", ".")
+
+
+# The data
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_maker_says_what_it_makes(name: str) -> None:
+    assert (MAKERS[name].__doc__ or "").partition("\n")[0].endswith(".")
+
+
+def test_characters_hold_what_a_script_begins_its_samples_with(tmp_path: Path) -> None:
+    MAKERS["characters"](tmp_path)
+    text = (tmp_path / "input.txt").read_text(encoding="ascii")
+    assert len(text) == prepare.NUM_CHARACTERS
+    assert set("O God, O God!") <= set(text)
+
+
+def test_numbers_of_characters_give_the_text_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NUM_CHARACTERS", 1000)
+    MAKERS["characters"](tmp_path)
+    MAKERS["character_bins"](tmp_path)
+    meta = pickle.loads((tmp_path / "meta.pkl").read_bytes())
+    ids = [np.fromfile(tmp_path / f"{name}.bin", dtype=np.uint16) for name in ("train", "val")]
+    assert [len(part) for part in ids] == [900, 100]
+    text = "".join(meta["itos"][number] for number in np.concatenate(ids).tolist())
+    assert text == (tmp_path / "input.txt").read_text(encoding="ascii")
+    assert meta["vocab_size"] == len(set(text))
+
+
+def test_bytes_are_as_many_as_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NUM_CHARACTERS", 1000)
+    monkeypatch.setattr(prepare, "NUM_BYTES", 2500)
+    MAKERS["enwik8"](tmp_path)
+    text = gzip.decompress((tmp_path / "enwik8.gz").read_bytes())
+    assert len(text) == 2500
+    assert text[:1000] == text[1000:2000]
+    assert text[:500] == text[2000:]
+
+
+def test_words_are_many_and_few_of_them_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NUM_WORDS", {"train": 9000, "valid": 900, "test": 900})
+    monkeypatch.setattr(prepare, "NUM_DIFFERENT_WORDS", 100)
+    MAKERS["words"](tmp_path)
+    seen: Counter[str] = Counter()
+    for name, count in (("train", 9000), ("valid", 900), ("test", 900)):
+        lines = (tmp_path / f"{name}.txt").read_text(encoding="ascii").splitlines()
+        found = [word for line in lines for word in [*line.split(), "<eos>"]]
+        assert count <= len(found) <= count + 100
+        seen.update(found)
+    assert len(seen) <= 100
+    assert seen["<unk>"] < seen.total() / 2
+    MAKERS["wikitext"](tmp_path)
+    assert len((tmp_path / "wikitext-2.txt").read_text(encoding="ascii").split()) > 7000
+
+
+def test_digits_lie_in_the_files_of_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NUM_DIGITS", {"train": 30, "t10k": 10})
+    MAKERS["mnist"](tmp_path)
+    raw = tmp_path / "MNIST" / "raw"
+    images = (raw / "train-images-idx3-ubyte").read_bytes()
+    labels = (raw / "t10k-labels-idx1-ubyte").read_bytes()
+    assert struct.unpack(">IIII", images[:16]) == (2051, 30, 28, 28)
+    assert struct.unpack(">II", labels[:8]) == (2049, 10)
+    pixels = np.frombuffer(images[16:], dtype=np.uint8).reshape(30, 28, 28)
+    assert pixels.max() == 255
+    assert (pixels.reshape(30, -1).max(axis=1) > 0).all()
+    assert set(labels[8:]) <= set(range(10))
+    assert len(labels) == 18
+
+
+def test_pictures_are_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NUM_PICTURES", {"train": 2, "val": 1})
+    MAKERS["pictures"](tmp_path)
+    assert len(list(tmp_path.glob("train/class*/*.png"))) == 20
+    assert len(list(tmp_path.glob("val/class*/*.png"))) == 10
+    pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    found, at = {}, 8
+    data = prepare.png(pixels)
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at : at + 8])
+        found[kind] = data[at + 8 : at + 8 + length]
+        assert zlib.crc32(data[at + 4 : at + 8 + length]) == struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0]
+        at += 12 + length
+    assert struct.unpack(">II", found[b"IHDR"][:8]) == (3, 2)
+    lines = np.frombuffer(zlib.decompress(found[b"IDAT"]), dtype=np.uint8).reshape(2, 10)
+    assert not lines[:, 0].any()
+    assert (lines[:, 1:].reshape(2, 3, 3) == pixels).all()
+
+
+# The sources
+
+
+def git(clone: Path, *words: str) -> None:
+    told = ["-c", "user.name=nobody", "-c", "user.email=nobody@nowhere", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *told, "-C", str(clone), *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with one clone: `part/train.py`, `part/data.bin` and `other.py` are committed, `part/note.py` is not."""
+    clone = tmp_path / "sources" / "thing"
+    (clone / "part").mkdir(parents=True)
+    (clone / "part" / "train.py").write_text("print('training')\n", encoding="utf-8")
+    (clone / "part" / "data.bin").write_bytes(b"1")
+    (clone / "other.py").touch()
+    git(clone, "init", "-q")
+    git(clone, "add", "-A")
+    git(clone, "commit", "-q", "-m", "all")
+    (clone / "part" / "note.py").touch()
+    return clone.parent
+
+
+def test_a_run_gets_what_was_committed_and_needed(sources: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    commit = copy_sources(case(), sources, work)
+    assert len(commit) == 40
+    assert {str(path.relative_to(work)) for path in work.rglob("*") if path.is_file()} == {"part/train.py", "part/data.bin"}
+
+
+def test_a_large_file_may_be_missing_in_a_clone(sources: Path, tmp_path: Path) -> None:
+    (sources / "thing" / "part" / "data.bin").unlink()
+    copy_sources(case(), sources, tmp_path / "work")
+    assert not (tmp_path / "work" / "part" / "data.bin").exists()
+
+
+def test_a_changed_script_is_not_run(sources: Path, tmp_path: Path) -> None:
+    (sources / "thing" / "part" / "train.py").write_text("print('faster')\n", encoding="utf-8")
+    with pytest.raises(TargetError, match=r"changed: part/train\.py"):
+        copy_sources(case(), sources, tmp_path / "work")
+
+
+def test_a_missing_clone_is_named_before_anything_runs(sources: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run_part", lambda *_: pytest.fail("it ran"))
+    cases = {"thing": case(), "other": case(repository="owner/other")}
+    with pytest.raises(TargetError, match="no clone of owner/other"):
+        run_public(kept, cases, PublicRun(sources=sources))
+
+
+# The runs
+
+PROFILE: dict[str, Any] = {
+    "bottleneck": {"name": "input", "share": 0.5, "words": "It reads | a lot."},
+    "phases": {"data": 0.5, "forward": 0.3, "backward": 0.15, "optimizer": 0.05},
+    "step_ms": 12.34,
+    "own_cost_frac": 0.004,
+}
+
+
+def evidence(ratio: float | None, low: float | None, *, gate: str = "passed", quality: str | None = None) -> dict[str, Any]:
+    final = None
+    if ratio is not None:
+        judged = None if quality is None else {"metric": "loss", "verdict": quality}
+        final = {"ratio": ratio, "low": low, "high": ratio * 1.1, "pairs": 5, "verdict": "faster", "quality": judged}
+    numerics = {"class": "exact", "verdict": gate}
+    rungs = [
+        {
+            "name": "sample_cache",
+            "settings": {"where": "ram"},
+            "outcome": "applied",
+            "reason": "faster",
+            "numerics": numerics,
+        },
+        {"name": "compile", "settings": {}, "outcome": "refused", "reason": "no compiler", "numerics": None},
+    ]
+    return {"final": final, "rungs": rungs if ratio else rungs[1:], "ended": "budget"}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Puts a played `upshift` in the place of the real one."""
+    called: list[list[str]] = []
+
+    def played(arguments: list[str], case: Case, run: PublicRun, work: Path, limit_s: float) -> str:
+        called.append(arguments)
+        assert (work / "data" / "input.txt").exists()
+        if arguments[0] == "profile":
+            Path(arguments[-1]).write_text(json.dumps({**PROFILE, "where": f"{work}/part/train.py:1"}), encoding="utf-8")
+        else:
+            Path(arguments[-1]).mkdir()
+            (Path(arguments[-1]) / "evidence.json").write_text(json.dumps(evidence(1.5, 1.4)), encoding="utf-8")
+        return ""
+
+    monkeypatch.setattr(prepare, "NUM_CHARACTERS", 10)
+    monkeypatch.setattr(run, "call", played)
+    return called
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Rows that are written to a folder of the test, at a commit of the test."""
+    monkeypatch.setattr(kept_rows, "RESULTS", tmp_path)
+    monkeypatch.setattr(kept_rows, "measured_commit", lambda: "ours")
+    monkeypatch.setattr(kept_rows, "record", lambda *_: None)
+    return Kept("public", "run it", lambda _rows, _beside: {})
+
+
+def test_a_script_is_profiled_and_tuned(sources: Path, kept: Kept, calls: list[list[str]]) -> None:
+    run_public(kept, {"thing": case()}, PublicRun(sources=sources, budget="1m"))
+    assert [arguments[0] for arguments in calls] == ["profile", "tune"]
+    assert calls[1][1:4] == ["train.py", "--budget", "1m"]
+    row = kept.rows["thing"]
+    assert row["profile"]["found"]["where"] == "part/train.py:1"
+    assert (row["tune"]["found"]["low"], row["tune"]["found"]["plan"]) == (1.4, {"sample_cache": {"where": "ram"}})
+    assert len(row["tune"]["of"]) == 40
+
+
+def test_what_was_measured_is_not_measured_again(sources: Path, kept: Kept, calls: list[list[str]]) -> None:
+    cases = {"thing": case()}
+    run_public(kept, cases, PublicRun(sources=sources, parts=("profile",)))
+    run_public(kept, cases, PublicRun(sources=sources))
+    assert [arguments[0] for arguments in calls] == ["profile", "tune"]
+    run_public(kept, cases, PublicRun(sources=sources, parts=("profile",), again=True))
+    kept.rows["thing"]["tune"]["of"] = "another commit of the script"
+    run_public(kept, cases, PublicRun(sources=sources))
+    assert [arguments[0] for arguments in calls[2:]] == ["profile", "tune"]
+
+
+def test_a_part_that_fails_is_a_row_that_says_why(sources: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NUM_CHARACTERS", 10)
+    monkeypatch.setattr(run, "call", lambda arguments, *_: f"no {arguments[0]}" if arguments[0] == "profile" else "")
+    run_public(kept, {"thing": case()}, PublicRun(sources=sources))
+    assert (kept.rows["thing"]["profile"]["found"], kept.rows["thing"]["profile"]["why"]) == (None, "no profile")
+    assert kept.rows["thing"]["tune"]["why"] == "`upshift tune` wrote no evidence"
+
+
+def test_the_result_tells_how_each_script_was_started() -> None:
+    part = {"found": None, "why": "it did not run", "of": "abc"}
+    result = whole({"mingpt": {"name": "mingpt", "profile": part}, "nanogpt": {"name": "nanogpt", "tune": part}}, {})
+    assert [row["name"] for row in result["rows"]] == ["nanogpt", "mingpt"]
+    row = result["rows"][1]
+    assert row["command"] == "python chargpt.py --model.model_type=gpt-nano"
+    assert (row["script"], row["path"]) == ("projects/chargpt/chargpt.py", ["../.."])
+    assert row["data"].startswith("The source of Python's standard library")
+    assert row["profile"] == part
+
+
+def test_a_failed_command_is_told_with_the_error_of_the_script() -> None:
+    said = ["Traceback:", "ModuleNotFoundError: No module named 'x'", "", "│ The script ended with exit code 1. │", "╰────╯"]
+    assert last_words(said) == "The script ended with exit code 1. (ModuleNotFoundError: No module named 'x')"
+    assert last_words(["it is so"]) == "it is so"
+    assert last_words(["", "────"]) == "it said nothing"
+
+
+def test_folders_of_this_machine_are_not_told(tmp_path: Path) -> None:
+    told = shortened(
+        f"{tmp_path}/part/train.py, /env/lib/a.py", PublicRun(sources=tmp_path, python="/env/bin/python"), tmp_path
+    )
+    assert told == "part/train.py, <environment>/lib/a.py"
+
+
+@pytest.mark.slow
+def test_the_command_runs_in_the_folder_of_the_script(sources: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    copy_sources(case(), sources, work)
+    why = call(["profile", "nothing.py"], case(), PublicRun(sources=sources), work, 60.0)
+    assert why.startswith("`upshift profile` ended with ")
+    assert "nothing.py" in why
+    why = call(["profile", "train.py"], case(), PublicRun(sources=sources, python=sys.executable), work, 60.0)
+    assert "No two optimizer steps were seen" in why
+
+
+# What is kept
+
+
+def test_a_gain_counts_with_its_losses_within_the_gate() -> None:
+    assert judge_tuning(evidence(1.5, 1.4))["within_gate"]
+    assert not judge_tuning(evidence(1.5, 1.4, gate="failed"))["within_gate"]
+    assert not judge_tuning(evidence(1.5, 1.4, quality="worse"))["within_gate"]
+    assert judge_tuning(evidence(1.5, 1.4, quality="not_worse"))["within_gate"]
+    assert is_faster({"tune": {"found": judge_tuning(evidence(1.5, 1.3))}})
+    assert not is_faster({"tune": {"found": judge_tuning(evidence(1.5, 1.29))}})
+    assert not is_faster({"tune": {"found": judge_tuning(evidence(1.5, 1.4, gate="failed"))}})
+    assert not is_faster({"tune": {"found": judge_tuning(evidence(None, None))}})
+    assert not is_faster({"tune": {"found": None}})
+    assert not is_faster({})
+
+
+def part(found: Any, why: str = "") -> dict[str, Any]:
+    return {"found": found, "why": why, "of": "abc"}
+
+
+def rows() -> list[dict[str, Any]]:
+    named = {"licence": "MIT", "about": "a net; a loop", "script": "part/train.py", "folder": "part", "path": [".."]}
+    named |= {"repository": "owner/thing", "arguments": ["--lr", "0.1"], "changed": ["less"], "data": "Noise."}
+    return [
+        {**named, "name": "fast", "profile": part(PROFILE), "tune": part(judge_tuning(evidence(1.5, 1.4)))},
+        {**named, "name": "good", "profile": part(PROFILE), "tune": part(judge_tuning(evidence(None, None)))},
+        {**named, "name": "broken", "profile": part(None, "no | optimizer"), "tune": part(None, "none")},
+        {**named, "name": "open", "profile": part(PROFILE)},
+    ]
+
+
+def test_the_score_counts_what_was_reached() -> None:
+    found = score(rows())
+    assert (found["scripts"], found["profiled"], found["tuned"], found["faster"]) == (4, 3, 2, 1)
+    assert not found["reached"]
+    assert score([rows()[0]] * 5)["reached"]
+    assert not score([rows()[0]] * 4)["reached"]
+
+
+def test_the_page_tells_of_every_script() -> None:
+    head = {"command": "run it", "machine": "two cores", "row_commits": ["ours"], "versions": {"torch": "2.13"}}
+    text = tables({**head, **score(rows()), "rows": rows()})
+    assert "Measured on two cores, torch 2.13, at ours: 3 of 4 profiled, 2 tuned, 1 at least 1.3x as fast" in text
+    assert "| `fast` | 12.3 ms | It reads / a lot. | data 50%, forward 30%, backward 15% | 0.40% |" in text
+    assert "| `fast` | **1.50x** (1.40 to 1.65, 5 pairs) | sample_cache (where=ram) | sample_cache: passed |" in text
+    assert "| `broken` | - | not profiled: no / optimizer | - | - |" in text
+    assert "| `broken` | not tuned: none | - | - |" in text
+    assert "| `open` | not tuned: not run | - | - |" in text
+    assert "PYTHONPATH=.. upshift tune train.py -- --lr 0.1" in text
+    assert "cd thing/part" in text
+    assert "https://github.com/owner/thing/blob/abc/part/train.py" in text
+    assert text.count("### ") == 4
