@@ -65,6 +65,15 @@ def test_communication_says_whether_the_ranks_wait_for_one_of_them(straggler: fl
     assert "slowest rank" not in diagnose({"forward": 1.0}, NONE, straggler=straggler).words
 
 
+@pytest.mark.parametrize("phases", [{"logging": 0.6, "forward": 0.4}, {"logging": 0.2, "forward": 0.8}])
+def test_logging_says_whether_values_are_read_or_written(phases: Any) -> None:
+    read, written = (diagnose(phases, NONE, logging_writes=writes).words for writes in (False, True))
+    assert "Reading metrics at every update costs" in read
+    assert "Printing, logging and reporting metrics take" in written
+    assert "Reading metrics" not in written
+    assert f"{phases['logging']:.0%}" in written
+
+
 def test_whatever_the_bottleneck_the_share_of_real_arithmetic_is_said() -> None:
     assert "own arithmetic on real data takes 30%" in diagnose({"data": 0.7, "forward": 0.1, "backward": 0.2}, NONE).words
 
