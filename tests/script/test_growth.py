@@ -48,8 +48,8 @@ def test_where_nobody_tells_the_limit_nothing_is_said() -> None:
 
 def test_memory_is_read_as_it_is() -> None:
     before = memory_in_use()
-    kept = torch.ones(16 * MIB // 4)
-    assert memory_in_use() - before > 12 * MIB
+    kept = torch.ones(96 * MIB // 4)  # more than malloc ever serves from what was freed before
+    assert memory_in_use() - before > 64 * MIB
     assert kept.numel()
     assert memory_limit() > memory_in_use()
 

@@ -97,5 +97,8 @@ def run_script(command: tuple[str, ...], path: Path | None) -> None:
                 why = told["failures"].get(name, "the script gave it no place to act")
                 errors.print(f"upshift: rank {rank} ran without {name}: {why}", markup=False, soft_wrap=True)
     if plan.names and not done.ranks and not done.failures:
-        errors.print("upshift: the plan did not take hold: the script never loaded torch, or was killed", soft_wrap=True)
+        errors.print(
+            "upshift: the plan did not take hold: the script never loaded torch, or ended before its first optimizer step",
+            soft_wrap=True,
+        )
     exit_like(done.code)

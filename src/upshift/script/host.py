@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.script.closures import Arguments
 from upshift.script.kinds import Trained
+from upshift.script.leader import Leader
 from upshift.script.live import main_module, script_live, set_flags
 from upshift.script.loading import Loading
 from upshift.script.patches import Patches
@@ -78,8 +79,7 @@ class Host:
         self._patches = Patches()
         self._handles: list[Any] = []
         self._called: dict[int, nn.Module] = {}
-        self._counts: dict[Hashable, int] = {}
-        self._leader: Hashable = None
+        self._lead = Leader()
         self._inside = self._in_backward = self._sixteen_bit = False
         self._tries = 0
         self._pid, self._thread = os.getpid(), threading.get_ident()
@@ -158,19 +158,16 @@ class Host:
         timed = None if self.watching is None else self.watching.before_step(optimizer, args, kwargs)
         if not self.opened and self._tries < TRIES:
             self._open(optimizer)
-        if id(optimizer) == self._leader or self._leader is None:
+        if self._lead.may_be(id(optimizer)):
             self.on_before()
         return timed
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.mine():
             return
-        count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
-        if self._leader is None or count > self._counts[self._leader]:
-            self._leader = id(optimizer)
         if self.watching is not None:
             self.watching.after_step(optimizer, args, kwargs)
-        if id(optimizer) == self._leader:
+        if self._lead.stepped(id(optimizer)) == "leads":
             self.steps += 1
             self.on_step()
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable
 from time import perf_counter
 from typing import Any
 
+from upshift.script.leader import Leader
+
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other")
 DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, OTHER = range(9)
 GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
@@ -29,8 +31,6 @@ WARMUP_STEPS = 2
 MAX_PLACES = 256
 BACKWARDS_WITHOUT = 256
 """After so many backward passes, over twice the seconds that are watched, no optimizer of torch is expected to step."""
-STEPS_ALONE = 8
-"""An optimizer that steps so often while the leading one does not has followed it: another fold, another stage."""
 
 Place = tuple[str, str, int]
 """What happened, in which file, at which line."""
@@ -79,9 +79,7 @@ class Recorder:
         self._stack: list[int] = []
         self._mark = perf_counter()
         self._first: float | None = None
-        self._counts: dict[Hashable, int] = {}
-        self._leader: Hashable = None
-        self._alone: dict[Hashable, int] = {}
+        self._lead = Leader()
         self._marked = False
         self.backwards = 0
         self._first_backward = 0.0
@@ -165,24 +163,13 @@ class Recorder:
         if not self.here():
             return
         self.leave_step()
-        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
-        if self._leader is None or count > self._counts[self._leader]:
-            self._leader = optimizer
-        if optimizer == self._leader:
-            self._alone.clear()
-            if not self._marked:
-                self._end_step()
-        else:
-            self._followed(optimizer)
-
-    def _followed(self, optimizer: Hashable) -> None:
-        """Another optimizer than the leading one has stepped: it leads from now on, if the leading one is done with."""
-        steps = self._alone[optimizer] = self._alone.get(optimizer, 0) + 1
-        if steps >= STEPS_ALONE:
-            self._leader, self._counts = optimizer, {optimizer: steps}
-            self._alone.clear()
-            if not self._marked:
-                self.current = [0.0] * NUM_SLOTS
+        place = self._lead.stepped(optimizer)
+        if self._marked:
+            return
+        if place == "leads":
+            self._end_step()
+        elif place == "takes over":
+            self.current = [0.0] * NUM_SLOTS
 
     def mark(self) -> None:
         """The loop says that a step ends here; from its first word on, optimizers end none."""

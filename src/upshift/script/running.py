@@ -19,15 +19,20 @@ def install(config: Mapping[str, Any]) -> None:
     """Apply the plan of `config` to this process. Called by the import hook once torch is loaded."""
     host, pid = Host(Plan.from_dict(config["plan"], catalogue())), os.getpid()
     told = Path(config["folder"]) / f"applied-{config['rank']}.json"
-    host.begin()
+
+    def tell(applied: list[str]) -> None:
+        try:
+            write_atomically(told, json.dumps({"applied": applied, "failures": host.failures, "steps": host.steps}))
+        except OSError:
+            return  # the launcher was killed and its folder is gone: there is nobody to tell
 
     def finish() -> None:
         if os.getpid() != pid:
             return
         applied = host.applied
         host.end(undo=False)
-        found = {"applied": applied, "failures": host.failures, "steps": host.steps}
-        if told.parent.is_dir():
-            write_atomically(told, json.dumps(found))
+        tell(applied)
 
+    host.on_open = lambda: tell(host.applied)  # a script may end without exit handlers
+    host.begin()
     atexit.register(finish)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
-import functools
-import logging
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from upshift.core.errors import TrialError
@@ -29,6 +25,7 @@ from upshift.profile.probes import (
     reset_peak_memory,
 )
 from upshift.script.fetch import Fetch
+from upshift.script.harmless import silence
 from upshift.script.host import Host
 from upshift.script.judge import profile as judge
 from upshift.script.judge import wants_silence
@@ -125,7 +122,7 @@ def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool =
         stack.callback(seams.remove)
         stack.callback(quiet.restore)
         if silent:
-            _silence(quiet)
+            silence(quiet)
         seams.install(hooks=False, tensor_methods=not compiled)
         host.watching = seams
         started = perf_counter()
@@ -143,21 +140,6 @@ def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool =
             host.watching = None
             recorder.active = False
     return report(recorder, ended=ended, device=host.live.device.type, rank=0)
-
-
-def _silence(patches: Patches) -> None:
-    """Print, log and save nothing."""
-
-    def nothing(original: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def silenced(*_args: Any, **_kwargs: Any) -> None:
-            return None
-
-        return silenced
-
-    patches.put(builtins, "print", nothing)
-    patches.put(logging.Logger, "handle", nothing)
-    patches.put(torch, "save", nothing)
 
 
 def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
