@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MAX_LINES := 400
-WHOLE_SCRIPTS := tests/script tests/benchmarks
+WHOLE_SCRIPTS := tests/script tests/benchmarks tests/integrations tests/cli/test_scripts.py tests/tune/test_script_trial.py
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
