@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from upshift.script.judge import profile, wants_cut
 from upshift.script.padding import LOOKED_AT, Padding, cut_padding, kept_length
+from upshift.script.record import PHASES
 
 
 def padded(*lengths: int, width: int = 32, pad: int = 0) -> torch.Tensor:
@@ -71,6 +73,26 @@ def test_the_share_is_of_the_first_batches_that_have_rows() -> None:
     assert Padding().frac == 0.0
 
 
+def found(forward: float) -> dict[str, Any]:
+    seconds = [[forward if name == "forward" else 0.0 for name in PHASES]] * 10
+    return {
+        "phases": list(PHASES), "seconds": seconds, "tail": [0.0] * len(PHASES), "ended": False, "fetch_wait_frac": 0.0,
+        "places": [["collate", "train.py", 9, 10, 1e-6]], "own_cost_frac": 0.0, "device": "cpu", "padding_frac": 0.8,
+    }  # fmt: skip
+
+
+def test_padding_is_named_with_what_it_costs_and_where_it_is_made() -> None:
+    assert wants_cut(found(4.0))
+    assert not wants_cut({**found(4.0), "padding_frac": 0.05})
+    told = profile(found(4.0), cut=found(1.0))
+    assert told["ceilings"]["padding"] == pytest.approx(4.0)
+    assert told["bottleneck"]["name"] == "padding"
+    assert told["bottleneck"]["share"] == pytest.approx(0.75)
+    assert "It is made at train.py:9 (collate)." in told["bottleneck"]["words"]
+    assert profile(found(4.0), cut=found(3.9))["bottleneck"]["name"] == "compute"
+    assert "padding" not in profile(found(4.0))["ceilings"]
+
+
 SCRIPT = """
 import torch
 from torch.utils.data import DataLoader
@@ -106,4 +128,3 @@ def test_padding_is_measured_by_a_run_without_it_where_the_script_can_do_without
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "found.json").read_text()
     assert ('"padding":' in text) is not fixed
-    assert ('"name": "padding"' in text) is not fixed

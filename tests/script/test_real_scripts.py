@@ -1,4 +1,4 @@
-"""What real scripts do and small ones do not: parameters changed by hand, whole steps inside an optimizer's closure."""
+"""What real scripts do and small ones do not: updates by hand, whole steps in a closure, loaders without end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from upshift.core.errors import TrialError
 from upshift.script import record
 from upshift.script.fetch import Fetch
 from upshift.script.kinds import Trained
+from upshift.script.live import script_live
 from upshift.script.record import Recorder
 from upshift.script.seams import Seams
+from upshift.script.seen import MOST_BATCHES, describe
 from upshift.script.study import Study, profile_script
 
 SCRIPT = """
@@ -87,3 +90,14 @@ def test_the_line_of_a_step_is_not_charged_with_what_its_closure_does(now: list[
     now[0] += 2.0
     seams.after_step(optimizer, (optimizer,), {})
     assert [(what, seconds) for (what, _, _), (_, seconds) in recorder.places.items()] == [("optimizer", 3.0)]
+
+
+def test_a_loader_without_end_is_described_at_once() -> None:
+    dataset = TensorDataset(torch.zeros(10, 1))
+    loader = DataLoader(dataset, sampler=RandomSampler(dataset, replacement=True, num_samples=int(1e10)), batch_size=32)
+    live = script_live()
+    describe(live, loader)
+    assert live.order is not None
+    order = live.order(0)
+    assert len(order) == MOST_BATCHES
+    assert (len(order[0]), max(order[0])) == (32, 9)

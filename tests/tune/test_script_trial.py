@@ -86,7 +86,7 @@ def test_without_the_plan_nothing_of_it_is_at_work(tmp_path: Path) -> None:
 
 
 def test_a_slow_data_set_is_the_bottleneck_and_its_ceiling_is_measured(tmp_path: Path) -> None:
-    with trial_of(tmp_path, "--wait", "0.002") as trial:
+    with trial_of(tmp_path, "--wait", "0.02") as trial:
         answer = trial.call("profile", slice_s=0.2, quick=False)
     profile, facts = answer["profile"], answer["facts"]
     assert profile["bottleneck"]["name"] == "input"

@@ -12,6 +12,8 @@ from upshift.script.foresee import Foreseen
 
 SOME = 16
 """So many samples are read to learn about them, at most."""
+MOST_BATCHES = 1 << 20
+"""A loader that is meant never to end may say that it has billions: an epoch is taken to have no more than so many."""
 
 
 def describe(live: LiveJob, loader: Any) -> None:
@@ -66,12 +68,11 @@ def _length(sized: Any) -> int | None:
 
 
 class _Batches:
-    """Stands for the order of samples: so many batches of that size."""
+    """Stands for the order of samples: so many batches of that size, all alike."""
 
     def __init__(self, num_samples: int, batch_size: int, batches: int | None) -> None:
         self._num, self._size = num_samples, batch_size
         self._batches = -(-num_samples // batch_size) if batches is None else batches
 
     def __call__(self, _epoch: int) -> list[list[int]]:
-        starts = [at * self._size for at in range(self._batches)]
-        return [[at % max(self._num, 1) for at in range(start, start + self._size)] for start in starts]
+        return [[at % max(self._num, 1) for at in range(self._size)]] * min(self._batches, MOST_BATCHES)
