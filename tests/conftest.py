@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> None:
-    """Whoever starts the tests in the background has SIGINT ignored, and every process that a test starts would ignore it."""
+    """Tests that are started in the background ignore SIGINT, and so would every process that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
