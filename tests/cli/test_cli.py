@@ -136,7 +136,7 @@ def test_every_verb_has_help() -> None:
 ERRORS = {
     "missing file": (("profile", "nowhere.py:J"), "there is no file nowhere.py"),
     "missing module": (("run", "no.such.module:J"), "no module named"),
-    "no name": (("tune", "job_under_trial.py"), "names no job"),
+    "no name": (("run", "job_under_trial"), "names no job"),
     "missing class": (("profile", "job_under_trial.py:Nothing"), "holds no `Nothing`. Jobs found there: Good"),
     "not a job": (("run", "job_under_trial.py:Rows"), "is no upshift.Job"),
     "raises on import": (("run", "torn.py:J"), "raised ValueError: first line second line"),

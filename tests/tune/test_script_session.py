@@ -72,6 +72,14 @@ def test_a_script_that_ends_at_once_is_told_so(tmp_path: Path) -> None:
         ScriptSession(request_of(tmp_path, "--epochs", "1")).run()
 
 
+@pytest.mark.parametrize("text", ["print('no torch')\n", "import torch\nprint(torch.ones(1))\n"])
+def test_a_file_that_does_not_train_is_told_so(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "idle.py"
+    path.write_text(text)
+    with pytest.raises(TrialError, match="without a step of a torch optimizer"):
+        ScriptSession(TuneRequest(target="idle.py", out=tmp_path / "out", command=(str(path),))).run()
+
+
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UpshiftError, match="in one process"):
         ScriptSession(request_of(tmp_path, ranks=2))

@@ -32,6 +32,10 @@ LOG_TAIL_LINES = 4
 DEFAULT_TIMEOUT_S = 300.0
 SCRIPT_MODULE = "upshift.tune.scripts.service"
 """What serves in the process of a script."""
+NO_STEP = (
+    "The script came to its end without a step of a torch optimizer. Is this the script that trains? A job that it holds "
+    "would be named as FILE.py:Job."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +230,9 @@ class Trial:
             code = self._process.returncode
         words = self._log_tail()
         if code == 0:
-            words = f"The trial process came to its end during `{operation}`.{words}"
-            return TrialError(words, kind="killed")
+            if operation == "load":
+                return TrialError(NO_STEP, kind="raised")
+            return TrialError(f"The trial process came to its end during `{operation}`.{words}", kind="killed")
         if code < 0:
             return TrialError(f"The trial process {ended_words(code)} during `{operation}`.{words}", kind="killed")
         memory = "MemoryError" in words or "allocate memory" in words

@@ -24,6 +24,7 @@ from upshift.train.group import die_with_parent
 from upshift.tune.scripts.commands import Commands
 from upshift.tune.scripts.profiling import ScriptEnded
 from upshift.tune.scripts.seeds import seed_script
+from upshift.tune.trial import NO_STEP
 from upshift.tune.worker import describe, failure_kind
 
 Steps = Generator[None, None, dict[str, Any]]
@@ -102,8 +103,9 @@ class Service:
         except StopIteration as done:
             self.answer({"ok": True, **done.value})
         except ScriptEnded:
-            words = f"The script came to its end after {self._obeys.host.steps} steps, and more were wanted."
-            self.answer({"ok": False, "kind": "raised", "message": words, "steps": self._obeys.host.steps})
+            steps = self._obeys.host.steps
+            words = f"The script came to its end after {steps} steps, and more were wanted." if steps else NO_STEP
+            self.answer({"ok": False, "kind": "raised", "message": words})
 
     def _progress(self, words: str) -> None:
         self._send({"progress": words})
