@@ -6,7 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MAX_LINES := 400
-WHOLE_SCRIPTS := tests/script tests/benchmarks tests/integrations tests/cli/test_scripts.py tests/tune/test_script_trial.py
+IN_PAIRS := tests/script tests/benchmarks tests/integrations tests/optimizations tests/tune/test_gate.py \
+	tests/cli/test_scripts.py tests/tune/test_script_trial.py
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -30,10 +31,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## see Upshift profile and tune an example
 	$(BIN)/upshift demo
 
-test: lint  ## lint, then run every test; those that start processes of their own and measure run one after the other
+test: lint  ## lint, then run every test; those that start processes and measure run one after the other
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
-	$(BIN)/python -m pytest -q -n 2 -m slow $(WHOLE_SCRIPTS)
-	$(BIN)/python -m pytest -q -m slow --durations=10 $(WHOLE_SCRIPTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n 2 -m slow $(IN_PAIRS)
+	$(BIN)/python -m pytest -q -m slow --durations=10 $(IN_PAIRS:%=--ignore=%)
 
 lint: setup  ## rules, format, types, floors, and the size of modules
 	$(BIN)/ruff check
