@@ -11,7 +11,7 @@ from upshift.core.system import started_with
 
 REACHED = frozenset({
     "activation_checkpointing", "allocator", "async_logging", "attention_backend", "background_checkpoint",
-    "channels_last", "channels_last_3d", "compile", "cpu_threads", "cuda_graphs", "cudnn_benchmark",
+    "batched_reading", "channels_last", "channels_last_3d", "compile", "cpu_threads", "cuda_graphs", "cudnn_benchmark",
     "flush_denormals", "foreach_optimizer", "fused_optimizer", "garbage_collection", "huge_pages", "interop_threads",
     "loader_threads", "loader_workers", "matmul_precision", "pinned_memory", "precision", "sample_cache", "sample_store",
     "thread_pinning", "zero_grad_to_none",
@@ -23,7 +23,6 @@ AT_START = frozenset({"interop_threads"})
 
 _JOB = "write the training as an upshift.Job (README, four methods), and tune that"
 _BEYOND = {
-    "batched_reading": "torch's loader calls `__getitems__` by itself where a data set has it",
     "checkpoint_compression": "what the script saves must stay readable by whoever reads it: compress it there",
     "checkpoint_storage": "the script chooses where it saves: torch.save to a faster path, and copy the file from there",
     "counted_positions": "which positions the loss uses cannot be seen from outside: index the hidden states with "
