@@ -85,12 +85,12 @@ def test_what_happens_between_turns_is_in_none_of_them(tmp_path: Path, monkeypat
 
 
 HELD = """
-import subprocess, sys
+import subprocess, sys, threading
 sys.path.insert(0, {root!r})
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end, wait
 with unwinding_when_told_to_end():
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    print(child.pid, flush=True)
+    threading.Timer(0.5, lambda: print(child.pid, flush=True)).start()  # when it waits already
     wait(child, 60)
 """
 
