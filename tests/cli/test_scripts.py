@@ -68,6 +68,16 @@ def test_what_cannot_act_on_a_script_is_refused_before_it_starts(tmp_path: Path)
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("verb", "option"), [("run", "--updates"), ("run", "--out"), ("profile", "--ranks"), ("tune", "--scratch")]
+)
+def test_an_option_for_jobs_is_refused_and_not_passed_over(tmp_path: Path, verb: str, option: str) -> None:
+    done = upshift(verb, LOOP, option, "2", folder=tmp_path)
+    assert done.returncode == 1
+    assert f"{option}: for a job only" in done.stderr
+    assert done.stdout == ""
+
+
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     for verb in ("tune", "run", "profile"):
         done = upshift(verb, "missing.py", folder=tmp_path)

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upshift.cli.say import Narrator, RanksOption, ScratchOption, console, narrated, script_command, write_json
+from upshift.cli.say import (
+    Narrator,
+    RanksOption,
+    ScratchOption,
+    console,
+    narrated,
+    refuse_of_a_script,
+    script_command,
+    write_json,
+)
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
@@ -35,6 +44,7 @@ def profile(
 ) -> None:
     """Show phases, ceilings and the bottleneck of a job, and what each remedy could gain at most; or of a script."""
     if command := script_command(target, arguments, module=module):
+        refuse_of_a_script(scratch=bool(scratch), ranks=ranks > 1)
         of_script(command, json, seconds)
         return
     allow_scratch(scratch or [])

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from upshift.cli.say import RanksOption, ScratchOption, console, errors, script_command
+from upshift.cli.say import RanksOption, ScratchOption, console, errors, refuse_of_a_script, script_command
 from upshift.core.errors import PlanError
 from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
@@ -43,6 +43,7 @@ def run(
     `python SCRIPT` would run it, under the plan.
     """
     if command := script_command(target, arguments, module=module):
+        refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
         run_script(command, plan)
         return
     if ranks > 1 and not is_member():

@@ -60,6 +60,22 @@ def script_command(target: str, arguments: list[str] | None, *, module: bool) ->
     return ()
 
 
+def refuse_of_a_script(**given: bool) -> None:
+    """Refuse options that mean nothing for a script, rather than pass over them.
+
+    Args:
+        given: Name of an option, without its dashes -> whether it was given.
+
+    Raises:
+        UpshiftError: One was given; names them.
+    """
+    names = [f"--{name}" for name, was_given in given.items() if was_given]
+    if names:
+        raise UpshiftError(
+            f"{', '.join(names)}: for a job only. A script says such things by its own arguments, after `--`."
+        )
+
+
 class Narrator:
     """Says each step once. Steps that begin with two spaces are details: shown on a terminal only, while they last."""
 

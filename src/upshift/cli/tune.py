@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from upshift.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration, script_command
+from upshift.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration, refuse_of_a_script, script_command
 from upshift.core.errors import UpshiftError
 from upshift.core.scratch import allow_scratch
 from upshift.report import print_summary
@@ -38,12 +38,15 @@ def tune(
     """Try techniques one at a time in paired runs; keep what is proved to help and not to hurt."""
     if max_slowdown is not None and objective is not Goal.MEMORY:
         raise UpshiftError(f"--max-slowdown belongs to --objective memory, and the objective is {objective}.")
+    command = script_command(target, arguments, module=module)
+    if command:
+        refuse_of_a_script(scratch=bool(scratch), ranks=ranks > 1)
     allow_scratch(scratch or [])
     bound = {} if max_slowdown is None else {"max_slowdown": max_slowdown}
     wanted = Objective(goal=objective, price_per_hour=price_per_hour, **bound)
     request = TuneRequest(
         target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted, ranks=ranks,
-        command=script_command(target, arguments, module=module),
+        command=command,
     )  # fmt: skip
     run_session(request)
 

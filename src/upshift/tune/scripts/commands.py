@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import asdict
 from statistics import fmean
 from time import perf_counter
@@ -19,10 +19,8 @@ from upshift.profile.probes import peak_memory_bytes, reset_peak_memory
 from upshift.script.host import Host
 from upshift.train.trace import Lens
 from upshift.tune.meter import Meter, begin_on
-from upshift.tune.scripts.profiling import profile_script_steps
+from upshift.tune.scripts.profiling import Steps, profile_script_steps
 from upshift.tune.scripts.sampling import StepSampler
-
-Steps = Generator[None, None, dict[str, Any]]
 
 
 class Commands:
@@ -56,13 +54,13 @@ class Commands:
     def sample(self, *, steps: int, path: str) -> Steps:
         """What the next steps do to the parameters; the gradients go to a .npy file, a row a step."""
         host, sampler = self.host, StepSampler(self.host.live)
-        host.on_before = sampler.before
+        before, host.on_before = host.on_before, sampler.before
         try:
             for _ in range(steps):
                 yield
                 sampler.after()
         finally:
-            host.on_before = _nothing
+            host.on_before = before
         np.save(path, sampler.rows, allow_pickle=False)
         self._losses.clear()
         return {"updates": sampler.updates()}
@@ -188,7 +186,3 @@ class Commands:
     def _wait(self) -> None:
         if self.host.live.device.type != "cpu":
             torch.accelerator.synchronize()
-
-
-def _nothing() -> None:
-    return None

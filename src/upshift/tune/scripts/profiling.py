@@ -45,7 +45,7 @@ PLENTY = 1 << 30
 """How long a script will run cannot be seen: it is taken for longer than an epoch."""
 
 Steps = Generator[None, None, dict[str, Any]]
-Observed = Generator[None, None, dict[str, Any]]
+"""A command under way: each `yield` lets the script do a step, and what it returns is the answer."""
 
 
 class ScriptEnded(Exception):  # noqa: N818 - no error of anybody: scripts end
@@ -108,7 +108,7 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
     return {"profile": {**found, **seen}, "facts": sent}
 
 
-def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool = False) -> Observed:
+def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool = False) -> Steps:
     """Watch steps for about so long; what was seen, as `upshift.script.record.report` has it.
 
     Raises:

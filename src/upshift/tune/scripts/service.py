@@ -10,7 +10,7 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,13 +22,10 @@ from upshift.script.host import Host
 from upshift.script.patches import Patches
 from upshift.train.group import die_with_parent
 from upshift.tune.scripts.commands import Commands
-from upshift.tune.scripts.profiling import ScriptEnded
+from upshift.tune.scripts.profiling import ScriptEnded, Steps
 from upshift.tune.scripts.seeds import seed_script
 from upshift.tune.trial import NO_STEP
 from upshift.tune.worker import describe, failure_kind
-
-Steps = Generator[None, None, dict[str, Any]]
-"""A command under way: each `yield` lets the script do a step, and what it returns is the answer."""
 
 
 class Service:
