@@ -130,11 +130,13 @@ class TextJob(upshift.Job):
             targets[row, : len(sample) - 1] = sample[1:]
         return inputs, targets, None
 
-    def collate_packed(self, samples: list[torch.Tensor]) -> Batch:
-        """Lay the documents end to end: inputs and targets, each [1, total]."""
-        inputs = torch.cat([sample[:-1] for sample in samples])
-        targets = torch.cat([sample[1:] for sample in samples])
-        return inputs[None], targets[None], upshift.Packing.of([len(sample) - 1 for sample in samples])
+    def collate_packed(self, samples: list[torch.Tensor], multiple: int = 1) -> Batch:
+        """Lay the documents end to end: inputs and targets, each [1, total]; what fills up the row counts for nothing."""
+        lengths = [len(sample) - 1 for sample in samples]
+        rest = -sum(lengths) % multiple
+        inputs = F.pad(torch.cat([sample[:-1] for sample in samples]), (0, rest))
+        targets = F.pad(torch.cat([sample[1:] for sample in samples]), (0, rest), value=NOTHING)
+        return inputs[None], targets[None], upshift.Packing.of([*lengths, rest] if rest else lengths)
 
     def loss(self, model: nn.Module, batch: Batch) -> upshift.Loss:
         """Sum the cross entropy over the bytes that count."""

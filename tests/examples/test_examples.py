@@ -181,16 +181,20 @@ def test_packed_text_gives_the_loss_and_the_gradients_of_padded_text() -> None:
     model = job.model()
     samples = prepared(job)
     found = {}
-    for name, batch in (("padded", job.collate(samples)), ("packed", job.collate_packed(samples))):
+    lengthened = job.collate_packed(samples, 128)
+    assert lengthened[0].shape[1] % 128 == 0
+    batches = {"padded": job.collate(samples), "packed": job.collate_packed(samples), "lengthened": lengthened}
+    for name, batch in batches.items():
         model.zero_grad()
         loss = job.loss(model, batch)
         assert isinstance(loss, upshift.Loss)
         loss.total.backward()
         grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
         found[name] = (loss.total.item(), float(loss.weight), grads)
-    assert found["packed"][0] == pytest.approx(found["padded"][0], rel=1e-5)
-    assert found["packed"][1] == found["padded"][1] == sum(job.length(sample) for sample in samples)
-    torch.testing.assert_close(found["packed"][2], found["padded"][2], rtol=1e-3, atol=1e-2)
+    for name in ("packed", "lengthened"):
+        assert found[name][0] == pytest.approx(found["padded"][0], rel=1e-5)
+        assert found[name][1] == found["padded"][1] == sum(job.length(sample) for sample in samples)
+        torch.testing.assert_close(found[name][2], found["padded"][2], rtol=1e-3, atol=1e-2)
 
 
 def test_text_is_held_out_by_content() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
 from tests.optimizations.contract import Attention, Pictures, facts, make_loop, run
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
-from upshift.optimizations.precision import Precision
+from upshift.optimizations.precision import Precision, _in_float32
 from upshift.train.build import build
 from upshift.train.loop import Loop
 from upshift.train.trace import trace_step
 
 GPU = {"device": "cuda"}
+ATTEND = F.scaled_dot_product_attention
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,7 @@ GPU = {"device": "cuda"}
     ],
 )
 def test_the_type_must_be_native(device: str, bfloat16: bool, float16: bool, expected: list[str]) -> None:
-    fit = Precision.fit(facts(job={"device": device}, on={"bfloat16": bfloat16, "float16": float16}))
+    fit = Precision.fit(facts(job={"device": device}, on={"bfloat16": bfloat16, "float16": float16}, op_counts={}))
     assert [setting.settings()["dtype"] for setting in fit.settings] == expected
 
 
@@ -50,6 +54,52 @@ def test_products_are_16_bit_and_the_loss_is_not() -> None:
     assert isinstance(loss, torch.Tensor)
     assert loss.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in loop.live.model.parameters())
+
+
+def test_attention_may_stay_exact() -> None:
+    plain, exact = Precision(), Precision(attention="float32")
+    loop = make_loop(Attention(), exact)
+    trace = trace_step(loop)
+    assert all(check.passed for check in exact.evidence(loop.live, trace))
+    loop.live.undo_all()
+    assert F.scaled_dot_product_attention is ATTEND
+    assert not exact.evidence(loop.live, trace_step(make_loop(Attention(), plain)))[1].passed  # the negative control
+    off, on = run(Attention(), 5, plain), run(Attention(), 5, exact)
+    assert on == pytest.approx(off, rel=0.1)
+    assert on != off
+
+
+@pytest.mark.parametrize("mask", ["none", "boolean", "numbers"])
+def test_exact_attention_takes_what_the_plain_one_takes(mask: str) -> None:
+    query, key, value = torch.randn(3, 2, 4, 8, 16, dtype=torch.bfloat16).unbind()
+    given = {"none": None, "boolean": torch.ones(8, 8, dtype=torch.bool).tril(), "numbers": torch.randn(8, 8).bfloat16()}[
+        mask
+    ]
+    attend = _in_float32(F.scaled_dot_product_attention)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attend(query, key, value, given, 0.0)
+        named = attend(query, key, value, attn_mask=given, dropout_p=0.0)
+    exact: list[Any] = [
+        None if part is None else part if part.dtype == torch.bool else part.float() for part in (query, key, value, given)
+    ]
+    assert torch.equal(found, F.scaled_dot_product_attention(*exact).bfloat16())
+    assert torch.equal(found, named)
+    assert attend(query.float(), key.float(), value.float()).dtype == torch.float32  # without autocast it is the plain one
+
+
+@pytest.mark.parametrize(
+    ("device", "ops", "expected"),
+    [
+        ("cpu", {"aten::_scaled_dot_product_flash_attention_for_cpu": 2}, ["float32", "autocast"]),
+        ("cuda", {"aten::_scaled_dot_product_flash_attention": 2}, ["autocast"]),
+        ("cpu", {"aten::mm": 2}, ["autocast"]),
+    ],
+)
+def test_exact_attention_is_tried_where_the_fused_kernel_is_slow(
+    device: str, ops: dict[str, int], expected: list[str]
+) -> None:
+    fit = Precision.fit(facts(job={"device": device}, on={"bfloat16": True, "float16": False}, op_counts=ops))
+    assert [setting.settings()["attention"] for setting in fit.settings] == expected
 
 
 def test_it_goes_with_checkpointing() -> None:

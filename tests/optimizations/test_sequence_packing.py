@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.optimizations.contract import CPU, Ragged, RaggedPacked, make_loop, run
+from tests.optimizations.contract import CPU, Ragged, RaggedPacked, facts, make_loop, run
 from upshift.core.errors import JobError
 from upshift.core.plan import Plan
 from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.profile.probes import InputProbe, probe_input
+from upshift.profile.probes import InputProbe, job_facts, probe_input
 from upshift.train.build import build
 from upshift.train.loop import Loop
 from upshift.train.validate import HeldOut
@@ -43,6 +43,31 @@ def test_padding_in_a_packed_row_is_found() -> None:
 
     with pytest.raises(JobError, match="hold each sample once and no padding"):
         run(Pads(), 3, SequencePacking())
+
+
+class PackedToMultiple(RaggedPacked):
+    """Its packed rows may be longer than its samples."""
+
+    def collate_packed(self, samples: list[Any], multiple: int = 1) -> Any:
+        batch = super().collate_packed(samples)
+        return torch.nn.functional.pad(batch, (0, -batch.shape[1] % multiple))
+
+
+def test_rows_are_lengthened_to_a_multiple_where_the_job_can() -> None:
+    assert job_facts(make_loop(PackedToMultiple()).live).packs_to_multiple
+    assert not job_facts(make_loop(RaggedPacked()).live).packs_to_multiple
+    fit = SequencePacking.fit(facts(job={"packs_to_multiple": True}))
+    assert [item.settings()["multiple"] for item in fit.settings] == [128]
+    loop = make_loop(PackedToMultiple(), SequencePacking(multiple=64))
+    lengths = {loop.live.pipeline.fetch(0, indices).shape[1] for indices in loop.live.order(0)}
+    assert all(length % 64 == 0 for length in lengths)
+
+
+def test_a_job_that_cannot_lengthen_says_so() -> None:
+    with pytest.raises(JobError, match=r"multiple=64 needs collate_packed\(self, samples, multiple\)"):
+        make_loop(RaggedPacked(), SequencePacking(multiple=64))
+    with pytest.raises(ValueError, match="multiple must be at least 1"):
+        SequencePacking(multiple=0)
 
 
 def test_a_job_that_cannot_pack_says_so() -> None:

@@ -37,6 +37,7 @@ class JobFacts:
         updates_per_epoch: None for an iterable dataset.
         has_length: The job says how long a sample is.
         has_collate_packed: The job can lay samples end to end.
+        packs_to_multiple: It can lengthen them to a multiple.
         has_counted: The job says at which positions its loss uses the model's output.
         has_deterministic_transform: The job says which preparation may be kept.
         has_quality: The job says what "not worse" means.
@@ -73,6 +74,7 @@ class JobFacts:
     updates_per_epoch: int | None = None
     has_length: bool = False
     has_collate_packed: bool = False
+    packs_to_multiple: bool = False
     has_counted: bool = False
     has_deterministic_transform: bool = False
     has_quality: bool = False

@@ -159,6 +159,9 @@ class Job:
 
         Overriding it (and `length`) allows sequence packing. It is a promise that `loss` and `metric` take such a batch and
         give what they give for `collate`'s: see `upshift.Packing` and `upshift.packed_attention`.
+
+        A job may take a second parameter, `multiple: int = 1`, and lengthen `total` to a multiple of it by positions that
+        count for nothing: rows of few different lengths let kernels be used again that are made for one shape.
         """
         raise NotImplementedError
 

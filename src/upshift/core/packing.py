@@ -7,6 +7,7 @@ look across the borders, or the model is trained on another problem.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -74,6 +75,11 @@ def packed_attention(
     if packing is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     return _attend(query, key, value, packing, is_causal=is_causal)
+
+
+def packs_to_multiple(job: Any) -> bool:
+    """Whether a job packs, and can lengthen its packed rows to a multiple: `collate_packed(self, samples, multiple)`."""
+    return bool(job.overrides("collate_packed")) and "multiple" in inspect.signature(job.collate_packed).parameters
 
 
 def keep_out_of_graphs() -> None:

@@ -21,6 +21,7 @@ from upshift.core.facts import JobFacts
 from upshift.core.keeping import content
 from upshift.core.live import LiveJob
 from upshift.core.modules import hidden_layers, module_counts, repeated_blocks
+from upshift.core.packing import packs_to_multiple
 from upshift.train.ranks import current_ranks
 
 OPTIONAL_PACKAGES = ("torchao",)
@@ -133,6 +134,7 @@ def job_facts(live: LiveJob) -> JobFacts:
         updates_per_epoch=updates,
         has_length=live.job.overrides("length"),
         has_collate_packed=live.job.overrides("collate_packed"),
+        packs_to_multiple=packs_to_multiple(live.job),
         has_counted=live.job.overrides("counted"),
         has_deterministic_transform=live.job.overrides("deterministic_transform"),
         has_quality=live.job.quality is not None,

@@ -40,6 +40,9 @@ def precision(changes: Changes, item: Precision) -> str:
             "float16 also needs a gradient scaler around the backward pass and the optimizer's step",
             *scaler, "scaler.step(optimizer)", "scaler.update()",
         )  # fmt: skip
+    if item.attention == "float32":
+        exact = ("with torch.autocast(device_type, enabled=False):", "    attention in float32, then .to(torch.bfloat16)")
+        raise UnwritableError("attention stays in float32, which is a change within the model", *lines, *exact)
     step = _step(project, *lines)
     if step.library:
         raise UnwritableError(f"{step.library} runs the backward pass, and has a setting of its own for this", *lines)
