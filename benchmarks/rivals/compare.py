@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.record import RESULTS, ROOT, record
 from benchmarks.tuning import EXAMPLES
 from upshift.core.errors import JobError
+from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.stats import paired_interval
 from upshift.core.target import load_job
@@ -113,9 +114,11 @@ class _Started(ExitStack):
 
 def _started(target: str, name: str, plan: dict[str, Any], seed: int) -> _Started:
     command = [sys.executable, "-m", "benchmarks.rivals.worker", target, name, str(seed), json.dumps(plan)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    if name == "Upshift":  # part of a plan may only work in a process that was started for it, as `upshift run` starts it
+        wanted = required_environment(Plan.from_dict(plan, catalogue()).optimizations)
+        environment = joined_environment(wanted, environment)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     started = _Started(Rival(name, process))
     try:
         started.rival.answer()

@@ -59,6 +59,7 @@ def test_rows_are_lengthened_to_a_multiple_where_the_job_can() -> None:
     fit = SequencePacking.fit(facts(job={"packs_to_multiple": True}))
     assert [item.settings()["multiple"] for item in fit.settings] == [128]
     loop = make_loop(PackedToMultiple(), SequencePacking(multiple=64))
+    assert loop.live.order is not None
     lengths = {loop.live.pipeline.fetch(0, indices).shape[1] for indices in loop.live.order(0)}
     assert all(length % 64 == 0 for length in lengths)
 

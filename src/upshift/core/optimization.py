@@ -74,6 +74,8 @@ class Card:
             no figure is known. Shown beside what was measured, and decides nothing.
         prior: Share of the possible gain it usually brings, from 0 to 1; orders the ladder, decides nothing.
         setup_s: Seconds it usually costs once, before it pays (compilation); 0 for none.
+        settle_s: Seconds of updates until a fresh process is as fast as it will be (kernels made for every shape it meets);
+            0 where a few updates do.
         event: What it changes, where that is no update but stands around them: `report`, `checkpoint` or `validation`. Such
             a technique is measured by that event and judged by the time of an epoch.
         memory_technique: Whether it buys memory with time; then it is a candidate only where memory is short.
@@ -95,6 +97,7 @@ class Card:
     hoped_gain: str = ""
     prior: float = 0.5
     setup_s: float = 0.0
+    settle_s: float = 0.0
     event: Literal["", "report", "checkpoint", "validation"] = ""
     memory_technique: bool = False
     saves_memory: bool = False

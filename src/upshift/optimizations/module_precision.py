@@ -61,6 +61,7 @@ class ModulePrecision(Optimization):
         seam=Seam.MODEL,
         source="Micikevicius et al. 2018, Mixed Precision Training (https://arxiv.org/abs/1710.03740)",
         prior=0.4,
+        settle_s=2.0,
         claims=frozenset({"autocast"}),
         after=("structured_sparsity",),
     )

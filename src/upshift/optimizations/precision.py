@@ -50,6 +50,7 @@ class Precision(Optimization):
         ),
         saves_memory=True,
         prior=0.6,
+        settle_s=2.0,
         claims=frozenset({"autocast"}),
     )
 

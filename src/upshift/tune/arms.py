@@ -109,13 +109,27 @@ def turns_that_fit(facts: Facts) -> int:
     return TURNS if fits and not facts.waits_for_data else 1
 
 
+def warmup(trial: Trial, updates: int, *, most: int | None = None) -> dict[str, Any]:
+    """What to ask of `warm`: updates that nobody counts, until the plan of a process is as fast as it will be.
+
+    Args:
+        trial: The process. A script's knows updates alone: it cannot go back to its start.
+        updates: So many at least, more where the model is compiled.
+        most: But no more than this.
+    """
+    count = max(updates, COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else 0)
+    asked: dict[str, Any] = {"updates": count if most is None else min(count, most)}
+    settle_s = max((item.card.settle_s for item in trial.plan.optimizations), default=0.0)
+    return {**asked, "seconds": settle_s} if settle_s and not trial.setting.command else asked
+
+
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
     """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
     # A script cannot go back to its start: both arms must then have come equally far.
-    long = "compile" in trial.plan.names or bool(trial.setting.command)
-    warmup = COMPILE_WARMUP_UPDATES if long else WARMUP_UPDATES
     updates = trial.plan.updates_for(design.updates)
-    warm = trial.call("warm", updates=min(warmup, updates))
+    warm = trial.call(
+        "warm", **warmup(trial, COMPILE_WARMUP_UPDATES if trial.setting.command else WARMUP_UPDATES, most=updates)
+    )
     trial.call("rewind")
     primed_s = trial.call("prime", updates=updates)["seconds"]
     trial.call("memory", reset=True)

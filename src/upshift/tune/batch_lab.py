@@ -11,7 +11,7 @@ from upshift.core.facts import Facts, JobFacts
 from upshift.core.machine import Machine, read_machine
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.tune.arms import COMPILE_WARMUP_UPDATES
+from upshift.tune.arms import warmup
 from upshift.tune.batch_bench import Held, Race, Scouted, Turn
 from upshift.tune.batch_choice import Size
 from upshift.tune.meter import allowed_cores
@@ -129,7 +129,7 @@ class _Fresh:
 
 
 def _warm(trial: Trial, updates: int) -> None:
-    trial.call("warm", updates=COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else 1)
+    trial.call("warm", **warmup(trial, 1))
     trial.call("rewind")
     trial.call("prime", updates=updates)
 

@@ -22,7 +22,7 @@ from upshift.core.facts import Facts
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict, judge, paired_interval
-from upshift.tune.arms import COMPILE_WARMUP_UPDATES
+from upshift.tune.arms import warmup
 from upshift.tune.compare import NEIGHBOUR, Comparison
 from upshift.tune.event_design import EventDesign, design_event, judge_metrics
 from upshift.tune.numerics import GateVerdict, judge_exact
@@ -75,7 +75,7 @@ def screen_event(
     design = design_event(optimization, facts)
     screening = EventScreening(comparison=Comparison(kind="screening"), design=design)
     challenger, folder = screen.challenge(plan), str(Path(screen.setting.folder).resolve())
-    challenger.trial.call("warm", updates=COMPILE_WARMUP_UPDATES if "compile" in plan.names else 2)
+    challenger.trial.call("warm", **warmup(challenger.trial, 2))
     first_s = challenger.trial.call("event", folder=folder, **design.asked())["seconds"]
     screening.evidence = challenger.trial.call("trace")["evidence"].get(optimization.card.name, [])
     if not screening.fired:

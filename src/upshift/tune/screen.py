@@ -17,7 +17,7 @@ from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
-from upshift.tune.arms import COMPILE_WARMUP_UPDATES
+from upshift.tune.arms import warmup
 from upshift.tune.compare import NEIGHBOUR, Comparison
 from upshift.tune.numerics import (
     GateVerdict,
@@ -153,8 +153,7 @@ class Screen:
         screening = Screening(comparison=Comparison(kind="screening"))
         self.challenger = self.challenge(plan)
         trial = self.challenger.trial
-        warmup = COMPILE_WARMUP_UPDATES if "compile" in plan.names else 2
-        warm = trial.call("warm", updates=warmup)
+        warm = trial.call("warm", **warmup(trial, 2))
         added = [item for item in (candidate, beside) if item is not None]
         numerics = max((item.card.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
         if added:
@@ -223,7 +222,7 @@ class Screen:
     def _start_base(self, plan: Plan) -> Resident:
         trial = Trial(self.setting, plan, seed=self.seed)
         try:
-            trial.call("warm", updates=2)
+            trial.call("warm", **warmup(trial, 2))
         except BaseException:
             trial.end()
             raise

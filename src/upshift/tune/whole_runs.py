@@ -19,7 +19,7 @@ from upshift.core.errors import TrialError
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC, Floor, Verdict
-from upshift.tune.arms import COMPILE_WARMUP_UPDATES, WARMUP_UPDATES
+from upshift.tune.arms import WARMUP_UPDATES, warmup
 from upshift.tune.goodput import Curve, TargetComparison, WholeRun, read_look
 from upshift.tune.meter import Meter
 from upshift.tune.trial import Trial, TrialSetting
@@ -207,8 +207,7 @@ class _Running:
         if planned is None:
             words = "The job does not say how long the run is: set num_updates to compare by time to target."
             raise TrialError(words, kind="raised")
-        warmup = COMPILE_WARMUP_UPDATES if "compile" in self._plan.names else WARMUP_UPDATES
-        self._setup_s = trial.call("warm", updates=min(warmup, planned))["seconds"]
+        self._setup_s = trial.call("warm", **warmup(trial, WARMUP_UPDATES, most=planned))["seconds"]
         trial.call("rewind")
         points = min(self._design.points, planned)
         self._stops = [round(planned * point / points) for point in range(1, points + 1)]

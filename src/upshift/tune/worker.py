@@ -39,6 +39,9 @@ from upshift.tune.group import Group
 from upshift.tune.longest import find_longest, hold_longest, micro_batch_size
 from upshift.tune.meter import Meter, begin_on
 
+MOST_WARM_UPDATES = 64
+"""However short they are: by then nearly every shape has been met."""
+
 
 class Worker:
     """One live job and the commands it obeys. Each public method is a command; its result is the answer.
@@ -67,13 +70,20 @@ class Worker:
         """Optimizer updates of the whole run under the plan; None where the job does not say."""
         return {"updates": self.live.planned_updates}
 
-    def warm(self, *, updates: int) -> dict[str, Any]:
+    def warm(self, *, updates: int, seconds: float = 0.0) -> dict[str, Any]:
         """Do a few updates that nobody counts, on the short last batch of an epoch too: it compiles anew.
 
         The run is not at its start afterwards.
+
+        Args:
+            updates: So many at least.
+            seconds: And more of them for so long.
         """
         started = perf_counter()
         self.loop.run(updates)
+        while perf_counter() - started < seconds and updates < MOST_WARM_UPDATES:
+            self.loop.run(1)
+            updates += 1
         computed = self.live.batches(0)
         short = min(computed, key=len, default=[])
         if 0 < len(short) < len(max(computed, key=len, default=[])):
