@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import html as stdlib_html
 import json
-import os
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.report.browser import open_page
 from tests.report.sample import SAMPLES, empty_plan, full, interrupted
 from upshift.core.errors import UpshiftError
 from upshift.report import write_html
@@ -171,33 +168,9 @@ def test_an_unwritable_folder_is_said(tmp_path: Path) -> None:
         write_html(full(), tmp_path / "file" / "report.html")
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None and os.environ.get("UPSHIFT_CI") == "1":
-        pytest.fail("chromium is not on PATH, and CI must open the page in a real browser: apt-get install chromium")
-    if found is None:
-        pytest.skip("chromium is not on PATH: the page is not opened in a real browser (apt-get install chromium)")
-    return found
-
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--virtual-time-budget=8000",
-    "--dump-dom",
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SAMPLES, "hostile"])
-def test_a_real_browser_draws_every_plot(name: str, chromium: str, tmp_path: Path) -> None:
+def test_a_real_browser_draws_every_plot(name: str, tmp_path: Path) -> None:
     evidence = SAMPLES["full" if name == "hostile" else name]()
     if name == "hostile":
         for rung in evidence["rungs"]:
@@ -205,18 +178,12 @@ def test_a_real_browser_draws_every_plot(name: str, chromium: str, tmp_path: Pat
             rung["reason"] += ATTACK
         evidence["job"]["name"] += ATTACK
     write_html(evidence, tmp_path / "report.html")
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    page = (tmp_path / "report.html").as_uri()
-    done = subprocess.run([chromium, *FLAGS, profile, page], capture_output=True, text=True, timeout=100, check=True)
+    page = open_page(tmp_path / "report.html")
     num_plots = sum(not isinstance(plot, str) for plot in figures(evidence).values())
-    root = re.search(r"<html[^>]*>", done.stdout)
-    assert root is not None
-    assert "data-error" not in root[0]
-    assert f'data-plots="{num_plots}"' in root[0]
-    assert len(re.findall(r'<svg class="main-svg"', done.stdout)) >= num_plots
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title is not None
-    assert stdlib_html.unescape(title[1]).endswith("Upshift")
+    assert page.error is None
+    assert page.plots == num_plots
+    assert page.pictures >= num_plots
+    assert page.title.endswith("Upshift")
 
 
 def test_what_was_written_into_the_source_of_a_script_is_told() -> None:

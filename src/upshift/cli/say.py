@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from upshift.core.errors import UpshiftError
 from upshift.report import evidence
@@ -103,6 +103,35 @@ def narrated() -> Iterator[Narrator]:
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=errors, transient=True) as progress:
         yield Narrator(progress)
+
+
+@contextmanager
+def progress_on(words: str) -> Iterator[Callable[[str, float, float], None]]:
+    """A progress bar on a terminal, nothing anywhere else; it is told words, how much is done, and of how much."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task(escape(words), total=None)
+        yield lambda said, done, total: progress.update(task, description=escape(said), completed=done, total=total)
+
+
+@contextmanager
+def progress_bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal, nothing anywhere else; it is told by how much it grows."""
+    done = 0
+    with progress_on(words) as update:
+
+        def advance(amount: int) -> None:
+            nonlocal done
+            done += amount
+            update(words, done, total)
+
+        yield advance
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

@@ -222,7 +222,12 @@ def gain_words(row: Mapping[str, Any]) -> str:
     ratio, low, high = (number(row, key) for key in ("ratio", "low", "high"))
     if ratio is None:
         return ""
-    return f"{ratio:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else "")
+    return f"{_times(ratio)}x" + (f" ({_times(low)} to {_times(high)})" if low is not None and high is not None else "")
+
+
+def _times(ratio: float) -> str:
+    """A ratio with as many digits as mean something."""
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def claim_words(hoped_gain: str | None) -> tuple[str, str]:

@@ -1,15 +1,7 @@
-"""The report as one HTML page that needs no network, no server and no other file.
-
-The page is a pure function of the evidence. Everything a user named is escaped by jinja2; figures travel as JSON whose
-angle brackets are escaped; a content security policy lets only the page's own two scripts run and nothing load.
-"""
+"""The report as one HTML page: a pure function of the evidence."""
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +10,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from upshift.core.errors import UpshiftError
-from upshift.core.files import write_atomically
 from upshift.report import words
 from upshift.report.evidence import PHASES
+from upshift.report.page import environment, render_page, write_page
 from upshift.report.plots import figures
 from upshift.report.words import Evidence, number, rows, table, text, wall_ms
 
@@ -34,47 +25,25 @@ def write_html(evidence: Evidence, path: Path) -> None:
     Raises:
         UpshiftError: The folder cannot be written.
     """
-    try:
-        write_atomically(path, render(evidence))
-    except OSError as error:
-        raise UpshiftError(f"Cannot write the report to {path}: {error}. Choose another folder with --out.") from error
+    write_page(render(evidence), path, "--out")
 
 
 def render(evidence: Evidence) -> str:
     """The report page as text."""
-    environment = _environment()
-    plots = figures(evidence)
-    drawn = {name: plot for name, plot in plots.items() if not isinstance(plot, str)}
-    plotly, page = (_plotly() if drawn else ""), _source(environment, "report.js")
-    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in (plotly, page) if script)
-    return environment.get_template("report.html.j2").render(
-        **_context(evidence),
-        sentences={name: plot for name, plot in plots.items() if isinstance(plot, str)},
-        heights={name: plot["layout"]["height"] for name, plot in drawn.items()},
-        figures_json=_json(drawn),
-        hashes=hashes,
-        css=_source(environment, "report.css"),
-        script=page,
-        plotly=plotly,
-    )
+    return render_page(_environment(), "report.html.j2", figures(evidence), **_context(evidence))
 
 
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("upshift.report", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = environment()
     for name in ("percent", "ms_words", "seconds_words", "bytes_words", "key_words", "settings_words"):
-        environment.filters[name] = getattr(words, name)
-    environment.filters["times"] = lambda ratio: words.ratio_words(ratio, "×")
-    environment.filters["interval"] = lambda comparison: words.interval_words(comparison, "×")
-    environment.filters["pairs"] = words.pairs_words
-    environment.filters["kind"] = words.kind_words
-    environment.filters["breakable"] = _breakable
-    environment.globals.update(number=number, text=text, table=table, rows=rows, value_words=words.value_words)
-    return environment
+        made.filters[name] = getattr(words, name)
+    made.filters["times"] = lambda ratio: words.ratio_words(ratio, "×")
+    made.filters["interval"] = lambda comparison: words.interval_words(comparison, "×")
+    made.filters["pairs"] = words.pairs_words
+    made.filters["kind"] = words.kind_words
+    made.filters["breakable"] = _breakable
+    made.globals.update(number=number, text=text, table=table, rows=rows, value_words=words.value_words)
+    return made
 
 
 def _context(evidence: Evidence) -> dict[str, Any]:
@@ -176,29 +145,3 @@ def _readings(machine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         else:
             found.append((words.key_words(key), words.value_words(key, reading), ""))
     return found
-
-
-def _json(value: Any) -> str:
-    """JSON that is safe between script tags: no angle bracket, ampersand or line separator stays as it is."""
-    escaped = json.dumps(value, allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        escaped = escaped.replace(character, f"\\u{ord(character):04x}")
-    return escaped
-
-
-def _source(environment: jinja2.Environment, name: str) -> str:
-    return environment.get_template(name).render()
-
-
-@functools.cache
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (slow to import, and only a page that is written needs it)
-
-    source: str = get_plotlyjs()
-    if "</script" in source.lower():
-        raise UpshiftError("The plotly package holds a script that cannot be embedded. Run `pip install 'plotly>=7,<8'`.")
-    return source.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

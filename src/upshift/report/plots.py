@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from upshift.report.evidence import PHASES
 from upshift.report.figure import (
@@ -26,6 +26,7 @@ from upshift.report.figure import (
     vertical,
     whiskers,
 )
+from upshift.report.page import Plot
 from upshift.report.words import (
     Evidence,
     interval_words,
@@ -40,8 +41,6 @@ from upshift.report.words import (
     text,
     wall_ms,
 )
-
-Plot: TypeAlias = "Figure | str"
 
 FAR = 20.0
 """A speed-up that is drawn no farther."""
