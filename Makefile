@@ -6,12 +6,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MAX_LINES := 400
-IN_PAIRS := tests/script tests/benchmarks tests/integrations tests/optimizations tests/tune/test_gate.py \
-	tests/cli/test_scripts.py tests/tune/test_script_trial.py
+IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/benchmarks tests/integrations tests/optimizations \
+	tests/cli/test_catalogue.py tests/cli/test_data.py tests/cli/test_scripts.py tests/tune/test_gate.py tests/tune/test_group.py \
+	tests/tune/test_script_trial.py tests/tune/test_trial.py
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench bench-groundtruth docs clean help
+.PHONY: setup demo test lint bench bench-groundtruth bench-data docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
@@ -50,6 +51,10 @@ bench: setup  ## measure again what benchmarks/results holds for this machine
 
 bench-groundtruth: setup  ## score Upshift on scripts whose bottleneck is known
 	$(BIN)/python -m benchmarks groundtruth
+
+bench-data: setup  ## measure the data layer against the libraries people use
+	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench-data]'
+	$(BIN)/python -m benchmarks data
 
 # Tables in the documentation come from benchmarks/results; then the API.
 docs: setup  ## write the tables of results, and the API documentation to site/

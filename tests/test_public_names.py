@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import upshift
+from upshift import data
 
 NAMES = [
+    "CorruptError",
+    "DataError",
+    "GoneError",
     "Job",
     "JobError",
     "Loss",
@@ -26,3 +30,22 @@ NAMES = [
 def test_the_public_names_are_these() -> None:
     assert upshift.__all__ == NAMES
     assert all(hasattr(upshift, name) for name in NAMES)
+
+
+DATA_NAMES = [
+    "Batch",
+    "MixedStream",
+    "PackedStream",
+    "Patience",
+    "ShardWriter",
+    "Store",
+    "StoreWriter",
+    "Stream",
+    "Url",
+    "publish_written",
+]
+
+
+def test_the_public_names_of_the_data_layer_are_these() -> None:
+    assert data.__all__ == DATA_NAMES
+    assert all(hasattr(data, name) for name in DATA_NAMES)

@@ -3,7 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from upshift.core.errors import JobError, MachineError, PlanError, TargetError, TrialError, UpshiftError
+from upshift.core.errors import (
+    CorruptError,
+    DataError,
+    GoneError,
+    JobError,
+    MachineError,
+    PlanError,
+    TargetError,
+    TrialError,
+    UpshiftError,
+)
 
 if TYPE_CHECKING:
     from upshift.core.job import Job, Loss, Mean, Quality
@@ -14,6 +24,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CorruptError",
+    "DataError",
+    "GoneError",
     "Job",
     "JobError",
     "Loss",

@@ -10,6 +10,7 @@ import typer
 
 from upshift.cli.batch import batch
 from upshift.cli.compare import compare
+from upshift.cli.data import data
 from upshift.cli.demo import demo
 from upshift.cli.doctor import doctor
 from upshift.cli.explain import explain
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for verb in (profile, tune, run, compare, batch, doctor, explain, demo):
     app.command()(verb)
+app.add_typer(data, name="data")
 
 
 def main() -> None:

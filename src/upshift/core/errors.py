@@ -6,6 +6,9 @@
     │   └── LossError     the loss is no loss: no gradient, not a scalar, NaN or infinite
     ├── PlanError         a plan file or setting is wrong
     ├── MachineError      this machine lacks something that was asked for
+    ├── DataError         a store, its source or a cache cannot be used as it is
+    │   ├── CorruptError  bytes are not what was written
+    │   └── GoneError     a remote store does not answer
     └── TrialError        a trial process crashed, hung, ran out of memory or produced NaN
 
 Each message says what happened, what was seen, and what to do next. A refusal (an optimization that does not fit)
@@ -52,6 +55,18 @@ class PlanError(UpshiftError):
 
 class MachineError(UpshiftError):
     """This machine lacks something that was asked for."""
+
+
+class DataError(UpshiftError):
+    """A store, its source or a cache cannot be used as it is."""
+
+
+class CorruptError(DataError):
+    """Bytes of a store are not what was written: missing, cut or changed."""
+
+
+class GoneError(DataError):
+    """A remote store does not answer, and did not for as long as was allowed."""
 
 
 class TrialError(UpshiftError):

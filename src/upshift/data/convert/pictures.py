@@ -1,0 +1,110 @@
+"""Decode and resize images: by simplejpeg where it is installed and by Pillow otherwise, with the same pixels.
+
+Both decode by libjpeg-turbo, whose accurate integer transform is exact, so that the pixels are equal. A reduction by a whole
+number is a mean over squares, rounded half up, as Pillow's `Image.reduce` does it; any other size is Pillow's bilinear
+filter with antialiasing.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from upshift.core.errors import MachineError
+
+Pixels = npt.NDArray[np.uint8]
+_JPEG = b"\xff\xd8\xff"
+
+
+def decode(data: bytes, size: tuple[int, int] | None = None) -> Pixels:
+    """The pixels of an image file, `uint8 [height, width, 3]`.
+
+    Args:
+        data: The file's bytes.
+        size: Height and width to resize to; None keeps the image's own.
+
+    Raises:
+        ValueError: It is no image, or a damaged one.
+        MachineError: Neither Pillow nor simplejpeg is installed.
+    """
+    fast = _simplejpeg()
+    if fast is not None and data[:3] == _JPEG:
+        try:
+            pixels: Pixels = fast.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
+        except ValueError as error:
+            raise ValueError("no image that can be decoded: damaged JPEG") from error
+    else:
+        pixels = _by_pillow(data)
+    return pixels if size is None or pixels.shape[:2] == size else resize(pixels, size)
+
+
+def header(data: bytes) -> tuple[int, int]:
+    """Height and width of an image file, from its first bytes.
+
+    Raises:
+        ValueError: It is no image.
+    """
+    image = _pillow()
+    try:
+        with image.open(io.BytesIO(data)) as opened:
+            width, height = opened.size
+    except (OSError, SyntaxError) as error:
+        raise ValueError("no image that can be decoded") from error
+    return height, width
+
+
+def resize(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """Resize to (height, width): a mean over squares where both shrink by the same whole number, else bilinear."""
+    height, width = pixels.shape[:2]
+    factor = height // size[0]
+    if factor > 1 and (size[0] * factor, size[1] * factor) == (height, width):
+        return reduced(pixels, factor)
+    image = _pillow()
+    return np.asarray(image.fromarray(pixels).resize((size[1], size[0]), image.Resampling.BILINEAR))
+
+
+def reduced(pixels: Pixels, factor: int) -> Pixels:
+    """The mean over squares of `factor` by `factor` pixels, rounded half up, `[height / factor, width / factor, 3]`."""
+    height, width, channels = pixels.shape
+    total = np.zeros((height // factor, width // factor, channels), np.uint16 if factor <= 16 else np.uint32)
+    for row in range(factor):
+        for column in range(factor):
+            total += pixels[row::factor, column::factor]
+    total += factor * factor // 2
+    if factor & (factor - 1) == 0:
+        total >>= 2 * (factor.bit_length() - 1)
+    else:
+        total //= factor * factor
+    return total.astype(np.uint8)
+
+
+def _by_pillow(data: bytes) -> Pixels:
+    image = _pillow()
+    try:
+        with image.open(io.BytesIO(data)) as opened:
+            return np.asarray(opened.convert("RGB"))
+    except (OSError, SyntaxError) as error:
+        raise ValueError("no image that can be decoded") from error
+
+
+@lru_cache(maxsize=1)
+def _pillow() -> Any:
+    try:
+        from PIL import Image  # noqa: PLC0415  of the extra `images`
+    except ImportError as error:
+        raise MachineError("images need Pillow: pip install 'upshift[images]'.") from error
+    return Image
+
+
+@lru_cache(maxsize=1)
+def _simplejpeg() -> Any:
+    """The faster decoder, where it is installed."""
+    try:
+        import simplejpeg  # noqa: PLC0415  as Pillow
+    except ImportError:
+        return None
+    return simplejpeg

@@ -1,0 +1,1 @@
+"""One kind of source a file; listing and choosing follow from the folder."""

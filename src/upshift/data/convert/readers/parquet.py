@@ -1,0 +1,61 @@
+"""Parquet: some row groups at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from upshift.core.errors import DataError
+from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+
+ENDINGS = (".parquet", ".pq")
+_ROWS = 2048
+
+
+class Parquet(Reader):
+    """Parquet files."""
+
+    name: ClassVar[str] = "parquet"
+    words: ClassVar[str] = "Parquet (.parquet, .pq)"
+
+    @classmethod
+    def claims(cls, path: Path) -> bool:
+        """By its ending."""
+        return has_files(path, ENDINGS)
+
+    @classmethod
+    def units(cls, path: Path, choices: Choices) -> list[Unit]:
+        """A row group each."""
+        found, first = [], None
+        for file in files_under(path, ENDINGS):
+            try:
+                read = pyarrow.parquet.ParquetFile(file)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise DataError(f"{file} is no Parquet file: {error}.") from error
+            first = first or read.schema_arrow
+            if not read.schema_arrow.remove_metadata().equals(first.remove_metadata()):
+                raise DataError(f"{file} has other columns than {path}'s first file: convert them to stores of their own.")
+            found += [
+                Unit(path=str(file), start=group, end=group + 1, num_bytes=read.metadata.row_group(group).total_byte_size)
+                for group in range(read.metadata.num_row_groups)
+            ]
+        return found
+
+    @classmethod
+    def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
+        """The rows of some row groups, a few thousand at a time."""
+        file = pyarrow.parquet.ParquetFile(unit.path, memory_map=True)
+        missing = [name for name in choices.columns if name not in file.schema_arrow.names]
+        if missing:
+            raise DataError(f"{unit.path} has no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)}.")
+        try:
+            for batch in file.iter_batches(
+                _ROWS, row_groups=range(unit.start, unit.end), columns=list(choices.columns) or None, use_threads=False
+            ):
+                yield pa.Table.from_batches([batch])
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{unit.path} cannot be read at row group {unit.start}: {error}.") from error

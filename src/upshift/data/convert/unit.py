@@ -1,0 +1,113 @@
+"""Convert one unit: what a worker process does, and what it leaves for the one that publishes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from upshift.core.files import write_atomically
+from upshift.data.convert.choose import reader_named
+from upshift.data.convert.contract import Bad, Choices, Unit
+from upshift.data.convert.quarantine import lines
+from upshift.data.convert.tokenizing import Tokenizing
+from upshift.data.store.write import ShardWriter, Written
+
+DONE = "done.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A unit to convert, and how.
+
+    Attributes:
+        number: Of the unit; rows are published in this order.
+        unit: What to read.
+        reader: Its reader's name.
+        choices: For the reader.
+        tokenizing: Applied to its rows; None for none.
+        store: Where the rows go.
+        folder: Of this unit alone.
+        block_rows: Rows of a block.
+        shard_bytes: Bytes after which a new shard is begun.
+    """
+
+    number: int
+    unit: Unit
+    reader: str
+    choices: Choices
+    tokenizing: Tokenizing | None
+    store: str
+    folder: str
+    block_rows: int
+    shard_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What came of a unit.
+
+    Attributes:
+        number: Of the unit.
+        written: Its shards.
+        num_records: Records used. Differs from rows where tokens are laid end to end.
+        num_bad: Records set aside.
+        num_bytes: Bytes of the source, as the unit has it.
+    """
+
+    number: int
+    written: Written
+    num_records: int
+    num_bad: int
+    num_bytes: int
+
+    @classmethod
+    def load(cls, folder: Path) -> Converted | None:
+        """What an earlier run left in a unit's folder; None where it did not end."""
+        try:
+            read = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        written = {**read.pop("written"), "folder": str(folder)}  # the store may have been moved
+        return cls(written=Written(**{**written, "schema": bytes.fromhex(written["schema"])}), **read)
+
+    def save(self, folder: Path) -> None:
+        """Leave it in the unit's folder: from here on the unit is done."""
+        read = asdict(self)
+        read["written"]["schema"] = self.written.schema.hex()
+        write_atomically(folder / DONE, json.dumps(read))
+
+
+def convert_unit(task: Task) -> Converted:
+    """Convert a unit, or take over what an earlier run made of it."""
+    folder = Path(task.folder)
+    done = Converted.load(folder)
+    if done is not None:
+        return done
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    records, bad = 0, list[Bad]()
+    reader = reader_named(task.reader)
+    writer = ShardWriter(task.store, block_rows=task.block_rows, shard_bytes=task.shard_bytes, folder=folder)
+    with writer:
+        for rows in reader.read(task.unit, task.choices):
+            if isinstance(rows, Bad):
+                bad.append(rows)
+                continue
+            records += _count(rows)
+            writer.write(task.tokenizing(rows) if task.tokenizing else rows)
+        written = writer.finish()
+    (folder / "bad.jsonl").write_text(lines(bad), encoding="utf-8")
+    found = Converted(
+        number=task.number, written=written, num_records=records, num_bad=len(bad), num_bytes=task.unit.num_bytes
+    )
+    found.save(folder)
+    return found
+
+
+def _count(rows: Any) -> int:
+    return int(rows.num_rows) if isinstance(rows, pa.Table) else len(next(iter(rows.values()), ()))

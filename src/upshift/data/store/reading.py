@@ -1,0 +1,131 @@
+"""A store's shards opened for reading: which block a row stands in, and its columns without a copy."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from upshift.core.errors import CorruptError, DataError
+from upshift.data.store.layout import Manifest, RawColumn, Shard
+from upshift.data.store.mapping import Mapped, Source
+
+_OPEN_MAPS = 1024
+"""Files mapped at once; the system allows a process some ten thousands."""
+_OPEN_BLOCKS = 64
+"""Blocks kept open, a few kilobytes each: those of a window or two."""
+
+
+class Reader:
+    """The columns of a store, block by block. For any number of threads; a new process opens its own maps.
+
+    Args:
+        source: Where the files come from.
+        manifest: What they hold.
+    """
+
+    def __init__(self, source: Source, manifest: Manifest) -> None:
+        self._source, self._manifest = source, manifest
+        size = manifest.block_rows
+        self._shards: list[Shard] = [shard for shard in manifest.shards if shard.num_rows]
+        rows = np.array([shard.num_rows for shard in self._shards], dtype=np.int64)
+        blocks = -(-rows // size)
+        self.shard_firsts = np.cumsum(rows) - rows
+        self._block_firsts = np.cumsum(blocks) - blocks
+        counts = np.full(int(blocks.sum()), size, dtype=np.int64)
+        if len(rows):
+            counts[self._block_firsts + blocks - 1] = rows - (blocks - 1) * size
+        self.block_counts = counts
+        self.block_firsts = np.cumsum(counts) - counts
+        self._maps: OrderedDict[tuple[int, str], Mapped] = OrderedDict()
+        self._open: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+        self._guard = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"source": self._source, "manifest": self._manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["source"], state["manifest"])  # type: ignore[misc]
+
+    def blocks_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The block that each row stands in, [rows]."""
+        return np.searchsorted(self.block_firsts, rows, side="right") - 1
+
+    def shards_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The shard that each row stands in, [rows]."""
+        return np.searchsorted(self.shard_firsts, rows, side="right") - 1
+
+    def shard_at(self, row: int) -> Shard:
+        """The shard that a row stands in."""
+        return self._shards[int(self.shards_of(np.array([row]))[0])]
+
+    def block(self, number: int) -> pa.RecordBatch:
+        """The Arrow columns of a block, [its rows].
+
+        Raises:
+            CorruptError: The file does not hold what the manifest says.
+        """
+        with self._guard:
+            if number in self._open:
+                self._open.move_to_end(number)
+                return self._open[number]
+        block = self._read(number)  # outside of the lock: it may come from afar
+        with self._guard:
+            self._open[number] = block
+            while len(self._open) > _OPEN_BLOCKS:
+                self._open.popitem(last=False)
+        return block
+
+    def raw(self, shard: int, column: str) -> npt.NDArray[Any]:
+        """All rows of a raw column of a shard, [rows, *shape]; reading touches only what is used of it."""
+        kept = self._kept(column)
+        mapped = self._mapped(shard, column)
+        return np.frombuffer(mapped.view, dtype=kept.numpy).reshape(self._shards[shard].num_rows, *kept.shape)
+
+    def need_raw(self, shard: int, column: str, firsts: npt.NDArray[np.int64], count: int = 1) -> None:
+        """Have rows of a raw column of a shard here, where they come from afar: `count` of them from each of `firsts`."""
+        if self._source.is_remote:
+            size, mapped = self._kept(column).row_bytes, self._mapped(shard, column)
+            for first in firsts.tolist():
+                mapped.need(first * size, (first + count) * size)
+
+    def _kept(self, column: str) -> RawColumn:
+        kept = self._manifest.raw_column(column)
+        if kept is None:
+            raise DataError(
+                f"{self._source.where} has no raw column {column!r}; it has {', '.join(self._manifest.columns)}."
+            )
+        return kept
+
+    def _mapped(self, shard: int, column: str) -> Mapped:
+        with self._guard:
+            if (shard, column) not in self._maps:
+                self._maps[shard, column] = self._source.open(self._shards[shard].file(column))
+                while len(self._maps) > _OPEN_MAPS:
+                    self._maps.popitem(last=False)
+            self._maps.move_to_end((shard, column))
+            return self._maps[shard, column]
+
+    def _read(self, number: int) -> pa.RecordBatch:
+        shard = int(np.searchsorted(self._block_firsts, number, side="right")) - 1
+        file = self._shards[shard].file("")
+        mapped = self._mapped(shard, "")
+        at = number - int(self._block_firsts[shard])
+        start, end = file.blocks[at], file.blocks[at + 1]
+        mapped.need(start, end)
+        try:
+            block = pa.ipc.read_record_batch(pa.py_buffer(mapped.view[start:end]), self._manifest.schema)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise CorruptError(
+                f"block {at} of {file.path} in {self._source.where} is no Arrow block ({error}): run `upshift data verify`."
+            ) from error
+        if block.num_rows != self.block_counts[number]:
+            raise CorruptError(
+                f"block {at} of {file.path} in {self._source.where} has {block.num_rows} rows instead of "
+                f"{self.block_counts[number]}: run `upshift data verify`."
+            )
+        return block

@@ -1,0 +1,47 @@
+"""Columns as the user wants them: Arrow, NumPy or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+Form: TypeAlias = Literal["arrow", "numpy", "torch"]
+FORMS: tuple[Form, ...] = ("arrow", "numpy", "torch")
+Columns: TypeAlias = dict[str, Any]
+"""By name: a `pyarrow.Array`, a NumPy array of a raw column, or a list of strings."""
+
+
+def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
+    """The columns of a batch in a form.
+
+    Numbers become arrays or tensors without a copy. What is no block of numbers (text, lists of different lengths, columns
+    with nulls) stays Arrow in every form: `to_pylist()` makes Python objects of it.
+    """
+    if form == "arrow":
+        return {name: _arrow(values) for name, values in columns.items()}
+    numbers = {name: _numpy(values) for name, values in columns.items()}
+    if form == "numpy":
+        return numbers
+    return {name: torch.from_numpy(values) if isinstance(values, np.ndarray) else values for name, values in numbers.items()}
+
+
+def _arrow(values: Any) -> Any:
+    if not isinstance(values, np.ndarray):
+        return values
+    return pa.array(values) if values.ndim == 1 else pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+
+
+def _numpy(values: Any) -> Any:
+    if not isinstance(values, pa.Array) or values.null_count:
+        return values
+    kind = values.type
+    if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and kind.bit_width >= 8:
+        array = np.frombuffer(values.buffers()[1], kind.to_pandas_dtype(), len(values) + values.offset)[values.offset :]
+        return array if array.flags.writeable else array.copy()
+    if pa.types.is_boolean(kind):
+        return values.to_numpy(zero_copy_only=False)
+    return values

@@ -1,0 +1,85 @@
+"""The windows of an epoch as they come into use, and batches picked from them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from upshift.data.stream.buffers import Buffers
+from upshift.data.stream.form import Columns
+from upshift.data.stream.order import Order, Part
+from upshift.data.stream.samples import Samples
+
+_KEPT = 3
+"""Windows open at once: the one in use, its successor, and one for a thread that lags."""
+
+
+class Opened:
+    """Takes samples by their position in an epoch. Safe for several threads.
+
+    Args:
+        samples: Of the store.
+        order: Of the epoch.
+    """
+
+    def __init__(self, samples: Samples, order: Order) -> None:
+        self._samples, self._order = samples, order
+        self._kept: OrderedDict[int, Future[Any]] = OrderedDict()
+        self._guard = threading.Lock()
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="upshift-ahead") if samples.is_remote else None
+
+    def take(self, parts: list[Part], buffers: Buffers) -> Columns:
+        """Samples, window after window, a column each."""
+        if not parts:
+            parts = self._order.parts(0, 1)
+            return {name: values[:0] for name, values in self._part(parts[0].window, parts[0].samples, buffers).items()}
+        taken = [self._part(part.window, part.samples, buffers) for part in parts]
+        return taken[0] if len(taken) == 1 else {name: joined([part[name] for part in taken]) for name in taken[0]}
+
+    def close(self) -> None:
+        """Open nothing more."""
+        if self._ahead is not None:
+            self._ahead.shutdown(wait=False, cancel_futures=True)
+
+    def _part(self, window: int, samples: Any, buffers: Buffers) -> Columns:
+        with self._guard:
+            opened, mine = self._future(window)
+            if self._ahead is not None and window + 1 < self._order.num_windows:
+                following, new = self._future(window + 1)
+                if new:
+                    self._ahead.submit(self._open, window + 1, following)
+        if mine:
+            self._open(window, opened)
+        return self._samples.take(opened.result(), samples, buffers)
+
+    def _future(self, window: int) -> tuple[Future[Any], bool]:
+        """The window's future, and whether whoever asks must fulfil it; within the lock."""
+        new = window not in self._kept
+        if new:
+            while len(self._kept) >= _KEPT:
+                self._kept.popitem(last=False)
+            self._kept[window] = Future()
+        self._kept.move_to_end(window)
+        return self._kept[window], new
+
+    def _open(self, window: int, future: Future[Any]) -> None:
+        try:
+            future.set_result(self._samples.open(self._order.blocks_of(window)))
+        except BaseException as error:  # noqa: BLE001  raised where the window is used
+            with self._guard:
+                self._kept.pop(window, None)  # and the next who asks tries again
+            future.set_exception(error)
+
+
+def joined(parts: list[Any]) -> Any:
+    """The rows of several windows, one after another."""
+    if isinstance(parts[0], pa.Array):
+        return pa.concat_arrays(parts)
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return [value for part in parts for value in part]

@@ -1,0 +1,156 @@
+"""What a sample is: a row of the store, or a window of consecutive numbers of a raw column."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from upshift.core.errors import DataError
+from upshift.data.store.gather import Index
+from upshift.data.store.store import Store
+from upshift.data.store.window import Window
+from upshift.data.stream.buffers import Buffers
+from upshift.data.stream.form import Columns
+
+
+class Samples(ABC):
+    """The samples of a store, in blocks that lie together.
+
+    Attributes:
+        counts: Samples of each block, [blocks].
+    """
+
+    counts: Index
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether opening the next blocks ahead of time pays."""
+        return False
+
+    @abstractmethod
+    def open(self, blocks: Index) -> Any:
+        """What is needed to take samples of these blocks; kept while they are in use."""
+
+    @abstractmethod
+    def take(self, opened: Any, samples: Index, buffers: Buffers) -> Columns:
+        """Samples by number, all of the blocks that were opened: a column each, [samples, ...]."""
+
+
+class RowSamples(Samples):
+    """Each row is a sample.
+
+    Args:
+        store: Of the rows.
+        columns: Those wanted.
+        strings: Of these, text columns that come as lists of strings.
+    """
+
+    def __init__(self, store: Store, columns: Sequence[str] | None, strings: Sequence[str]) -> None:
+        self._store = store
+        self._columns = store.checked_columns(columns)
+        self._strings = frozenset(strings)
+        for name in sorted(self._strings - set(self._columns)):
+            raise DataError(f"strings names {name!r}, which is not among the columns {', '.join(self._columns)}.")
+        self.counts = store.reader.block_counts
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the store is."""
+        return self._store.source.is_remote
+
+    def open(self, blocks: Index) -> Window:
+        """The window of these blocks; from afar, their Arrow columns come at once."""
+        window = Window(self._store.reader, blocks)
+        if self._store.source.is_remote and len(self._store.manifest.schema):
+            window.fetch()
+        return window
+
+    def take(self, opened: Window, samples: Index, buffers: Buffers) -> Columns:
+        """Rows by number."""
+        taken: Columns = {}
+        for name in self._columns:
+            raw = self._store.manifest.raw_column(name)
+            if raw is not None:
+                out = buffers.empty((len(samples), *raw.shape), raw.numpy.newbyteorder("="))
+                taken[name] = opened.raw(name, samples, out)
+            elif name in self._strings:
+                taken[name] = opened.strings(name, samples)
+            else:
+                taken[name] = opened.arrow(name, samples)
+        return taken
+
+
+class WindowSamples(Samples):
+    """Each sample is a window of consecutive rows of a raw column of single numbers, as in a stream of tokens.
+
+    Args:
+        store: Of the numbers.
+        column: Which raw column; its rows are single numbers.
+        length: Numbers of a window.
+        stride: From the start of one window to the next.
+    """
+
+    BLOCK = 2048
+
+    def __init__(self, store: Store, column: str, length: int, stride: int) -> None:
+        raw = store.manifest.raw_column(column)
+        if raw is None or raw.shape:
+            raise DataError(
+                f"windows are cut from a raw column of single numbers, which {column!r} of {store.source.where} is not; "
+                f"it has "
+                f"{', '.join(store.columns)}."
+            )
+        if length < 1 or stride < 1:
+            raise DataError(f"length and stride of windows must be at least 1, not {length} and {stride}.")
+        if len(store) < length:
+            raise DataError(f"{store.source.where} holds {len(store):,} numbers, fewer than one window of {length}.")
+        self._store, self._column, self._length, self._stride = store, column, length, stride
+        self._dtype = raw.numpy
+        count = (len(store) - length) // stride + 1
+        self.counts = np.full(-(-count // self.BLOCK), self.BLOCK, dtype=np.int64)
+        self.counts[-1] = count - (len(self.counts) - 1) * self.BLOCK
+
+    def open(self, blocks: Index) -> None:
+        """Nothing: the shards are mapped once."""
+
+    def take(self, opened: None, samples: Index, buffers: Buffers) -> Columns:
+        """Windows by number, [windows, length]."""
+        out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
+        reader = self._store.reader
+        firsts = samples * self._stride
+        shards, last = reader.shards_of(firsts), reader.shards_of(firsts + self._length - 1)
+        for shard in np.unique(shards).tolist():
+            whole = np.flatnonzero((shards == shard) & (last == shard))
+            if len(whole):
+                starts = firsts[whole] - reader.shard_firsts[shard]
+                reader.need_raw(shard, self._column, starts, self._length)
+                _cut(reader.raw(shard, self._column), starts, self._length, out, whole)
+        for number in np.flatnonzero(shards != last).tolist():
+            self._stitch(int(firsts[number]), out[number])
+        return {self._column: out}
+
+    def _stitch(self, first: int, out: npt.NDArray[Any]) -> None:
+        """A window that reaches over the end of a shard, or of several."""
+        done = 0
+        reader = self._store.reader
+        while done < self._length:
+            shard = int(reader.shards_of(np.array([first + done]))[0])
+            values = reader.raw(shard, self._column)
+            at = first + done - int(reader.shard_firsts[shard])
+            reader.need_raw(shard, self._column, np.array([at]), min(self._length - done, len(values) - at))
+            part = values[at : at + self._length - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+
+
+def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[Any], rows: Index) -> None:
+    """Copy windows of `values` to rows of `out`."""
+    windows = np.lib.stride_tricks.sliding_window_view(values, length)
+    if len(rows) == len(out):
+        out[:] = windows[starts]
+    else:
+        out[rows] = windows[starts]

@@ -1,0 +1,199 @@
+"""Batches of a store, in an order that any number of workers and ranks can take up anywhere.
+
+    stream = Stream(store, batch_size=256, seed=1)
+    for epoch in range(3):
+        for batch in stream:                  # one epoch; the next `for` is the next one
+            train(batch["text"])
+    state = stream.state_dict()               # a few integers, at any time
+
+A batch is gathered from the mapped store at once, by threads where `workers` says so: gathering, decoding and large copies
+let the interpreter go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from upshift.core.errors import DataError
+from upshift.data.store.store import Store
+from upshift.data.stream.batch import Batch
+from upshift.data.stream.batches import Batches, Position, Step, place
+from upshift.data.stream.bucket import Buckets
+from upshift.data.stream.buffers import Buffers
+from upshift.data.stream.form import FORMS, Form, formed
+from upshift.data.stream.lengths import Lengths
+from upshift.data.stream.opened import Opened
+from upshift.data.stream.order import Order
+from upshift.data.stream.samples import RowSamples, Samples, WindowSamples
+from upshift.data.stream.shares import Shares
+
+
+class Stream(Batches):
+    """Batches of a store: a loader of its own, and a torch `IterableDataset` whose items are batches.
+
+    Args:
+        store: The store, or its path.
+        batch_size: Samples of a batch on each rank.
+        seed: Of the shuffle.
+        shuffle: Off, samples come as they are stored.
+        rank: This process among those that share each epoch; None takes torch.distributed's, or 0.
+        world_size: How many share it; None takes torch.distributed's, or 1.
+        columns: Which columns; None takes all.
+        form: What numbers come as: `arrow`, `numpy` or `torch`.
+        strings: Text columns that come as lists of strings instead of Arrow arrays.
+        drop_last: Leave out what does not fill a batch on every rank.
+        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
+        read_ahead: Batches each thread is ahead at most.
+        window_blocks: Blocks whose samples are mixed with one another.
+        length: Cut windows of so many numbers from the one column named, which must be raw; None takes rows as samples.
+        stride: From the start of a window to the next; None takes `length`.
+        bucket_by: Column by whose length the samples of a batch are alike: text, lists, or numbers that are lengths; None
+            mixes all lengths.
+        transform: Applied to each batch, in the thread that prepares it.
+
+    Raises:
+        DataError: An argument is wrong, or there are fewer samples than ranks.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | PathLike[str],
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        columns: Sequence[str] | None = None,
+        form: Form = "arrow",
+        strings: Sequence[str] = (),
+        drop_last: bool = False,
+        workers: int = 0,
+        read_ahead: int = 2,
+        window_blocks: int = 16,
+        length: int | None = None,
+        stride: int | None = None,
+        bucket_by: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.store = store if isinstance(store, Store) else Store(store)
+        if batch_size < 1 or window_blocks < 1:
+            raise DataError(f"batch_size and window_blocks must be at least 1, not {batch_size} and {window_blocks}.")
+        if form not in FORMS:
+            raise DataError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
+        self._rank, world = place(rank, world_size)
+        self._samples = _samples(self.store, columns, strings, length, stride)
+        count = int(self._samples.counts.sum())
+        self._shares = Shares(num_samples=count, batch_size=batch_size, world_size=world, drop_last=drop_last)
+        self._shares.check()
+        self._seed, self._shuffle, self._window_blocks = seed, shuffle, window_blocks
+        self._lengths = _lengths(self.store, bucket_by, length)
+        self._form, self._transform = form, transform
+        self._buffers = Buffers(most=workers * read_ahead + 2)
+        super().__init__(workers=workers, read_ahead=read_ahead)
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank; every rank has as many."""
+        return self._shares.num_steps()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch, over all ranks."""
+        return self._shares.num_samples
+
+    def samples(self) -> IterableDataset[dict[str, Any]]:
+        """The same stream, one sample at a time, for loaders that make the batches themselves."""
+        return _OneByOne(self)
+
+    def _start(self) -> Position:
+        # Buckets are cut for the global batch that the epoch began with, whatever the ranks are later.
+        return {"sample": 0, **({"bucket": self._shares.full} if self._lengths is not None else {})}
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "window_blocks": self._window_blocks,
+            "num_samples": self.num_samples,
+            "store_version": self.store.manifest.version,
+            "bucket_by": None if self._lengths is None else self._lengths.column,
+        }
+
+    def _steps(self, epoch: int, position: Position) -> Iterator[Step]:
+        at = dict(position)
+        first, end = self._shares.step(at["sample"])
+        while first < end:
+            at = {**at, "sample": end}
+            yield Step((first, end, at.get("bucket", 0)), at)
+            first, end = self._shares.step(end)
+
+    def _maker(self, epoch: int) -> tuple[Callable[[Any], Any], Callable[[], None]]:
+        order = Order(
+            self._samples.counts, seed=self._seed, epoch=epoch, shuffle=self._shuffle, window_blocks=self._window_blocks
+        )
+        opened = Opened(self._samples, order)
+        buckets = Buckets(order, self._lengths, seed=self._seed, epoch=epoch) if self._lengths is not None else None
+
+        def make(task: tuple[int, int, int]) -> Any:
+            start, stop = self._shares.share(task[0], task[1], self._rank)
+            with self._times.stage("gather"):
+                parts = order.parts(start, stop) if buckets is None else buckets.parts(start, stop, task[2])
+                columns = opened.take(parts, self._buffers)
+            with self._times.stage("form"):
+                batch: Any = Batch(formed(columns, self._form), stop - start)
+            self._times.add("batches", 1)
+            self._times.add("samples", stop - start)
+            if self._transform is None:
+                return batch
+            with self._times.stage("transform"):
+                return self._transform(batch)
+
+        return make, opened.close
+
+
+class _OneByOne(IterableDataset[dict[str, Any]]):
+    """The samples of a stream's batches."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._stream:
+            for row in range(batch.num_rows):
+                yield {name: _plain(values[row]) for name, values in batch.items()}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self._stream.set_epoch(epoch)
+
+
+def _plain(value: Any) -> Any:
+    """A value of an Arrow array as Python has it; anything else as it is."""
+    return value.as_py() if hasattr(value, "as_py") else value
+
+
+def _samples(
+    store: Store, columns: Sequence[str] | None, strings: Sequence[str], length: int | None, stride: int | None
+) -> Samples:
+    if length is None:
+        if stride is not None:
+            raise DataError("stride belongs to windows: give their length too.")
+        return RowSamples(store, columns, strings)
+    names = store.columns if columns is None else tuple(columns)
+    if len(names) != 1:
+        raise DataError(
+            f"windows are cut from one column; name it (columns=['tokens']). The store has {', '.join(store.columns)}."
+        )
+    return WindowSamples(store, names[0], length, length if stride is None else stride)
+
+
+def _lengths(store: Store, column: str | None, length: int | None) -> Lengths | None:
+    if column is None:
+        return None
+    if length is not None:
+        raise DataError("windows are all of one length: bucket_by has nothing to sort them by.")
+    return Lengths(store, column)

@@ -1,0 +1,62 @@
+"""Where a stream's time goes: what its batches cost, and how long the training loop waited for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+
+@dataclass(kw_only=True)
+class StageTimes:
+    """Sums since the stream was made, over all of its threads.
+
+    Attributes:
+        batches: Given out.
+        samples: In them.
+        gather_s: Seconds spent picking rows out of the store, reading included.
+        form_s: Seconds spent making arrays or tensors of them.
+        transform_s: Seconds spent in the user's transform.
+        wait_s: Seconds for which the loop that iterates waited.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    gather_s: float = 0.0
+    form_s: float = 0.0
+    transform_s: float = 0.0
+    wait_s: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """The sums by name."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+
+class Times:
+    """Adds up stage times. Safe for several threads; it may be sent to other processes, where it begins at 0."""
+
+    def __init__(self) -> None:
+        self.sums = StageTimes()
+        self._guard = threading.Lock()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}
+
+    def __setstate__(self, _state: dict[str, object]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add what happens within to the stage `name` (without `_s`)."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(f"{name}_s", time.perf_counter() - start)
+
+    def add(self, name: str, amount: float) -> None:
+        """Add to one of the sums."""
+        with self._guard:
+            setattr(self.sums, name, getattr(self.sums, name) + amount)

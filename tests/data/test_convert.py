@@ -1,0 +1,397 @@
+"""From what people have to a store: the same rows, whatever happens on the way."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from upshift.core.errors import DataError
+from upshift.data import Store
+from upshift.data.convert.choose import all_readers, reader_for
+from upshift.data.convert.job import convert
+from upshift.data.convert.readers import jsonl
+from upshift.data.convert.tokenizing import Tokenizing
+from upshift.data.store.verify import verify
+
+
+def all_rows(path: Path) -> list[dict[str, Any]]:
+    store = Store(path)
+    return store.__getitems__(range(len(store)))
+
+
+def write_jsonl(path: Path, count: int) -> list[dict[str, object]]:
+    records = [{"id": n, "text": f"text {n} é", "tags": ["a"] * (n % 3), "score": n / 2} for n in range(count)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return records
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    monkeypatch.setattr(jsonl, "UNIT_BYTES", 3_001)
+    records = write_jsonl(tmp_path / "a.jsonl", 500)
+    made = convert(tmp_path / "a.jsonl", tmp_path / "s", processes=processes)
+    assert (made.num_records, made.num_bad, made.quarantine) == (500, 0, None)
+    assert all_rows(tmp_path / "s") == records
+    assert len(Store(tmp_path / "s").manifest.shards) > 5
+    assert verify(Store(tmp_path / "s")) == []
+    assert Store(tmp_path / "s").manifest.provenance["records"] == 500
+
+
+def test_a_file_without_a_last_newline_and_with_empty_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n\n  \n{"a": 2}', encoding="utf-8")
+    convert(tmp_path / "a.jsonl", tmp_path / "s")
+    assert all_rows(tmp_path / "s") == [{"a": 1}, {"a": 2}]
+
+
+def test_bad_records_are_set_aside_and_their_content_is_in_no_message(tmp_path: Path) -> None:
+    records = write_jsonl(tmp_path / "a.jsonl", 500)
+    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
+    lines[100:100] = [b'{"id": 7, "text": "SECRET\n', b'["SECRET"]\n', b'{"id": "SECRET", "text": "x"}\n']
+    lines.append(b'{"text": "\xff SECRET"}\n')
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    made = convert(tmp_path / "a.jsonl", tmp_path / "s")
+    assert (made.num_records, made.num_bad) == (500, 4)
+    assert all_rows(tmp_path / "s") == records
+    assert made.quarantine is not None
+    told = [json.loads(line) for line in made.quarantine.read_text().splitlines()]
+    assert [one["reason"].split(" at ")[0].split(":")[0] for one in told] == [
+        "no JSON",
+        "a list is no record",
+        "field 'id' is no int64",
+        "no UTF-8",
+    ]
+    assert told[0]["position"] == f"byte {sum(map(len, lines[:100]))}"
+    assert base64.b64decode(told[1]["record_base64"]) == b'["SECRET"]\n'
+    assert stat.S_IMODE(made.quarantine.stat().st_mode) == 0o600
+
+
+def test_a_field_that_only_late_records_have_is_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "_LOOKED_AT", 10)
+    records = [{"id": n} for n in range(200)]
+    text = "".join(json.dumps(record if n != 100 else {**record, "late": 1}) + "\n" for n, record in enumerate(records))
+    (tmp_path / "a.jsonl").write_text(text)
+    made = convert(tmp_path / "a.jsonl", tmp_path / "s")
+    assert made.quarantine is not None
+    assert "a field 'late' that the records looked at first do not have" in made.quarantine.read_text()
+    convert(tmp_path / "a.jsonl", tmp_path / "t", columns=["id"])  # named, the others are left out on purpose
+    assert all_rows(tmp_path / "t") == records
+
+
+def test_too_many_bad_records_fail_and_publish_nothing(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 50)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("SECRET\n" * 10)
+    with pytest.raises(DataError, match=r"10 of 60 records are bad, more than 1\.00%") as error:
+        convert(tmp_path / "a.jsonl", tmp_path / "s")
+    assert "SECRET" not in str(error.value)
+    with pytest.raises(DataError, match="is no store"):
+        Store(tmp_path / "s")
+    assert convert(tmp_path / "a.jsonl", tmp_path / "s", max_bad_frac=0.2).num_bad == 10
+
+
+def test_an_array_of_json(tmp_path: Path) -> None:
+    records = [{"id": n, "text": "x" * n, "deep": {"a": [n]}} for n in range(3000)]
+    (tmp_path / "a.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
+    convert(tmp_path / "a.json", tmp_path / "s")
+    assert all_rows(tmp_path / "s") == records
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1}', "does not begin with '\\['"),
+        ('[{"a": 1}, {"a": ', "record 1 is no JSON"),
+        ('[{"a": 1} {"a": 2}]', "after record 0 stands '{'"),
+        ('[{"a": 1}', "breaks off within its array"),
+        ("[]", "holds no record"),
+    ],
+)
+def test_a_broken_array_is_told(tmp_path: Path, text: str, words: Any) -> None:
+    (tmp_path / "a.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=words):
+        convert(tmp_path / "a.json", tmp_path / "s")
+
+
+def test_comma_separated_values(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text\n1,"two\nlines, and more"\n2,plain\n3,too,many\n4,end\n', encoding="utf-8")
+    made = convert(tmp_path / "a.csv", tmp_path / "s", max_bad_frac=0.5)
+    assert all_rows(tmp_path / "s") == [
+        {"id": 1, "text": "two\nlines, and more"},
+        {"id": 2, "text": "plain"},
+        {"id": 4, "text": "end"},
+    ]
+    assert made.quarantine is not None
+    assert json.loads(made.quarantine.read_text())["reason"] == "3 fields where the line of names has 2"
+
+
+def test_parquet(tmp_path: Path) -> None:
+    table = pa.table({"id": range(1000), "text": [f"t{n}" for n in range(1000)], "list": [[n] for n in range(1000)]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
+    convert(tmp_path / "a.parquet", tmp_path / "s", columns=["list", "id"])
+    assert all_rows(tmp_path / "s") == table.select(["list", "id"]).to_pylist()
+
+
+def test_arrays(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 255, (700, 4, 5), dtype=np.uint8)
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "b.npz", x=array, y=np.arange(700))
+    convert(tmp_path / "a.npy", tmp_path / "s")
+    assert np.array_equal(Store(tmp_path / "s").take(np.arange(700))["data"], array)
+    convert(tmp_path / "b.npz", tmp_path / "t")
+    assert np.array_equal(Store(tmp_path / "t").take(np.arange(700))["x"], array)
+    assert Store(tmp_path / "t").take([699])["y"].tolist() == [699]
+
+
+def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="is no NumPy array of plain numbers"):
+        convert(tmp_path / "a.npy", tmp_path / "s")
+
+
+def picture(seed: int, size: tuple[int, int] = (64, 48)) -> bytes:
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).resize(size).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def test_folders_of_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(20):
+        path = tmp_path / "images" / f"class{number % 2}" / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(number))
+    (tmp_path / "images" / "class0" / "bad.jpg").write_bytes(b"no image")
+    made = convert(tmp_path / "images", tmp_path / "s", max_bad_frac=0.1)
+    rows = all_rows(tmp_path / "s")
+    assert (len(rows), made.num_bad) == (20, 1)
+    assert rows[0]["image"] == picture(0)
+    assert {(row["label"], row["height"], row["width"]) for row in rows} == {("class0", 48, 64), ("class1", 48, 64)}
+    convert(tmp_path / "images", tmp_path / "t", max_bad_frac=0.1, pixels="decoded", size=(24, 32))
+    images = Store(tmp_path / "t").take([0])["image"]
+    want = np.asarray(Image.open(io.BytesIO(picture(0))).convert("RGB").reduce(2))
+    assert np.array_equal(images[0], want)
+
+
+def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").write_bytes(picture(0))
+    (tmp_path / "images" / "b.jpg").write_bytes(picture(0, (32, 32)))
+    with pytest.raises(DataError, match="the images have different sizes"):
+        convert(tmp_path / "images", tmp_path / "s", pixels="decoded")
+
+
+def sound(path: Path, samples: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(samples.astype("<i2").tobytes())
+
+
+def test_folders_of_sounds(tmp_path: Path) -> None:
+    for number in range(5):
+        sound(tmp_path / "sounds" / "a" / f"{number}.wav", np.arange(number * 100) - 50)
+    (tmp_path / "sounds" / "a" / "bad.wav").write_bytes(b"RIFF")
+    convert(tmp_path / "sounds", tmp_path / "s", max_bad_frac=0.5)
+    rows = all_rows(tmp_path / "s")
+    assert [(row["path"], row["label"], row["rate"], len(row["samples"])) for row in rows] == [
+        (f"a/{number}.wav", "a", 8000, number * 100) for number in range(5)
+    ]
+    assert rows[4]["samples"][:3] == [-50, -49, -48]
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(20):
+            for ending, data in (
+                ("jpg", picture(number)),
+                ("cls", str(number).encode()),
+                ("json", json.dumps({"a": number}).encode()),
+                ("txt", f"é{number}".encode()),
+            ):
+                member = tarfile.TarInfo(f"folder/{number:03d}.{ending}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    convert(tmp_path / "a.tar", tmp_path / "s")
+    rows = all_rows(tmp_path / "s")
+    assert rows[3] == {"__key__": "folder/003", "jpg": picture(3), "cls": 3, "json": {"a": 3}, "txt": "é3"}
+    assert len(rows) == 20
+
+
+def test_a_saved_dataset_of_hugging_face(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    table = pa.table({"id": range(100), "text": [f"t{n}" for n in range(100)]})
+    with pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=30)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    convert(folder, tmp_path / "s")
+    assert all_rows(tmp_path / "s") == table.to_pylist()
+
+
+def test_bytes_as_tokens(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 50)
+    convert(tmp_path / "a.jsonl", tmp_path / "s", tokenizing=Tokenizing(tokenizer="bytes", column="text", end=256))
+    row = Store(tmp_path / "s")[3]
+    assert bytes(row["tokens"][:-1]).decode() == row["text"]
+    assert row["tokens"][-1] == 256
+    convert(tmp_path / "a.jsonl", tmp_path / "t", tokenizing=Tokenizing(tokenizer="bytes", column="text", flat=True))
+    store = Store(tmp_path / "t")
+    tokens = store.take(np.arange(len(store)))["tokens"]
+    assert tokens.dtype == np.uint16
+    texts = bytes(np.where(tokens == 256, 10, tokens).astype(np.uint8)).decode().splitlines()
+    assert texts == [f"text {n} é" for n in range(50)]
+
+
+def test_messages_and_a_tokenizer_file(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"user": 0, ":": 1, "hello": 2, "?": 3}, unk_token="?"))  # noqa: S106  a token of text
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "hello you"}]}\n')
+    convert(
+        tmp_path / "a.jsonl",
+        tmp_path / "s",
+        tokenizing=Tokenizing(tokenizer=str(tmp_path / "tokenizer.json"), column="messages"),
+    )
+    assert Store(tmp_path / "s")[0]["tokens"] == [0, 1, 2, 3]
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from typing import Any
+from upshift.data.convert import unit
+from upshift.data.convert.readers import jsonl
+import upshift.data.convert.job as job
+jsonl.UNIT_BYTES = 3001
+whole = unit.convert_unit
+def slow(task):
+    done = whole(task)
+    print(task.number, flush=True)
+    time.sleep(0.2)
+    return done
+job.convert_unit = slow
+job.convert(sys.argv[1], sys.argv[2], processes=1)
+"""
+
+
+@contextmanager
+def slow_conversion(source: Path, store: Path) -> Iterator[subprocess.Popen[str]]:
+    """A conversion of small units in a process of its own, which prints the number of each when it is done."""
+    command = [sys.executable, "-c", KILLED, str(source), str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def kill_after(process: subprocess.Popen[str], units: int) -> None:
+    for _ in range(units):
+        assert line_of(process)
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "UNIT_BYTES", 3_001)
+    records = write_jsonl(tmp_path / "a.jsonl", 500)
+    with slow_conversion(tmp_path / "a.jsonl", tmp_path / "s") as process:
+        kill_after(process, 4)
+    with pytest.raises(DataError, match="is no store"):
+        Store(tmp_path / "s")
+    made = convert(tmp_path / "a.jsonl", tmp_path / "s", processes=1)
+    assert made.num_resumed >= 3
+    assert all_rows(tmp_path / "s") == records
+    assert not (tmp_path / "s" / "writing").exists()
+
+
+def test_a_source_that_changed_is_converted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "UNIT_BYTES", 3_001)
+    write_jsonl(tmp_path / "a.jsonl", 500)
+    with slow_conversion(tmp_path / "a.jsonl", tmp_path / "s") as process:
+        kill_after(process, 2)
+    time.sleep(0.02)
+    records = write_jsonl(tmp_path / "a.jsonl", 400)
+    made = convert(tmp_path / "a.jsonl", tmp_path / "s", processes=1)
+    assert made.num_resumed == 0
+    assert all_rows(tmp_path / "s") == records
+
+
+def test_the_same_conversion_twice_at_once_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "UNIT_BYTES", 3_001)
+    write_jsonl(tmp_path / "a.jsonl", 500)
+    with slow_conversion(tmp_path / "a.jsonl", tmp_path / "s") as other:
+        line_of(other)
+        with pytest.raises(DataError, match="is under way in another process: wait for it"):
+            convert(tmp_path / "a.jsonl", tmp_path / "s", processes=1)
+        other.communicate()
+    assert other.returncode == 0
+    assert len(Store(tmp_path / "s")) == 500
+
+
+def test_conversions_append(tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", 30)
+    convert(tmp_path / "a.jsonl", tmp_path / "s")
+    with pytest.raises(DataError, match="is a store of 30 rows already"):
+        convert(tmp_path / "a.jsonl", tmp_path / "s")
+    (tmp_path / "b.jsonl").write_text('{"id": 9, "text": "b", "tags": [], "score": 1}\n')
+    convert(tmp_path / "b.jsonl", tmp_path / "s", mode="append")
+    assert all_rows(tmp_path / "s") == [*first, {"id": 9, "text": "b", "tags": [], "score": 1.0}]
+
+
+def test_kinds_are_found_and_doubts_are_told(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 3)
+    (tmp_path / "b.csv").write_text("a\n1\n")
+    assert reader_for(tmp_path / "a.jsonl").name == "jsonl"
+    with pytest.raises(DataError, match="may be read as csv, jsonl: say which"):
+        reader_for(tmp_path)
+    with pytest.raises(DataError, match=r"there is no .*nothing"):
+        reader_for(tmp_path / "nothing")
+    (tmp_path / "c.xyz").write_text("")
+    with pytest.raises(DataError, match="is of no kind that can be converted"):
+        reader_for(tmp_path / "c.xyz")
+    with pytest.raises(DataError, match="there is no format 'xml'; there are csv, huggingface"):
+        convert(tmp_path / "a.jsonl", tmp_path / "s", format="xml")
+
+
+def test_every_reader_says_what_it_reads() -> None:
+    assert list(all_readers()) == [
+        "csv",
+        "huggingface",
+        "images",
+        "json",
+        "jsonl",
+        "litdata",
+        "mds",
+        "numpy",
+        "parquet",
+        "wav",
+        "webdataset",
+    ]
+    assert all(kind.words for kind in all_readers().values())

@@ -1,0 +1,464 @@
+"""Every sample once an epoch, in one order, whatever the workers and ranks are, and wherever it stopped."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from upshift.core.errors import DataError
+from upshift.data import MixedStream, PackedStream, Store, StoreWriter, Stream
+from upshift.data.stream.packed import best_fit
+
+
+@functools.cache
+def folder() -> Path:
+    """Stores made once for all tests of this process."""
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="upshift-test-"))
+
+
+@functools.cache
+def numbers(count: int, block: int = 16) -> Store:
+    path = folder() / f"numbers-{count}-{block}"
+    with StoreWriter(path, block_rows=block, shard_bytes=2_000) as writer:
+        ids = np.arange(count)
+        writer.write({"id": pa.array(ids), "text": [f"{n:04d}" * (1 + n % 9) for n in ids], "raw": ids.astype(np.int32)})
+    return Store(path)
+
+
+@functools.cache
+def documents(count: int) -> Store:
+    path = folder() / f"documents-{count}"
+    lengths = np.random.default_rng(0).integers(0, 50, count)
+    with StoreWriter(path, block_rows=16) as writer:
+        writer.write({"tokens": pa.array([np.arange(n, dtype=np.uint16) + 100 * i % 60_000 for i, n in enumerate(lengths)])})
+    return Store(path)
+
+
+def flat(lists: Any) -> list[Any]:
+    """The items of lists, in one."""
+    return list(itertools.chain.from_iterable(lists))
+
+
+def ids(batch: Any) -> list[int]:
+    found: list[int] = batch["id"].to_pylist()
+    return found
+
+
+def rest(stream: Stream) -> list[list[int]]:
+    return [ids(batch) for batch in stream]
+
+
+def global_batches(store: Store, ranks: int, batch: int, **more: Any) -> list[list[int]]:
+    """The batches of an epoch over all ranks, put together again."""
+    streams = [Stream(store, batch_size=batch, rank=rank, world_size=ranks, **more) for rank in range(ranks)]
+    return [flat(parts) for parts in zip(*(rest(stream) for stream in streams), strict=True)]
+
+
+def test_an_epoch_holds_every_sample_once_in_a_new_order_each_time() -> None:
+    stream = Stream(numbers(1000), batch_size=32, seed=3)
+    first, second = rest(stream), rest(stream)
+    assert len(first) == len(stream) == 32
+    assert sorted(flat(first)) == sorted(flat(second)) == list(range(1000))
+    assert first != second
+    assert rest(Stream(numbers(1000), batch_size=32, seed=3)) == first
+    assert rest(Stream(numbers(1000), batch_size=32, seed=4)) != first
+    stream.set_epoch(0)
+    assert rest(stream) == first
+
+
+def test_the_order_is_far_from_the_stored_one() -> None:
+    order = flat(rest(Stream(numbers(1000), batch_size=10, seed=0)))
+    assert np.mean(np.abs(np.array(order) - np.arange(1000))) > 200
+    assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.3
+    assert len({number // 16 for number in order[:10]}) > 3  # a batch mixes blocks
+
+
+def test_without_shuffling_samples_come_as_stored() -> None:
+    assert flat(rest(Stream(numbers(100), batch_size=7, shuffle=False))) == list(range(100))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -> None:
+    count = data.draw(st.sampled_from([40, 97, 256, 333]))
+    whole = data.draw(st.sampled_from([4, 12, 24]))  # samples of a global batch: what the number of ranks must divide
+    before = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if whole % n == 0]))
+    after = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if whole % n == 0]))
+    common = {
+        "seed": data.draw(st.integers(0, 5)),
+        "shuffle": data.draw(st.booleans()),
+        "window_blocks": data.draw(st.sampled_from([1, 3, 16])),
+        "bucket_by": data.draw(st.sampled_from([None, "text"])),
+    }
+    store = numbers(count)
+    want = global_batches(store, 1, whole, **common)
+    stop = data.draw(st.integers(0, len(want) - 1))
+    seen: list[list[int]] = [[] for _ in range(stop)]
+    states = []
+    for rank in range(before):
+        workers = data.draw(st.integers(0, 4))
+        stream = Stream(store, batch_size=whole // before, rank=rank, world_size=before, workers=workers, **common)
+        for number, batch in zip(range(stop), stream, strict=False):
+            seen[number] += ids(batch)
+        states.append(json.loads(json.dumps(stream.state_dict())))
+    assert all(state == states[0] for state in states)
+    parts = []
+    for rank in range(after):
+        workers = data.draw(st.integers(0, 4))
+        stream = Stream(store, batch_size=whole // after, rank=rank, world_size=after, workers=workers, **common)
+        stream.load_state_dict(states[0])
+        parts.append(rest(stream))
+        assert stream.epoch == 1
+    assert len({len(part) for part in parts}) == 1
+    seen += [flat(batches) for batches in zip(*parts, strict=True)]
+    assert sorted(flat(seen)) == list(range(count))
+    if common["bucket_by"] is None:
+        assert seen[: len(want) - 2] == want[: len(want) - 2]  # batch for batch, but where the end is shared out
+        assert flat(seen) == flat(want)
+    else:
+        assert [sorted(batch) for batch in seen[: len(want) - 2]] == [sorted(batch) for batch in want[: len(want) - 2]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [40, 41, 42, 43, 48, 49])
+@pytest.mark.parametrize("batch", [1, 2, 6])
+def test_no_rank_starves(ranks: int, count: int, batch: int) -> None:
+    streams = [Stream(numbers(count), batch_size=batch, rank=rank, world_size=ranks) for rank in range(ranks)]
+    batches = [rest(stream) for stream in streams]
+    assert {len(part) for part in batches} == {len(streams[0])}
+    assert all(part for parts in batches for part in parts)
+    assert sorted(number for parts in batches for part in parts for number in part) == list(range(count))
+    assert max(len(part) for parts in batches for part in parts) <= max(batch, 2)
+
+
+def test_dropping_the_last_keeps_all_batches_full() -> None:
+    batches = global_batches(numbers(97), 2, 5, drop_last=True)
+    assert [len(batch) for batch in batches] == [10] * 9
+
+
+def test_more_ranks_than_samples_are_refused() -> None:
+    with pytest.raises(DataError, match="10 samples are fewer than the 16 ranks that share them"):
+        Stream(numbers(10), batch_size=1, rank=0, world_size=16)
+
+
+def test_more_ranks_than_are_left_give_empty_batches_and_nobody_waits() -> None:
+    stream = Stream(numbers(41), batch_size=2, seed=1)
+    state = [stream.state_dict() for _ in stream][-2]  # one sample is left
+    parts = []
+    for rank in range(4):
+        resumed = Stream(numbers(41), batch_size=2, seed=1, rank=rank, world_size=4)
+        resumed.load_state_dict(state)
+        parts.append([(ids(batch), batch.num_rows) for batch in resumed])
+    assert [len(part) for part in parts] == [1] * 4
+    assert sorted(len(found) for part in parts for found, _ in part) == [0, 0, 0, 1]
+    assert all(len(found) == rows for part in parts for found, rows in part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_processes_of_a_dataloader_give_the_same_batches(workers: Any) -> None:
+    stream = Stream(numbers(333), batch_size=16, seed=2, form="torch")
+    want = [batch["id"].tolist() for batch in Stream(numbers(333), batch_size=16, seed=2, form="torch")]
+    loader = DataLoader(stream, batch_size=None, num_workers=workers, persistent_workers=True)
+    assert len(loader) == len(want)
+    assert [batch["id"].tolist() for batch in loader] == want
+    second = [batch["id"].tolist() for batch in loader]
+    assert second != want
+    assert sorted(flat(second)) == list(range(333))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_hear_of_the_epoch(persistent: bool) -> None:
+    stream = Stream(numbers(333), batch_size=16, seed=2, form="torch")
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=persistent)
+    for epoch in (0, 3, 1, 1):
+        stream.set_epoch(epoch)
+        want = Stream(numbers(333), batch_size=16, seed=2, form="torch")
+        want.set_epoch(epoch)
+        assert [batch["id"].tolist() for batch in loader] == [batch["id"].tolist() for batch in want]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_dataloader_goes_on_where_it_stopped(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def made() -> Any:
+        stream = Stream(numbers(333), batch_size=16, seed=2, form="torch")
+        return stateful.StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+
+    want = [batch["id"].tolist() for batch in made()]
+    loader = made()
+    seen = [batch["id"].tolist() for _, batch in zip(range(9), loader, strict=False)]
+    state = loader.state_dict()
+    again = made()
+    again.load_state_dict(state)
+    assert seen + [batch["id"].tolist() for batch in again] == want
+
+
+def test_a_worker_goes_on_by_its_own_state() -> None:
+    """What a StatefulDataLoader asks of the copy in each worker process."""
+    from torch.utils.data import _utils
+
+    stream = Stream(numbers(333), batch_size=16, seed=2)
+    want = rest(Stream(numbers(333), batch_size=16, seed=2))
+
+    def worker(number: int, state: dict[str, Any] | None) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        mine = pickle.loads(pickle.dumps(stream))
+        if state:
+            mine.load_state_dict(state)
+        _utils.worker._worker_info = _utils.worker.WorkerInfo(id=number, num_workers=3, seed=0, dataset=mine)
+        try:
+            iterator = iter(mine)
+        finally:
+            _utils.worker._worker_info = None
+        for batch in iterator:
+            yield ids(batch), mine.state_dict()
+
+    running = [worker(number, None) for number in range(3)]
+    seen: list[list[int]] = []
+    states: list[dict[str, Any] | None] = [None] * 3
+    for number in range(7):
+        batch, states[number % 3] = next(running[number % 3])
+        seen.append(batch)
+    running = [worker(number, states[number]) for number in range(3)]
+    seen.extend(next(running[number % 3])[0] for number in range(7, len(want)))
+    assert seen == want
+
+
+def test_a_state_of_another_stream_is_refused() -> None:
+    stream = Stream(numbers(100), batch_size=8, seed=1)
+    state = stream.state_dict()
+    with pytest.raises(DataError, match="the state was taken with seed=1, and this stream has 2"):
+        Stream(numbers(100), batch_size=8, seed=2).load_state_dict(state)
+    with pytest.raises(DataError, match="the state was taken with num_samples=100"):
+        Stream(numbers(97), batch_size=8, seed=1).load_state_dict(state)
+    with pytest.raises(DataError, match="this is no state of a stream: it holds a"):
+        stream.load_state_dict({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 0}, "batch_size and window_blocks must be at least 1"),
+        ({"batch_size": 1, "rank": 0}, "rank and world_size belong together"),
+        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1"),
+        ({"batch_size": 1, "form": "pandas"}, "form must be one of arrow, numpy, torch"),
+        ({"batch_size": 1, "workers": -1}, "workers must be at least 0"),
+        ({"batch_size": 1, "columns": ["x"]}, "has no column 'x'"),
+        ({"batch_size": 1, "columns": ["id"], "strings": ["text"]}, "strings names 'text'"),
+        ({"batch_size": 1, "bucket_by": "nothing"}, "has no column 'nothing'"),
+        ({"batch_size": 1, "length": 4}, "windows are cut from one column"),
+        ({"batch_size": 1, "length": 4, "columns": ["text"]}, "windows are cut from a raw column of single numbers"),
+        ({"batch_size": 1, "stride": 4}, "stride belongs to windows"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], words: Any) -> None:
+    with pytest.raises(DataError, match=words):
+        Stream(numbers(100), **arguments)
+
+
+def test_forms() -> None:
+    arrow = next(iter(Stream(numbers(100), batch_size=4, shuffle=False)))
+    assert isinstance(arrow["text"], pa.Array)
+    assert arrow.to_arrow().num_rows == 4
+    arrays = next(iter(Stream(numbers(100), batch_size=4, shuffle=False, form="numpy")))
+    assert arrays["id"].tolist() == [0, 1, 2, 3]
+    arrays["id"][0] = 7  # it is the reader's own
+    tensors = next(iter(Stream(numbers(100), batch_size=4, shuffle=False, form="torch", strings=["text"])))
+    assert torch.equal(tensors["raw"], torch.arange(4, dtype=torch.int32))
+    assert tensors["text"] == ["0000", "00010001", "000200020002", "0003" * 4]
+
+
+def test_batches_that_are_held_keep_their_content() -> None:
+    with StoreWriter(folder() / "images", block_rows=8) as writer:
+        writer.write({"image": np.arange(64, dtype=np.uint8)[:, None] + np.zeros((64, 100_000), np.uint8)})
+    stream = Stream(folder() / "images", batch_size=2, shuffle=False, form="torch", workers=2)
+    held = [batch["image"] for batch in stream]
+    assert [image[:, 0].tolist() for image in held] == [[2 * n, 2 * n + 1] for n in range(32)]
+    assert all((image == image[:, :1]).all() for image in held)
+    addresses = {batch["image"].data_ptr() for batch in Stream(folder() / "images", batch_size=2, form="torch")}
+    assert len(addresses) <= 3  # let go, they are used again
+
+
+def test_windows_of_tokens_cross_shards() -> None:
+    path = folder() / "tokens"
+    with StoreWriter(path, block_rows=16, shard_bytes=100) as writer:
+        writer.write({"tokens": np.arange(1000, dtype=np.uint16)})
+    store = Store(path)
+    assert len(store.manifest.shards) > 5
+    batches = [batch["tokens"] for batch in Stream(store, batch_size=4, length=33, seed=1, form="numpy")]
+    windows = np.concatenate(batches)
+    assert sorted(windows[:, 0].tolist()) == [33 * n for n in range(30)]
+    assert (windows == windows[:, :1] + np.arange(33)).all()
+    overlapping = np.concatenate([b["tokens"] for b in Stream(store, batch_size=5, length=10, stride=3, form="numpy")])
+    assert sorted(overlapping[:, 0].tolist()) == list(range(0, 991, 3))
+
+
+def test_an_error_of_the_transform_comes_where_its_batch_would_have() -> None:
+    def transform(batch: Any) -> Any:
+        if 50 in ids(batch):
+            raise ValueError("fifty")
+        return ids(batch)
+
+    for workers in (0, 3):
+        seen: list[list[int]] = []
+        with pytest.raises(ValueError, match="fifty"):
+            seen.extend(Stream(numbers(100), batch_size=10, shuffle=False, workers=workers, transform=transform))
+        assert len(seen) == 5
+
+
+def test_times_are_told() -> None:
+    stream = Stream(numbers(100), batch_size=10, transform=lambda batch: batch)
+    list(stream)
+    times = stream.times
+    assert (times.batches, times.samples) == (10, 100)
+    assert min(times.gather_s, times.form_s, times.transform_s, times.wait_s) > 0
+
+
+def test_bucketed_batches_hold_samples_of_one_length() -> None:
+    def waste(**more: Any) -> float:
+        lengths = [
+            [len(text) for text in batch["text"]] for batch in Stream(numbers(1000), batch_size=16, strings=["text"], **more)
+        ]
+        return 1 - sum(map(sum, lengths)) / sum(max(batch) * len(batch) for batch in lengths)
+
+    assert waste() > 0.3
+    assert waste(bucket_by="text") < 0.1
+    order = [ids(batch) for batch in Stream(numbers(1000), batch_size=16, bucket_by="text", seed=1)]
+    means = [np.mean([number % 9 for number in batch]) for batch in order]
+    assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4  # long ones do not come last
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 100), max_size=200))
+def test_packing_uses_every_length_once_and_no_row_overflows(lengths: list[int]) -> None:
+    rows = best_fit(lengths, 100)
+    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+    assert all(sum(lengths[number] for number in row) <= 100 for row in rows)
+    if lengths:
+        assert len(rows) <= 1 + 1.7 * sum(lengths) / 100  # best fit decreasing stays near the least there can be
+
+
+def pieces(batch: Any) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for tokens, documents in zip(batch["tokens"].tolist(), batch["documents"].tolist(), strict=True):
+        found.extend(
+            tuple(t for t, d in zip(tokens, documents, strict=True) if d == number)
+            for number in range(1, max(documents) + 1)
+        )
+    return found
+
+
+def test_packed_rows_hold_every_document_once_and_little_padding() -> None:
+    store = documents(300)
+    stream = PackedStream(store, column="tokens", length=64, batch_size=4, pad=7, pool=100)
+    batches = list(stream)
+    want = sorted(tuple(row) for row in store.take(np.arange(300))["tokens"].to_pylist() if row)
+    assert sorted(piece for batch in batches for piece in pieces(batch)) == want
+    filled = sum(int((batch["documents"] > 0).sum()) for batch in batches)
+    assert filled / sum(batch["documents"].numel() for batch in batches) > 0.9
+    batch = batches[0]
+    assert (batch["tokens"][batch["documents"] == 0] == 7).all()
+    starts = (batch["positions"] == 0) & (batch["documents"] > 0)
+    assert int(starts.sum()) == sum(int(row.max()) for row in batch["documents"])
+
+
+def test_long_documents_are_cut_into_rows() -> None:
+    with StoreWriter(folder() / "long", block_rows=8) as writer:
+        writer.write({"tokens": [list(range(150)), [1, 2]]})
+    batches = list(PackedStream(folder() / "long", column="tokens", length=64, batch_size=8, shuffle=False))
+    found = sorted(piece for batch in batches for piece in pieces(batch))
+    assert found == sorted([tuple(range(64)), tuple(range(64, 128)), tuple(range(128, 150)), (1, 2)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_packed_run_goes_on_where_it_stopped(data: Any) -> None:
+    common = {
+        "column": "tokens",
+        "length": 64,
+        "pool": data.draw(st.sampled_from([16, 100, 400])),
+        "seed": data.draw(st.integers(0, 3)),
+    }
+    store = documents(200)
+    want = [piece for batch in PackedStream(store, batch_size=12, **common) for piece in pieces(batch)]
+    before, after = data.draw(st.sampled_from([1, 2, 3, 4])), data.draw(st.sampled_from([1, 2, 3, 4]))
+    streams = [
+        PackedStream(store, batch_size=12 // before, rank=rank, world_size=before, **common) for rank in range(before)
+    ]
+    stop = data.draw(st.integers(0, 5))
+    seen = []
+    for stream in streams:
+        seen += [piece for _, batch in zip(range(stop), stream, strict=False) for piece in pieces(batch)]
+    counts = []
+    for rank in range(after):
+        stream = PackedStream(store, batch_size=12 // after, rank=rank, world_size=after, workers=rank, **common)
+        stream.load_state_dict(json.loads(json.dumps(streams[0].state_dict())))
+        batches = list(stream)
+        counts.append(len(batches))
+        seen += [piece for batch in batches for piece in pieces(batch)]
+    assert len(set(counts)) == 1
+    assert sorted(seen) == sorted(want)
+
+
+def test_a_mixture_follows_its_weights_even_as_they_change() -> None:
+    stores = [numbers(100), numbers(333)]
+    stream = MixedStream(stores, weights=lambda step: (1, 3) if step < 20 else (1, 0), batch_size=10, num_steps=40, seed=1)
+    batches = list(stream)
+    shares = [float(np.mean(batch["source"].to_numpy() == 0)) for batch in batches]
+    assert np.mean(shares[:20]) == pytest.approx(0.25)
+    assert set(shares[21:]) == {1.0}
+    first = [
+        number
+        for batch in batches
+        for number, source in zip(ids(batch), batch["source"].to_pylist(), strict=True)
+        if source == 0
+    ]
+    assert sorted(first[:100]) == list(range(100))  # each store's own epochs are whole
+    assert len({tuple(first[:100]), tuple(first[100:200])}) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_a_mixture_goes_on_where_it_stopped(ranks: int) -> None:
+    stores = [numbers(100), numbers(333)]
+    common: dict[str, Any] = {"weights": (0.3, 0.7), "num_steps": 30, "seed": 4}
+    whole = MixedStream(stores, batch_size=10, **common)
+    want = [sorted(ids(batch)) for batch in whole] + [sorted(ids(batch)) for batch in whole]
+    streams = [MixedStream(stores, batch_size=10 // ranks, rank=rank, world_size=ranks, **common) for rank in range(ranks)]
+    seen: list[list[int]] = [[] for _ in want]
+    for stream in streams:
+        for number, batch in zip(range(13), stream, strict=False):
+            seen[number] += ids(batch)
+    state = json.loads(json.dumps(streams[0].state_dict()))
+    for rank in range(ranks):
+        stream = MixedStream(stores, batch_size=10 // ranks, rank=rank, world_size=ranks, workers=2, **common)
+        stream.load_state_dict(state)
+        for number, batch in enumerate(list(stream) + list(stream), 13):
+            seen[number] += ids(batch)
+    assert [sorted(batch) for batch in seen] == want
+
+
+def test_a_mixture_of_different_columns_is_refused() -> None:
+    with pytest.raises(DataError, match="has no column 'id'"):
+        MixedStream([numbers(100), documents(200)], weights=(1, 1), batch_size=4)
+    with pytest.raises(DataError, match="weights must be one number a store"):
+        MixedStream([numbers(100), numbers(97)], weights=(1,), batch_size=4)
