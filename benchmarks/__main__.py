@@ -9,6 +9,7 @@ from collections.abc import Callable
 from benchmarks.around import ROUNDS as AROUND_ROUNDS
 from benchmarks.around import run_around
 from benchmarks.checkpointing import run_checkpointing
+from benchmarks.data_layer.run import data
 from benchmarks.gate import run_gate
 from benchmarks.goodput import PAIRS as WHOLE_PAIRS
 from benchmarks.goodput import run_goodput
@@ -16,6 +17,8 @@ from benchmarks.groundtruth.score import main as groundtruth
 from benchmarks.honesty import run_aa, run_power
 from benchmarks.own_cost import TURNS, run_own_cost
 from benchmarks.packing import run_packing
+from benchmarks.proof import PAIRS as PROOF_PAIRS
+from benchmarks.proof import run_proof
 from benchmarks.public.run import main as public
 from benchmarks.ranks import TURNS as RANKS_TURNS
 from benchmarks.ranks import run_ranks
@@ -28,11 +31,12 @@ from upshift.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
+    "data", "proof",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
 
-OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"groundtruth": groundtruth, "public": public}
+OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"data": data, "groundtruth": groundtruth, "public": public}
 """What takes options of its own: `python -m benchmarks NAME --help` lists them."""
 
 
@@ -46,7 +50,8 @@ def main() -> None:
     parser.add_argument(
         "--count",
         type=int,
-        help="comparisons (aa, power), turns (own-cost, checkpointing, ranks), pairs (techniques, goodput), rounds (rivals)",
+        help="comparisons (aa, power), turns (own-cost, checkpointing, ranks), pairs (techniques, goodput, proof), "
+        "rounds (rivals)",
     )
     parser.add_argument("--budget", help="of each job: its tuning (text, image, diagnosis), its subsets (search)")
     parser.add_argument("--seed", type=int, help="first seed of the tuning (text, image); the job's own unless given")
@@ -54,7 +59,7 @@ def main() -> None:
         "--only",
         nargs="+",
         metavar="CASE",
-        help="these cases or jobs alone (gate, techniques, search); other rows stay",
+        help="these cases or jobs alone (gate, techniques, search, proof); other rows stay",
     )
     asked = parser.parse_args()
     if asked.only:
@@ -79,6 +84,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "search": lambda: run_search(budget_s=parse_duration(budget or SEARCH_BUDGET)),
         "around": lambda: run_around(number or AROUND_ROUNDS),
         "goodput": lambda: run_goodput(number or WHOLE_PAIRS),
+        "proof": lambda: run_proof(pairs=number or PROOF_PAIRS),
         "ranks": lambda: run_ranks(number or RANKS_TURNS),
         "aa": lambda: run_aa(number or 40),
         "power": lambda: run_power(number or 20),
@@ -94,6 +100,8 @@ def _run_some(name: str, only: list[str], number: int | None, budget: str | None
     """Measure some rows of a benchmark; the others stay."""
     if name == "techniques":
         return run_techniques(number or PAIRS, only)
+    if name == "proof":
+        return run_proof(only, number or PROOF_PAIRS)
     if name == "search":
         return run_search(only, parse_duration(budget or SEARCH_BUDGET))
     return run_gate(only)

@@ -46,6 +46,7 @@ def put_between(path: Path, text: str) -> None:
 def headline_table(found: dict[str, Any]) -> str:
     """What was measured, a line a benchmark."""
     rows = [_tuned(found[name]) for name in ("tune_text", "tune_image") if name in found]
+    rows += [_proved(job, found["proof"]) for job in found.get("proof", {}).get("jobs", {}).values()]
     rows += _honesty(found)
     if not rows:
         return ""
@@ -65,9 +66,19 @@ def _tuned(result: dict[str, Any]) -> str:
         verdict = quality["verdict"].replace("_", " ")
         words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: {verdict}"
         words += f" (margin {quality['margin']})"
-    if not result["reached"]:
-        words += f"; goal of {result['goal_low']}x at the lower end: missed ({final['low']:.3f})"
     return f"| `{evidence['job']['target']}` | {words} | `{result['command']}` |"
+
+
+def _proved(job: dict[str, Any], result: dict[str, Any]) -> str:
+    found = job["comparison"]
+    if found.get("low") is None:
+        return f"| the plan of `{job['target']}`, {result['pairs']} fresh pairs | {found['why']} | `{result['command']}` |"
+    words = f"**{found['ratio']:.2f}x** ({found['low']:.2f} to {found['high']:.2f})"
+    if quality := job["quality"]:
+        words += f"; held-out {quality['verdict'].replace('_', ' ')}"
+    if not job["reached"]:
+        words += f"; goal of {job['goal_low']}x at the lower end: missed"
+    return f"| the plan of `{job['target']}`, {found['pairs']} fresh pairs | {words} | `{result['command']}` |"
 
 
 def _honesty(found: dict[str, Any]) -> list[str]:

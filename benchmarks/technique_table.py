@@ -82,6 +82,7 @@ CASES: tuple[Case, ...] = (
     Case("eight_bit_states", {}, "parameters:LargeStatesJob"),
     Case("sample_cache", {}, "reading:DecodedJob"),
     Case("sample_store", {}, "reading:DecodedJob"),
+    Case("converted_dataset", {}, "reading:DecodedJob"),
     Case("loader_threads", {"num_threads": 8, "ahead": 16}, "reading:DistantJob"),
     Case("loader_workers", {"num_workers": 4}, "reading:DistantJob"),
     Case("batched_reading", {}, "reading:ChunksJob"),

@@ -28,7 +28,7 @@ class Change(Optimization):
     """A change that is always worth a try and counts, under its own name, how often it was at work."""
 
     @classmethod
-    def fit(cls, facts: Facts) -> Fit:  # noqa: ARG003  the contract's argument
+    def fit(cls, facts: Facts) -> Fit:
         """Fit always: this benchmark asks what happens afterwards."""
         return Fit.yes(max_gain_frac=0.5, settings=[cls()])
 

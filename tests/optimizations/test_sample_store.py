@@ -18,9 +18,10 @@ from tests.optimizations.contract import Prepared, facts, make_loop, run
 from tests.optimizations.test_sample_cache import Counted
 from upshift.core.errors import JobError
 from upshift.core.keeping import CHECKED_HITS, MISSING
+from upshift.core.sample_folder import FOLDER_VARIABLE, fingerprint
 from upshift.optimizations.loader_threads import LoaderThreads
 from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.sample_store import FOLDER_VARIABLE, SampleStore, Store, fingerprint
+from upshift.optimizations.sample_store import SampleStore, Store
 from upshift.train.trace import trace_step
 
 AT_START = 3

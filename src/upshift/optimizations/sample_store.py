@@ -15,17 +15,13 @@ of the dataset's length, and of what a few samples hold, so that a changed job n
 
 from __future__ import annotations
 
-import atexit
 import errno
 import fcntl
-import hashlib
-import inspect
 import mmap
 import os
 import shutil
 import struct
 import sys
-import tempfile
 import threading
 import zlib
 from dataclasses import dataclass
@@ -33,23 +29,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
-from upshift.core.keeping import MISSING, content, hit_check, keep_samples
+from upshift.core.keeping import MISSING, hit_check, keep_samples
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 from upshift.core.records import ALIGNMENT, decode, encode
+from upshift.core.sample_folder import kept_folder
 from upshift.core.seeding import kept_random_state
 
-FOLDER_VARIABLE = "UPSHIFT_CACHE_DIR"
 LARGEST_GIB = 64.0
 SPARE = 1.25
 """Room for records over what the samples take as pickles: alignment and headers."""
 FREE_DISK_SHARE = 0.5
 _GIB = 2**30
-_FORMAT = 1
 _HEAD = struct.Struct("<4sIQQ")
 """Of a record: a mark, the checksum of what follows, the sample's number, the length of what follows in bytes."""
 _MARK = b"ups1"
@@ -114,7 +108,7 @@ class SampleStore(Optimization):
                 f"sample_store cannot keep these samples: {error}. Make tensors, arrays, numbers or strings of it in "
                 f"deterministic_transform, or take sample_store out of the plan."
             ) from error
-        folder, remove = _folder(live, few)
+        folder, remove = kept_folder(live, few, "samples")
         free = shutil.disk_usage(folder).free
         store = Store(folder, live.num_samples, int(min(self.max_gib * _GIB, FREE_DISK_SHARE * free)))
         undo_keeping = keep_samples(live, store, self.card.name)
@@ -277,44 +271,3 @@ def _write_all(file: int, data: bytes, start: int) -> None:
     while rest:
         done = os.pwrite(file, rest, start)
         rest, start = rest[done:], start + done
-
-
-def _folder(live: LiveJob, few: list[Any]) -> tuple[Path, Undo]:
-    """The store's folder, and how to remove it: at once when undone, and at the latest when this process ends."""
-    kept = os.environ.get(FOLDER_VARIABLE)
-    if kept and (name := fingerprint(live, few)):
-        folder = Path(kept).expanduser() / f"samples-{name}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder, lambda: None
-    folder, owner = Path(tempfile.mkdtemp(prefix="upshift-samples-")), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not when a fork of it ends
-            shutil.rmtree(folder, ignore_errors=True)
-            atexit.unregister(remove)
-
-    atexit.register(remove)
-    return folder, remove
-
-
-def fingerprint(live: LiveJob, few: list[Any]) -> str:
-    """Name what a kept sample depends on, as 24 hexadecimal digits; empty where the source cannot be read.
-
-    Args:
-        live: The live job.
-        few: A few of its samples, freshly prepared: they tell of changes that the source of the job does not.
-    """
-    kinds = [kind for owner in (live.job, live.dataset) for kind in type(owner).__mro__]
-    files = {}
-    for kind in kinds:
-        if kind.__module__.partition(".")[0] in ("builtins", "abc", "typing", "torch"):
-            continue
-        try:
-            files[f"{kind.__module__}.{kind.__qualname__}"] = Path(inspect.getfile(kind)).read_bytes()
-        except (TypeError, OSError):  # written at a prompt: nothing tells one version of it from another
-            return ""
-    digest = hashlib.sha256(repr((_FORMAT, live.num_samples, torch.__version__, np.__version__)).encode())
-    for name in sorted(files):
-        digest.update(name.encode() + b"\0" + hashlib.sha256(files[name]).digest())
-    digest.update(repr([content(sample) for sample in few]).encode())
-    return digest.hexdigest()[:24]

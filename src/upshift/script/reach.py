@@ -25,6 +25,8 @@ _JOB = "write the training as an upshift.Job (README, four methods), and tune th
 _BEYOND = {
     "checkpoint_compression": "what the script saves must stay readable by whoever reads it: compress it there",
     "checkpoint_storage": "the script chooses where it saves: torch.save to a faster path, and copy the file from there",
+    "converted_dataset": "which of its preparation is random cannot be seen from outside: upshift data convert, and read "
+    "the store instead",
     "counted_positions": "which positions the loss uses cannot be seen from outside: index the hidden states with "
     "the mask before the output layer",
     "device_prefetch": "the script moves its batches itself: move the next one on a torch.cuda.Stream meanwhile",

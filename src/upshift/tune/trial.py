@@ -24,6 +24,7 @@ from typing import IO, Any, Self, cast
 from upshift.core.errors import FailureKind, TrialError
 from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
+from upshift.core.sample_folder import TRIALS_VARIABLE
 from upshift.script.launch import entered
 from upshift.train.group import shared_environment
 from upshift.tune.group import ended_words
@@ -252,5 +253,6 @@ def trial_environment(
     """The environment of a trial: ours, with what the plan requires, unbuffered, with a compile cache that trials share."""
     environ = os.environ if environ is None else environ
     environ = shared_environment(ranks, environ) if ranks > 1 else environ
-    ours = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), **environ, "PYTHONUNBUFFERED": "1"}
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), TRIALS_VARIABLE: str(folder / "stores")}
+    ours = {**kept, **environ, "PYTHONUNBUFFERED": "1"}
     return joined_environment(required_environment(plan.optimizations if plan else ()), ours)

@@ -1,0 +1,18 @@
+"""How converted_dataset is tested."""
+
+from __future__ import annotations
+
+from tests.optimizations.contract import Case, Prepared, facts
+from upshift.optimizations.converted_dataset import ConvertedDataset
+
+CASE = Case(
+    make=ConvertedDataset, job=Prepared, facts=facts(),
+    refused=(
+        (facts(job={"has_deterministic_transform": False}), "write deterministic_transform"),
+        (facts(job={"num_samples": None}), "iterable dataset"),
+        (facts(job={"planned_updates": 25}), "visited at most once"),
+        (facts(sample_bytes=None), "could not be measured"),
+        (facts(sample_bytes=2**40), "convert them beforehand"),
+        (facts(epoch_s=1e6), "minutes: convert them beforehand"),
+    ),
+)  # fmt: skip
