@@ -86,12 +86,12 @@ def test_failures_are_tried_again(server: FileServer, tmp_path: Path) -> None:
 
 def test_a_request_that_hangs_is_given_up_and_made_again(server: FileServer, tmp_path: Path) -> None:
     store = Store(Url(f"{server.url}/store", cache_dir=tmp_path, patience=Patience(answer_s=0.3, gone_s=20)))
-    server.stall_s = 3.0
+    server.stall_s = 30.0
     timer = threading.Timer(0.5, lambda: setattr(server, "stall_s", 0.0))
     timer.start()
     start = time.monotonic()
     assert store.take([0], ["id"])["id"].to_pylist() == [0]
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 20
     timer.join()
 
 

@@ -148,9 +148,14 @@ class WindowSamples(Samples):
 
 
 def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[Any], rows: Index) -> None:
-    """Copy windows of `values` to rows of `out`."""
-    windows = np.lib.stride_tricks.sliding_window_view(values, length)
-    if len(rows) == len(out):
-        out[:] = windows[starts]
-    else:
-        out[rows] = windows[starts]
+    """Copy windows of `values` to rows of `out`: once, where they lie side by side."""
+    first = int(starts[0]) % length
+    if not ((starts - first) % length).any():
+        table = values[first : first + (len(values) - first) // length * length].reshape(-1, length)
+        numbers = (starts - first) // length
+        if len(rows) == len(out):
+            np.take(table, numbers, axis=0, out=out, mode="clip")
+        else:
+            out[rows] = table[numbers]
+        return
+    out[rows] = np.lib.stride_tricks.sliding_window_view(values, length)[starts]
