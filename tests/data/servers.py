@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,14 @@ class FileServer:
         requests: Paths asked for, in order, each with its range.
         fail: Answers left that are an error.
         stall_s: Seconds before each answer.
+        released: Set, nobody waits any longer.
         ranges: Whether ranges are understood.
     """
 
     def __init__(self, folder: Path) -> None:  # noqa: C901  the handler belongs to its server
         self.requests: list[tuple[str, str]] = []
         self.fail, self.stall_s, self.ranges = 0, 0.0, True
+        self.released = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,7 +32,7 @@ class FileServer:
 
             def do_GET(self) -> None:
                 outer.requests.append((self.path, self.headers.get("Range", "")))
-                time.sleep(outer.stall_s)
+                outer.released.wait(outer.stall_s)
                 if outer.fail > 0:
                     outer.fail -= 1
                     self.send_error(503)
@@ -71,6 +72,7 @@ class FileServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
+        self.released.clear()
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
@@ -78,6 +80,7 @@ class FileServer:
         self._thread.start()
 
     def stop(self) -> None:
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

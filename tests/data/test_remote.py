@@ -93,6 +93,10 @@ def test_a_request_that_hangs_is_given_up_and_made_again(server: FileServer, tmp
     assert store.take([0], ["id"])["id"].to_pylist() == [0]
     assert time.monotonic() - start < 20
     timer.join()
+    server.released.set()
+    until = time.monotonic() + 30
+    while any(thread.name.startswith("upshift-remote") for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.02)  # the request that was given up has a thread of its own, which ends with its answer
 
 
 def test_training_goes_on_when_the_store_comes_back(folder: Path, server: FileServer, tmp_path: Path) -> None:
