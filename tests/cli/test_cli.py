@@ -152,12 +152,12 @@ def test_every_verb_has_help() -> None:
     runner = CliRunner()
     for verb in VERBS:
         for flag in ("--help", "-h"):
-            shown = runner.invoke(app, [verb, flag])
+            shown = runner.invoke(app, [*verb.split(), flag])
             assert shown.exit_code == 0, verb
             assert "Usage" in shown.output
     done = good("--help")
     for verb in VERBS:
-        assert verb in done.stdout
+        assert verb.split()[0] in done.stdout
 
 
 ERRORS = {

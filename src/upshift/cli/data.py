@@ -16,7 +16,11 @@ from upshift.cli.say import console, progress_bar, progress_on
 from upshift.core.errors import CorruptError, DataError, UpshiftError
 from upshift.report.words import bytes_words
 
-data = typer.Typer(help="Convert datasets to stores, and look into them.", no_args_is_help=True)
+data = typer.Typer(
+    help="Convert datasets to stores, and look into them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 data.command()(cache)
 
 MIB = 2**20
