@@ -104,6 +104,8 @@ def test_too_many_bad_records_fail_and_publish_nothing(tmp_path: Path) -> None:
     assert "SECRET" not in str(error.value)
     with pytest.raises(DataError, match="is no store"):
         Store(tmp_path / "s")
+    (kept,) = (tmp_path / "s").rglob("bad.jsonl")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600  # they are nobody else's to read, not even meanwhile
     assert convert(tmp_path / "a.jsonl", tmp_path / "s", max_bad_frac=0.2).num_bad == 10
 
 

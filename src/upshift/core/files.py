@@ -1,10 +1,22 @@
-"""Write files so that a reader, or a crash, never meets half of one."""
+"""Write files: whole ones that no reader or crash meets half of, and parts of open ones."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+
+
+def write_at(file: int, data: bytes, start: int) -> None:
+    """Write all of `data` to an open file from its byte `start` on.
+
+    Raises:
+        OSError: The disk is full or fails; a part may be written then.
+    """
+    rest = memoryview(data)
+    while rest:
+        done = os.pwrite(file, rest, start)
+        rest, start = rest[done:], start + done
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:

@@ -32,6 +32,7 @@ import numpy as np
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
+from upshift.core.files import write_at
 from upshift.core.keeping import MISSING, hit_check, keep_samples
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
@@ -218,7 +219,7 @@ class _OpenFiles:
         start, count = int(self._numbers[_END]), int(self._numbers[_COUNT])
         if start + len(whole) > max_bytes or self._record(index) is not None:
             return
-        _write_all(self._data, whole, start)
+        write_at(self._data, whole, start)
         # In this order: a process that ends in between leaves a gap, never an entry that points to another record.
         self._set(_END, start + len(whole))
         self._set(_COUNT, count + (not self._numbers[_FIRST + index]))
@@ -264,10 +265,3 @@ class _OpenFiles:
                 return None
             self._data_map = mmap.mmap(self._data, size, prot=mmap.PROT_READ)
         return bytearray(memoryview(self._data_map)[start:end])
-
-
-def _write_all(file: int, data: bytes, start: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        done = os.pwrite(file, rest, start)
-        rest, start = rest[done:], start + done

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from upshift.core.errors import CorruptError, DataError
+from upshift.core.files import write_at
 from upshift.data.cache.contract import Cache
 
 _MAGIC = b"upcache1"
@@ -159,7 +160,7 @@ class _Files:
         if self._full or end + size > max_bytes or (not place and count >= _FULL * self._slots):
             return False
         try:
-            _write(self._data, _RECORD.pack(digest, len(value)) + value, end)
+            write_at(self._data, _RECORD.pack(digest, len(value)) + value, end)
         except OSError as error:
             if error.errno not in {ENOSPC, EDQUOT}:
                 raise
@@ -210,10 +211,3 @@ class _Files:
 
 def _digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode(), digest_size=16).digest()
-
-
-def _write(file: int, data: bytes, start: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        done = os.pwrite(file, rest, start)
-        rest, start = rest[done:], start + done

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -117,19 +117,6 @@ class Reader(ABC):
         """The rows of a unit, a few thousand at a time, and its bad records."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of a unit.
-
-    Attributes:
-        rows: Good records.
-        bad: Bad ones.
-    """
-
-    rows: int = 0
-    bad: list[Bad] = field(default_factory=list)
-
-
 def files_under(path: Path, endings: Sequence[str]) -> list[Path]:
     """The file itself, or all files below a folder that end so, sorted; hidden ones are left out.
 
@@ -155,3 +142,39 @@ def has_files(path: Path, endings: Sequence[str]) -> bool:
     if path.is_file():
         return path.suffix.lower() in endings
     return path.is_dir() and any(file.suffix.lower() in endings for file in path.rglob("*"))
+
+
+class FileFolder(Reader):
+    """A folder of files, a row each.
+
+    Attributes:
+        endings: Of the files.
+    """
+
+    endings: ClassVar[tuple[str, ...]]
+    unit_files: ClassVar[int] = 512
+
+    @classmethod
+    def claims(cls, path: Path) -> bool:
+        """By the files' endings."""
+        return has_files(path, cls.endings)
+
+    @classmethod
+    def units(cls, path: Path, choices: Choices) -> list[Unit]:
+        """Some hundred files each."""
+        files = files_under(path, cls.endings)
+        root = path if path.is_dir() else path.parent
+        groups = [files[at : at + cls.unit_files] for at in range(0, len(files), cls.unit_files)]
+        return [
+            Unit(
+                path=str(root),
+                files=tuple(file.relative_to(root).as_posix() for file in group),
+                num_bytes=sum(file.stat().st_size for file in group),
+            )
+            for group in groups
+        ]
+
+
+def folder_of(name: str) -> str:
+    """The folder that a file lies in, which is its label; empty at the top."""
+    return name.rsplit("/", 2)[-2] if "/" in name else ""

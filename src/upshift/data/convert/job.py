@@ -24,7 +24,7 @@ from upshift.core.errors import DataError
 from upshift.core.machine import read_cores
 from upshift.data.convert.choose import reader_for, reader_named
 from upshift.data.convert.contract import Choices, Reader, Unit
-from upshift.data.convert.quarantine import check_rate, set_aside
+from upshift.data.convert.quarantine import BAD, check_rate, set_aside
 from upshift.data.convert.tokenizing import Tokenizing
 from upshift.data.convert.unit import Converted, Task, convert_unit
 from upshift.data.store.layout import BLOCK_ROWS, WRITING, Manifest
@@ -161,7 +161,7 @@ def convert(
         _convert_rest(tasks, done, run, max_bad_frac=max_bad_frac, folder=folder, progress=progress)
         parts = [done[number] for number in range(len(tasks))]
         manifest = _published(store, parts, mode, path, reader)
-        quarantine = _quarantine(store, folder, tasks)
+        quarantine = set_aside(store, [Path(task.folder) / BAD for task in tasks])
         shutil.rmtree(folder)
     return Result(
         manifest=manifest,
@@ -282,7 +282,7 @@ def _convert_rest(
                 num_bad=bad,
             )
         )
-        check_rate(records, bad, max_bad_frac, ended=ended, where=f"{folder}/*/bad.jsonl")
+        check_rate(records, bad, max_bad_frac, ended=ended, where=f"{folder}/*/{BAD}")
 
     tell(ended=False)
     for part in run([task for task in tasks if task.number not in done]):
@@ -309,9 +309,3 @@ def _published(store: Path, parts: Sequence[Converted], mode: Mode, path: Path, 
             "upshift": version("upshift"),
         },
     )
-
-
-def _quarantine(store: Path, folder: Path, tasks: Sequence[Task]) -> Path | None:
-    """The bad records of all units in one file; None where there are none."""
-    bad = "".join((folder / Path(task.folder).name / "bad.jsonl").read_text(encoding="utf-8") for task in tasks)
-    return set_aside(store, bad) if bad else None

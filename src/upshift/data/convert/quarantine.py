@@ -9,40 +9,57 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 from upshift.core.errors import DataError
-from upshift.core.files import write_atomically
 from upshift.data.convert.contract import Bad
 
 QUARANTINE = "quarantine.jsonl"
+BAD = "bad.jsonl"
+"""The same of one unit, until the store is published."""
 _EARLY = 1000
 """Records after which a conversion may fail before its end."""
 
 
-def lines(bad: Iterable[Bad]) -> str:
-    """Bad records as lines of JSON."""
-    return "".join(
-        json.dumps(
-            {
-                "source": one.source,
-                "position": one.position,
-                "reason": one.reason,
-                "record_base64": base64.b64encode(one.record).decode("ascii"),
-            }
-        )
-        + "\n"
-        for one in bad
-    )
+def line_of(bad: Bad) -> str:
+    """A bad record as a line of JSON."""
+    told = {
+        "source": bad.source,
+        "position": bad.position,
+        "reason": bad.reason,
+        "record_base64": base64.b64encode(bad.record).decode("ascii"),
+    }
+    return json.dumps(told) + "\n"
 
 
-def set_aside(store: Path, text: str) -> Path:
-    """Write the file of bad records, after those of earlier conversions into the same store."""
+def only_for_its_owner(path: Path) -> TextIO:
+    """A new file of text that nobody else may read, from its first byte on."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")  # noqa: PTH123
+
+
+def set_aside(store: Path, parts: Iterable[Path]) -> Path | None:
+    """Put the bad records of a conversion behind those of earlier ones; the file, or None where there are none.
+
+    Args:
+        store: The store, beside whose manifest they lie.
+        parts: Their files, in order; some may be empty.
+    """
+    filled = [part for part in parts if part.stat().st_size]
+    if not filled:
+        return None
     path = store / QUARANTINE
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_atomically(path, before + text)
-    os.chmod(path, 0o600)  # noqa: PTH101  as short, and no link is followed here
+    new = path.with_name(f".{QUARANTINE}.new")
+    with only_for_its_owner(new) as file:
+        for part in (path, *filled):
+            if part.exists():
+                with part.open(encoding="utf-8") as source:
+                    shutil.copyfileobj(source, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
     return path
 
 
@@ -63,6 +80,5 @@ def check_rate(good: int, bad: int, max_bad_frac: float, *, ended: bool, where: 
     if bad and (ended or seen >= _EARLY) and bad > max_bad_frac * seen:
         raise DataError(
             f"{bad:,} of {seen:,} records are bad, more than {max_bad_frac:.2%}. {where} says which and why; mend them, "
-            f"name "
-            f"the columns or the format if they were guessed wrong, or allow more (--max-bad). Nothing was published."
+            f"name the columns or the format if they were guessed wrong, or allow more (--max-bad). Nothing was published."
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from upshift.core.files import write_atomically
 from upshift.data.convert.choose import reader_named
 from upshift.data.convert.contract import Bad, Choices, Unit
-from upshift.data.convert.quarantine import lines
+from upshift.data.convert.quarantine import BAD, line_of, only_for_its_owner
 from upshift.data.convert.tokenizing import Tokenizing
 from upshift.data.store.write import ShardWriter, Written
 
@@ -90,21 +90,19 @@ def convert_unit(task: Task) -> Converted:
         return done
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    records, bad = 0, list[Bad]()
+    records = bad = 0
     reader = reader_named(task.reader)
     writer = ShardWriter(task.store, block_rows=task.block_rows, shard_bytes=task.shard_bytes, folder=folder)
-    with writer:
+    with writer, only_for_its_owner(folder / BAD) as aside:
         for rows in reader.read(task.unit, task.choices):
             if isinstance(rows, Bad):
-                bad.append(rows)
+                aside.write(line_of(rows))
+                bad += 1
                 continue
             records += _count(rows)
             writer.write(task.tokenizing(rows) if task.tokenizing else rows)
         written = writer.finish()
-    (folder / "bad.jsonl").write_text(lines(bad), encoding="utf-8")
-    found = Converted(
-        number=task.number, written=written, num_records=records, num_bad=len(bad), num_bytes=task.unit.num_bytes
-    )
+    found = Converted(number=task.number, written=written, num_records=records, num_bad=bad, num_bytes=task.unit.num_bytes)
     found.save(folder)
     return found
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from upshift.core.errors import CorruptError, DataError
+from upshift.core.files import write_at
 from upshift.data.remote.fetch import Remote
 from upshift.data.store.layout import PART_BYTES, ShardFile
 from upshift.data.store.mapping import Mapped
@@ -156,7 +157,7 @@ class RemoteMap(Mapped):
                 f"restore the file, or convert the source again."
             )
         try:
-            _write(self._data, data, start)
+            write_at(self._data, data, start)
         except OSError as error:
             raise DataError(
                 f"the cache {self._cache.folder} cannot be written ({error.strerror}): free some space, or give another "
@@ -197,10 +198,3 @@ def _locked(handle: int, part: int) -> Iterator[None]:
         yield
     finally:
         fcntl.fcntl(handle, command, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, part, 1, 0))
-
-
-def _write(file: int, data: bytes, start: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        done = os.pwrite(file, rest, start)
-        rest, start = rest[done:], start + done

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from upshift.core.errors import DataError, GoneError, MachineError
@@ -79,16 +78,22 @@ class Remote:
     def _once(self, path: str, start: int | None, end: int | None) -> bytes:
         """One request, in a thread that is left alone if it hangs."""
         system = self._opened()
-        pool = ThreadPoolExecutor(1, thread_name_prefix="upshift-remote")
-        future: Future[bytes] = pool.submit(partial(system.cat_file, f"{self._root}/{path}", start=start, end=end))
+        future: Future[bytes] = Future()
+
+        def ask() -> None:
+            try:
+                future.set_result(system.cat_file(f"{self._root}/{path}", start=start, end=end))
+            except BaseException as error:  # noqa: BLE001  raised where it is waited for
+                future.set_exception(error)
+
+        # A daemon: a request that hangs must not hold the end of the process too.
+        threading.Thread(target=ask, name="upshift-remote", daemon=True).start()
         try:
             return future.result(self._patience.answer_s)
         except FutureTimeoutError as error:
             with self._guard:
                 self._system = None  # its connections may be the ones that hang
             raise TimeoutError(f"no answer within {self._patience.answer_s:.0f} s") from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def _opened(self) -> Any:
         with self._guard:

@@ -72,7 +72,8 @@ class Store(Dataset[dict[str, Any]]):
             By column: a `pyarrow.Array`, or for a raw column a new NumPy array `[rows, *shape]`.
 
         Raises:
-            DataError: A row or a column does not exist.
+            IndexError: A row does not exist.
+            DataError: A column does not exist.
         """
         at = np.asarray(rows, dtype=np.int64)
         at = np.where(at < 0, at + len(self), at)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(kw_only=True)
@@ -28,10 +28,6 @@ class StageTimes:
     form_s: float = 0.0
     transform_s: float = 0.0
     wait_s: float = 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        """The sums by name."""
-        return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
 class Times:

@@ -10,39 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from upshift.core.errors import DataError
-from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from upshift.data.convert.contract import Bad, Choices, FileFolder, Rows, Unit, folder_of
 from upshift.data.convert.pictures import decode, header
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-_UNIT_FILES = 512
 _PART_FILES = 64
 
 
-class Images(Reader):
+class Images(FileFolder):
     """Images, a row each: `path`, `label` (the folder it lies in), and `image`."""
 
     name: ClassVar[str] = "images"
+    endings: ClassVar[tuple[str, ...]] = ENDINGS
     words: ClassVar[str] = "a folder of images, one folder a class if there are folders (.jpg, .png, ...)"
     needs: ClassVar[str] = "PIL"
-
-    @classmethod
-    def claims(cls, path: Path) -> bool:
-        """By the files' endings."""
-        return has_files(path, ENDINGS)
-
-    @classmethod
-    def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """Some hundred files each."""
-        files = files_under(path, ENDINGS)
-        root = path if path.is_dir() else path.parent
-        return [
-            Unit(
-                path=str(root),
-                files=tuple(file.relative_to(root).as_posix() for file in files[at : at + _UNIT_FILES]),
-                num_bytes=sum(file.stat().st_size for file in files[at : at + _UNIT_FILES]),
-            )
-            for at in range(0, len(files), _UNIT_FILES)
-        ]
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -61,7 +42,7 @@ class Images(Reader):
                 except (OSError, ValueError) as error:
                     yield Bad(name, "the file", str(error) or type(error).__name__)
                     continue
-                label = name.rsplit("/", 2)[-2] if "/" in name else ""
+                label = folder_of(name)
                 for column, value in zip(rows, (name, label, image, height, width), strict=True):
                     rows[column].append(value)
             if rows["path"]:

@@ -11,37 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from upshift.data.convert.contract import Bad, Choices, FileFolder, Rows, Unit, folder_of
 
 ENDINGS = (".wav",)
-_UNIT_FILES = 512
 _PART_FILES = 64
 
 
-class Wav(Reader):
+class Wav(FileFolder):
     """Sound, a row a file: `path`, `label` (its folder), `rate` in Hz, `channels`, and `samples` (channels interleaved)."""
 
     name: ClassVar[str] = "wav"
+    endings: ClassVar[tuple[str, ...]] = ENDINGS
     words: ClassVar[str] = "a folder of WAV files (.wav)"
-
-    @classmethod
-    def claims(cls, path: Path) -> bool:
-        """By the files' endings."""
-        return has_files(path, ENDINGS)
-
-    @classmethod
-    def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """Some hundred files each."""
-        files = files_under(path, ENDINGS)
-        root = path if path.is_dir() else path.parent
-        return [
-            Unit(
-                path=str(root),
-                files=tuple(file.relative_to(root).as_posix() for file in files[at : at + _UNIT_FILES]),
-                num_bytes=sum(file.stat().st_size for file in files[at : at + _UNIT_FILES]),
-            )
-            for at in range(0, len(files), _UNIT_FILES)
-        ]
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -54,7 +35,7 @@ class Wav(Reader):
                 except (OSError, EOFError, ValueError, wave.Error) as error:
                     yield Bad(name, "the file", str(error) or "the file is cut")
                     continue
-                rows.append((name, name.rsplit("/", 2)[-2] if "/" in name else "", rate, channels, samples))
+                rows.append((name, folder_of(name), rate, channels, samples))
             if rows:
                 path, label, rates, counts, sounds = zip(*rows, strict=True)
                 columns = {
