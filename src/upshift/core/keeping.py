@@ -15,12 +15,28 @@ import torch
 
 from upshift.core.batch import iter_tensors, map_tensors
 from upshift.core.errors import JobError
+from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Undo, add_to, append_to, replace_attribute
-from upshift.core.optimization import Check, StepTrace
+from upshift.core.optimization import Check, Fit, StepTrace
 
 CHECKED_HITS = 8
 MISSING = object()
 _NOTHING = torch.zeros(0)
+
+
+def why_nothing_is_kept(facts: Facts) -> Fit | None:
+    """The refusal of every technique that keeps prepared samples; None where there is something to keep."""
+    job = facts.job
+    if not job.has_deterministic_transform:
+        return Fit.no("the job does not say what may be kept: write deterministic_transform(self, sample)")
+    if job.num_samples is None:
+        return Fit.no("an iterable dataset has no index to keep samples under")
+    per_epoch = job.updates_per_epoch or -(-job.num_samples // (job.accumulation * job.batch_size))
+    if (job.planned_updates or 0) <= per_epoch:
+        return Fit.no(f"each of the {job.num_samples} samples is visited at most once in this run")
+    if facts.sample_bytes is None:
+        return Fit.no("the size of a prepared sample could not be measured")
+    return None
 
 
 class Shelf(Protocol):

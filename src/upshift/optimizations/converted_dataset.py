@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
-from upshift.core.keeping import content
+from upshift.core.keeping import content, why_nothing_is_kept
 from upshift.core.live import LiveJob, Seam, Undo, add_to, replace_attribute
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 from upshift.core.sample_folder import kept_folder
@@ -59,18 +59,12 @@ class ConvertedDataset(Optimization):
     def fit(cls, facts: Facts) -> Fit:
         """Fit where a deterministic part is declared, samples come back, and preparing each once is soon done."""
         job = facts.job
-        if not job.has_deterministic_transform:
-            return Fit.no("the job does not say what may be kept: write deterministic_transform(self, sample)")
-        if job.num_samples is None:
-            return Fit.no("an iterable dataset has no index to find samples by")
-        per_epoch = job.updates_per_epoch or -(-job.num_samples // (job.accumulation * job.batch_size))
-        if (job.planned_updates or 0) <= per_epoch:
-            return Fit.no(f"each of the {job.num_samples} samples is visited at most once in this run")
-        if facts.sample_bytes is None:
-            return Fit.no("the size of a prepared sample could not be measured")
-        if facts.sample_bytes * job.num_samples > LARGEST_GIB * _GIB:
+        if (refusal := why_nothing_is_kept(facts)) is not None:
+            return refusal
+        num_samples, sample_bytes = job.num_samples or 0, facts.sample_bytes or 0
+        if sample_bytes * num_samples > LARGEST_GIB * _GIB:
             return Fit.no(
-                f"the {job.num_samples} samples take about {facts.sample_bytes * job.num_samples / _GIB:,.0f} GiB: convert "
+                f"the {num_samples} samples take about {sample_bytes * num_samples / _GIB:,.0f} GiB: convert "
                 f"them beforehand (upshift data convert), and read the store"
             )
         preparing_s = facts.ceiling_frac("input") * facts.epoch_s

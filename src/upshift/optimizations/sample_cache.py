@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from upshift.core.facts import Facts
-from upshift.core.keeping import MISSING, hit_check, keep_samples
+from upshift.core.keeping import MISSING, hit_check, keep_samples, why_nothing_is_kept
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 
@@ -53,16 +53,10 @@ class SampleCache(Optimization):
     def fit(cls, facts: Facts) -> Fit:
         """Fit where a deterministic part is declared, samples come back, and all of them fit in a quarter of the memory."""
         job = facts.job
-        if not job.has_deterministic_transform:
-            return Fit.no("the job does not say what may be kept: write deterministic_transform(self, sample)")
-        if job.num_samples is None:
-            return Fit.no("an iterable dataset has no index to keep samples under")
-        per_epoch = job.updates_per_epoch or -(-job.num_samples // (job.accumulation * job.batch_size))
-        if (job.planned_updates or 0) <= per_epoch:
-            return Fit.no(f"each of the {job.num_samples} samples is visited at most once in this run")
-        if facts.sample_bytes is None:
-            return Fit.no("the size of a prepared sample could not be measured")
-        needed, allowed = facts.sample_bytes * job.num_samples, int(MEMORY_SHARE * facts.memory_limit_bytes)
+        if (refusal := why_nothing_is_kept(facts)) is not None:
+            return refusal
+        num_samples, sample_bytes = job.num_samples or 0, facts.sample_bytes or 0
+        needed, allowed = sample_bytes * num_samples, int(MEMORY_SHARE * facts.memory_limit_bytes)
         if needed > allowed:
             gib = f"{needed / 2**30:.1f} GiB, more than a quarter of the memory ({allowed / 2**30:.1f} GiB)"
             return Fit.no(f"all samples take {gib}")

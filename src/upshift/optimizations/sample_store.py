@@ -33,7 +33,7 @@ import numpy as np
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
 from upshift.core.files import write_at
-from upshift.core.keeping import MISSING, hit_check, keep_samples
+from upshift.core.keeping import MISSING, hit_check, keep_samples, why_nothing_is_kept
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 from upshift.core.records import ALIGNMENT, decode, encode
@@ -82,16 +82,10 @@ class SampleStore(Optimization):
     def fit(cls, facts: Facts) -> Fit:
         """Fit where a deterministic part is declared and samples come back; samples that do not fit are prepared anew."""
         job = facts.job
-        if not job.has_deterministic_transform:
-            return Fit.no("the job does not say what may be kept: write deterministic_transform(self, sample)")
-        if job.num_samples is None:
-            return Fit.no("an iterable dataset has no index to keep samples under")
-        per_epoch = job.updates_per_epoch or -(-job.num_samples // (job.accumulation * job.batch_size))
-        if (job.planned_updates or 0) <= per_epoch:
-            return Fit.no(f"each of the {job.num_samples} samples is visited at most once in this run")
-        if facts.sample_bytes is None:
-            return Fit.no("the size of a prepared sample could not be measured")
-        needed_gib = SPARE * facts.sample_bytes * job.num_samples / _GIB
+        if (refusal := why_nothing_is_kept(facts)) is not None:
+            return refusal
+        num_samples, sample_bytes = job.num_samples or 0, facts.sample_bytes or 0
+        needed_gib = SPARE * sample_bytes * num_samples / _GIB
         max_gib = min(max(round(needed_gib + 0.05, 1), 0.1), LARGEST_GIB)
         share = min(max_gib / needed_gib, 1.0) if needed_gib else 1.0
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac * share, settings=[cls(max_gib=max_gib)])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from upshift.data.store.publish import described
+from upshift.data.store.layout import described
 from upshift.data.store.store import Store
 from upshift.data.store.window import Window
 

@@ -17,6 +17,7 @@ import base64
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -152,10 +153,7 @@ class Manifest:
                 "num_rows": self.num_rows,
                 "num_bytes": self.num_bytes,
                 "block_rows": self.block_rows,
-                "columns": {
-                    **{part.name: str(part.type) for part in self.schema},
-                    **{part.name: _described(part) for part in self.raw},
-                },
+                "columns": described(self.schema, self.raw),
                 "arrow_schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode("ascii"),
                 "raw": [asdict(column) for column in self.raw],
                 "provenance": self.provenance,
@@ -197,6 +195,14 @@ class Manifest:
         return manifest
 
 
+def described(schema: pa.Schema, raw: Sequence[RawColumn]) -> dict[str, str]:
+    """Each column's type in words."""
+    return {
+        **{part.name: str(part.type) for part in schema},
+        **{part.name: f"{part.dtype}[{', '.join(map(str, part.shape))}]" if part.shape else part.dtype for part in raw},
+    }
+
+
 def shard_from_dict(read: dict[str, Any]) -> Shard:
     """A shard from what `dataclasses.asdict` made of it."""
     return _shard(read)
@@ -211,10 +217,6 @@ def checked_name(name: str) -> str:
     if not _SAFE.fullmatch(name):
         raise DataError(f"{name!r} cannot name a raw column: use letters, digits, '_', '.' and '-', and no dot first.")
     return name
-
-
-def _described(column: RawColumn) -> str:
-    return f"{column.dtype}[{', '.join(map(str, column.shape))}]" if column.shape else column.dtype
 
 
 def _shard(read: dict[str, Any]) -> Shard:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from upshift.core.errors import DataError
 from upshift.core.files import write_atomically
-from upshift.data.store.layout import MANIFEST, SHARDS, VERSIONS, WRITING, Manifest, RawColumn, Shard
+from upshift.data.store.layout import MANIFEST, SHARDS, VERSIONS, WRITING, Manifest, RawColumn, Shard, described
 from upshift.data.store.mapping import version_path
 
 Mode: TypeAlias = Literal["create", "append", "replace"]
@@ -54,7 +54,7 @@ def publish(
         DataError: A store is there already (`create`), or has other columns (`append`).
     """
     with _publishing(path):
-        have = _current(path)
+        have = current(path)
         if have is not None and mode == "create":
             raise DataError(exists(path, have))
         if have is not None and mode == "append":
@@ -85,7 +85,11 @@ def exists(path: Path, have: Manifest) -> str:
 
 def current(path: Path) -> Manifest | None:
     """The newest version; None where there is no store yet."""
-    return _current(path)
+    file = path / MANIFEST
+    try:
+        return Manifest.from_json(file.read_text(encoding="utf-8"), str(file))
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager
@@ -151,14 +155,6 @@ def _publishing(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _current(path: Path) -> Manifest | None:
-    file = path / MANIFEST
-    try:
-        return Manifest.from_json(file.read_text(encoding="utf-8"), str(file))
-    except FileNotFoundError:
-        return None
-
-
 def _versions(path: Path) -> Iterator[Manifest]:
     for file in (path / MANIFEST, *sorted((path / VERSIONS).glob("*.json"))):
         if file.exists():
@@ -197,14 +193,6 @@ def _check_alike(path: Path, have: Manifest, schema: pa.Schema, raw: Sequence[Ra
         f"{path} holds ({old}; blocks of {have.block_rows}), which ({new}; blocks of {block_rows}) cannot be appended to: "
         f"convert to the same columns, or to another folder."
     )
-
-
-def described(schema: pa.Schema, raw: Sequence[RawColumn]) -> dict[str, str]:
-    """Each column's type in words."""
-    return {
-        **{part.name: str(part.type) for part in schema},
-        **{part.name: f"{part.dtype}[{', '.join(map(str, part.shape))}]" if part.shape else part.dtype for part in raw},
-    }
 
 
 def _remove_empty(folder: Path) -> None:
