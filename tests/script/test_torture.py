@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -73,11 +74,28 @@ def test_it_prints_and_exits_as_without_us(tmp_path: Path, case: str) -> None:
         assert seen["0"]["steps"] == STEPS[case]
 
 
+Ended = TypeVar("Ended")
+
+
+def unless_aborted(start: Callable[[], Ended], stderr: Callable[[Ended], str]) -> Ended:
+    """What `start` gives, begun again (thrice at most) while torch aborts a rank at its end.
+
+    Seen with torch 2.13 on a busy machine, without us, in about one run of a hundred: gloo's threads outlive
+    `destroy_process_group` where `DistributedDataParallel` was used, and the process may die of SIGABRT as it ends.
+    """
+    for _ in range(3):
+        ended = start()
+        if "terminate called without an active exception" not in stderr(ended):
+            return ended
+    return start()
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_both_ranks_of_torchrun_are_watched(tmp_path: Path) -> None:
-    alone = run(TORCHRUN)
+    alone = unless_aborted(lambda: run(TORCHRUN), lambda ended: ended.stderr)
     assert alone.returncode == 0, alone.stderr
-    done, seen = watched(TORCHRUN, tmp_path)
+    done, seen = unless_aborted(lambda: watched(TORCHRUN, tmp_path), lambda ended: ended[0].stderr)
     assert (done.stdout, done.returncode) == (alone.stdout, 0), done.stderr
     assert {rank: found["steps"] for rank, found in seen.items()} == {"0": 5, "1": 5}
 

@@ -24,9 +24,7 @@ def main() -> None:
         optimizer.step()
     if dist.get_rank() == 0:
         print(fingerprint(model), os.environ.get("PYTHONPATH"), os.environ.get("UPSHIFT_ATTACH"), flush=True)
-    # Whoever holds the wrapper holds the group: its threads would meet the end of the interpreter, which aborts the process.
     dist.barrier()
-    del parallel
     dist.destroy_process_group()
 
 
