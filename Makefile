@@ -12,7 +12,7 @@ IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/be
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench bench-groundtruth bench-data docs clean help
+.PHONY: setup demo test lint bench bench-groundtruth bench-data chaos docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
@@ -55,6 +55,9 @@ bench-groundtruth: setup  ## score Upshift on scripts whose bottleneck is known
 bench-data: setup  ## measure the data layer against the libraries people use
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench-data]'
 	$(BIN)/python -m benchmarks data
+
+chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)
+	$(BIN)/python -m benchmarks chaos $(if $(QUICK),--quick)
 
 # Tables in the documentation come from benchmarks/results; then the API.
 docs: setup  ## write the tables of results, and the API documentation to site/

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.around import ROUNDS as AROUND_ROUNDS
 from benchmarks.around import run_around
+from benchmarks.chaos import main as chaos
 from benchmarks.checkpointing import run_checkpointing
 from benchmarks.data_layer.run import data
 from benchmarks.gate import run_gate
@@ -31,12 +32,12 @@ from upshift.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
-    "data", "proof",
+    "data", "proof", "chaos",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
 
-OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"data": data, "groundtruth": groundtruth, "public": public}
+OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"chaos": chaos, "data": data, "groundtruth": groundtruth, "public": public}
 """What takes options of its own: `python -m benchmarks NAME --help` lists them."""
 
 

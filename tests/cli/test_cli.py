@@ -274,8 +274,8 @@ class J(Good):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_exits_130_with_its_weights(tmp_path: Path, number: Any) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGUSR1, 0)])
+def test_a_run_that_is_asked_to_end_saves_and_exits_as_is_usual(tmp_path: Path, number: Any, code: int) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "upshift", "run", write_job(tmp_path, ENDLESS), "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -285,7 +285,7 @@ def test_a_run_that_is_interrupted_exits_130_with_its_weights(tmp_path: Path, nu
         time.sleep(0.3)
         process.send_signal(number)
         _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    assert process.returncode == code, stderr
     assert "Traceback" not in stderr
     assert torch.load(out / "model.pt", weights_only=True)
 

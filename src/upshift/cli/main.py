@@ -9,6 +9,7 @@ from types import FrameType
 import typer
 
 from upshift.cli.batch import batch
+from upshift.cli.checkpoints import checkpoints
 from upshift.cli.compare import compare
 from upshift.cli.data import data
 from upshift.cli.demo import demo
@@ -30,6 +31,7 @@ app = typer.Typer(
 for verb in (profile, tune, run, compare, batch, doctor, explain, demo):
     app.command()(verb)
 app.add_typer(data, name="data")
+app.add_typer(checkpoints, name="checkpoints")
 
 
 def main() -> None:

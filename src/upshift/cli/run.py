@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +22,8 @@ from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
 from upshift.train.around import Report
 from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
-from upshift.train.run import start_under, train
+from upshift.train.run import Going, start_under, train
+from upshift.train.saving.saver import Pace
 from upshift.tune.scripts.session import check_command
 
 DEFAULT_OUT = Path("upshift-run")
@@ -34,15 +36,31 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="The plan to train under; none trains the job as it is.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for metrics.jsonl and model.pt.")] = DEFAULT_OUT,
     updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, where there is one.")] = False,
+    resume_anyway: Annotated[
+        bool, typer.Option("--resume-anyway", help="The same, although the job's code or data changed.")
+    ] = False,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=0, help="Updates between checkpoints; chosen by cost unless given, 0 for none.")
+    ] = None,
+    checkpoint_overhead: Annotated[float, typer.Option(help="Share of the time that checkpoints may take.")] = 0.02,
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints that stay, beside the best.")] = 3,
     scratch: ScratchOption = None,
     ranks: RanksOption = 1,
 ) -> None:
-    """Train the job under a plan: progress, metrics, held-out results each epoch, weights at the end.
+    """Train the job under a plan: progress, metrics, held-out results each epoch, checkpoints, weights at the end.
+
+    It is safe to kill: --resume goes on as if nothing had happened. SIGTERM and SIGUSR1 save and exit 0, Ctrl-C saves and
+    exits 130.
 
     With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started. A script is run as
     `python SCRIPT` would run it, under the plan.
     """
     if command := script_command(target, arguments, module=module):
+        refuse_of_a_script(
+            resume=resume or resume_anyway,
+            **{"checkpoint-every": checkpoint_every is not None, "checkpoint-overhead": checkpoint_overhead != 0.02, "keep": keep != 3},
+        )
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
         run_script(command, plan)
         return
@@ -72,13 +90,25 @@ def run(
                 shown = "  ".join(f"{name} {value:.4f}" for name, value in report.held_out.items())
                 progress.console.print(f"epoch {report.epoch}: held-out {shown}", markup=False)
 
-        result = train(job, chosen, out, max_updates=updates, on_report=on_report)
+        pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
+
+        def say(words: str) -> None:
+            progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
+
+        going = Going(resume=resume or resume_anyway, anyway=resume_anyway, pace=pace, say=say)
+        result = train(job, chosen, out, max_updates=updates, on_report=on_report, going=going)
     leave_group()
     if silent:
         return
     rate = result.samples / result.seconds if result.seconds else 0.0
+    if result.went_on_from is not None:
+        console.print(f"Went on from update {result.went_on_from}.", soft_wrap=True)
     console.print(f"Trained {result.updates} updates in {result.seconds:.1f} s ({rate:.0f} samples/s).", soft_wrap=True)
-    console.print(f"Weights, metrics and plan are in {out}.", soft_wrap=True)
+    console.print(f"Weights, metrics, checkpoints and plan are in {out}.", soft_wrap=True)
+    if result.stopped_by is not None:
+        console.print(f"Stopped by {result.stopped_by.name}; the same command with --resume goes on.", soft_wrap=True)
+        if result.stopped_by is signal.SIGINT:
+            raise typer.Exit(130)
 
 
 def run_script(command: tuple[str, ...], path: Path | None) -> None:

@@ -53,6 +53,7 @@ class AroundWork:
         planned: Updates of the whole run.
         on_report: Told each report; by the thread that writes the lines, where they are written in the background.
         held_out: The held-out data; looked for in the job where it is not given.
+        append: Go on behind the reports of an earlier part of the run.
         writes: Whether this rank is the one that reports and saves; the others take part in what needs all.
 
     Raises:
@@ -67,6 +68,7 @@ class AroundWork:
         planned: int = 0,
         on_report: Callable[[Report], None] = lambda _: None,
         held_out: HeldOut | None = None,
+        append: bool = False,
         writes: bool = True,
     ) -> None:
         self._writes = writes
@@ -74,7 +76,10 @@ class AroundWork:
         live = loop.live
         self.held_out = held_out or HeldOut.where_given(live)
         lines = out / METRICS
-        self._lines: Lines = BackgroundLines(lines, live.count) if live.around.report_async else PlainLines(lines)
+        in_background = live.around.report_async
+        self._lines: Lines = (
+            BackgroundLines(lines, live.count, append=append) if in_background else PlainLines(lines, append=append)
+        )
         self.checkpoint = CheckpointWriter(out / WEIGHTS, live.around, live.count)
         self._last_report, self._last_samples = perf_counter(), loop.position.samples
 

@@ -46,15 +46,16 @@ class PlainLines:
     """Writes each line at once.
 
     Args:
-        path: The file; made anew.
+        path: The file.
+        append: Go on behind what is there; otherwise the file is made anew.
 
     Raises:
         MachineError: The file cannot be written, here or in any call.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, append: bool = False) -> None:
         self._path = path
-        self._file = _opened(path)
+        self._file = _opened(path, append=append)
 
     def write(self, make: MakeLine) -> None:
         """Write a line, for readers to see at once."""
@@ -75,7 +76,8 @@ class BackgroundLines:
     """Hands each line to a thread.
 
     Args:
-        path: The file; made anew.
+        path: The file.
+        append: Go on behind what is there; otherwise the file is made anew.
         count: Told `report_waits` whenever a full queue made the caller wait, and `reports_in_background` for each line.
         size: Lines that may wait to be written.
 
@@ -84,9 +86,16 @@ class BackgroundLines:
             UpshiftError that `make` raises comes as it is.
     """
 
-    def __init__(self, path: Path, count: Callable[[str], None] = lambda _: None, *, size: int = QUEUE_LINES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        count: Callable[[str], None] = lambda _: None,
+        *,
+        append: bool = False,
+        size: int = QUEUE_LINES,
+    ) -> None:
         self._path, self._count = path, count
-        self._file = _opened(path)
+        self._file = _opened(path, append=append)
         self._queue: queue.Queue[MakeLine | None] = queue.Queue(maxsize=size)
         self._error: UpshiftError | None = None
         self._thread = threading.Thread(target=self._serve, name="upshift-lines", daemon=True)
@@ -160,9 +169,9 @@ class BackgroundLines:
             self._error.__cause__ = error
 
 
-def _opened(path: Path) -> TextIO:
+def _opened(path: Path, *, append: bool) -> TextIO:
     try:
-        return path.open("w", encoding="utf-8")
+        return path.open("a" if append else "w", encoding="utf-8")
     except OSError as error:
         raise _cannot(path, error) from error
 

@@ -69,7 +69,8 @@ class Loop:
         self.keeps_gradients = False
         self._pending: list[torch.Tensor] = []
         self._batches: Iterator[MicroBatch | None] | None = None
-        self._taken = 0
+        self._taken = self._first_update = 0
+        self._unit: Any = 1.0
         self._start = _Snapshot(live)
         self._stand_in = StandIn(live, self.ranks)
         self._parameters = [p for group in live.optimizer.param_groups for p in group["params"]]
@@ -107,7 +108,7 @@ class Loop:
         self.skipped = 0
         self.stream.close()
         self._batches = None
-        self._taken = 0
+        self._taken = self._first_update = 0
         self._begin()
 
     def upcoming(self, num_updates: int) -> list[list[int]]:
@@ -122,6 +123,33 @@ class Loop:
             done, epoch = 0, epoch + 1
         return found[:wanted]
 
+    @property
+    def taken(self) -> int:
+        """Micro-batches of the present epoch that were taken."""
+        return self._taken
+
+    @property
+    def unit(self) -> float:
+        """What objectives are divided by where gradients are summed before the window's weight is known."""
+        return float(self._unit)
+
+    def go_to(self, position: Position, *, taken: int, unit: float, skipped: int) -> None:
+        """Go on from where another run stood: its weights, state and random numbers are there already.
+
+        Args:
+            position: Where it stood.
+            taken: Micro-batches of the present epoch that it had taken.
+            unit: As `unit` was.
+            skipped: Updates that its gradient scaler had skipped.
+        """
+        self.stream.close()
+        self._batches = None
+        self.position, self._taken, self.skipped = position, taken, skipped
+        self._first_update = position.update
+        self._unit = unit
+        self.losses.clear()
+        self._pending.clear()
+
     def read_losses(self) -> None:
         """Bring the pending losses to the host and check them.
 
@@ -134,7 +162,8 @@ class Loop:
         self._pending.clear()
         for value in values:
             if not math.isfinite(value):
-                raise LossError(_not_finite(value, len(self.losses)), update=len(self.losses), value=value)
+                update = self._first_update + len(self.losses)
+                raise LossError(_not_finite(value, update), update=update, value=value)
             self.losses.append(value)
 
     def close(self) -> None:
@@ -146,7 +175,7 @@ class Loop:
         seed_everything(mix(self.live.seed, 0x100 + self.ranks.rank))
         # What objectives are divided by where gradients are summed before the window's weight is known: any number will do,
         # if all ranks take the same; near the weight of one pass it keeps gradients in the range of 16-bit numbers.
-        self._unit: Any = max(self.live.job.batch_size / self.ranks.world, 1.0)
+        self._unit = max(self.live.job.batch_size / self.ranks.world, 1.0)
         if self.live.sync is not None:
             self.live.sync.reset()
 
@@ -158,7 +187,7 @@ class Loop:
     def _endless(self) -> Iterator[MicroBatch | None]:
         """Micro-batches of epoch after epoch; None marks the end of an epoch."""
         while True:
-            for item in self.stream.epoch(self.position.epoch):
+            for item in self.stream.epoch(self.position.epoch, self._taken):
                 self._taken += 1
                 yield item
             yield None

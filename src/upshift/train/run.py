@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from upshift.core.errors import JobError, PlanError
+from upshift.core.files import write_atomically
 from upshift.core.job import Job
 from upshift.core.optimization import joined_environment, missing_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.system import started_with
-from upshift.train.around import AroundWork, Report
+from upshift.train.around import METRICS, AroundWork, Report
 from upshift.train.build import build
 from upshift.train.group import is_member, join_group
 from upshift.train.loop import Loop
+from upshift.train.saving.facts import run_facts
+from upshift.train.saving.resume import go_on
+from upshift.train.saving.saver import Pace, Saver
+from upshift.train.stop import StopRequest
 
 STARTED_AGAIN = "UPSHIFT_STARTED_AGAIN"
 """Set in a process that started itself again, so that it does so once."""
@@ -29,12 +36,40 @@ STARTED_AGAIN = "UPSHIFT_STARTED_AGAIN"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to: updates, samples, seconds until all was written (validation included), last held-out metrics."""
+    """What a run came to.
+
+    Attributes:
+        updates: Done, those of earlier parts of the run included.
+        samples: Seen in them.
+        seconds: Of this part, until all was written, validation included.
+        held_out: The last held-out metrics.
+        stopped_by: The signal that ended it before its end; None where none did.
+        went_on_from: The update it went on from; None where it began anew.
+    """
 
     updates: int
     samples: int
     seconds: float
     held_out: dict[str, float]
+    stopped_by: signal.Signals | None = None
+    went_on_from: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Going:
+    """How a run is saved and taken up.
+
+    Attributes:
+        resume: Go on from the newest whole checkpoint, where there is one.
+        anyway: Even where the job's code or data changed since.
+        pace: How often to save; None saves no checkpoints.
+        say: Told what a person must know.
+    """
+
+    resume: bool = False
+    anyway: bool = False
+    pace: Pace | None = None
+    say: Callable[[str], None] = print
 
 
 def start_under(plan: Plan) -> None:
@@ -70,21 +105,25 @@ def train(
     *,
     max_updates: int | None = None,
     on_report: Callable[[Report], None] = lambda _: None,
+    going: Going | None = None,
 ) -> Result:
     """Train.
 
     Args:
         job: What to train.
         plan: Under which plan.
-        out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`) and
-            `upshift.toml`. The weights are saved after each epoch, and when Ctrl-C ends the run.
+        out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`),
+            `upshift.toml` and `checkpoints/`. The weights are saved after each epoch and at the end.
         max_updates: Stop earlier.
         on_report: Told how the run stands, at most a few times a second; under `async_logging` by another thread.
+        going: How it is saved and taken up; None saves no checkpoints.
 
     Raises:
         JobError: The job says no length: an iterable dataset without num_updates.
-        UpshiftError: Metrics or weights could not be written.
+        DataError: The run cannot be taken up: the model, the code or the data is another one.
+        UpshiftError: Metrics, weights or checkpoints could not be written.
     """
+    going = going or Going()
     if is_member():
         join_group()
     live = build(job, plan)
@@ -95,29 +134,102 @@ def train(
     leads = loop.ranks.rank == 0
     with ExitStack() as stack:
         stack.callback(loop.close)
+        facts = run_facts(live) if going.resume or going.pace else {}
+        saved = go_on(loop, out, facts, going.say, anyway=going.anyway) if going.resume else None
+        saver = None
+        if going.pace is not None:
+            saver = Saver(loop, out, going.pace, facts={**facts, "plan": plan.to_dict()}, say=going.say)
+            stack.callback(saver.close)
         if leads:
             out.mkdir(parents=True, exist_ok=True)
             plan.save(out / "upshift.toml")
+            if saved is not None:
+                keep_reports(out / METRICS, saved.update)
         else:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upshift-")))
-        work = AroundWork(loop, out, planned=planned, on_report=on_report, writes=leads)
-        return _run(loop, stack.enter_context(work), planned)
+        work = AroundWork(loop, out, planned=planned, on_report=on_report, append=saved is not None, writes=leads)
+        result = _run(loop, stack.enter_context(work), planned, saver)
+    return replace(result, went_on_from=None if saved is None else saved.update)
 
 
-def _run(loop: Loop, around: AroundWork, planned: int) -> Result:
+def keep_reports(path: Path, update: int) -> None:
+    """Take back the reports of updates that will be done again."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["update"] <= update]
+    write_atomically(path, "".join(kept))
+
+
+class _Stopped(Exception):  # noqa: N818  no error: somebody asked for it
+    """A signal asked the run to end, and it stands between two updates."""
+
+
+def _run(loop: Loop, around: AroundWork, planned: int, saver: Saver | None) -> Result:
     live, found, started = loop.live, dict[str, float](), perf_counter()
     per_epoch = planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
-    try:
-        while loop.position.update < planned:
-            loop.run(min(per_epoch, planned - loop.position.update), on_update=around.after_update)
-            found = around.validate()
-            around.report(found)
-            around.save()
+    best = Best(live.job)
+
+    with StopRequest() as stop:
+
+        def after_update() -> None:
+            around.after_update()
+            ends = loop.position.update % per_epoch == 0 or loop.position.update >= planned
+            asked, due = _agreed(loop, stop.signal is not None, saver)
+            if saver is not None and not ends:  # at the end of an epoch it is saved with its held-out results
+                saver.after_update(due)
+            if asked:
+                raise _Stopped
+
+        try:
+            while loop.position.update < planned:
+                due = per_epoch - loop.position.update % per_epoch
+                loop.run(min(due, planned - loop.position.update), on_update=after_update)
+                found = around.validate()
+                around.report(found)
+                around.save()
+                if saver is not None:
+                    saver.save(best=best.is_better(found))
+        except _Stopped:
+            if live.sync is None or not live.sync.each_pass:
+                around.save()
+            if saver is not None:
+                saver.save(wait=True)
         around.wait()
-    except KeyboardInterrupt:
-        if live.sync is None or not live.sync.each_pass:  # whole weights of shards would need all ranks at the same place
-            around.save()
-        raise
-    seconds = perf_counter() - started
-    samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=live.device)))
-    return Result(updates=loop.position.update, samples=samples, seconds=seconds, held_out=found)
+        seconds = perf_counter() - started
+        samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=live.device)))
+        return Result(
+            updates=loop.position.update, samples=samples, seconds=seconds, held_out=found, stopped_by=stop.signal
+        )
+
+
+def _agreed(loop: Loop, asked: bool, saver: Saver | None) -> tuple[bool, bool | None]:  # noqa: FBT001
+    """Whether any rank was asked to end, and whether rank 0 wants a checkpoint: what all ranks must do at one update."""
+    ranks = loop.ranks
+    if ranks.world == 1:
+        return asked, None
+    due = saver is not None and ranks.rank == 0 and saver.is_due()
+    both = ranks.sum(torch.tensor([float(asked), float(due)], device=loop.live.device))
+    return bool(both[0] > 0), bool(both[1] > 0)
+
+
+class Best:
+    """Whether held-out results are the best until now, by the metric that the job's quality names.
+
+    Args:
+        job: The job; without a quality nothing is best.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._quality = job.quality
+        self._value: float | None = None
+
+    def is_better(self, found: Mapping[str, float]) -> bool:
+        """Compare, and remember."""
+        if self._quality is None or self._quality.metric not in found:
+            return False
+        value = found[self._quality.metric] * (1.0 if self._quality.direction == "min" else -1.0)
+        if self._value is not None and not value < self._value:
+            return False
+        self._value = value
+        return True

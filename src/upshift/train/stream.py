@@ -73,10 +73,10 @@ class Stream:
         """Batches that are computed in an epoch; None for an iterable dataset."""
         return None if self._live.order is None else len(self._live.batches(0))
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Any, int]]:
-        """Yield (batch, its number of samples on this rank) for one epoch."""
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, int]]:
+        """Yield (batch, its number of samples on this rank) for one epoch, from its batch `start` on."""
         settings = self._live.loader
-        batches = self._fetched(epoch)
+        batches = self._fetched(epoch, start)
         if settings.pin_memory:
             batches = self._counted_as_pinned(batches)
         if settings.device_prefetch:
@@ -84,12 +84,12 @@ class Stream:
         with closing(batches):
             yield from batches
 
-    def _fetched(self, epoch: int) -> Batches:
+    def _fetched(self, epoch: int, start: int) -> Batches:
         if self._live.order is None:
-            yield from self._read_in_order(epoch)
+            yield from self._read_in_order(epoch, start)
             return
         share, settings = self._ranks.share, self._live.loader
-        self._requests.now = [(epoch, tuple(share(indices))) for indices in self._live.batches(epoch)]
+        self._requests.now = [(epoch, tuple(share(indices))) for indices in self._live.batches(epoch)[start:]]
         if settings.num_workers == 0 and settings.num_threads > 0:
             yield from self._by_threads(list(self._requests.now))
             return
@@ -199,13 +199,13 @@ class Stream:
             generator=torch.Generator(),  # else each epoch draws the workers' seed from the stream that dropout draws from
         )
 
-    def _read_in_order(self, epoch: int) -> Batches:
+    def _read_in_order(self, epoch: int, start: int) -> Batches:
         job, pipeline = self._live.job, self._live.pipeline
         with kept_random_state():
             seed_sample(self._live.seed, epoch, 0, salt=_READING)
             samples = iter(self._live.dataset)
             state = get_random_state()
-        position, size = 0, job.batch_size
+        position, size, number = 0, job.batch_size, 0
         while True:
             with kept_random_state():  # a generator draws its random numbers here, not in iter()
                 set_random_state(state)
@@ -215,6 +215,10 @@ class Stream:
                 raise JobError(f"{type(job).__name__}.train_data() gave no sample in epoch {epoch}: look at its __iter__.")
             if not taken:
                 return
+            number += 1
+            if number <= start:  # read again, as nothing else tells where an iterable dataset stands
+                position += len(taken)
+                continue
             loaded = {position + at: job.deterministic_transform(sample) for at, sample in enumerate(taken)}
             mine = self._ranks.share(range(position, position + len(taken)))
             reader = Pipeline(

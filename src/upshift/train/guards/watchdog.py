@@ -1,0 +1,125 @@
+"""Tell when a run stands still, and where each of its processes stands.
+
+A thread looks now and then when the last update ended. Where that is too long ago, every process of the run writes the
+stacks of its threads to a file: this one by itself, loader workers when they are asked by a signal. A run that waits for a
+dead worker, a lock or a slow disk then says so, instead of being found in the morning.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+ASK = signal.SIGUSR2
+_LEAST_S = 60.0
+_TIMES = 20.0
+"""An update that takes so many times the longest one until now has hung."""
+_LOOK_S = 1.0
+_ANSWER_S = 0.5
+
+
+class Watchdog:
+    """Watches that updates keep ending. A context manager; outside of the main thread it does nothing.
+
+    Args:
+        folder: Where stacks are written: `stacks-PROCESS.txt`.
+        say: Told once for each time the run stands still.
+        least_s: Seconds without an update below which nothing is said.
+
+    Attributes:
+        told: How often it found the run standing still.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None], *, least_s: float = _LEAST_S) -> None:
+        self._folder, self._say, self._least = folder, say, least_s
+        self._beat = monotonic()
+        self._longest = 0.0
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.told = 0
+        self._was_told = False
+
+    def beat(self) -> None:
+        """An update ended."""
+        now = monotonic()
+        if not self._was_told:
+            self._longest = max(self._longest, now - self._beat)
+        self._beat, self._was_told = now, False
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds without an update after which the run is taken to stand still."""
+        return max(self._least, _TIMES * self._longest)
+
+    def __enter__(self) -> Self:
+        self._beat = monotonic()
+        answer_when_asked(self._folder)
+        self._thread = threading.Thread(target=self._watch, name="upshift-watchdog", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(_LOOK_S, self._least / 4)):
+            waited = monotonic() - self._beat
+            if waited > self.patience_s and not self._was_told:
+                self._was_told = True
+                self.told += 1
+                self._tell(waited)
+
+    def _tell(self, waited: float) -> None:
+        files = dump_stacks(self._folder)
+        dead = [child for child in psutil.Process().children(recursive=True) if child.status() == psutil.STATUS_ZOMBIE]
+        ended = f" {len(dead)} of its processes ended." if dead else ""
+        self._say(
+            f"no update has ended for {waited:.0f} s.{ended} Where each process stands: {', '.join(str(file) for file in files)}"
+        )
+
+
+def answer_when_asked(folder: Path) -> None:
+    """Have this process write its stacks when it is sent `ASK`; its forks too, each to a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _register(folder)
+    os.register_at_fork(after_in_child=lambda: _register(folder))
+
+
+def dump_stacks(folder: Path) -> list[Path]:
+    """Write the stacks of this process and of all it started; the files."""
+    me = psutil.Process()
+    found = [_file(folder, me.pid)]
+    with found[0].open("a", encoding="utf-8") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+    asked = []
+    for child in me.children(recursive=True):
+        path = _file(folder, child.pid)
+        if path.exists():  # it answers; another kind of process would be ended by the signal
+            asked.append((path, path.stat().st_size))
+            child.send_signal(ASK)
+    until = monotonic() + _ANSWER_S
+    while monotonic() < until and any(path.stat().st_size == size for path, size in asked):
+        sleep(0.01)
+    return found + [path for path, size in asked if path.stat().st_size > size]
+
+
+def _register(folder: Path) -> None:
+    if threading.current_thread() is not threading.main_thread() or not folder.exists():
+        return
+    file = _file(folder, os.getpid()).open("a", encoding="utf-8")
+    faulthandler.register(ASK, file=file, all_threads=True)
+
+
+def _file(folder: Path, process: int) -> Path:
+    return folder / f"stacks-{process}.txt"

@@ -1,0 +1,123 @@
+"""Hand a snapshot to a process that writes it, and hear what came of it."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from upshift.core.errors import MachineError, UpshiftError
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of an order.
+
+    Attributes:
+        path: The file.
+        num_bytes: Its size.
+        sha256: Of its bytes; empty where it was not written.
+        seconds: That writing took.
+        error: What went wrong, in the system's words; empty where nothing did.
+    """
+
+    path: Path
+    num_bytes: int
+    sha256: str
+    seconds: float
+    error: str = ""
+
+
+class WriterProcess:
+    """A process that writes one file at a time from an anonymous file; started at the first order, and again if it died.
+
+    Args:
+        handle: The anonymous file.
+        held: Open files that stay open as long as the process lives: a lock on them lasts until the last byte is written.
+    """
+
+    def __init__(self, handle: int, held: Sequence[int] = ()) -> None:
+        self._handle, self._held = handle, tuple(held)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._order: tuple[Path, int] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an order is under way."""
+        return self._order is not None
+
+    def write(self, path: Path, num_bytes: int) -> None:
+        """Order the first bytes of the anonymous file to be written to `path`.
+
+        Raises:
+            UpshiftError: An order is under way.
+            MachineError: The process cannot be started.
+        """
+        if self._order is not None:
+            raise UpshiftError("a checkpoint is under way: wait for it before the next one.")
+        process = self._alive()
+        order = json.dumps({"path": str(path), "num_bytes": num_bytes}).encode() + b"\n"
+        if process.stdin is None:
+            raise UpshiftError("the process that writes checkpoints has no stdin.")
+        try:
+            process.stdin.write(order)
+            process.stdin.flush()
+        except BrokenPipeError:
+            self._drop()
+            process = self._alive()
+            if process.stdin is None:
+                raise UpshiftError("the process that writes checkpoints has no stdin.") from None
+            process.stdin.write(order)
+            process.stdin.flush()
+        self._order = (path, num_bytes)
+
+    def poll(self, timeout_s: float | None = 0.0) -> Done | None:
+        """What came of the order under way; None where there is none, or it is not done yet.
+
+        Args:
+            timeout_s: How long to wait for it; None waits until it is done.
+        """
+        if self._order is None or self._process is None or self._process.stdout is None:
+            return None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            return None
+        path, num_bytes = self._order
+        line = self._process.stdout.readline()
+        self._order = None
+        if not line:
+            code = self._process.wait()
+            self._drop()
+            return Done(path, num_bytes, "", 0.0, f"the process that writes checkpoints ended with code {code}")
+        answer = json.loads(line)
+        return Done(path, num_bytes, answer.get("sha256", ""), answer["seconds"], answer.get("error", ""))
+
+    def close(self) -> None:
+        """Wait for the order under way, and end the process."""
+        self.poll(None)
+        self._drop()
+
+    def _alive(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603  our own module, by our own interpreter
+                    [sys.executable, "-m", "upshift.train.saving.child", str(self._handle)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    pass_fds=[self._handle, *self._held],
+                    start_new_session=True,  # a Ctrl-C at the terminal is for the run alone
+                )
+            except OSError as error:
+                raise MachineError(f"The process that writes checkpoints cannot be started: {error}.") from error
+        return self._process
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process.wait()
+            self._process = None

@@ -1,0 +1,107 @@
+"""A run that stands still says where; one that grows says what."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from upshift.train.guards.growth import GrowthWatch, Windows, growth_words, tensors_alive
+from upshift.train.guards.watchdog import Watchdog, dump_stacks
+
+
+def test_a_run_that_stands_still_is_told_once_and_where(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Watchdog(tmp_path, said.append, least_s=0.2) as watchdog:
+        for _ in range(5):
+            watchdog.beat()
+            time.sleep(0.005)
+        stand_still()
+        assert watchdog.told == 1
+        watchdog.beat()
+        time.sleep(0.05)
+        assert watchdog.told == 1
+    assert len(said) == 1
+    assert "no update has ended for" in said[0]
+    stacks = (tmp_path / f"stacks-{os.getpid()}.txt").read_text()
+    assert "stand_still" in stacks
+
+
+def stand_still() -> None:
+    time.sleep(0.6)
+
+
+def test_patience_grows_with_updates_that_are_long_by_nature(tmp_path: Path) -> None:
+    with Watchdog(tmp_path, lambda _: None, least_s=0.1) as watchdog:
+        time.sleep(0.05)
+        watchdog.beat()
+        assert watchdog.patience_s == pytest.approx(1.0, rel=0.5)
+
+
+def wait_for_ever(ready: multiprocessing.synchronize.Event) -> None:
+    ready.set()
+    time.sleep(60)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_write_where_they_stand(tmp_path: Path) -> None:
+    with Watchdog(tmp_path, lambda _: None):
+        context = multiprocessing.get_context("fork")
+        ready = context.Event()
+        worker = context.Process(target=wait_for_ever, args=(ready,))
+        worker.start()
+        assert worker.pid is not None
+        ready.wait(10)
+        files = dump_stacks(tmp_path)
+        assert worker.is_alive()
+        worker.kill()
+        worker.join()
+    assert [file.name for file in files] == [f"stacks-{os.getpid()}.txt", f"stacks-{worker.pid}.txt"]
+    assert "wait_for_ever" in files[1].read_text()
+
+
+def test_memory_that_grows_is_told_with_what_grew() -> None:
+    said: list[str] = []
+    held: list[torch.Tensor] = []
+    size = 100
+    watch = GrowthWatch(said.append, Windows(updates=10), memory=lambda: size)
+    for _ in range(40):
+        watch.after_update()
+    assert not said
+    for _ in range(60):
+        held.append(torch.zeros(7, 311))
+        size = 150
+        watch.after_update()
+    assert watch.told == 1
+    assert "memory has grown by 50%" in said[0]
+    assert "float32 [7, 311]" in said[0]
+    assert len(held) == 60
+
+
+@pytest.mark.parametrize("sizes", [[100] * 200, [100, 130] * 100, [100] * 40 + [119] * 160])
+def test_memory_that_wavers_is_not(sizes: list[int]) -> None:
+    said: list[str] = []
+    source = iter(sizes)
+    watch = GrowthWatch(said.append, Windows(updates=10), memory=lambda: next(source))
+    for _ in range(len(sizes)):
+        watch.after_update()
+    assert not said
+
+
+def test_it_is_told_again_only_when_it_grew_as_much_once_more() -> None:
+    said: list[str] = []
+    size = 100.0
+    watch = GrowthWatch(said.append, Windows(updates=10), memory=lambda: int(size))
+    for update in range(300):
+        size = 100.0 if update < 60 else 130.0 if update < 150 else 200.0
+        watch.after_update()
+    assert len(said) == 2
+
+
+def test_where_no_tensor_became_more_the_words_say_so() -> None:
+    kinds = tensors_alive()
+    assert "No kind of tensor" in growth_words(kinds, kinds)

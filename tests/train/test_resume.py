@@ -1,0 +1,153 @@
+"""`train` as a run that may be stopped, killed and taken up: what it leaves is what an untouched run leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.chaos import QUICK, chaos
+from benchmarks.chaos_job import ChaosJob
+from upshift.core.errors import DataError
+from upshift.core.plan import Plan
+from upshift.train.around import Report
+from upshift.train.run import Going, train
+from upshift.train.saving.export import export_weights
+from upshift.train.saving.folder import CheckpointFolder
+from upshift.train.saving.saver import Pace
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(out / "model.pt", weights_only=True)
+    return found
+
+
+def test_a_run_that_is_asked_to_end_is_taken_up(tmp_path: Path) -> None:
+    train(ChaosJob(), Plan(), tmp_path / "whole", max_updates=25)
+    out = tmp_path / "run"
+
+    def ask(report: Report) -> None:
+        if report.update >= 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first = train(ChaosJob(), Plan(), out, max_updates=25, on_report=ask, going=Going(pace=Pace(every=100)))
+    assert first.stopped_by is signal.SIGTERM
+    assert 9 <= first.updates < 25
+    second = train(ChaosJob(), Plan(), out, max_updates=25, going=Going(resume=True, pace=Pace(every=100)))
+    assert (second.went_on_from, second.updates, second.stopped_by) == (first.updates, 25, None)
+    want, have = weights(tmp_path / "whole"), weights(out)
+    assert all(torch.equal(want[name], have[name]) for name in want)
+    assert [line["held_out"] for line in lines(out) if line["held_out"]] == [
+        line["held_out"] for line in lines(tmp_path / "whole") if line["held_out"]
+    ]
+
+
+def test_reports_of_updates_that_are_done_again_are_taken_back(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(ChaosJob(), Plan(), out, max_updates=18, going=Going(pace=Pace(every=5, keep=99)))
+    saved = CheckpointFolder(out)
+    assert [one.update for one in saved.all()] == [5, 9, 14, 18]
+    for name in ("00000014", "00000018"):
+        (out / "checkpoints" / name / "manifest.json").unlink()
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 19')  # torn
+    train(ChaosJob(), Plan(), out, max_updates=18, going=Going(resume=True, pace=Pace(every=5), say=lambda _: None))
+    assert [line["update"] for line in lines(out) if line["held_out"]] == [9, 18]
+
+
+def test_the_best_is_marked_by_the_job_s_own_quality(tmp_path: Path) -> None:
+    train(ChaosJob(), Plan(), tmp_path, max_updates=27, going=Going(pace=Pace(every=100, keep=1)))
+    held = {line["update"]: line["held_out"]["loss"] for line in lines(tmp_path) if line["held_out"]}
+    best = CheckpointFolder(tmp_path).best()
+    assert best is not None
+    assert best.update == min(held, key=lambda update: held[update])
+
+
+def test_another_seed_is_refused(tmp_path: Path) -> None:
+    train(ChaosJob(), Plan(), tmp_path, max_updates=3, going=Going(pace=Pace(every=1)))
+
+    class Other(ChaosJob):
+        seed = 99
+
+    with pytest.raises(DataError, match="seed was 3 and is 99"):
+        train(Other(), Plan(), tmp_path, max_updates=5, going=Going(resume=True))
+
+
+def test_resuming_nothing_begins(tmp_path: Path) -> None:
+    result = train(ChaosJob(), Plan(), tmp_path, max_updates=3, going=Going(resume=True))
+    assert (result.went_on_from, result.updates) == (None, 3)
+
+
+def test_exported_weights_are_the_run_s_and_always_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        train(ChaosJob(), Plan(), tmp_path / name, max_updates=9, going=Going(pace=Pace(every=100)))
+        saved = CheckpointFolder(tmp_path / name).all()[-1]
+        export_weights(saved, tmp_path / f"{name}.safetensors")
+        export_weights(saved, tmp_path / f"{name}.pt")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
+    from safetensors.torch import load_file
+
+    want = weights(tmp_path / "a")
+    for found in (load_file(tmp_path / "a.safetensors"), torch.load(tmp_path / "a.pt", weights_only=True)):
+        assert found.keys() == want.keys()
+        assert all(torch.equal(found[name], want[name]) for name in want)
+    with pytest.raises(DataError, match=r"must end in \.safetensors or \.pt"):
+        export_weights(saved, tmp_path / "a.bin")
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(train(ChaosJob(), Plan(), tmp_path, max_updates=3).updates))
+    thread.start()
+    thread.join()
+    assert found == [3]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_killed_a_dozen_times_it_ends_as_if_it_had_not_been() -> None:
+    found = chaos(QUICK, 1, 0, lambda _: None)
+    assert found["kills"] >= QUICK
+    assert found["wrong"] == 0
+    assert max(found["newest_checkpoint_at_kill"]) > 0  # it really went on from somewhere
+
+
+@pytest.mark.slow
+def test_the_verbs_of_checkpoints(tmp_path: Path) -> None:
+    train(ChaosJob(), Plan(), tmp_path, max_updates=9, going=Going(pace=Pace(every=4)))
+
+    def said(*words: object) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-m", "upshift", "checkpoints", *map(str, words)], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = said("list", tmp_path, "--json")
+    assert code == 0, text
+    assert [row["update"] for row in json.loads(text)] == [4, 9]
+    code, text = said("inspect", tmp_path, "--update", 4)
+    assert code == 0
+    assert "model.0.weight" in text
+    assert "update 4" in text
+    assert said("verify", tmp_path)[0] == 0
+    code, text = said("export", tmp_path, tmp_path / "w.safetensors")
+    assert (code, "of update 9 are in" in text) == (0, True)
+    path = tmp_path / "checkpoints" / "00000009" / "rank0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    code, text = said("verify", tmp_path)
+    assert code == 1
+    assert "00000009" in text
+    code, text = said("inspect", tmp_path, "--update", 5)
+    assert (code, "has no checkpoint of update 5; it has 4, 9" in text) == (1, True)
