@@ -120,7 +120,13 @@ def chaos(kills: int, seed: int, workers: int, say: Callable[[str], None]) -> di
             wrong += (out / "model.pt").read_bytes() != want
             shutil.rmtree(out)
             say(f"{killed} kills, {ended} runs at their end, {wrong} of them with other weights")
-        return {"kills": killed, "runs": ended, "wrong": wrong, "newest_checkpoint_at_kill": resumed_from, "whole_s": whole_s}
+        return {
+            "kills": killed,
+            "runs": ended,
+            "wrong": wrong,
+            "newest_checkpoint_at_kill": resumed_from,
+            "whole_s": whole_s,
+        }
     finally:
         process.kill()
         process.wait()
@@ -148,8 +154,12 @@ def main(arguments: list[str]) -> None:
     found = {}
     for name, setting in settings.items():
         kills = QUICK if given.quick else given.kills
-        found[name] = chaos(kills, given.seed, setting["workers"], lambda words, name=name: print(f"{name}: {words}", flush=True))
-    print(json.dumps({name: {k: v for k, v in one.items() if k in {"kills", "runs", "wrong"}} for name, one in found.items()}))
+        found[name] = chaos(
+            kills, given.seed, setting["workers"], lambda words, name=name: print(f"{name}: {words}", flush=True)
+        )
+    print(
+        json.dumps({name: {k: v for k, v in one.items() if k in {"kills", "runs", "wrong"}} for name, one in found.items()})
+    )
     if any(one["wrong"] for one in found.values()):
         sys.exit(1)
     if not given.quick:

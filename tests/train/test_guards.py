@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import time
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 from upshift.train.guards.growth import GrowthWatch, Windows, growth_words, tensors_alive
+from upshift.train.guards.incidents import Incidents
+from upshift.train.guards.watch import Guards, Limits
 from upshift.train.guards.watchdog import Watchdog, dump_stacks
+from upshift.train.loop import Position
 
 
 def test_a_run_that_stands_still_is_told_once_and_where(tmp_path: Path) -> None:
@@ -105,3 +109,32 @@ def test_it_is_told_again_only_when_it_grew_as_much_once_more() -> None:
 def test_where_no_tensor_became_more_the_words_say_so() -> None:
     kinds = tensors_alive()
     assert "No kind of tensor" in growth_words(kinds, kinds)
+
+
+def test_a_validation_has_a_patience_of_its_own(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Watchdog(tmp_path, said.append, least_s=0.1, least_other_s=5.0) as watchdog:
+        watchdog.beat()
+        with watchdog.during("validation"):
+            assert watchdog.patience_s == 5.0
+            time.sleep(0.3)
+        assert not said
+        assert watchdog.patience_s < 5.0
+        with watchdog.during("validation"):
+            assert watchdog.patience_s > 5.0  # it took 0.3 s, so twenty times that
+
+
+def test_scarce_memory_is_collected_and_told_once(tmp_path: Path) -> None:
+    used, place = 950, Position()
+    incidents = Incidents(tmp_path / "incidents.jsonl", lambda _: None)
+    limits = Limits(memory_bytes=1000)
+    with Guards(tmp_path / "stacks", incidents, lambda: place, limits=limits, memory=lambda: used) as guards:
+        for place.update in range(350):
+            guards.after_update()
+    assert guards.collections == 4
+    (line,) = (tmp_path / "incidents.jsonl").read_text().splitlines()
+    assert json.loads(line)["kind"] == "memory"
+    with Guards(tmp_path / "stacks", incidents, lambda: place, limits=limits, memory=lambda: 800) as guards:
+        for place.update in range(350):
+            guards.after_update()
+    assert guards.collections == 0

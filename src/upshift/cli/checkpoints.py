@@ -45,7 +45,11 @@ def list_(run: RunArgument, json: Annotated[bool, typer.Option("--json", help="P
     table = Table("update", "size", "ranks", "written", "", box=None, padding=(0, 2, 0, 0))
     for row in found:
         table.add_row(
-            f"{row['update']:,}", bytes_words(row["num_bytes"]), str(row["ranks"]), Text(str(row["created"])), "best" if row["best"] else ""
+            f"{row['update']:,}",
+            bytes_words(row["num_bytes"]),
+            str(row["ranks"]),
+            Text(str(row["created"])),
+            "best" if row["best"] else "",
         )
     console.print(table)
 
@@ -98,10 +102,12 @@ def verify(run: RunArgument) -> None:
         raise DataError(f"{run} has no checkpoints.")
     problems = {saved.path.name: damage(saved) for saved in found}
     for name, problem in problems.items():
-        console.print(f"{name}  {'sound' if not problem else problem}", soft_wrap=True)
+        console.print(f"{name}  {problem or 'sound'}", soft_wrap=True)
     damaged = [name for name, problem in problems.items() if problem]
     if damaged:
-        raise CorruptError(f"{len(damaged)} of {len(found)} checkpoints are not what was written; a resumed run passes them over.")
+        raise CorruptError(
+            f"{len(damaged)} of {len(found)} checkpoints are not what was written; a resumed run passes them over."
+        )
 
 
 @checkpoints.command()
@@ -132,7 +138,9 @@ def _chosen(run: Path, update: int | None, *, best: bool = False) -> Any:
         if best:
             marked = folder.best()
             if marked is None:
-                raise DataError(f"no checkpoint of {run} is marked as best: the job names no quality, or no epoch ended yet.")
+                raise DataError(
+                    f"no checkpoint of {run} is marked as best: the job names no quality, or no epoch ended yet."
+                )
             saved = marked
         elif update is None:
             saved = found[-1]

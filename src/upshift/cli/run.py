@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,11 +23,20 @@ from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
 from upshift.train.around import Report
 from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
+from upshift.train.guards.numbers import Numbers
 from upshift.train.run import Going, start_under, train
 from upshift.train.saving.saver import Pace
 from upshift.tune.scripts.session import check_command
 
 DEFAULT_OUT = Path("upshift-run")
+
+
+class OnNan(StrEnum):
+    """What `--on-nan` takes: the policies of `Numbers`."""
+
+    STOP = "stop"
+    SKIP = "skip"
+    ROLLBACK = "rollback"
 
 
 def run(
@@ -36,7 +46,9 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="The plan to train under; none trains the job as it is.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for metrics.jsonl and model.pt.")] = DEFAULT_OUT,
     updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, where there is one.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, where there is one.")
+    ] = False,
     resume_anyway: Annotated[
         bool, typer.Option("--resume-anyway", help="The same, although the job's code or data changed.")
     ] = False,
@@ -45,6 +57,9 @@ def run(
     ] = None,
     checkpoint_overhead: Annotated[float, typer.Option(help="Share of the time that checkpoints may take.")] = 0.02,
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints that stay, beside the best.")] = 3,
+    on_nan: Annotated[
+        OnNan, typer.Option(help="A loss or gradient that is NaN or infinite: stop, skip the update, or roll back.")
+    ] = OnNan.STOP,
     scratch: ScratchOption = None,
     ranks: RanksOption = 1,
 ) -> None:
@@ -59,8 +74,13 @@ def run(
     if command := script_command(target, arguments, module=module):
         refuse_of_a_script(
             resume=resume or resume_anyway,
-            **{"checkpoint-every": checkpoint_every is not None, "checkpoint-overhead": checkpoint_overhead != 0.02, "keep": keep != 3},
+            **{
+                "checkpoint-every": checkpoint_every is not None,
+                "checkpoint-overhead": checkpoint_overhead != 0.02,
+                "keep": keep != 3,
+            },
         )
+        refuse_of_a_script(**{"on-nan": on_nan is not OnNan.STOP})
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
         run_script(command, plan)
         return
@@ -95,7 +115,8 @@ def run(
         def say(words: str) -> None:
             progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
 
-        going = Going(resume=resume or resume_anyway, anyway=resume_anyway, pace=pace, say=say)
+        numbers = Numbers(policy=on_nan.value)
+        going = Going(resume=resume or resume_anyway, anyway=resume_anyway, pace=pace, numbers=numbers, say=say)
         result = train(job, chosen, out, max_updates=updates, on_report=on_report, going=going)
     leave_group()
     if silent:

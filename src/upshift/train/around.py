@@ -107,6 +107,10 @@ class AroundWork:
         self._last_report, self._last_samples = now, position.samples
         self._lines.write(lambda: self._told(report))
 
+    def went_back(self) -> None:
+        """The run stands at an earlier update now: count from there."""
+        self._last_report, self._last_samples = perf_counter(), self._loop.position.samples
+
     def save(self) -> None:
         """Save the weights as they are now; the old file stays until the new one is whole."""
         state = self._loop.live.whole_state()

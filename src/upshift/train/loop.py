@@ -8,16 +8,15 @@ are read, every `read_every` updates.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from upshift.core.errors import LossError
+from upshift.core.errors import LossError, UpshiftError
 from upshift.core.job import Loss, Number
 from upshift.core.live import LiveJob
 from upshift.core.seeding import mix, seed_everything
@@ -26,6 +25,7 @@ from upshift.train.clock import Clock, NoClock
 from upshift.train.pieces import split_batch
 from upshift.train.ranks import Ranks, current_ranks
 from upshift.train.standin import StandIn
+from upshift.train.start import StartOfRun
 from upshift.train.stream import Stream
 
 MicroBatch = tuple[Any, int]
@@ -47,6 +47,7 @@ class Loop:
         live: The job.
         clock: Told the end of each phase; None measures nothing.
         ranks: The process group; found by itself when None.
+        rewinds: Keep a copy of model and optimizer in memory, to go back to.
 
     Attributes:
         live: The job.
@@ -57,7 +58,9 @@ class Loop:
         keeps_gradients: Whether an update leaves its gradients, normalised over the window and all ranks, where they are.
     """
 
-    def __init__(self, live: LiveJob, *, clock: Clock | None = None, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, live: LiveJob, *, clock: Clock | None = None, ranks: Ranks | None = None, rewinds: bool = True
+    ) -> None:
         self.live = live
         self.clock: Clock = clock or NoClock()
         self.ranks = ranks or current_ranks()
@@ -71,7 +74,7 @@ class Loop:
         self._batches: Iterator[MicroBatch | None] | None = None
         self._taken = self._first_update = 0
         self._unit: Any = 1.0
-        self._start = _Snapshot(live)
+        self._start = StartOfRun(live) if rewinds else None
         self._stand_in = StandIn(live, self.ranks)
         self._parameters = [p for group in live.optimizer.param_groups for p in group["params"]]
         # The same on every rank, also on one that has no sample: sums over ranks must agree on it.
@@ -100,7 +103,13 @@ class Loop:
         self.read_losses()
 
     def rewind(self) -> None:
-        """Put model, optimizer, schedule, randomness and data back to the start of the run."""
+        """Put model, optimizer, schedule, randomness and data back to the start of the run.
+
+        Raises:
+            UpshiftError: The loop was told to keep no start.
+        """
+        if self._start is None:
+            raise UpshiftError("this loop kept no start to go back to: make it with rewinds=True.")
         self._start.restore(self.live)
         self.position = Position()
         self.losses.clear()
@@ -248,13 +257,17 @@ class Loop:
 
     def _pieces(self, batch: Any, size: int) -> list[MicroBatch]:
         """The batch in the parts that the plan asks for; as it is where it asks for none."""
-        live = self.live
-        if live.micro_parts == 1:
+        live, parts = self.live, self._parts(batch, size)
+        if parts == 1:
             return [(batch, size)]
-        pieces = split_batch(batch, size, live.micro_parts)
+        pieces = split_batch(batch, size, parts)
         live.count("batches_cut")
         live.count("batch_parts", len(pieces))
         return pieces
+
+    def _parts(self, _batch: Any, _size: int) -> int:
+        """In how many parts a batch is computed."""
+        return self.live.micro_parts
 
     def _backward(self, objective: torch.Tensor, *, last: bool) -> bool:
         """Run a backward pass; returns whether the gradients are the mean over the ranks now."""
@@ -345,50 +358,6 @@ class Loop:
             raise LossError(f"{name}.loss returned {hint}.", update=self.position.update)
         weight = weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else weight
         return Loss(total.reshape(()), weight)
-
-
-class _Snapshot:
-    """The start of a run, kept to go back to."""
-
-    def __init__(self, live: LiveJob) -> None:
-        self.model = {name: _cloned(value) for name, value in live.model.state_dict().items()}
-        self.buffers = {name: value.detach().clone() for name, value in live.model.named_buffers()}
-        groups = live.optimizer.param_groups
-        self.groups = [{k: copy.deepcopy(v) for k, v in group.items() if k not in _NOT_STATE} for group in groups]
-        self.state = _copied_state(live.optimizer.state)
-        self.schedule = type(live.scheduler)
-        self.scheduler = copy.deepcopy(live.scheduler.state_dict()) if live.scheduler else None
-        self.scaler = copy.deepcopy(live.scaler.state_dict()) if live.scaler else None
-
-    def restore(self, live: LiveJob) -> None:
-        live.optimizer.zero_grad(set_to_none=True)
-        live.model.load_state_dict(self.model)
-        with torch.no_grad():
-            for name, value in live.model.named_buffers():  # those that are not persistent too
-                if name in self.buffers and value.shape == self.buffers[name].shape:
-                    value.copy_(self.buffers[name])
-        live.optimizer.state.clear()
-        live.optimizer.state.update(_copied_state(self.state))
-        if type(live.scheduler) is self.schedule:  # else an undo put another schedule in place, with its own rates
-            for group, saved in zip(live.optimizer.param_groups, self.groups, strict=True):
-                group.update(copy.deepcopy(saved))
-            if live.scheduler and self.scheduler is not None:
-                live.scheduler.load_state_dict(copy.deepcopy(self.scheduler))
-        if live.scaler and self.scaler is not None:
-            live.scaler.load_state_dict(self.scaler)
-
-
-_NOT_STATE = ("params", "fused", "foreach")
-"""What a parameter group says of its implementation, not of where training stands."""
-
-
-def _cloned(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-
-
-def _copied_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Copy what an optimizer keeps per parameter; some (Adagrad) keep it from the start."""
-    return {parameter: copy.deepcopy(kept) for parameter, kept in state.items()}
 
 
 def _at_least_something(weight: Number) -> Number:

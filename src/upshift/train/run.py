@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -24,12 +24,19 @@ from upshift.core.system import started_with
 from upshift.train.around import METRICS, AroundWork, Report
 from upshift.train.build import build
 from upshift.train.group import is_member, join_group
+from upshift.train.guards.back import WayBack
+from upshift.train.guards.incidents import INCIDENTS, Incidents
+from upshift.train.guards.loop import GuardedLoop, RollBack
+from upshift.train.guards.numbers import Numbers
+from upshift.train.guards.watch import Guards, Limits
 from upshift.train.loop import Loop
+from upshift.train.ranks import current_ranks
 from upshift.train.saving.facts import run_facts
 from upshift.train.saving.resume import go_on
 from upshift.train.saving.saver import Pace, Saver
 from upshift.train.stop import StopRequest
 
+STACKS = "stacks"
 STARTED_AGAIN = "UPSHIFT_STARTED_AGAIN"
 """Set in a process that started itself again, so that it does so once."""
 
@@ -63,12 +70,16 @@ class Going:
         resume: Go on from the newest whole checkpoint, where there is one.
         anyway: Even where the job's code or data changed since.
         pace: How often to save; None saves no checkpoints.
+        numbers: What is done about losses and gradients that are no numbers.
+        limits: When the guards speak.
         say: Told what a person must know.
     """
 
     resume: bool = False
     anyway: bool = False
     pace: Pace | None = None
+    numbers: Numbers = field(default_factory=Numbers)
+    limits: Limits = field(default_factory=Limits)
     say: Callable[[str], None] = print
 
 
@@ -113,7 +124,7 @@ def train(
         job: What to train.
         plan: Under which plan.
         out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`),
-            `upshift.toml` and `checkpoints/`. The weights are saved after each epoch and at the end.
+            `upshift.toml`, `checkpoints/` and `incidents.jsonl`. The weights are saved after each epoch and at the end.
         max_updates: Stop earlier.
         on_report: Told how the run stands, at most a few times a second; under `async_logging` by another thread.
         going: How it is saved and taken up; None saves no checkpoints.
@@ -121,6 +132,8 @@ def train(
     Raises:
         JobError: The job says no length: an iterable dataset without num_updates.
         DataError: The run cannot be taken up: the model, the code or the data is another one.
+        LossError: The loss became NaN or infinite, and the run is to stop then.
+        MachineError: Memory ran out with a single sample, or where an update cannot be done again.
         UpshiftError: Metrics, weights or checkpoints could not be written.
     """
     going = going or Going()
@@ -130,8 +143,12 @@ def train(
     planned = min(live.planned_updates or 0, max_updates or live.planned_updates or 0) or max_updates
     if planned is None:
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")
-    loop = Loop(live)
-    leads = loop.ranks.rank == 0
+    leads = current_ranks().rank == 0
+    if leads:
+        out.mkdir(parents=True, exist_ok=True)
+        plan.save(out / "upshift.toml")
+    incidents = Incidents(out / INCIDENTS if leads else None, going.say)
+    loop = GuardedLoop(live, incidents, numbers=going.numbers)
     with ExitStack() as stack:
         stack.callback(loop.close)
         facts = run_facts(live) if going.resume or going.pace else {}
@@ -140,15 +157,13 @@ def train(
         if going.pace is not None:
             saver = Saver(loop, out, going.pace, facts={**facts, "plan": plan.to_dict()}, say=going.say)
             stack.callback(saver.close)
-        if leads:
-            out.mkdir(parents=True, exist_ok=True)
-            plan.save(out / "upshift.toml")
-            if saved is not None:
-                keep_reports(out / METRICS, saved.update)
-        else:
-            out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upshift-")))
-        work = AroundWork(loop, out, planned=planned, on_report=on_report, append=saved is not None, writes=leads)
-        result = _run(loop, stack.enter_context(work), planned, saver)
+        if leads and saved is not None:
+            keep_reports(out / METRICS, saved.update)
+        mine = out if leads else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upshift-")))
+        work = AroundWork(loop, mine, planned=planned, on_report=on_report, append=saved is not None, writes=leads)
+        guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=going.limits)
+        back = WayBack(loop, out, going.numbers, incidents, going.say)
+        result = _run(_Parts(loop, stack.enter_context(work), saver, stack.enter_context(guards), back), planned)
     return replace(result, went_on_from=None if saved is None else saved.update)
 
 
@@ -165,7 +180,19 @@ class _Stopped(Exception):  # noqa: N818  no error: somebody asked for it
     """A signal asked the run to end, and it stands between two updates."""
 
 
-def _run(loop: Loop, around: AroundWork, planned: int, saver: Saver | None) -> Result:
+@dataclass
+class _Parts:
+    """What a run consists of."""
+
+    loop: Loop
+    around: AroundWork
+    saver: Saver | None
+    guards: Guards
+    way_back: WayBack
+
+
+def _run(parts: _Parts, planned: int) -> Result:
+    loop, around, saver, guards = parts.loop, parts.around, parts.saver, parts.guards
     live, found, started = loop.live, dict[str, float](), perf_counter()
     per_epoch = planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
     best = Best(live.job)
@@ -173,34 +200,43 @@ def _run(loop: Loop, around: AroundWork, planned: int, saver: Saver | None) -> R
     with StopRequest() as stop:
 
         def after_update() -> None:
+            guards.after_update()
             around.after_update()
             ends = loop.position.update % per_epoch == 0 or loop.position.update >= planned
             asked, due = _agreed(loop, stop.signal is not None, saver)
             if saver is not None and not ends:  # at the end of an epoch it is saved with its held-out results
-                saver.after_update(due)
+                saver.after_update(due=due)
             if asked:
                 raise _Stopped
 
         try:
             while loop.position.update < planned:
                 due = per_epoch - loop.position.update % per_epoch
-                loop.run(min(due, planned - loop.position.update), on_update=after_update)
-                found = around.validate()
-                around.report(found)
-                around.save()
-                if saver is not None:
-                    saver.save(best=best.is_better(found))
+                try:
+                    loop.run(min(due, planned - loop.position.update), on_update=after_update)
+                except RollBack as wrong:
+                    with guards.during("rollback"):
+                        parts.way_back.go(wrong, saver)
+                    around.went_back()
+                    continue
+                with guards.during("validation"):
+                    found = around.validate()
+                with guards.during("checkpoint"):
+                    around.report(found)
+                    around.save()
+                    if saver is not None:
+                        saver.save(best=best.is_better(found))
         except _Stopped:
-            if live.sync is None or not live.sync.each_pass:
-                around.save()
-            if saver is not None:
-                saver.save(wait=True)
-        around.wait()
+            with guards.during("last checkpoint"):
+                if live.sync is None or not live.sync.each_pass:
+                    around.save()
+                if saver is not None:
+                    saver.save(wait=True)
+        with guards.during("last write"):
+            around.wait()
         seconds = perf_counter() - started
         samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=live.device)))
-        return Result(
-            updates=loop.position.update, samples=samples, seconds=seconds, held_out=found, stopped_by=stop.signal
-        )
+        return Result(updates=loop.position.update, samples=samples, seconds=seconds, held_out=found, stopped_by=stop.signal)
 
 
 def _agreed(loop: Loop, asked: bool, saver: Saver | None) -> tuple[bool, bool | None]:  # noqa: FBT001

@@ -55,7 +55,7 @@ class GrowthWatch:
         self, say: Callable[[str], None], windows: Windows | None = None, memory: Callable[[], int] | None = None
     ) -> None:
         self._say, self._windows = say, windows or Windows()
-        self._memory = memory or _in_use
+        self._memory = memory or in_use
         self._updates = 0
         self._peak = 0
         self._done: list[int] = []
@@ -85,8 +85,9 @@ class GrowthWatch:
         if min(self._last) > GROWN * self._baseline:
             self.told += 1
             now = tensors_alive()
+            grown = min(self._last) / self._baseline - 1
             self._say(
-                f"memory has grown by {min(self._last) / self._baseline - 1:.0%} to {min(self._last) / 2**20:,.0f} MiB over the last "
+                f"memory has grown by {grown:.0%} to {min(self._last) / 2**20:,.0f} MiB over the last "
                 f"{windows.grown * windows.updates} updates. {growth_words(self._kinds, now)}"
             )
             self._baseline, self._kinds = float(min(self._last)), now
@@ -109,8 +110,12 @@ def growth_words(before: Kinds, now: Kinds, most: int = 3) -> str:
     more = {kind: count - before[kind] for kind, count in now.items() if count > before[kind]}
     ranked = sorted(more, key=lambda kind: -more[kind] * _bytes(kind))[:most]
     if not ranked:
-        return "No kind of tensor that Python can reach became more: look at the libraries beside torch, and at loader workers."
-    words = "; ".join(f"{more[kind]} more {kind[0]} {list(kind[1])} ({more[kind] * _bytes(kind) / 2**20:,.1f} MiB)" for kind in ranked)
+        return (
+            "No kind of tensor that Python can reach became more: look at the libraries beside torch, and at loader workers."
+        )
+    words = "; ".join(
+        f"{more[kind]} more {kind[0]} {list(kind[1])} ({more[kind] * _bytes(kind) / 2**20:,.1f} MiB)" for kind in ranked
+    )
     return f"There are {words}. Look for lists that keep losses or outputs: keep loss.item() or loss.detach() instead."
 
 
@@ -118,6 +123,7 @@ def _bytes(kind: tuple[str, tuple[int, ...]]) -> int:
     return torch.Size(kind[1]).numel() * getattr(torch, kind[0]).itemsize
 
 
-def _in_use() -> int:
+def in_use(*, host: bool = True) -> int:
+    """Bytes this process uses: on its CUDA device, where it uses one, and on the host unless that is left out."""
     device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-    return int(psutil.Process().memory_info().rss) + device
+    return device + (int(psutil.Process().memory_info().rss) if host else 0)

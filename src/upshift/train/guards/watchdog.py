@@ -11,7 +11,8 @@ import faulthandler
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
@@ -21,8 +22,11 @@ import psutil
 
 ASK = signal.SIGUSR2
 _LEAST_S = 60.0
+_LEAST_OTHER_S = 600.0
+"""The same for what is no update: a validation, a checkpoint that is waited for."""
 _TIMES = 20.0
 """An update that takes so many times the longest one until now has hung."""
+_UPDATE = "update"
 _LOOK_S = 1.0
 _ANSWER_S = 0.5
 
@@ -34,15 +38,19 @@ class Watchdog:
         folder: Where stacks are written: `stacks-PROCESS.txt`.
         say: Told once for each time the run stands still.
         least_s: Seconds without an update below which nothing is said.
+        least_other_s: The same for a validation, and for a checkpoint that is waited for.
 
     Attributes:
         told: How often it found the run standing still.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None], *, least_s: float = _LEAST_S) -> None:
-        self._folder, self._say, self._least = folder, say, least_s
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], *, least_s: float = _LEAST_S, least_other_s: float = _LEAST_OTHER_S
+    ) -> None:
+        self._folder, self._say, self._least, self._least_other = folder, say, least_s, least_other_s
         self._beat = monotonic()
-        self._longest = 0.0
+        self._now = _UPDATE
+        self._longest: dict[str, float] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.told = 0
@@ -52,13 +60,24 @@ class Watchdog:
         """An update ended."""
         now = monotonic()
         if not self._was_told:
-            self._longest = max(self._longest, now - self._beat)
+            self._longest[self._now] = max(self._longest.get(self._now, 0.0), now - self._beat)
         self._beat, self._was_told = now, False
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Watch something that is no update, such as `validation`, by its own measure."""
+        self._beat, self._was_told, self._now = monotonic(), False, what
+        try:
+            yield
+        finally:
+            self.beat()
+            self._now = _UPDATE
 
     @property
     def patience_s(self) -> float:
-        """Seconds without an update after which the run is taken to stand still."""
-        return max(self._least, _TIMES * self._longest)
+        """Seconds after which what is going on is taken to stand still."""
+        least = self._least if self._now == _UPDATE else self._least_other
+        return max(least, _TIMES * self._longest.get(self._now, 0.0))
 
     def __enter__(self) -> Self:
         self._beat = monotonic()
@@ -84,9 +103,8 @@ class Watchdog:
         files = dump_stacks(self._folder)
         dead = [child for child in psutil.Process().children(recursive=True) if child.status() == psutil.STATUS_ZOMBIE]
         ended = f" {len(dead)} of its processes ended." if dead else ""
-        self._say(
-            f"no update has ended for {waited:.0f} s.{ended} Where each process stands: {', '.join(str(file) for file in files)}"
-        )
+        shown = ", ".join(str(file) for file in files)
+        self._say(f"no {self._now} has ended for {waited:.0f} s.{ended} Where each process stands: {shown}")
 
 
 def answer_when_asked(folder: Path) -> None:

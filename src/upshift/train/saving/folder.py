@@ -30,7 +30,6 @@ CHECKPOINTS, MANIFEST, LATEST, BEST = "checkpoints", "manifest.json", "latest", 
 _NAME = re.compile(r"\d{8,}")
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     """A checkpoint whose manifest is there.
@@ -112,6 +111,14 @@ class CheckpointFolder:
                 except CorruptError:  # told by whoever wants this very one
                     continue
         return sorted(found, key=lambda saved: saved.update)
+
+    def find(self, update: int) -> Saved:
+        """The one of an update.
+
+        Raises:
+            CorruptError: There is none, or it was never finished.
+        """
+        return read_saved(self.path / f"{update:08d}")
 
     def best(self) -> Saved | None:
         """The one marked as best; None where there is none."""
@@ -218,5 +225,3 @@ def _safe(name: str) -> str:
     if "/" in name or name in {"", ".", ".."}:
         raise ValueError(f"{name!r} is no name of a file")
     return name
-
-

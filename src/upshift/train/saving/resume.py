@@ -48,7 +48,9 @@ def open_file(path: Path) -> Opened:
     return Opened(views_of(data, layout), meta)
 
 
-def go_on(loop: Loop, run: Path, facts: Mapping[str, Any], say: Callable[[str], None], *, anyway: bool = False) -> Saved | None:
+def go_on(
+    loop: Loop, run: Path, facts: Mapping[str, Any], say: Callable[[str], None], *, anyway: bool = False
+) -> Saved | None:
     """Bring a loop that was just built to the newest whole checkpoint of its run.
 
     Args:
@@ -76,6 +78,16 @@ def go_on(loop: Loop, run: Path, facts: Mapping[str, Any], say: Callable[[str], 
         )
     if changed:
         say(f"going on although {', '.join(changed)} changed since checkpoint {saved.path.name}")
+    bring(loop, saved)
+    return saved
+
+
+def bring(loop: Loop, saved: Saved) -> None:
+    """Bring a loop to where a checkpoint was taken; all ranks together.
+
+    Raises:
+        DataError: The model or the optimizer is another one.
+    """
     leading = open_file(saved.path / "rank0.safetensors")
     rank = loop.ranks.rank
     mine = leading
@@ -85,7 +97,6 @@ def go_on(loop: Loop, run: Path, facts: Mapping[str, Any], say: Callable[[str], 
     restore(loop, tensors, mine.meta, leads_meta=leading.meta)
     if rank and mine is leading:  # this rank is new: its random numbers must not be those of rank 0
         seed_everything(mix(loop.live.seed, _ANEW, saved.update, rank))
-    return saved
 
 
 def _header_bytes(data: Any) -> int:

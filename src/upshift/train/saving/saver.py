@@ -93,7 +93,13 @@ class Saver:
     """
 
     def __init__(
-        self, loop: Loop, run: Path, pace: Pace, *, facts: Mapping[str, Any] | None = None, say: Callable[[str], None] = print
+        self,
+        loop: Loop,
+        run: Path,
+        pace: Pace,
+        *,
+        facts: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
         self._loop, self._pace, self._facts, self._say = loop, pace, dict(facts or {}), say
         self.folder = CheckpointFolder(run)
@@ -112,7 +118,7 @@ class Saver:
         """Whether it is time for a checkpoint, by this rank's clock."""
         return not self._process.is_busy and self._is_due(perf_counter())
 
-    def after_update(self, due: bool | None = None) -> Saved | None:
+    def after_update(self, *, due: bool | None = None) -> Saved | None:
         """Look after the checkpoint under way, and begin one where it is time; the one that became durable, if any.
 
         Args:
@@ -159,6 +165,18 @@ class Saver:
         self.costs.stall_s = self._ordered - started
         self._busy_s, self._busy_updates = 0.0, 0
         return self._look(None) if wait else None
+
+    def settle(self) -> None:
+        """Wait for the checkpoint under way.
+
+        Raises:
+            MachineError: As in `after_update`.
+        """
+        self._look(None)
+
+    def went_back(self) -> None:
+        """The run stands at an earlier update now: count from there."""
+        self._last = self._loop.position.update
 
     def close(self) -> None:
         """Wait for the checkpoint under way, and let the process and the memory go."""
@@ -258,7 +276,9 @@ def _locked(run: Path, rank: int, say: Callable[[str], None]) -> int:
         except BlockingIOError as error:
             if monotonic() > until:
                 os.close(handle)
-                raise DataError(f"another run is at work in {run}: wait for it, or choose another folder (--out).") from error
+                raise DataError(
+                    f"another run is at work in {run}: wait for it, or choose another folder (--out)."
+                ) from error
             if not told:
                 say(f"waiting for another run in {run}, or for the last checkpoint of one that was killed")
                 told = True

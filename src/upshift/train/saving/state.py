@@ -73,7 +73,9 @@ def capture(loop: Loop, *, leads: bool = True) -> RunState:
     return RunState(tensors, meta)
 
 
-def restore(loop: Loop, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], *, leads_meta: Mapping[str, Any]) -> None:
+def restore(
+    loop: Loop, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], *, leads_meta: Mapping[str, Any]
+) -> None:
     """Bring a loop that was just built to where a state says.
 
     Args:
@@ -89,7 +91,9 @@ def restore(loop: Loop, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, 
     problems = _differences(loop, tensors, leads_meta)
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise DataError(f"the checkpoint is of another model: {shown}. Train the job it was made by, or start anew (another --out).")
+        raise DataError(
+            f"the checkpoint is of another model: {shown}. Train the job it was made by, or start anew (another --out)."
+        )
     with torch.no_grad():
         for name, tensor in _named_tensors(loop).items():
             source = leads_meta["aliases"].get(name, name)
@@ -262,6 +266,6 @@ def _plain(what: str, value: Any) -> Any:
         return value.item()
     if isinstance(value, np.generic):
         return value.item()
-    raise DataError(f"{what} holds a {type(value).__qualname__}, which no checkpoint can keep: make it a number, text or a list.")
-
-
+    raise DataError(
+        f"{what} holds a {type(value).__qualname__}, which no checkpoint can keep: make it a number, text or a list."
+    )
