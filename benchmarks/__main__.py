@@ -24,6 +24,7 @@ from benchmarks.public.run import main as public
 from benchmarks.ranks import TURNS as RANKS_TURNS
 from benchmarks.ranks import run_ranks
 from benchmarks.rivals.compare import ROUNDS, run_rivals
+from benchmarks.saving.run import main as checkpoints
 from benchmarks.search import run_search
 from benchmarks.techniques import PAIRS, run_techniques
 from benchmarks.tuning import run_diagnosis, run_example
@@ -32,12 +33,14 @@ from upshift.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
-    "data", "proof", "chaos",
+    "data", "proof", "chaos", "checkpoints",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
 
-OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {"chaos": chaos, "data": data, "groundtruth": groundtruth, "public": public}
+OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {
+    "chaos": chaos, "checkpoints": checkpoints, "data": data, "groundtruth": groundtruth, "public": public,
+}  # fmt: skip
 """What takes options of its own: `python -m benchmarks NAME --help` lists them."""
 
 

@@ -18,6 +18,7 @@ from benchmarks.more_tables import (
 )
 from benchmarks.public import page as public
 from benchmarks.record import ROOT
+from benchmarks.saving import table as saving
 from benchmarks.tuning import DIAGNOSIS, results
 from upshift.core.files import write_atomically
 
@@ -32,6 +33,8 @@ def main() -> None:
         put_between(ROOT / "docs" / "groundtruth.md", groundtruth.tables(found["groundtruth"]))
     if "public" in found:
         put_between(ROOT / "docs" / "public.md", public.tables(found["public"]))
+    if "checkpoints" in found:
+        put_between(ROOT / "docs" / "resume.md", saving.table(found["checkpoints"]))
     write_atomically(ROOT / "docs" / "results.md", details(found))
     catalogue.main()
 
