@@ -2,13 +2,17 @@
 
 The memory is an anonymous file (memfd_create, Linux 3.17): it has no name that a crash could leave behind, and it is gone
 when the last process that holds it is. It is made once and used again, so that a snapshot costs one copy and no new pages.
+Where a folder on fast storage is given, the file lies there instead, as nameless as in memory, and takes no memory that the
+system could not have back.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +23,18 @@ from upshift.train.saving.layout import Layout, lay_out
 class SnapshotMemory:
     """Memory for one snapshot at a time.
 
+    Args:
+        stage: A folder on fast storage to hold it; None holds it in memory.
+
+    Raises:
+        OSError: The folder cannot be written.
+
     Attributes:
         handle: The anonymous file, to be handed to a process that writes it out.
     """
 
-    def __init__(self) -> None:
-        self.handle = os.memfd_create("upshift-checkpoint")
+    def __init__(self, stage: Path | None = None) -> None:
+        self.handle = os.memfd_create("upshift-checkpoint") if stage is None else _nameless(stage)
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -64,6 +74,13 @@ class SnapshotMemory:
         os.posix_fallocate(self.handle, 0, size)  # a lack of memory is an error here, and would kill the process later
         self._map = mmap.mmap(self.handle, size)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+
+def _nameless(folder: Path) -> int:
+    """An open file in a folder that no crash leaves behind."""
+    handle, name = tempfile.mkstemp(prefix=".upshift-stage-", dir=folder)
+    os.unlink(name)  # noqa: PTH108  given as text
+    return handle
 
 
 def views_of(data: Any, layout: Layout) -> dict[str, torch.Tensor]:

@@ -105,7 +105,7 @@ class Saver:
         self.folder = CheckpointFolder(run)
         self.costs = Costs()
         self._lock = _locked(run, loop.ranks.rank, say)
-        self._memory = SnapshotMemory()
+        self._memory = _stage(loop, say)
         self._process = WriterProcess(self._memory.handle, [self._lock])
         self._update = -1  # of the checkpoint under way
         self._last = loop.position.update
@@ -258,6 +258,18 @@ class Saver:
                 f"folder (--out). The checkpoints before are whole."
             )
         self._say(f"checkpoint {self._update}: {words}; it is tried again.")
+
+
+def _stage(loop: Loop, say: Callable[[str], None]) -> SnapshotMemory:
+    """Where snapshots are held: in memory, or in the folder that the plan's `checkpoint_storage` names."""
+    folder = loop.live.around.checkpoint_folder
+    if not folder:
+        return SnapshotMemory()
+    try:
+        return SnapshotMemory(Path(folder))
+    except OSError as error:
+        say(f"{folder} cannot hold snapshots ({error.strerror}): they are held in memory")
+        return SnapshotMemory()
 
 
 def _locked(run: Path, rank: int, say: Callable[[str], None]) -> int:
