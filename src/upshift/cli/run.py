@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from upshift.cli.say import RanksOption, ScratchOption, console, errors, refuse_of_a_script, script_command
-from upshift.core.errors import PlanError
+from upshift.core.errors import PlanError, UpshiftError
 from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
@@ -22,6 +22,7 @@ from upshift.optimizations import catalogue
 from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
 from upshift.train.around import Report
+from upshift.train.cluster import launch_on_ray
 from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
 from upshift.train.guards.numbers import Numbers
 from upshift.train.run import Going, start_under, train
@@ -62,6 +63,9 @@ def run(
     ] = OnNan.STOP,
     scratch: ScratchOption = None,
     ranks: RanksOption = 1,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Start the ranks on a Ray cluster; a local one unless RAY_ADDRESS is set.")
+    ] = False,
 ) -> None:
     """Train the job under a plan: progress, metrics, held-out results each epoch, checkpoints, weights at the end.
 
@@ -80,12 +84,15 @@ def run(
                 "keep": keep != 3,
             },
         )
-        refuse_of_a_script(**{"on-nan": on_nan is not OnNan.STOP})
+        refuse_of_a_script(ray=ray, **{"on-nan": on_nan is not OnNan.STOP})
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
         run_script(command, plan)
         return
     if ranks > 1 and not is_member():
-        raise typer.Exit(launch(ranks, [sys.executable, *sys.orig_argv[1:]]))
+        start = launch_on_ray if ray else launch
+        raise typer.Exit(start(ranks, [sys.executable, *sys.orig_argv[1:]]))
+    if ray and ranks == 1:
+        raise UpshiftError("--ray starts ranks, and --ranks asks for one: say how many, --ranks 2 or more.")
     stay_with_launcher(ranks)
     allow_scratch(scratch or [])
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
