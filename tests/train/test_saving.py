@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +390,27 @@ def test_two_runs_in_one_folder_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert "waiting for another run" in said[0]
     saver.close()
     Saver(made(), tmp_path, Pace()).close()
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backwards(datetime):
+        hours = 24
+
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            Backwards.hours -= 1
+            return datetime(2030, 1, 1, Backwards.hours, tzinfo=tz)
+
+    monkeypatch.setattr("upshift.train.saving.folder.datetime", Backwards)
+    loop = made()
+    saver = Saver(loop, tmp_path, Pace(every=1, keep=2))
+    for _ in range(4):
+        loop.run(1)
+        saver.save(wait=True)
+    saver.close()
+    found = CheckpointFolder(tmp_path).all()
+    assert [saved.update for saved in found] == [3, 4]
+    assert found[0].created > found[1].created
+    newest = CheckpointFolder(tmp_path).newest_valid(print)
+    assert newest is not None
+    assert newest.update == 4
