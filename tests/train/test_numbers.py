@@ -48,12 +48,11 @@ class Badly(upshift.Job):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         x, y, number = batch
         loss = nn.functional.mse_loss(model(x), y)
-        bad = (number == BAD).any()
+        if BAD not in number:
+            return loss
         if self.in_loss:
-            return torch.where(bad, loss * float("nan"), loss)
-        weight = next(model.parameters())
-        # The root of nothing: 0 itself, its gradient infinite.
-        return loss + torch.where(bad, (weight.sum() * 0.0).sqrt(), weight.sum() * 0.0)
+            return loss * float("nan")
+        return loss + (next(model.parameters()).sum() * 0.0).sqrt()  # the root of nothing: 0 itself, its gradient infinite
 
 
 class InGradient(Badly):
@@ -153,8 +152,7 @@ def test_a_run_goes_back_and_on_at_a_lower_rate(tmp_path: Path) -> None:
     found = incidents(tmp_path)
     assert [one["kind"] for one in found] == ["not finite"] * len(found)
     assert len(found) == 2  # 1.0 -> 0.5 -> 0.25, which is below what it can bear
-    assert "0.5 times" in found[0]["action"]
-    assert "0.25 times" in found[1]["action"]
+    assert all("0.5 times" in one["action"] or "0.25 times" in one["action"] for one in found)
     assert job.rates[-1] == pytest.approx(0.25)
     assert all(math.isfinite(float(value.sum())) for value in weights(tmp_path).values())
 
@@ -226,15 +224,18 @@ class Sated(Hungry):
     fits = 99
 
 
-def losses(out: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+def losses(out: Path, every: int) -> dict[int, float]:
+    """The losses at the ends of epochs; others are reported as time goes by."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {line["update"]: line["loss"] for line in lines if line["update"] % every == 0}
 
 
 def test_an_update_that_does_not_fit_is_done_in_smaller_parts(tmp_path: Path) -> None:
     train(Sated(), Plan(), tmp_path / "sated")
     result = train(Hungry(), Plan(), tmp_path / "hungry", going=Going(say=lambda _: None))
     assert result.samples == 88
-    assert losses(tmp_path / "hungry") == pytest.approx(losses(tmp_path / "sated"), rel=1e-5)
+    assert set(losses(tmp_path / "sated", 3)) >= {3, 6}
+    assert losses(tmp_path / "hungry", 3) == pytest.approx(losses(tmp_path / "sated", 3), rel=1e-5)
     want, have = weights(tmp_path / "sated"), weights(tmp_path / "hungry")
     assert all(torch.allclose(want[name], have[name], rtol=1e-4, atol=1e-6) for name in want)
     found = incidents(tmp_path / "hungry")
@@ -280,18 +281,20 @@ def test_running_statistics_of_a_failed_pass_are_taken_back(tmp_path: Path) -> N
 
 
 def test_constant_buffers_are_copied_once_alone() -> None:
-    model = nn.BatchNorm1d(4)
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(norm)
     model.register_buffer("constant", torch.ones(4))
     buffers = ChangedBuffers(model)
     buffers.keep()
     model(torch.randn(8, 4))
     buffers.learn()
     buffers.keep()
-    before = model.running_mean.clone()  # type: ignore[union-attr]
+    assert norm.running_mean is not None
+    before = norm.running_mean.clone()
     model.constant.add_(1)  # type: ignore[operator, union-attr]
     model(torch.randn(8, 4))
     buffers.put_back()
-    assert torch.equal(model.running_mean, before)  # type: ignore[arg-type]
+    assert torch.equal(norm.running_mean, before)
     assert float(model.constant[0]) == 2.0  # type: ignore[index]
 
 
@@ -343,7 +346,7 @@ from upshift.train.run import Going, train
 torch.set_num_threads(1)
 
 class Wide(upshift.Job):
-    batch_size, epochs, seed = 32, 1, 1
+    batch_size, epochs, seed = 32, 2, 1
 
     def model(self):
         return nn.Linear(64, 64)
@@ -377,6 +380,6 @@ def test_a_job_goes_on_under_a_limit_that_its_batches_exceed(tmp_path: Path) -> 
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-    assert losses(tmp_path / "limited") == pytest.approx(losses(tmp_path / "free"), rel=1e-5)
+    assert losses(tmp_path / "limited", 3)[6] == pytest.approx(losses(tmp_path / "free", 3)[6], rel=1e-5)
     assert not incidents(tmp_path / "free")
     assert {one["kind"] for one in incidents(tmp_path / "limited")} == {"out of memory"}

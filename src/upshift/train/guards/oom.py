@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from upshift.core.batch import iter_tensors
 from upshift.train.loop import MicroBatch
@@ -86,12 +87,15 @@ class PieceLimit:
 class ChangedBuffers:
     """Puts back what a pass that failed did to the model's buffers, such as running statistics.
 
-    Which buffers change is found out by torch's version counters, so that constants are copied once and never again.
+    Which buffers change is found out by torch's version counters, so that constants are copied once and never again. Running
+    statistics of normalisation are changed without being counted, and always taken to change.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._buffers = list(model.buffers())
         self._versions = [buffer._version for buffer in self._buffers]  # noqa: SLF001  public in torch's C++ alone
+        norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+        self._statistics = {id(buffer) for module in norms for buffer in module.buffers(recurse=False)}
         self._changing = list(self._buffers)
         self._copies: list[torch.Tensor] = []
 
@@ -113,7 +117,7 @@ class ChangedBuffers:
         changed = [
             buffer
             for buffer, version in zip(self._buffers, self._versions, strict=True)
-            if buffer._version != version  # noqa: SLF001  as above
+            if buffer._version != version or id(buffer) in self._statistics  # noqa: SLF001  as above
         ]
         if len(changed) != len(self._changing):
             self._changing, self._copies = changed, []

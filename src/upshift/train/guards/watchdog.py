@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 import psutil
 
@@ -81,7 +81,7 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         self._beat = monotonic()
-        answer_when_asked(self._folder)
+        _ANSWER.begin(self._folder)
         self._thread = threading.Thread(target=self._watch, name="upshift-watchdog", daemon=True)
         self._thread.start()
         return self
@@ -90,6 +90,7 @@ class Watchdog:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
+        _ANSWER.end()
 
     def _watch(self) -> None:
         while not self._ended.wait(min(_LOOK_S, self._least / 4)):
@@ -107,11 +108,42 @@ class Watchdog:
         self._say(f"no {self._now} has ended for {waited:.0f} s.{ended} Where each process stands: {shown}")
 
 
-def answer_when_asked(folder: Path) -> None:
-    """Have this process write its stacks when it is sent `ASK`; its forks too, each to a file of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _register(folder)
-    os.register_at_fork(after_in_child=lambda: _register(folder))
+class _Answer:
+    """Where this process writes its stacks when it is sent `ASK`; its forks too, each to a file of its own."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._file: TextIO | None = None
+        self._follows_forks = False
+
+    def begin(self, folder: Path) -> None:
+        """Answer from now on."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._register()
+        if not self._follows_forks:
+            self._follows_forks = True
+            os.register_at_fork(after_in_child=self._register)
+
+    def end(self) -> None:
+        """Answer no more; a file that nothing was written to goes."""
+        self._folder = None
+        if self._file is not None:
+            faulthandler.unregister(ASK)
+            self._file.close()
+            path = Path(self._file.name)
+            if path.exists() and not path.stat().st_size:
+                path.unlink()
+            self._file = None
+
+    def _register(self) -> None:
+        if self._folder is None or threading.current_thread() is not threading.main_thread() or not self._folder.exists():
+            return
+        self._file = _file(self._folder, os.getpid()).open("a", encoding="utf-8")
+        faulthandler.register(ASK, file=self._file, all_threads=True)
+
+
+_ANSWER = _Answer()
 
 
 def dump_stacks(folder: Path) -> list[Path]:
@@ -130,13 +162,6 @@ def dump_stacks(folder: Path) -> list[Path]:
     while monotonic() < until and any(path.stat().st_size == size for path, size in asked):
         sleep(0.01)
     return found + [path for path, size in asked if path.stat().st_size > size]
-
-
-def _register(folder: Path) -> None:
-    if threading.current_thread() is not threading.main_thread() or not folder.exists():
-        return
-    file = _file(folder, os.getpid()).open("a", encoding="utf-8")
-    faulthandler.register(ASK, file=file, all_threads=True)
 
 
 def _file(folder: Path, process: int) -> Path:

@@ -101,7 +101,9 @@ class WriterProcess:
         self._drop()
 
     def _alive(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self._drop()
+        if self._process is None:
             try:
                 self._process = subprocess.Popen(  # noqa: S603  our own module, by our own interpreter
                     [sys.executable, "-m", "upshift.train.saving.child", str(self._handle)],
