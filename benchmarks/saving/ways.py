@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
 from upshift.train.loop import Loop
 from upshift.train.saving.saver import Pace, Saver
@@ -69,7 +68,7 @@ class DistributedSave(_State):
 
     def begin(self, path: Path) -> Path:
         """Save."""
-        dcp.save(self.state(), checkpoint_id=path)
+        save(self.state(), checkpoint_id=path)
         return path
 
 
@@ -84,9 +83,7 @@ class DistributedAsync(_State):
 
     def begin(self, path: Path) -> Path:
         """Begin."""
-        found = dcp.async_save(
-            self.state(), checkpoint_id=path, async_checkpointer_type=self._kind, async_stager=self._stager
-        )
+        found = async_save(self.state(), checkpoint_id=path, async_checkpointer_type=self._kind, async_stager=self._stager)
         self._future = found if isinstance(found, Future) else found.upload_completion
         return path
 

@@ -114,7 +114,7 @@ def flush(folder: Path) -> None:
 def main(name: str, megabytes: int, folder: Path, saves: int) -> None:
     """Print one line of JSON: a list of saves, the first of them cold."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     job = Layers()
     job.layers = max(1, round(megabytes / LAYER_MB))

@@ -230,9 +230,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
         def model(self) -> nn.Module:
             return nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 1))
 
-    with pytest.raises(
-        DataError, match=r"the checkpoint is of another model: .*which the model has not"
-    ):
+    with pytest.raises(DataError, match=r"the checkpoint is of another model: .*which the model has not"):
         go_on(made(Wider()), tmp_path, {}, print)
 
     class Plain(Everything):

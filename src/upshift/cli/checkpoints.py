@@ -26,7 +26,7 @@ def list_(run: RunArgument, json: Annotated[bool, typer.Option("--json", help="P
 
     folder = CheckpointFolder(run)
     best = folder.best()
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "name": saved.path.name,
             "update": saved.update,
@@ -88,7 +88,7 @@ def inspect(
     )
     table = Table("tensor", "type", "shape", box=None, padding=(0, 2, 0, 0))
     for name, row in tensors.items():
-        table.add_row(Text(name), row["dtype"], " x ".join(map(str, row["shape"])))
+        table.add_row(Text(name), str(row["dtype"]), " x ".join(map(str, row["shape"])))
     console.print(table)
 
 
