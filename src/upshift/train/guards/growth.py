@@ -120,7 +120,7 @@ def growth_words(before: Kinds, now: Kinds, most: int = 3) -> str:
 
 
 def _bytes(kind: tuple[str, tuple[int, ...]]) -> int:
-    return torch.Size(kind[1]).numel() * getattr(torch, kind[0]).itemsize
+    return int(torch.Size(kind[1]).numel() * getattr(torch, kind[0]).itemsize)
 
 
 def in_use(*, host: bool = True) -> int:
