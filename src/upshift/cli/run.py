@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from upshift.cli.say import RanksOption, ScratchOption, console, errors, refuse_of_a_script, script_command
-from upshift.core.errors import PlanError
+from upshift.core.errors import PlanError, UpshiftError
 from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
@@ -21,8 +21,9 @@ from upshift.optimizations import catalogue
 from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
 from upshift.train.around import Report
-from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
-from upshift.train.run import Going, start_under, train
+from upshift.train.group import end_rank, is_member, leave_group, restarted, stay_with_launcher, was_launched
+from upshift.train.launch import launch, say_on_stderr
+from upshift.train.run import Going, Result, start_under, train
 from upshift.train.saving.saver import Pace
 from upshift.tune.scripts.session import check_command
 
@@ -36,7 +37,9 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="The plan to train under; none trains the job as it is.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for metrics.jsonl and model.pt.")] = DEFAULT_OUT,
     updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, where there is one.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, where there is one.")
+    ] = False,
     resume_anyway: Annotated[
         bool, typer.Option("--resume-anyway", help="The same, although the job's code or data changed.")
     ] = False,
@@ -47,26 +50,34 @@ def run(
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints that stay, beside the best.")] = 3,
     scratch: ScratchOption = None,
     ranks: RanksOption = 1,
+    restarts: Annotated[int, typer.Option(min=0, help="Go on so often from the newest checkpoint, where a rank dies.")] = 0,
 ) -> None:
     """Train the job under a plan: progress, metrics, held-out results each epoch, checkpoints, weights at the end.
 
     It is safe to kill: --resume goes on as if nothing had happened. SIGTERM and SIGUSR1 save and exit 0, Ctrl-C saves and
     exits 130.
 
-    With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started. A script is run as
+    With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started. With --restarts it
+    starts all ranks again where one died, with --resume; torchrun does so with --max-restarts. A script is run as
     `python SCRIPT` would run it, under the plan.
     """
     if command := script_command(target, arguments, module=module):
         refuse_of_a_script(
             resume=resume or resume_anyway,
-            **{"checkpoint-every": checkpoint_every is not None, "checkpoint-overhead": checkpoint_overhead != 0.02, "keep": keep != 3},
+            **{
+                "checkpoint-every": checkpoint_every is not None,
+                "checkpoint-overhead": checkpoint_overhead != 0.02,
+                "keep": keep != 3,
+            },
         )
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
+        refuse_of_a_script(restarts=restarts > 0)
         run_script(command, plan)
         return
-    if ranks > 1 and not is_member():
-        raise typer.Exit(launch(ranks, [sys.executable, *sys.orig_argv[1:]]))
-    stay_with_launcher(ranks)
+    if restarts:
+        check_restarts(checkpoint_every)
+    become_ranks(ranks, restarts)
+    resume = resume or resume_anyway or restarted()
     allow_scratch(scratch or [])
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
     start_under(chosen)
@@ -93,13 +104,42 @@ def run(
         pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
 
         def say(words: str) -> None:
-            progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
+            if not silent:
+                progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
 
-        going = Going(resume=resume or resume_anyway, anyway=resume_anyway, pace=pace, say=say)
+        going = Going(resume=resume, anyway=resume_anyway, pace=pace, say=say)
         result = train(job, chosen, out, max_updates=updates, on_report=on_report, going=going)
     leave_group()
-    if silent:
-        return
+    status = 130 if result.stopped_by is signal.SIGINT else 0
+    if not silent:
+        say_result(result, out)
+    if is_member():
+        end_rank(status)
+    if status:
+        raise typer.Exit(status)
+
+
+def become_ranks(ranks: int, restarts: int) -> None:
+    """Start the ranks and exit as they do, where that is asked for; one that was started so stays with its launcher."""
+    if (ranks > 1 and not is_member()) or (restarts and not was_launched()):
+        raise typer.Exit(launch(ranks, [sys.executable, *sys.orig_argv[1:]], restarts=restarts, say=say_on_stderr))
+    stay_with_launcher(ranks)
+
+
+def check_restarts(checkpoint_every: int | None) -> None:
+    """Refuse --restarts where it cannot work.
+
+    Raises:
+        UpshiftError: There would be no checkpoint to go on from, or torchrun started this rank.
+    """
+    if checkpoint_every == 0:
+        raise UpshiftError("--restarts goes on from checkpoints, and --checkpoint-every 0 makes none: leave one out.")
+    if is_member() and not was_launched():
+        raise UpshiftError("--restarts is for ranks that Upshift starts; to torchrun say --max-restarts before the command.")
+
+
+def say_result(result: Result, out: Path) -> None:
+    """Say what a run came to."""
     rate = result.samples / result.seconds if result.seconds else 0.0
     if result.went_on_from is not None:
         console.print(f"Went on from update {result.went_on_from}.", soft_wrap=True)
@@ -107,8 +147,6 @@ def run(
     console.print(f"Weights, metrics, checkpoints and plan are in {out}.", soft_wrap=True)
     if result.stopped_by is not None:
         console.print(f"Stopped by {result.stopped_by.name}; the same command with --resume goes on.", soft_wrap=True)
-        if result.stopped_by is signal.SIGINT:
-            raise typer.Exit(130)
 
 
 def run_script(command: tuple[str, ...], path: Path | None) -> None:
