@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # loaded once, and not by every attempt; so is what sharding needs
 import torch.distributed as dist
-import torch.distributed.fsdp  # what sharding needs is loaded once, and not by every attempt
+import torch.distributed.fsdp
 import torch.distributed.tensor
 
 from benchmarks.chaos_job import ChaosJob

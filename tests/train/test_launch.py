@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 
 from tests.train.dying_job import Dying
+from upshift.core.errors import MachineError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
 from upshift.train.group import rank_environment, restarted
 from upshift.train.launch import Ended, launch, run_group, why_no_restart
+from upshift.train.meeting import fresh_part
 from upshift.train.run import Going, train
 from upshift.train.saving.folder import CheckpointFolder
 from upshift.train.saving.saver import Pace
@@ -68,7 +71,7 @@ def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(t
     die = f"1:13:SIGKILL:{tmp_path / 'mark'}"
     done = upshift("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)
     assert done.returncode == 0, done.stderr
-    told = "rank 1 was ended by SIGKILL after update 12; all ranks go on from the newest checkpoint (restart 1 of 2)"
+    told = "rank 1 was ended by SIGKILL after update 13; all ranks go on from the newest checkpoint (restart 1 of 2)"
     assert told in done.stderr
     went_on = int(done.stdout.partition("Went on from update ")[2].partition(".")[0])
     assert 2 <= went_on <= 12  # the epoch's end waited for the first checkpoint
@@ -80,7 +83,7 @@ def test_an_error_at_the_same_update_is_not_run_into_a_third_time(tmp_path: Path
     done = upshift("--out", tmp_path / "run", "--restarts", 5, DIE="0:3:error")
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: it is told to die") == 2
-    told = re.findall(r"rank [01] .* after update 2(?:;|, and is) (\w+ \w+)", done.stderr)
+    told = re.findall(r"rank [01] .* after update 3(?:;|, and is) (\w+ \w+)", done.stderr)
     assert told == ["all ranks", "not started"]
 
 
@@ -199,3 +202,19 @@ def test_what_restarts_cannot_do_is_refused(tmp_path: Path) -> None:
     done = upshift("--out", tmp_path, "--restarts", 1, RANK="0", WORLD_SIZE="2", UPSHIFT_LAUNCHER="1")
     assert done.returncode == 1
     assert "to torchrun say --max-restarts" in done.stderr
+
+
+def test_ranks_of_one_attempt_meet_in_a_store_that_outlives_it() -> None:
+    """An earlier attempt of three ranks left its numbers there, as one that died while it began does."""
+    store = torch.distributed.HashStore()
+    for rank in range(3):
+        store.set(f"upshift/number/{rank}", f"old{rank}")
+    store.set("upshift/attempt", '["old0", "old1", "old2"]')
+    with ThreadPoolExecutor(2) as pool:
+        second = pool.submit(fresh_part, store, 1, 2)
+        first = pool.submit(fresh_part, store, 0, 2)
+        names = {first.result(timeout=20), second.result(timeout=20)}
+    assert len(names) == 1
+    assert "old0" not in names
+    with pytest.raises(MachineError, match="Rank 1 waited 0 s for 1 others"):
+        fresh_part(store, 1, 2, wait_s=0.1)

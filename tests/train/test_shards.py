@@ -115,6 +115,8 @@ def checkpoint_of(run: Path, updates: int, world: int) -> tuple[Saved, dict[str,
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_one_process_takes_up_what_several_ranks_wrote_in_shards(tmp_path: Path, world: int) -> None:
+    whole = made()
+    whole.run(7)
     _, want = checkpoint_of(tmp_path, 4, world)
     again = made()
     said: list[str] = []
@@ -124,8 +126,6 @@ def test_one_process_takes_up_what_several_ranks_wrote_in_shards(tmp_path: Path,
     assert same(weights(again), want)
     assert again.position.samples == sum(5 + rank for rank in range(world))
     assert said == ([f"checkpoint 00000004 was written by {world} ranks; it goes on with one process"] if world > 1 else [])
-    whole = made()
-    whole.run(7)
     again.run(3)
     assert same(weights(again), weights(whole))
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from upshift.core.errors import MachineError
 from upshift.core.machine import Machine, Reading, read_cores, read_machine
+from upshift.train.meeting import meet
 
 PR_SET_PDEATHSIG = 1
 LAUNCHER = "UPSHIFT_LAUNCHER"
@@ -32,6 +33,8 @@ PROGRESS_BYTES = 8
 """Of each rank's number there."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 """How often the ranks were started again, by torchrun or by us."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Says that whoever started the ranks keeps the store through which they meet."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -64,7 +67,7 @@ def rank_environment(rank: int, world: int, port: int, environ: Mapping[str, str
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank opens the store: whoever started the group did
+        AGENT_STORE: "True",  # no rank opens the store: whoever started the group did
     }
 
 
@@ -111,7 +114,10 @@ def join_group() -> None:
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend)
+    if os.environ.get(AGENT_STORE) == "True" and "TORCHELASTIC_RUN_ID" in os.environ and not was_launched():  # torchrun did
+        meet(backend)
+    else:
+        dist.init_process_group(backend)
 
 
 def leave_group() -> None:
