@@ -20,13 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.record import ROOT, record
 
-UPDATES, EVERY = 60, 4
+EVERY = 4
+"""Updates from one checkpoint to the next."""
 FULL, QUICK = 50, 12
 """Kills of each setting."""
 
@@ -38,9 +40,11 @@ class Setting:
     Attributes:
         ranks: Processes that train together.
         plan: As `upshift.toml` has it.
+        updates: Of the run.
     """
 
     ranks: int = 1
+    updates: int = 120
     plan: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -48,7 +52,7 @@ SETTINGS: dict[str, Setting] = {
     "one process": Setting(),
     "two workers": Setting(plan={"loader_workers": {"num_workers": 2}}),
     "DDP, two ranks": Setting(ranks=2, plan={"gradient_buckets": {}}),
-    "FSDP2, two ranks": Setting(ranks=2, plan={"sharding": {}}),
+    "FSDP2, two ranks": Setting(ranks=2, plan={"sharding": {}}, updates=60),
 }
 
 
@@ -56,11 +60,14 @@ class Attempts:
     """Attempts at runs under a setting, each forked from one process. A context manager."""
 
     def __init__(self, setting: Setting) -> None:
-        told = {"ranks": setting.ranks, "plan": dict(setting.plan), "updates": UPDATES, "every": EVERY}
+        told = {"ranks": setting.ranks, "plan": dict(setting.plan), "updates": setting.updates, "every": EVERY}
         self._command = [sys.executable, "-m", "benchmarks.chaos_fork", json.dumps(told)]
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns in each attempt
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         if self._read() != "ready":
             raise RuntimeError("the process that forks attempts did not start")
         return self
@@ -152,6 +159,10 @@ def _kill(order: random.Random, whole_s: float) -> tuple[float, float]:
     return order.uniform(0.0, 0.7) * whole_s, order.random()
 
 
+def _print(name: str, words: str) -> None:
+    print(f"{name}: {words}", flush=True)
+
+
 def main(arguments: list[str]) -> None:
     """The command `python -m benchmarks chaos`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
@@ -165,7 +176,7 @@ def main(arguments: list[str]) -> None:
     for name, setting in SETTINGS.items():
         if only is None or name == only:
             kills = QUICK if given.quick else given.kills
-            found[name] = chaos(kills, given.seed, setting, lambda words, name=name: print(f"{name}: {words}", flush=True))
+            found[name] = chaos(kills, given.seed, setting, partial(_print, name))
     shown = {name: {key: one[key] for key in ("kills", "runs", "wrong")} for name, one in found.items()}
     print(json.dumps(shown))
     if any(one["wrong"] for one in found.values()):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.train.dying_job import Dying
 from upshift.core.errors import MachineError
@@ -206,7 +207,7 @@ def test_what_restarts_cannot_do_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_of_one_attempt_meet_in_a_store_that_outlives_it() -> None:
     """An earlier attempt of three ranks left its numbers there, as one that died while it began does."""
-    store = torch.distributed.HashStore()
+    store = HashStore()
     for rank in range(3):
         store.set(f"upshift/number/{rank}", f"old{rank}")
     store.set("upshift/attempt", '["old0", "old1", "old2"]')
