@@ -1,8 +1,9 @@
 """Kill a run again and again, at any moment, and see whether it ends as if nobody had.
 
-A run is started, killed by SIGKILL after a random time, and started again with `--resume`, until it reaches its end. Its
-weights must then be those of a run that was never touched, bit for bit. Each attempt is a process of its own, forked from
-one that has loaded torch and done nothing with it, so that two hundred kills take minutes and not an hour.
+A run is started, one of its processes killed by SIGKILL after a random time, and started again with `--resume`, until it
+reaches its end. Its weights and held-out results must then be those of a run that was never touched, bit for bit. Each
+attempt is forked from a process that has loaded torch and done nothing with it, so that two hundred kills take minutes and
+not an hour.
 """
 
 from __future__ import annotations
@@ -17,130 +18,149 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from benchmarks.record import ROOT, record
 
-UPDATES, EVERY = 60, 4
-FULL, QUICK = 200, 12
-SETTINGS: dict[str, dict[str, Any]] = {
-    "one process": {"workers": 0},
-    "two workers": {"workers": 2},
+EVERY = 4
+"""Updates from one checkpoint to the next."""
+FULL, QUICK = 50, 12
+"""Kills of each setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a run is done.
+
+    Attributes:
+        ranks: Processes that train together.
+        plan: As `upshift.toml` has it.
+        updates: Of the run.
+    """
+
+    ranks: int = 1
+    updates: int = 120
+    plan: Mapping[str, Any] = field(default_factory=dict)
+
+
+SETTINGS: dict[str, Setting] = {
+    "one process": Setting(),
+    "two workers": Setting(plan={"loader_workers": {"num_workers": 2}}),
+    "DDP, two ranks": Setting(ranks=2, plan={"gradient_buckets": {}}),
+    "FSDP2, two ranks": Setting(ranks=2, plan={"sharding": {}}, updates=60),
 }
-_ZYGOTE = """
-import os, sys
-import torch
-from pathlib import Path
-from benchmarks.chaos_job import ChaosJob
-from upshift.core.plan import Plan
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.train.run import Going, train
-from upshift.train.saving.saver import Pace
-workers, updates, every = map(int, sys.argv[1:4])
-torch.set_num_threads(1)
-print("ready", flush=True)
-for line in sys.stdin:
-    out = line.strip()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        try:
-            plan = Plan(optimizations=(LoaderWorkers(num_workers=workers),)) if workers else Plan()
-            train(ChaosJob(), plan, Path(out), max_updates=updates, going=Going(resume=True, pace=Pace(every=every), say=lambda words: None))
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    print(child, flush=True)
-    _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
 
 
-@dataclass
-class Zygote:
-    """A process that forks attempts."""
+class Attempts:
+    """Attempts at runs under a setting, each forked from one process. A context manager."""
 
-    process: subprocess.Popen[str]
+    def __init__(self, setting: Setting) -> None:
+        told = {"ranks": setting.ranks, "plan": dict(setting.plan), "updates": setting.updates, "every": EVERY}
+        self._command = [sys.executable, "-m", "benchmarks.chaos_fork", json.dumps(told)]
 
-    def attempt(self, out: Path, kill_after_s: float | None) -> int:
-        """Start an attempt, kill it after a time, and give its exit code: 0 where it reached its end."""
-        if self.process.stdin is None or self.process.stdout is None:
-            raise RuntimeError("no pipes")
-        self.process.stdin.write(f"{out}\n")
-        self.process.stdin.flush()
-        child = int(self.process.stdout.readline())
-        if kill_after_s is not None:
-            time.sleep(kill_after_s)
+    def __enter__(self) -> Self:
+        quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns in each attempt
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        if self._read() != "ready":
+            raise RuntimeError("the process that forks attempts did not start")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def attempt(self, out: Path, kill: tuple[float, float] | None = None) -> bool:
+        """Make an attempt; whether it reached its end.
+
+        Args:
+            out: Folder of the run.
+            kill: After how many seconds a process is killed, and which, as a number in [0, 1); None kills none.
+
+        Raises:
+            RuntimeError: It ended otherwise.
+        """
+        if self._process.stdin is None:
+            raise RuntimeError("no pipe")
+        self._process.stdin.write(f"{out}\n")
+        self._process.stdin.flush()
+        ranks: list[int] = json.loads(self._read())
+        victim = None if kill is None else int(kill[1] * len(ranks))
+        if kill is not None and victim is not None:
+            time.sleep(kill[0])
             try:
-                os.kill(child, signal.SIGKILL)
+                os.kill(ranks[victim], signal.SIGKILL)
             except ProcessLookupError:  # it reached its end before
-                pass
-        return int(self.process.stdout.readline())
+                victim = None
+        codes: list[int] = json.loads(self._read())
+        if not any(codes):
+            return True
+        if victim is None or codes[victim] != -signal.SIGKILL:
+            raise RuntimeError(f"a run failed with exit codes {codes}: see its words above")
+        return False
+
+    def _read(self) -> str:
+        if self._process.stdout is None:
+            raise RuntimeError("no pipe")
+        return self._process.stdout.readline().strip()
 
 
-def chaos(kills: int, seed: int, workers: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Kill a run so many times, over as many runs as that takes, and compare the weights of each with the untouched run's.
+def chaos(kills: int, seed: int, setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
+    """Kill a run so many times, over as many runs as that takes, and compare what each leaves with an untouched one's.
 
     Returns:
-        How often it was killed, how many runs ended, how many of them with other weights, and where kills fell.
+        How often it was killed, how many runs ended, how many of them with other results, and where kills fell.
     """
     order = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="upshift-chaos-"))
-    command = [sys.executable, "-c", _ZYGOTE, str(workers), str(UPDATES), str(EVERY)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        zygote = Zygote(process)
-        if process.stdout is None or process.stdout.readline() != "ready\n":
-            raise RuntimeError("the process that forks attempts did not start")
-        started = time.monotonic()
-        if zygote.attempt(folder / "whole", None):
-            raise RuntimeError("the untouched run failed")
-        whole_s = time.monotonic() - started
-        want = (folder / "whole" / "model.pt").read_bytes()
-        killed = ended = wrong = number = 0
-        resumed_from: list[int] = []
-        while killed < kills:
-            out, number = folder / f"run{number}", number + 1
-            while True:
+        with Attempts(setting) as attempts:
+            started = time.monotonic()
+            attempts.attempt(folder / "whole")
+            whole_s = time.monotonic() - started
+            want = results(folder / "whole")
+            ended = wrong = 0
+            newest: list[int] = []
+            while len(newest) < kills:
+                out = folder / f"run{ended}"
                 # Some die as they begin, some late: a short while is as likely as a long one.
-                code = zygote.attempt(out, order.uniform(0.0, 0.7) * whole_s if killed < kills else None)
-                if code == -signal.SIGKILL:
-                    killed += 1
-                    resumed_from.append(_newest(out))
-                    continue
-                if code:
-                    raise RuntimeError(f"a resumed run failed with exit code {code}: see its words above")
-                break
-            ended += 1
-            wrong += (out / "model.pt").read_bytes() != want
-            shutil.rmtree(out)
-            say(f"{killed} kills, {ended} runs at their end, {wrong} of them with other weights")
-        return {
-            "kills": killed,
-            "runs": ended,
-            "wrong": wrong,
-            "newest_checkpoint_at_kill": resumed_from,
-            "whole_s": whole_s,
-        }
+                while not attempts.attempt(out, _kill(order, whole_s) if len(newest) < kills else None):
+                    newest.append(newest_checkpoint(out))
+                ended += 1
+                wrong += results(out) != want
+                shutil.rmtree(out)
+                say(f"{len(newest)} kills, {ended} runs at their end, {wrong} of them with other results")
+        return {"kills": len(newest), "runs": ended, "wrong": wrong, "newest_checkpoint_at_kill": newest, "whole_s": whole_s}
     finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _newest(out: Path) -> int:
+def results(out: Path) -> tuple[bytes, dict[int, dict[str, float]]]:
+    """The weights of a run, and its held-out results by update."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return (out / "model.pt").read_bytes(), {line["update"]: line["held_out"] for line in lines if line["held_out"]}
+
+
+def newest_checkpoint(out: Path) -> int:
+    """The update of the newest checkpoint; 0 where there is none."""
     try:
         return int((out / "checkpoints" / "latest").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return 0
+
+
+def _kill(order: random.Random, whole_s: float) -> tuple[float, float]:
+    return order.uniform(0.0, 0.7) * whole_s, order.random()
+
+
+def _print(name: str, words: str) -> None:
+    print(f"{name}: {words}", flush=True)
 
 
 def main(arguments: list[str]) -> None:
@@ -149,20 +169,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--kills", type=int, default=FULL, help="of each setting")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} kills of one process, and nothing is recorded")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=SETTINGS, help="one setting alone, and nothing is recorded")
     given = parser.parse_args(arguments)
-    settings = {"one process": SETTINGS["one process"]} if given.quick else SETTINGS
+    only = "one process" if given.quick else given.only
     found = {}
-    for name, setting in settings.items():
-        kills = QUICK if given.quick else given.kills
-        found[name] = chaos(
-            kills, given.seed, setting["workers"], lambda words, name=name: print(f"{name}: {words}", flush=True)
-        )
-    print(
-        json.dumps({name: {k: v for k, v in one.items() if k in {"kills", "runs", "wrong"}} for name, one in found.items()})
-    )
+    for name, setting in SETTINGS.items():
+        if only is None or name == only:
+            kills = QUICK if given.quick else given.kills
+            found[name] = chaos(kills, given.seed, setting, partial(_print, name))
+    shown = {name: {key: one[key] for key in ("kills", "runs", "wrong")} for name, one in found.items()}
+    print(json.dumps(shown))
     if any(one["wrong"] for one in found.values()):
         sys.exit(1)
-    if not given.quick:
+    if only is None:
         print(f"wrote {record('chaos', {'settings': found}, 'python -m benchmarks chaos')}")
 
 

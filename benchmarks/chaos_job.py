@@ -10,20 +10,26 @@ from torch.utils.data import Dataset, TensorDataset
 
 import upshift
 
+WIDTH = 65
+"""Odd, so that two ranks hold shards of unequal size."""
+
 
 class ChaosJob(upshift.Job):
-    """Dropout, running statistics, random transforms, windows that do not fill, a schedule, held-out data."""
+    """Dropout, running statistics, random transforms, windows that do not fill, a schedule, held-out data, like blocks."""
 
     batch_size, accumulation, epochs, seed = 8, 3, 1000, 3
     quality = upshift.Quality(metric="loss", direction="min", margin=0.1)
 
     def model(self) -> nn.Module:
         """Make the model."""
-        return nn.Sequential(nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 1))
+        blocks = [
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2)) for _ in range(2)
+        ]
+        return nn.Sequential(nn.Linear(32, WIDTH), *blocks, nn.Linear(WIDTH, 1))
 
     def train_data(self) -> Dataset[Any]:
         """Make the data."""
-        x = torch.randn(203, 32, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(205, 32, generator=torch.Generator().manual_seed(0))  # the last batch has two samples for rank 1
         return TensorDataset(x, x.sum(1, keepdim=True))
 
     def valid_data(self) -> Dataset[Any]:

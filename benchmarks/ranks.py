@@ -30,7 +30,8 @@ from upshift.optimizations.gradient_compression import GradientCompression
 from upshift.optimizations.low_rank_gradients import LowRankGradients
 from upshift.train.build import build
 from upshift.train.clock import make_clock
-from upshift.train.group import join_group, launch, leave_group, stay_with_launcher
+from upshift.train.group import join_group, leave_group, stay_with_launcher
+from upshift.train.launch import launch
 from upshift.train.loop import Loop
 
 RANKS = 2

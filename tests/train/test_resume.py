@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.chaos import QUICK, chaos
+from benchmarks.chaos import QUICK, SETTINGS, chaos
 from benchmarks.chaos_job import ChaosJob
 from upshift.core.errors import DataError
 from upshift.core.plan import Plan
@@ -120,7 +120,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_killed_a_dozen_times_it_ends_as_if_it_had_not_been() -> None:
-    found = chaos(QUICK, 1, 0, lambda _: None)
+    found = chaos(QUICK, 1, SETTINGS["one process"], lambda _: None)
     assert found["kills"] >= QUICK
     assert found["wrong"] == 0
     assert max(found["newest_checkpoint_at_kill"]) > 0  # it really went on from somewhere

@@ -61,17 +61,18 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a checkpoint holds: tensors, where the run stood, what was noted."""
-    from upshift.train.saving.resume import open_file  # noqa: PLC0415  as above
+    from upshift.train.saving.resume import open_whole  # noqa: PLC0415  as above
 
     saved = _chosen(run, update)
-    opened = open_file(saved.path / "rank0.safetensors")
+    whole = open_whole(saved)
     tensors = {
         name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-        for name, tensor in sorted(opened.tensors.items())
+        for name, tensor in sorted(whole.tensors.items())
     }
     facts: dict[str, Any] = {
         "update": saved.update,
-        "position": opened.meta["position"],
+        "position": {**whole.meta["position"], "samples": whole.meta["samples"]},
+        "ranks": saved.world,
         "created": saved.created,
         "num_bytes": saved.num_bytes,
         "facts": dict(saved.facts),

@@ -23,9 +23,10 @@ from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
 from upshift.train.around import Report
 from upshift.train.cluster import launch_on_ray
-from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
+from upshift.train.group import end_rank, is_member, leave_group, restarted, stay_with_launcher, was_launched
 from upshift.train.guards.numbers import Numbers
-from upshift.train.run import Going, start_under, train
+from upshift.train.launch import launch, say_on_stderr
+from upshift.train.run import Going, Result, start_under, train
 from upshift.train.saving.saver import Pace
 from upshift.tune.scripts.session import check_command
 
@@ -66,13 +67,15 @@ def run(
     ray: Annotated[
         bool, typer.Option("--ray", help="Start the ranks on a Ray cluster; a local one unless RAY_ADDRESS is set.")
     ] = False,
+    restarts: Annotated[int, typer.Option(min=0, help="Go on so often from the newest checkpoint, where a rank dies.")] = 0,
 ) -> None:
     """Train the job under a plan: progress, metrics, held-out results each epoch, checkpoints, weights at the end.
 
     It is safe to kill: --resume goes on as if nothing had happened. SIGTERM and SIGUSR1 save and exit 0, Ctrl-C saves and
     exits 130.
 
-    With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started. A script is run as
+    With --ranks it starts itself so many times; under torchrun the ranks are those that torchrun started. With --restarts it
+    starts all ranks again where one died, with --resume; torchrun does so with --max-restarts. A script is run as
     `python SCRIPT` would run it, under the plan.
     """
     if command := script_command(target, arguments, module=module):
@@ -86,14 +89,12 @@ def run(
         )
         refuse_of_a_script(ray=ray, **{"on-nan": on_nan is not OnNan.STOP})
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
+        refuse_of_a_script(restarts=restarts > 0)
         run_script(command, plan)
         return
-    if ranks > 1 and not is_member():
-        start = launch_on_ray if ray else launch
-        raise typer.Exit(start(ranks, [sys.executable, *sys.orig_argv[1:]]))
-    if ray and ranks == 1:
-        raise UpshiftError("--ray starts ranks, and --ranks asks for one: say how many, --ranks 2 or more.")
-    stay_with_launcher(ranks)
+    check_ranks(ranks, restarts, checkpoint_every, ray=ray)
+    become_ranks(ranks, restarts, ray=ray)
+    resume = resume or resume_anyway or restarted()
     allow_scratch(scratch or [])
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
     start_under(chosen)
@@ -120,14 +121,49 @@ def run(
         pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
 
         def say(words: str) -> None:
-            progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
+            if not silent:
+                progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
 
         numbers = Numbers(policy=on_nan.value)
-        going = Going(resume=resume or resume_anyway, anyway=resume_anyway, pace=pace, numbers=numbers, say=say)
+        going = Going(resume=resume, anyway=resume_anyway, pace=pace, numbers=numbers, say=say)
         result = train(job, chosen, out, max_updates=updates, on_report=on_report, going=going)
     leave_group()
-    if silent:
-        return
+    status = 130 if result.stopped_by is signal.SIGINT else 0
+    if not silent:
+        say_result(result, out)
+    if is_member():
+        end_rank(status)
+    if status:
+        raise typer.Exit(status)
+
+
+def become_ranks(ranks: int, restarts: int, *, ray: bool = False) -> None:
+    """Start the ranks and exit as they do, where that is asked for; one that was started so stays with its launcher."""
+    if ray and not is_member():
+        raise typer.Exit(launch_on_ray(ranks, [sys.executable, *sys.orig_argv[1:]]))
+    if (ranks > 1 and not is_member()) or (restarts and not was_launched()):
+        raise typer.Exit(launch(ranks, [sys.executable, *sys.orig_argv[1:]], restarts=restarts, say=say_on_stderr))
+    stay_with_launcher(ranks)
+
+
+def check_ranks(ranks: int, restarts: int, checkpoint_every: int | None, *, ray: bool) -> None:
+    """Refuse --restarts and --ray where they cannot work.
+
+    Raises:
+        UpshiftError: There would be no checkpoint to go on from, torchrun started this rank, or there is one rank alone.
+    """
+    if restarts and checkpoint_every == 0:
+        raise UpshiftError("--restarts goes on from checkpoints, and --checkpoint-every 0 makes none: leave one out.")
+    if restarts and is_member() and not was_launched():
+        raise UpshiftError("--restarts is for ranks that Upshift starts; to torchrun say --max-restarts before the command.")
+    if restarts and ray:
+        raise UpshiftError("--restarts is for ranks on this machine. On Ray, give the same command again with --resume.")
+    if ray and ranks == 1:
+        raise UpshiftError("--ray starts ranks, and --ranks asks for one: say how many, --ranks 2 or more.")
+
+
+def say_result(result: Result, out: Path) -> None:
+    """Say what a run came to."""
     rate = result.samples / result.seconds if result.seconds else 0.0
     if result.went_on_from is not None:
         console.print(f"Went on from update {result.went_on_from}.", soft_wrap=True)
@@ -135,8 +171,6 @@ def run(
     console.print(f"Weights, metrics, checkpoints and plan are in {out}.", soft_wrap=True)
     if result.stopped_by is not None:
         console.print(f"Stopped by {result.stopped_by.name}; the same command with --resume goes on.", soft_wrap=True)
-        if result.stopped_by is signal.SIGINT:
-            raise typer.Exit(130)
 
 
 def run_script(command: tuple[str, ...], path: Path | None) -> None:

@@ -21,7 +21,8 @@ from upshift.core.optimization import Check, Fit, StepTrace
 
 CHECKED_HITS = 8
 MISSING = object()
-_NOTHING = torch.zeros(0)
+_A_TENSOR: Any = b"a tensor"
+"""Stands for one where the rest of a sample is pickled: the same in every process, as a tensor's own pickle is not."""
 
 
 def why_nothing_is_kept(facts: Facts) -> Fit | None:
@@ -143,4 +144,4 @@ def content(sample: Any) -> tuple[list[tuple[str, tuple[int, ...], bytes]], byte
     """What a sample holds, by value: a pickled tensor would drag its whole storage along, with its address."""
     tensors = [tensor.detach().cpu().contiguous() for tensor in iter_tensors(sample)]
     values = [(str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes()) for t in tensors]
-    return values, pickle.dumps(map_tensors(sample, lambda _: _NOTHING))
+    return values, pickle.dumps(map_tensors(sample, lambda _: _A_TENSOR))

@@ -7,29 +7,35 @@ which they meet, on a port of the loopback that the system chose: no two groups 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from upshift.core.errors import MachineError
 from upshift.core.machine import Machine, Reading, read_cores, read_machine
+from upshift.train.meeting import meet
 
 PR_SET_PDEATHSIG = 1
 LAUNCHER = "UPSHIFT_LAUNCHER"
 """Holds the process id of who launched the ranks of `upshift run`."""
+PROGRESS = "UPSHIFT_PROGRESS"
+"""Names the open file where ranks tell their launcher how far they came."""
+PROGRESS_BYTES = 8
+"""Of each rank's number there."""
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+"""How often the ranks were started again, by torchrun or by us."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Says that whoever started the ranks keeps the store through which they meet."""
 LOOPBACK = "127.0.0.1"
-END_S = 5.0
-"""How long the other ranks have to end by themselves, where one ended or Ctrl-C came."""
-POLL_S = 0.05
 
 
 def die_with_parent() -> None:
@@ -61,7 +67,7 @@ def rank_environment(rank: int, world: int, port: int, environ: Mapping[str, str
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank opens the store: whoever started the group did
+        AGENT_STORE: "True",  # no rank opens the store: whoever started the group did
     }
 
 
@@ -108,13 +114,52 @@ def join_group() -> None:
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend)
+    if os.environ.get(AGENT_STORE) == "True" and "TORCHELASTIC_RUN_ID" in os.environ and not was_launched():  # torchrun did
+        meet(backend)
+    else:
+        dist.init_process_group(backend)
 
 
 def leave_group() -> None:
     """Leave the process group, where there is one: the other ranks are told that this is no crash."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def end_rank(status: int) -> NoReturn:
+    """End the process of a rank with all that Python does at the end of a program, but for its own teardown.
+
+    gloo's threads outlive the process group wherever DistributedDataParallel was used (torch 2.13), and about one process
+    of a hundred is aborted when they meet an interpreter that is being torn down. So threads are joined, exit handlers run
+    and output is flushed, as multiprocessing does it for its children, and then the process is gone.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  the interpreter's own call; there is no public one
+    atexit._run_exitfuncs()  # noqa: SLF001  as above
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def was_launched() -> bool:
+    """Whether `launch` of this package started this process as a rank."""
+    return os.environ.get(LAUNCHER) == str(os.getppid())
+
+
+def restarted() -> bool:
+    """Whether this rank was started again after the group died, by torchrun or by us."""
+    return "RANK" in os.environ and int(os.environ.get(ATTEMPT, "0")) > 0
+
+
+def progress_for_launcher() -> Callable[[int], None]:
+    """What tells our launcher of the last update that ended; it does nothing where this process has none."""
+    if PROGRESS not in os.environ or not was_launched():
+        return lambda _: None
+    handle, place = int(os.environ[PROGRESS]), PROGRESS_BYTES * int(os.environ["RANK"])
+
+    def tell(update: int) -> None:
+        os.pwrite(handle, update.to_bytes(PROGRESS_BYTES, "little"), place)
+
+    return tell
 
 
 def stay_with_launcher(asked: int) -> None:
@@ -129,42 +174,5 @@ def stay_with_launcher(asked: int) -> None:
     world = int(os.environ["WORLD_SIZE"]) if is_member() else 1
     if asked not in (1, world):
         raise MachineError(f"--ranks says {asked}, and {world} were started: leave --ranks out under torchrun.")
-    if os.environ.get(LAUNCHER) == str(os.getppid()):
+    if was_launched():
         die_with_parent()
-
-
-def launch(world: int, command: Sequence[str]) -> int:
-    """Run a command as a group of `world` ranks, and return its exit status: of the first rank that failed, else 0.
-
-    When a rank fails the others, which would wait for it for ever, are killed. Ctrl-C is passed on to all.
-    """
-    store = open_store()
-    ours = {**os.environ, LAUNCHER: str(os.getpid())}
-    environments = [rank_environment(rank, world, store.port, ours) for rank in range(world)]
-    # In sessions of their own: a terminal's Ctrl-C then reaches them once, through us.
-    ranks = [subprocess.Popen(list(command), env=environ, start_new_session=True) for environ in environments]  # noqa: S603
-    try:
-        while all(process.poll() is None or process.returncode == 0 for process in ranks):
-            if all(process.returncode == 0 for process in ranks):
-                return 0
-            time.sleep(POLL_S)
-        failed = next(process.returncode for process in ranks if process.returncode)
-        for process in ranks:
-            process.kill()
-        return failed if failed > 0 else 128 - failed
-    except KeyboardInterrupt:
-        for process in ranks:
-            process.send_signal(signal.SIGINT)
-        raise
-    finally:
-        _end(ranks)
-
-
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait a little for all to end, and kill who does not."""
-    until = time.monotonic() + END_S
-    while any(process.poll() is None for process in ranks) and time.monotonic() < until:
-        time.sleep(POLL_S)
-    for process in ranks:
-        process.kill()
-        process.wait()

@@ -155,7 +155,9 @@ class Loop:
         self._batches = None
         self.position, self._taken, self.skipped = position, taken, skipped
         self._first_update = position.update
-        self._unit = unit
+        # As `_finish` leaves it: a tensor's division rounds otherwise than a number's.
+        learnt = position.update > 0 and self.live.sync is not None
+        self._unit = torch.tensor(unit, dtype=self._sum_dtype, device=self.live.device) if learnt else unit
         self.losses.clear()
         self._pending.clear()
 

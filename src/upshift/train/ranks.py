@@ -44,22 +44,26 @@ class Ranks:
 
     def agreed(self, value: float) -> float:
         """Rank 0's value, on every rank: what all must do alike (how many updates) may not hang on clocks of their own."""
-        gathered: list[Any] = [value]
+        return float(self.told(value))
+
+    def told(self, value: Any) -> Any:
+        """What rank 0 brings, on every rank."""
+        brought: list[Any] = [value]
         if self.world > 1:
-            dist.broadcast_object_list(gathered, src=0)
-        return float(gathered[0])
+            dist.broadcast_object_list(brought, src=0)
+        return brought[0]
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """The largest of each number over all ranks; every rank must bring as many."""
-        return [max(each) for each in zip(*self._gathered(list(seconds)), strict=True)]
+        return [max(each) for each in zip(*self.gathered(list(seconds)), strict=True)]
 
     def straggler(self, seconds: float) -> float:
         """The largest of a number over its mean, over all ranks: 1.0 where all are alike."""
-        found = self._gathered(seconds)
+        found = self.gathered(seconds)
         mean = sum(found) / len(found)
         return max(found) / mean if mean > 0 else 1.0
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
         """What every rank brings, by rank."""
         gathered: list[Any] = [value] * self.world
         if self.world > 1:
@@ -68,7 +72,7 @@ class Ranks:
 
     def union(self, names: Iterable[str]) -> list[str]:
         """Every name that some rank has, sorted; the same list on all ranks."""
-        return sorted({name for part in self._gathered(list(names)) for name in part})
+        return sorted({name for part in self.gathered(list(names)) for name in part})
 
 
 def current_ranks() -> Ranks:

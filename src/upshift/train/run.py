@@ -15,7 +15,7 @@ from time import perf_counter
 
 import torch
 
-from upshift.core.errors import JobError, PlanError
+from upshift.core.errors import DataError, JobError, PlanError
 from upshift.core.files import write_atomically
 from upshift.core.job import Job
 from upshift.core.optimization import joined_environment, missing_environment, required_environment
@@ -23,7 +23,7 @@ from upshift.core.plan import Plan
 from upshift.core.system import started_with
 from upshift.train.around import METRICS, AroundWork, Report
 from upshift.train.build import build
-from upshift.train.group import is_member, join_group
+from upshift.train.group import is_member, join_group, progress_for_launcher
 from upshift.train.guards.back import WayBack
 from upshift.train.guards.incidents import INCIDENTS, Incidents
 from upshift.train.guards.loop import GuardedLoop, RollBack
@@ -32,8 +32,9 @@ from upshift.train.guards.watch import Guards, Limits
 from upshift.train.loop import Loop
 from upshift.train.ranks import current_ranks
 from upshift.train.saving.facts import run_facts
+from upshift.train.saving.folder import CheckpointFolder
 from upshift.train.saving.resume import go_on
-from upshift.train.saving.saver import Pace, Saver
+from upshift.train.saving.saver import Pace, Saver, Turn
 from upshift.train.stop import StopRequest
 
 STACKS = "stacks"
@@ -131,7 +132,8 @@ def train(
 
     Raises:
         JobError: The job says no length: an iterable dataset without num_updates.
-        DataError: The run cannot be taken up: the model, the code or the data is another one.
+        DataError: The run cannot be taken up: the model, the code or the data is another one; or it would begin anew, beside
+            the checkpoints of an earlier one.
         LossError: The loss became NaN or infinite, and the run is to stop then.
         MachineError: Memory ran out with a single sample, or where an update cannot be done again.
         UpshiftError: Metrics, weights or checkpoints could not be written.
@@ -144,9 +146,6 @@ def train(
     if planned is None:
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")
     leads = current_ranks().rank == 0
-    if leads:
-        out.mkdir(parents=True, exist_ok=True)
-        plan.save(out / "upshift.toml")
     incidents = Incidents(out / INCIDENTS if leads else None, going.say)
     loop = GuardedLoop(live, incidents, numbers=going.numbers)
     with ExitStack() as stack:
@@ -155,8 +154,13 @@ def train(
         saved = go_on(loop, out, facts, going.say, anyway=going.anyway) if going.resume else None
         saver = None
         if going.pace is not None:
+            if not going.resume:
+                _refuse_to_mix(out)
             saver = Saver(loop, out, going.pace, facts={**facts, "plan": plan.to_dict()}, say=going.say)
-            stack.callback(saver.close)
+            stack.enter_context(saver)
+        if leads:
+            out.mkdir(parents=True, exist_ok=True)
+            plan.save(out / "upshift.toml")
         if leads and saved is not None:
             keep_reports(out / METRICS, saved.update)
         mine = out if leads else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upshift-")))
@@ -174,6 +178,16 @@ def keep_reports(path: Path, update: int) -> None:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["update"] <= update]
     write_atomically(path, "".join(kept))
+
+
+def _refuse_to_mix(out: Path) -> None:
+    """Refuse to begin anew beside checkpoints: the newest would be the one with the most updates, of either run."""
+    there = CheckpointFolder(out).all()
+    if there:
+        raise DataError(
+            f"{out} has checkpoints of a run, up to update {there[-1].update:,}: go on with it (--resume), or choose "
+            f"another folder (--out)."
+        )
 
 
 class _Stopped(Exception):  # noqa: N818  no error: somebody asked for it
@@ -196,21 +210,29 @@ def _run(parts: _Parts, planned: int) -> Result:
     live, found, started = loop.live, dict[str, float](), perf_counter()
     per_epoch = planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
     best = Best(live.job)
+    tell_launcher = progress_for_launcher()
+    tell_launcher(loop.position.update)
+    asked = False
 
     with StopRequest() as stop:
 
         def after_update() -> None:
+            nonlocal asked
             guards.after_update()
             around.after_update()
-            ends = loop.position.update % per_epoch == 0 or loop.position.update >= planned
-            asked, due = _agreed(loop, stop.signal is not None, saver)
-            if saver is not None and not ends:  # at the end of an epoch it is saved with its held-out results
-                saver.after_update(due=due)
+            tell_launcher(loop.position.update)
+            asked, turn = _agreed(loop, stop.signal is not None, saver)
+            if loop.position.update % per_epoch == 0 or loop.position.update >= planned:
+                return  # at the end of an epoch it is saved with its held-out results
+            if saver is not None:
+                saver.after_update(turn)
             if asked:
                 raise _Stopped
 
         try:
-            while loop.position.update < planned:
+            if loop.position.update >= planned:
+                around.save()  # it was killed after its last checkpoint, and maybe before its weights were there
+            while loop.position.update < planned and not asked:
                 due = per_epoch - loop.position.update % per_epoch
                 try:
                     loop.run(min(due, planned - loop.position.update), on_update=after_update)
@@ -228,25 +250,32 @@ def _run(parts: _Parts, planned: int) -> Result:
                         saver.save(best=best.is_better(found))
         except _Stopped:
             with guards.during("last checkpoint"):
-                if live.sync is None or not live.sync.each_pass:
-                    around.save()
+                around.save()
                 if saver is not None:
                     saver.save(wait=True)
         with guards.during("last write"):
             around.wait()
         seconds = perf_counter() - started
         samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=live.device)))
-        return Result(updates=loop.position.update, samples=samples, seconds=seconds, held_out=found, stopped_by=stop.signal)
+        heard = loop.ranks.union([stop.signal.name] if stop.signal else [])  # by name SIGINT comes first
+        return Result(
+            updates=loop.position.update,
+            samples=samples,
+            seconds=seconds,
+            held_out=found,
+            stopped_by=signal.Signals[heard[0]] if heard else None,
+        )
 
 
-def _agreed(loop: Loop, asked: bool, saver: Saver | None) -> tuple[bool, bool | None]:  # noqa: FBT001
-    """Whether any rank was asked to end, and whether rank 0 wants a checkpoint: what all ranks must do at one update."""
+def _agreed(loop: Loop, asked: bool, saver: Saver | None) -> tuple[bool, Turn | None]:  # noqa: FBT001
+    """Whether any rank was asked to end, and what is to be done about checkpoints: what all ranks do at the same update."""
     ranks = loop.ranks
     if ranks.world == 1:
         return asked, None
-    due = saver is not None and ranks.rank == 0 and saver.is_due()
-    both = ranks.sum(torch.tensor([float(asked), float(due)], device=loop.live.device))
-    return bool(both[0] > 0), bool(both[1] > 0)
+    mine = Turn(written=True, due=False) if saver is None else saver.turn()
+    told = [float(asked), float(not mine.written), float(ranks.rank == 0 and mine.due)]
+    any_asked, any_writes, due = (number > 0 for number in ranks.sum(torch.tensor(told, device=loop.live.device)).tolist())
+    return any_asked, Turn(written=not any_writes, due=due and not any_writes)
 
 
 class Best:

@@ -11,7 +11,7 @@ from upshift.core.errors import DataError, MachineError
 from upshift.core.files import write_atomically
 from upshift.train.saving.folder import Saved
 from upshift.train.saving.layout import lay_out
-from upshift.train.saving.resume import open_file
+from upshift.train.saving.resume import open_whole
 
 _MODEL = "model."
 
@@ -20,19 +20,18 @@ def export_weights(saved: Saved, path: Path) -> int:
     """Write the model's state_dict; how many tensors it has.
 
     Args:
-        saved: The checkpoint.
+        saved: The checkpoint; tensors that lie in shards are put together.
         path: `FILE.safetensors`, or `FILE.pt` for `torch.load(..., weights_only=True)`.
 
     Raises:
         DataError: The file is named otherwise.
         MachineError: It cannot be written.
     """
-    opened = open_file(saved.path / "rank0.safetensors")
-    aliases = opened.meta.get("aliases", {})
-    weights = {name.removeprefix(_MODEL): tensor for name, tensor in opened.tensors.items() if name.startswith(_MODEL)}
-    for name, source in aliases.items():
-        if name.startswith(_MODEL):
-            weights[name.removeprefix(_MODEL)] = opened.tensors[source]
+    whole = open_whole(saved)
+    names = {name: name for name in whole.tensors} | whole.meta.get("aliases", {})
+    weights = {
+        name.removeprefix(_MODEL): whole.tensors[source].whole() for name, source in names.items() if name.startswith(_MODEL)
+    }
     if path.suffix == ".safetensors":
         data = _safetensors(weights)
     elif path.suffix in {".pt", ".pth"}:

@@ -3,22 +3,24 @@
 How often is chosen from measured cost: the stall of a snapshot, and what training loses while it is written (Mohan et al.
 2021, CheckFreq). One checkpoint is under way at a time. A write that fails is told at once and tried again; the checkpoint
 before it stays whole.
+
+Several ranks do the same at the same update. Each writes its own file; when all have written, they tell each other what, and
+rank 0 says that the checkpoint is whole.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from upshift.core.errors import DataError, MachineError
-from upshift.core.files import write_atomically
 from upshift.train.loop import Loop
 from upshift.train.saving.folder import CheckpointFolder, Saved
 from upshift.train.saving.memory import SnapshotMemory
@@ -29,8 +31,6 @@ _TRIES = 3
 _SPARE = 1.02
 _FIRST_AFTER_S = 30.0
 """Seconds of training before the first checkpoint, where their frequency is chosen by cost."""
-_OTHERS_S = 600.0
-"""How long rank 0 waits for the files of the others."""
 _SMOOTH = 0.1
 _PATIENCE_S = 30.0
 """How long to wait for a folder that another process holds."""
@@ -75,8 +75,21 @@ class Costs:
         return max(1, round(lost / (overhead_frac * self.update_s)))
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What is to be done about checkpoints after an update; of several ranks, what all of them do.
+
+    Attributes:
+        written: No file of the checkpoint under way is still being written.
+        due: It is time for another one.
+    """
+
+    written: bool
+    due: bool
+
+
 class Saver:
-    """Saves a loop's run. To be closed.
+    """Saves a loop's run. To be closed, or a context manager; then an error does not wait for the other ranks.
 
     Args:
         loop: The run.
@@ -107,85 +120,113 @@ class Saver:
         self._lock = _locked(run, loop.ranks.rank, say)
         self._memory = _stage(loop, say)
         self._process = WriterProcess(self._memory.handle, [self._lock])
-        self._update = -1  # of the checkpoint under way
+        self._update = self._whole = -1  # of the checkpoint under way, and of the last one that is whole
+        self._under_way = False  # until it is settled
+        self._done: Done | None = None  # what came of this rank's part of it
         self._last = loop.position.update
         self._failed = 0
         self._best = False
         self._started = self._ordered = self._before = perf_counter()
         self._busy_s, self._busy_updates = 0.0, 0
 
-    def is_due(self) -> bool:
-        """Whether it is time for a checkpoint, by this rank's clock."""
-        return not self._process.is_busy and self._is_due(perf_counter())
+    def turn(self) -> Turn:
+        """What is to be done, by this rank's clock."""
+        written = self._is_written(0.0)
+        return Turn(written, due=written and self._is_due(perf_counter()))
 
-    def after_update(self, *, due: bool | None = None) -> Saved | None:
+    def after_update(self, turn: Turn | None = None) -> Saved | None:
         """Look after the checkpoint under way, and begin one where it is time; the one that became durable, if any.
 
         Args:
-            due: What all ranks agreed on, where there are several; None decides here.
+            turn: What all ranks agreed on, where there are several; None decides here.
 
         Raises:
             MachineError: Checkpoints cannot be written, and it was tried several times.
         """
         self._note_update(perf_counter() - self._before)
-        saved = self._look(0.0)
-        if self.is_due() if due is None else due:
+        saved = self._settle() if (self._is_written(0.0) if turn is None else turn.written) else None
+        if self.turn().due if turn is None else turn.due:
             self.save()
         self._before = perf_counter()
         return saved
 
     def save(self, *, best: bool = False, wait: bool = False) -> Saved | None:
-        """Take a snapshot now and have it written.
+        """Take a snapshot now and have it written; all ranks together.
 
         Args:
             best: Mark it as the best when it is whole.
             wait: Return when it is durable.
 
+        Returns:
+            With `wait`, the checkpoint on rank 0; else None.
+
         Raises:
             MachineError: As in `after_update`.
         """
-        self._look(None)
         loop = self._loop
+        saved = self._finish()
+        if self._whole == loop.position.update:
+            if best and loop.ranks.rank == 0:
+                self.folder.mark_best(self._whole)
+            return saved
         loop.read_losses()
         started = perf_counter()
-        state = capture(loop, leads=loop.ranks.rank == 0)
+        state = capture(loop)
         size = self._memory.take(state.tensors, state.meta)
         self._update, self._best, self._last = loop.position.update, best, loop.position.update
-        try:
-            folder = self.folder.place(self._update)
-            free = shutil.disk_usage(folder).free
-        except OSError as error:
-            self._fail(f"{self.folder.path} cannot be written ({error.strerror})")
-            return None
-        if free < _SPARE * size:
-            self._fail(f"{folder} has room for {free:,} bytes, and the checkpoint takes {size:,}")
-            return None
-        self._process.write(folder / f"rank{loop.ranks.rank}.safetensors", size)
+        self._under_way, self._done = True, self._ordered_to_write(f"rank{loop.ranks.rank}.safetensors", size)
         self._ordered = perf_counter()
         self.costs.stall_s = self._ordered - started
         self._busy_s, self._busy_updates = 0.0, 0
-        return self._look(None) if wait else None
+        if loop.ranks.world == 1 and self._done is not None:
+            return self._settle()
+        return self._finish() if wait else None
 
     def settle(self) -> None:
-        """Wait for the checkpoint under way.
+        """Wait for the checkpoint under way; all ranks together.
 
         Raises:
             MachineError: As in `after_update`.
         """
-        self._look(None)
+        self._finish()
 
     def went_back(self) -> None:
         """The run stands at an earlier update now: count from there."""
-        self._last = self._loop.position.update
+        self._last, self._whole = self._loop.position.update, -1
 
-    def close(self) -> None:
-        """Wait for the checkpoint under way, and let the process and the memory go."""
+    def close(self, *, together: bool = True) -> None:
+        """Wait for the checkpoint under way, and let the process and the memory go.
+
+        Args:
+            together: Whether all ranks do so. Where not, a checkpoint of several ranks that is under way is given up.
+        """
         try:
-            self._look(None)
+            if together or self._loop.ranks.world == 1:
+                self._finish()
         finally:
             self._process.close()
             self._memory.close()
             os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(together=kind is None)
+
+    def _ordered_to_write(self, name: str, size: int) -> Done | None:
+        """Order the snapshot to be written; what came of it where it cannot be."""
+        try:
+            folder = self.folder.place(self._update)
+            free = shutil.disk_usage(folder).free
+        except OSError as error:
+            words = f"{self.folder.path} cannot be written ({error.strerror})"
+            return Done(self.folder.path / name, size, "", 0.0, words)
+        if free < _SPARE * size:
+            words = f"{folder} has room for {free:,} bytes, and the checkpoint takes {size:,}"
+            return Done(folder / name, size, "", 0.0, words)
+        self._process.write(folder / name, size)
+        return None
 
     def _is_due(self, now: float) -> bool:
         done = self._loop.position.update - self._last
@@ -208,46 +249,41 @@ class Saver:
         else:
             self.costs.update_s = seconds
 
-    def _look(self, timeout_s: float | None) -> Saved | None:
-        """Take up what the process answered; the checkpoint that is durable now, if any."""
-        done = self._process.poll(timeout_s)
+    def _is_written(self, timeout_s: float | None) -> bool:
+        """Whether this rank's part of the checkpoint under way was written, or could not be; waits so long for it."""
+        if self._under_way and self._done is None:
+            self._done = self._process.poll(timeout_s)
+            if self._done is not None and self._done.error:
+                self._done = replace(self._done, error=f"{self._done.path} could not be written: {self._done.error}")
+        return not self._under_way or self._done is not None
+
+    def _finish(self) -> Saved | None:
+        """Wait until the checkpoint under way is written by all ranks, and settle it."""
+        self._is_written(None)
+        return self._settle()
+
+    def _settle(self) -> Saved | None:
+        """Take up what all ranks wrote of the checkpoint under way; on rank 0 the checkpoint, where it is whole now."""
+        done, ranks = self._done, self._loop.ranks
         if done is None:
             return None
-        if done.error:
-            self._fail(f"{done.path} could not be written: {done.error}")
+        self._under_way, self._done = False, None
+        told = ranks.gathered((done.num_bytes, done.sha256, done.error))
+        errors = [error for _, _, error in told if error]
+        if errors:
+            self._fail(errors[0])
             return None
         self.costs.write_s = perf_counter() - self._ordered
         self.costs.dip_s = max(0.0, self._busy_s - self._busy_updates * self.costs.update_s)
-        self._failed = 0
-        return self._commit(done)
-
-    def _commit(self, done: Done) -> Saved | None:
-        ranks = self._loop.ranks
-        if ranks.world > 1:
-            told = {"num_bytes": done.num_bytes, "sha256": done.sha256}
-            write_atomically(done.path.with_suffix(".done"), json.dumps(told))
-            if ranks.rank != 0:
-                return None
-        files = {done.path.name: (done.num_bytes, done.sha256)}
-        for rank in range(1, ranks.world):
-            files[f"rank{rank}.safetensors"] = self._of(done.path.with_name(f"rank{rank}.done"))
+        self._failed, self._whole = 0, self._update
+        if ranks.rank != 0:
+            return None
+        files = {f"rank{rank}.safetensors": (size, digest) for rank, (size, digest, _) in enumerate(told)}
         saved = self.folder.commit(self._update, files, world=ranks.world, facts=self._facts)
-        for rank in range(ranks.world):
-            done.path.with_name(f"rank{rank}.done").unlink(missing_ok=True)
         if self._best:
             self.folder.mark_best(self._update)
         self.folder.prune(self._pace.keep)
         return saved
-
-    def _of(self, path: Path) -> tuple[int, str]:
-        """What another rank wrote."""
-        until = monotonic() + _OTHERS_S
-        while monotonic() < until:
-            if path.exists():
-                told = json.loads(path.read_text(encoding="utf-8"))
-                return int(told["num_bytes"]), str(told["sha256"])
-            sleep(0.02)
-        raise MachineError(f"{path.stem} did not write its part of checkpoint {self._update} within {_OTHERS_S:.0f} s.")
 
     def _fail(self, words: str) -> None:
         """Tell of a checkpoint that could not be written; the next update tries again, some times."""
@@ -257,7 +293,8 @@ class Saver:
                 f"No checkpoint can be written, {self._failed} times in a row: {words}. Make room there, or choose another "
                 f"folder (--out). The checkpoints before are whole."
             )
-        self._say(f"checkpoint {self._update}: {words}; it is tried again.")
+        if self._loop.ranks.rank == 0:
+            self._say(f"checkpoint {self._update}: {words}; it is tried again.")
 
 
 def _stage(loop: Loop, say: Callable[[str], None]) -> SnapshotMemory:

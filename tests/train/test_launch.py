@@ -1,0 +1,221 @@
+"""A rank that dies takes the others with it, and all go on from the newest checkpoint; but not twice into the same wall."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from tests.train.dying_job import Dying
+from upshift.core.errors import MachineError
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+from upshift.train.group import rank_environment, restarted
+from upshift.train.launch import Ended, launch, run_group, why_no_restart
+from upshift.train.meeting import fresh_part
+from upshift.train.run import Going, train
+from upshift.train.saving.folder import CheckpointFolder
+from upshift.train.saving.saver import Pace
+
+ROOT = Path(__file__).parents[2]
+TARGET = "tests/train/dying_job.py:Dying"
+UPDATES = 18
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", "."]), **more}
+
+
+def upshift(*words: object, ranks: int = 2, launcher: tuple[str, ...] = (), **more: str) -> Any:
+    """`upshift run` of the job that dies."""
+    given = ("run", TARGET, "--checkpoint-every", 2, *(() if launcher else ("--ranks", ranks)), *words)
+    command = [sys.executable, *launcher, "-m", "upshift", *map(str, given)]
+    return subprocess.run(command, cwd=ROOT, env=environ(**more), capture_output=True, text=True, timeout=110, check=False)
+
+
+def plan_file(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.toml"
+    Plan.from_dict({name: {}}, catalogue()).save(path)
+    return path
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(out / "model.pt", weights_only=True)
+    return found
+
+
+def near(one: Path, other: Path) -> None:
+    for name, value in weights(one).items():
+        torch.testing.assert_close(value, weights(other)[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks under gradient_buckets that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("untouched")
+    done = upshift("--out", folder / "run", "--plan", plan_file(folder, "gradient_buckets"))
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(tmp_path: Path, untouched: Path) -> None:
+    die = f"1:13:SIGKILL:{tmp_path / 'mark'}"
+    done = upshift("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)
+    assert done.returncode == 0, done.stderr
+    told = "rank 1 was ended by SIGKILL after update 13; all ranks go on from the newest checkpoint (restart 1 of 2)"
+    assert told in done.stderr
+    went_on = int(done.stdout.partition("Went on from update ")[2].partition(".")[0])
+    assert 2 <= went_on <= 12  # the epoch's end waited for the first checkpoint
+    assert (tmp_path / "run" / "model.pt").read_bytes() == (untouched / "model.pt").read_bytes()
+
+
+@pytest.mark.slow
+def test_an_error_at_the_same_update_is_not_run_into_a_third_time(tmp_path: Path) -> None:
+    done = upshift("--out", tmp_path / "run", "--restarts", 5, DIE="0:3:error")
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: it is told to die") == 2
+    told = re.findall(r"rank [01] .* after update 3(?:;|, and is) (\w+ \w+)", done.stderr)
+    assert told == ["all ranks", "not started"]
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_ranks_that_resume(tmp_path: Path, untouched: Path) -> None:
+    done = upshift(
+        "--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--resume",
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"),
+        DIE=f"0:11:SIGKILL:{tmp_path / 'mark'}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mark").exists()
+    assert "Went on from update" in done.stdout
+    assert (tmp_path / "run" / "model.pt").read_bytes() == (untouched / "model.pt").read_bytes()
+
+
+@pytest.mark.slow
+def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
+    """Two ranks in shards; then one process without, and three ranks in shards."""
+    out, plan = tmp_path / "run", plan_file(tmp_path, "sharding")
+    done = upshift("--out", out, "--plan", plan, "--checkpoint-every", 100, DIE="1:5:SIGTERM")
+    assert done.returncode == 0, done.stderr
+    assert "Stopped by SIGTERM; the same command with --resume goes on." in done.stdout
+    (saved,) = CheckpointFolder(out).all()
+    assert (saved.update, saved.world) == (5, 2)
+    assert set(saved.files) == {"rank0.safetensors", "rank1.safetensors"}
+    train(Dying(), Plan(), tmp_path / "alone", max_updates=5)
+    near(out, tmp_path / "alone")  # the weights are those of that update, whole
+
+    done = upshift("--out", out, "--plan", plan, "--resume", "--updates", 9, ranks=3)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint 00000005 was written by 2 ranks; it goes on with 3 ranks" in done.stderr
+    said: list[str] = []
+    result = train(Dying(), Plan(), out, max_updates=UPDATES, going=Going(resume=True, pace=Pace(), say=said.append))
+    assert (result.went_on_from, result.updates) == (9, UPDATES)
+    assert said == ["checkpoint 00000009 was written by 3 ranks; it goes on with one process"]
+    train(Dying(), Plan(), tmp_path / "whole", max_updates=UPDATES)
+    near(out, tmp_path / "whole")
+    assert result.samples == 2 * 205
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_asks_the_launcher_to_end_asks_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "def ended(number, frame):\n    time.sleep(0.3)\n    open(sys.argv[1] + os.environ['RANK'], 'w').close()\n"
+        "    sys.exit(130 if number == signal.SIGINT else 0)\n"
+        "signal.signal(signal.SIGTERM, ended)\nsignal.signal(signal.SIGINT, ended)\n"
+        "ready = sys.argv[1] + '-is-ready'\n"
+        "if os.environ['RANK'] == '0':\n    open(ready, 'w').close()\n"
+        "else:\n    while not os.path.exists(ready):\n        time.sleep(0.01)\n"
+        "    os.kill(int(os.environ['UPSHIFT_LAUNCHER']), int(sys.argv[2]))\n"
+        "time.sleep(60)\n"
+    )
+    ended = run_group(2, [sys.executable, "-c", script, str(tmp_path / "rank"), str(int(number))])
+    assert ended.asked
+    assert ended.status == (0 if number == signal.SIGTERM else 130)
+    assert all((tmp_path / f"rank{rank}").exists() for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    ("ended", "before", "left", "why"),
+    [
+        (Ended(status=137, update=4), None, 1, ""),
+        (Ended(status=137, update=4), None, 0, "as often as --restarts says"),
+        (Ended(status=1, update=4), Ended(status=137, update=3), 3, ""),
+        (Ended(status=1, update=4), Ended(status=137, update=4), 3, "the second time in a row at this place"),
+        (Ended(status=1), Ended(status=1), 3, "the second time in a row at this place"),
+        (Ended(status=1), Ended(status=1, update=1), 3, ""),
+    ],
+)
+def test_when_a_group_is_started_again(ended: Ended, before: Ended | None, left: int, why: str) -> None:
+    found = why_no_restart(ended, before, left)
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_how_a_group_ended_in_words() -> None:
+    assert Ended(status=137, rank=1, update=7).words == "rank 1 was ended by SIGKILL after update 7"
+    assert Ended(status=3, rank=0).words == "rank 0 failed (3) before its first update"
+
+
+@pytest.mark.slow
+def test_ranks_know_that_they_were_restarted_and_how_far_they_came_is_known(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\nsys.path.insert(0, 'src')\n"
+        "from upshift.train.group import progress_for_launcher, restarted\n"
+        "tell = progress_for_launcher()\nattempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "assert restarted() == (attempt > 0)\n"
+        "tell(3 + attempt) if os.environ['RANK'] == '0' else None\n"
+        "sys.exit(5 if attempt < 2 else 0)\n"
+    )
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert launch(1, [sys.executable, "-c", script], restarts=3, say=said.append) == 0
+    assert said == [
+        "rank 0 failed (5) after update 3; all ranks go on from the newest checkpoint (restart 1 of 3)",
+        "rank 0 failed (5) after update 4; all ranks go on from the newest checkpoint (restart 2 of 3)",
+    ]
+
+
+def test_a_process_that_nobody_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    assert not restarted()
+    assert rank_environment(0, 1, 1, {})["WORLD_SIZE"] == "1"
+
+
+@pytest.mark.slow
+def test_what_restarts_cannot_do_is_refused(tmp_path: Path) -> None:
+    done = upshift("--out", tmp_path, "--restarts", 1, "--checkpoint-every", 0)
+    assert done.returncode == 1
+    assert "--checkpoint-every 0 makes none" in done.stderr
+    done = upshift("--out", tmp_path, "--restarts", 1, RANK="0", WORLD_SIZE="2", UPSHIFT_LAUNCHER="1")
+    assert done.returncode == 1
+    assert "to torchrun say --max-restarts" in done.stderr
+
+
+def test_ranks_of_one_attempt_meet_in_a_store_that_outlives_it() -> None:
+    """An earlier attempt of three ranks left its numbers there, as one that died while it began does."""
+    store = HashStore()
+    for rank in range(3):
+        store.set(f"upshift/number/{rank}", f"old{rank}")
+    store.set("upshift/attempt", '["old0", "old1", "old2"]')
+    with ThreadPoolExecutor(2) as pool:
+        second = pool.submit(fresh_part, store, 1, 2)
+        first = pool.submit(fresh_part, store, 0, 2)
+        names = {first.result(timeout=20), second.result(timeout=20)}
+    assert len(names) == 1
+    assert "old0" not in names
+    with pytest.raises(MachineError, match="Rank 1 waited 0 s for 1 others"):
+        fresh_part(store, 1, 2, wait_s=0.1)

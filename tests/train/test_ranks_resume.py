@@ -1,0 +1,140 @@
+"""Runs of several ranks go on as they were: bit for bit with as many, to rounding with others, whole or in shards."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.chaos import SETTINGS, chaos
+from tests.optimizations.contract import make_loop
+from tests.train.resume_ranks_script import END, PLANS, STOP, Elastic
+from upshift.train.launch import launch
+from upshift.train.loop import Loop
+from upshift.train.saving.export import export_weights
+from upshift.train.saving.folder import CheckpointFolder
+from upshift.train.saving.resume import go_on, open_whole
+from upshift.train.saving.saver import Pace, Saver
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def saved(loop: Loop, folder: Path) -> None:
+    with Saver(loop, folder, Pace()) as saver:
+        saver.save(wait=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a group of two found, then one of three; one process has written a checkpoint before them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    one = make_loop(Elastic())
+    one.run(STOP)
+    saved(one, folder / "one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", os.pathsep.join(["src", "."]))
+        for world in (2, 3):
+            assert launch(world, [sys.executable, "-m", "tests.train.resume_ranks_script", str(folder)]) == 0
+    return folder
+
+
+def found(folder: Path, world: int) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"found{world}-{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """One process that was never stopped."""
+    loop = make_loop(Elastic())
+    loop.run(STOP)
+    then = {name: value.clone() for name, value in loop.live.whole_state().items()}
+    loop.run(END - STOP)
+    return {"then": then, "losses": loop.losses[STOP:], "weights": loop.live.whole_state(), "samples": loop.position.samples}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def near(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [*(f"noisy {name}" for name in PLANS), "elastic"])
+def test_as_many_ranks_go_on_bit_for_bit(folder: Path, name: str) -> None:
+    for rank in found(folder, 2):
+        whole, again = rank[name]["whole"], rank[name]["again"]
+        assert again["losses"] == whole["losses"]
+        assert equal(again["weights"], whole["weights"])
+        assert again["samples"] == whole["samples"]
+
+
+def test_each_rank_has_its_own_statistics_back(folder: Path) -> None:
+    first, second = (rank["noisy shards"]["again"]["weights"]["noise.seen"] for rank in found(folder, 2))
+    assert first != second
+
+
+def test_each_rank_writes_its_own_shards_and_no_more(folder: Path) -> None:
+    (written,) = CheckpointFolder(folder / "two").all()
+    whole = open_whole(written)
+    for name in ("model.embed.weight", "optimizer.0.exp_avg"):
+        assert whole.tensors[name].shape == (11, 16)
+        assert [rank.tensors[name].shape[0] for rank in whole.ranks] == [6, 5]
+        assert whole.ranks[1].meta["shards"][name] == {"shape": [11, 16], "start": [6, 0]}
+    assert "optimizer.0.step" not in whole.ranks[1].tensors  # alike on all ranks
+
+
+@pytest.mark.parametrize(("world", "name"), [(2, "from one"), (3, "sharded"), (3, "plain")])
+def test_more_ranks_go_on_to_rounding(folder: Path, alone: dict[str, Any], world: int, name: str) -> None:
+    then = found(folder, 2)[0]["elastic"]["then"] if world == 3 else alone["then"]
+    ranks = [rank[name] for rank in found(folder, world)]
+    for rank in ranks:
+        assert equal(rank["then"], then)  # the very same weights, however they are divided
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-9)
+        near(rank["weights"], alone["weights"])
+    assert sum(rank["samples"] for rank in ranks) == alone["samples"]
+
+
+def test_one_process_goes_on_from_shards(folder: Path, alone: dict[str, Any], tmp_path: Path) -> None:
+    loop = make_loop(Elastic())
+    assert go_on(loop, folder / "two", {}, lambda _: None) is not None
+    assert equal(loop.live.whole_state(), found(folder, 2)[0]["elastic"]["then"])
+    saved(loop, tmp_path / "whole")
+    for place in (folder / "two", tmp_path / "whole"):
+        export_weights(CheckpointFolder(place).all()[0], tmp_path / f"{place.name}.safetensors")
+    assert (tmp_path / "two.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    loop.run(END - STOP)
+    assert loop.losses == pytest.approx(alone["losses"], rel=1e-9)
+    near(loop.live.whole_state(), alone["weights"])
+    assert loop.position.samples == alone["samples"]
+
+
+def test_tensors_that_lie_by_columns_or_in_copies_are_kept_too(folder: Path) -> None:
+    whole = torch.arange(15.0).reshape(3, 5)
+    first, second = (rank["boxes"] for rank in found(folder, 2))
+    for name in ("columns", "copies", "hybrid"):
+        assert torch.equal(first[name]["again"], whole)
+        assert torch.equal(second[name]["again"], whole)
+    assert (first["columns"]["start"], second["columns"]["start"]) == ([0, 0], [0, 3])
+    assert torch.equal(torch.cat([first["columns"]["part"], second["columns"]["part"]], dim=1), whole)
+    assert [rank["columns"]["is_first"] for rank in (first, second)] == [True, True]
+    for name in ("copies", "hybrid"):  # written once
+        assert [rank[name]["is_first"] for rank in (first, second)] == [True, False]
+    assert "a checkpoint keeps whole tensors and blocks of them" in first["sums"]
+
+
+@pytest.mark.parametrize("name", ["DDP, two ranks", "FSDP2, two ranks"])
+def test_ranks_killed_at_any_moment_end_as_if_nobody_had(name: str) -> None:
+    found = chaos(4, 1, SETTINGS[name], lambda _: None)
+    assert found["kills"] == 4
+    assert found["wrong"] == 0
+    assert max(found["newest_checkpoint_at_kill"]) > 0
