@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from upshift.cli.progress import TrainingProgress
 from upshift.cli.say import RanksOption, ScratchOption, console, errors, refuse_of_a_script, script_command
 from upshift.core.errors import PlanError
 from upshift.core.optimization import joined_environment, required_environment
@@ -20,8 +20,8 @@ from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
-from upshift.train.around import Report
 from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
+from upshift.train.records.record import Origin
 from upshift.train.run import Going, start_under, train
 from upshift.train.saving.saver import Pace
 from upshift.tune.scripts.session import check_command
@@ -36,7 +36,9 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="The plan to train under; none trains the job as it is.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for metrics.jsonl and model.pt.")] = DEFAULT_OUT,
     updates: Annotated[int | None, typer.Option(help="Stop after so many updates.", min=1)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, where there is one.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, where there is one.")
+    ] = False,
     resume_anyway: Annotated[
         bool, typer.Option("--resume-anyway", help="The same, although the job's code or data changed.")
     ] = False,
@@ -59,7 +61,11 @@ def run(
     if command := script_command(target, arguments, module=module):
         refuse_of_a_script(
             resume=resume or resume_anyway,
-            **{"checkpoint-every": checkpoint_every is not None, "checkpoint-overhead": checkpoint_overhead != 0.02, "keep": keep != 3},
+            **{
+                "checkpoint-every": checkpoint_every is not None,
+                "checkpoint-overhead": checkpoint_overhead != 0.02,
+                "keep": keep != 3,
+            },
         )
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
         run_script(command, plan)
@@ -71,32 +77,12 @@ def run(
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
     start_under(chosen)
     job = load_job(target)
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[words]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     silent = is_member() and os.environ["RANK"] != "0"
-    with Progress(*columns, console=errors, disable=silent or not errors.is_terminal) as progress:
-        task = progress.add_task("training", total=None, epoch=0, words="")
-
-        def on_report(report: Report) -> None:
-            words = f"loss {report.loss:.4f}  {report.samples_per_s:.0f} samples/s"
-            progress.update(task, completed=report.update, total=report.planned, epoch=report.epoch, words=words)
-            if report.held_out:
-                shown = "  ".join(f"{name} {value:.4f}" for name, value in report.held_out.items())
-                progress.console.print(f"epoch {report.epoch}: held-out {shown}", markup=False)
-
-        pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
-
-        def say(words: str) -> None:
-            progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
-
-        going = Going(resume=resume or resume_anyway, anyway=resume_anyway, pace=pace, say=say)
-        result = train(job, chosen, out, max_updates=updates, on_report=on_report, going=going)
+    pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
+    origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
+    with TrainingProgress(errors, silent=silent) as progress:
+        going = Going(resume=resume or resume_anyway, anyway=resume_anyway, pace=pace, say=progress.say)
+        result = train(job, chosen, out, max_updates=updates, on_report=progress.on_report, going=going, origin=origin)
     leave_group()
     if silent:
         return
@@ -104,7 +90,7 @@ def run(
     if result.went_on_from is not None:
         console.print(f"Went on from update {result.went_on_from}.", soft_wrap=True)
     console.print(f"Trained {result.updates} updates in {result.seconds:.1f} s ({rate:.0f} samples/s).", soft_wrap=True)
-    console.print(f"Weights, metrics, checkpoints and plan are in {out}.", soft_wrap=True)
+    console.print(f"Weights, metrics, checkpoints and plan are in {out}: upshift runs show {out}", soft_wrap=True)
     if result.stopped_by is not None:
         console.print(f"Stopped by {result.stopped_by.name}; the same command with --resume goes on.", soft_wrap=True)
         if result.stopped_by is signal.SIGINT:

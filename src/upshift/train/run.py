@@ -25,10 +25,13 @@ from upshift.train.around import METRICS, AroundWork, Report
 from upshift.train.build import build
 from upshift.train.group import is_member, join_group
 from upshift.train.loop import Loop
+from upshift.train.records.log import LOG, RunLog
+from upshift.train.records.record import PLAN, Origin, RunRecord, part_of
 from upshift.train.saving.facts import run_facts
 from upshift.train.saving.resume import go_on
-from upshift.train.saving.saver import Pace, Saver
+from upshift.train.saving.saver import Pace, Saver, hold_folder
 from upshift.train.stop import StopRequest
+from upshift.train.vitals import SampledClock
 
 STARTED_AGAIN = "UPSHIFT_STARTED_AGAIN"
 """Set in a process that started itself again, so that it does so once."""
@@ -106,6 +109,7 @@ def train(
     max_updates: int | None = None,
     on_report: Callable[[Report], None] = lambda _: None,
     going: Going | None = None,
+    origin: Origin | None = None,
 ) -> Result:
     """Train.
 
@@ -113,10 +117,12 @@ def train(
         job: What to train.
         plan: Under which plan.
         out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`),
-            `upshift.toml` and `checkpoints/`. The weights are saved after each epoch and at the end.
+            `upshift.toml`, `run.toml` (where it was trained, from what, and how it ended), `log.txt` (what was said) and
+            `checkpoints/`. The weights are saved after each epoch and at the end.
         max_updates: Stop earlier.
         on_report: Told how the run stands, at most a few times a second; under `async_logging` by another thread.
         going: How it is saved and taken up; None saves no checkpoints.
+        origin: How it was called, for the record; the job's own name unless given.
 
     Raises:
         JobError: The job says no length: an iterable dataset without num_updates.
@@ -132,33 +138,62 @@ def train(
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")
     loop = Loop(live)
     leads = loop.ranks.rank == 0
+    log = RunLog(going.say)
+    record: RunRecord | None = None
+    before_s = 0.0
     with ExitStack() as stack:
+        stack.callback(log.close)
         stack.callback(loop.close)
         facts = run_facts(live) if going.resume or going.pace else {}
-        saved = go_on(loop, out, facts, going.say, anyway=going.anyway) if going.resume else None
+        saved = go_on(loop, out, facts, log, anyway=going.anyway) if going.resume else None
         saver = None
         if going.pace is not None:
-            saver = Saver(loop, out, going.pace, facts={**facts, "plan": plan.to_dict()}, say=going.say)
+            saver = Saver(loop, out, going.pace, facts={**facts, "plan": plan.to_dict()}, say=log)
             stack.callback(saver.close)
         if leads:
-            out.mkdir(parents=True, exist_ok=True)
-            plan.save(out / "upshift.toml")
+            if saver is None:
+                stack.callback(os.close, hold_folder(out, 0, log))
+            log.open(out / LOG, append=going.resume)
+            plan.save(out / PLAN)
             if saved is not None:
-                keep_reports(out / METRICS, saved.update)
+                before_s = keep_reports(out / METRICS, saved.update)
+            origin = origin or Origin(target=f"{type(job).__module__}:{type(job).__qualname__}")
+            part = part_of(live, plan, origin, planned=planned, world=loop.ranks.world, facts=facts)
+            record = RunRecord(
+                out, part, target=origin.target, updates=lambda: loop.position.update, log=log, append=going.resume
+            )
+            stack.enter_context(record)
+            loop.clock = SampledClock(live.device)
         else:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upshift-")))
-        work = AroundWork(loop, out, planned=planned, on_report=on_report, append=saved is not None, writes=leads)
+
+        def told(report: Report) -> None:
+            if report.held_out:
+                log.note(f"epoch {report.epoch}, update {report.update:,}: held-out {metrics_words(report.held_out)}")
+            on_report(report)
+
+        work = AroundWork(
+            loop, out, planned=planned, on_report=told, append=saved is not None, seconds_before=before_s, writes=leads
+        )
         result = _run(loop, stack.enter_context(work), planned, saver)
+        if record is not None and result.stopped_by is not None and result.updates < planned:
+            record.stopped_by(result.stopped_by.name)
     return replace(result, went_on_from=None if saved is None else saved.update)
 
 
-def keep_reports(path: Path, update: int) -> None:
-    """Take back the reports of updates that will be done again."""
+def keep_reports(path: Path, update: int) -> float:
+    """Take back the reports of updates that will be done again; the seconds of training at the last one that stays."""
     if not path.exists():
-        return
+        return 0.0
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["update"] <= update]
     write_atomically(path, "".join(kept))
+    return float(json.loads(kept[-1]).get("seconds", 0.0)) if kept else 0.0
+
+
+def metrics_words(metrics: Mapping[str, float]) -> str:
+    """Metrics on one line, such as `loss 0.4213  accuracy 0.9120`."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
 class _Stopped(Exception):  # noqa: N818  no error: somebody asked for it
@@ -198,9 +233,7 @@ def _run(loop: Loop, around: AroundWork, planned: int, saver: Saver | None) -> R
         around.wait()
         seconds = perf_counter() - started
         samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=live.device)))
-        return Result(
-            updates=loop.position.update, samples=samples, seconds=seconds, held_out=found, stopped_by=stop.signal
-        )
+        return Result(updates=loop.position.update, samples=samples, seconds=seconds, held_out=found, stopped_by=stop.signal)
 
 
 def _agreed(loop: Loop, asked: bool, saver: Saver | None) -> tuple[bool, bool | None]:  # noqa: FBT001

@@ -98,7 +98,7 @@ class Saver:
         self._loop, self._pace, self._facts, self._say = loop, pace, dict(facts or {}), say
         self.folder = CheckpointFolder(run)
         self.costs = Costs()
-        self._lock = _locked(run, loop.ranks.rank, say)
+        self._lock = hold_folder(run, loop.ranks.rank, say)
         self._memory = SnapshotMemory()
         self._process = WriterProcess(self._memory.handle, [self._lock])
         self._update = -1  # of the checkpoint under way
@@ -242,7 +242,7 @@ class Saver:
         self._say(f"checkpoint {self._update}: {words}; it is tried again.")
 
 
-def _locked(run: Path, rank: int, say: Callable[[str], None]) -> int:
+def hold_folder(run: Path, rank: int, say: Callable[[str], None]) -> int:
     """A handle that holds the run's folder; a run that was killed holds it until its last checkpoint is written.
 
     Raises:

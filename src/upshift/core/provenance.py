@@ -14,6 +14,7 @@ import upshift
 from upshift.core.job import Job
 
 PACKAGES = ("torch", "numpy")
+_PATIENCE_S = 10.0
 
 
 def commit_of(folder: Path) -> str | None:
@@ -22,6 +23,23 @@ def commit_of(folder: Path) -> str | None:
     if not found:
         return None
     return f"{found}+changes" if _git(folder, "status", "--porcelain") else found
+
+
+def repository_of(folder: Path, *, patience_s: float = _PATIENCE_S) -> dict[str, str | bool]:
+    """`commit`, and `changed`: whether files that git follows differ from it. Changes nothing, not even git's own index.
+
+    Args:
+        folder: Somewhere in the repository.
+        patience_s: Seconds that git may take for each answer.
+
+    Returns:
+        Without `changed` where git took too long to tell; empty outside a repository, and where there is no git.
+    """
+    commit = _git(folder, "rev-parse", "--short=12", "HEAD", patience_s=patience_s)
+    if not commit:
+        return {}
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", patience_s=patience_s)
+    return {"commit": commit} if changes is None else {"commit": commit, "changed": bool(changes)}
 
 
 def versions() -> dict[str, str]:
@@ -35,6 +53,14 @@ def versions() -> dict[str, str]:
     return found
 
 
+def job_folder(job: Job) -> Path | None:
+    """The folder of the file that holds the job; None where it was typed, not read from a file."""
+    try:
+        return Path(inspect.getfile(type(job))).resolve().parent
+    except (TypeError, OSError):
+        return None
+
+
 def job_fingerprint(job: Job) -> str:
     """A short hash of the file that holds the job; a changed job makes older evidence worthless."""
     module = sys.modules.get(type(job).__module__)
@@ -43,10 +69,11 @@ def job_fingerprint(job: Job) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
+def _git(folder: Path, *arguments: str, patience_s: float = _PATIENCE_S) -> str | None:
+    """What git says; None where it cannot, or takes too long."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603  our own words
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)  # noqa: S603  our own words
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
