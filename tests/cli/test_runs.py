@@ -20,7 +20,7 @@ from tests.train.jobs import Plain
 from tests.train.runs import as_if, trained
 from tests.tune.jobs import write_job
 from upshift.cli.main import app
-from upshift.cli.progress import Eta, TrainingProgress, status_words
+from upshift.cli.progress import Lately, TrainingProgress, status_words
 from upshift.core.errors import DataError, UpshiftError
 from upshift.core.plan import Plan
 from upshift.optimizations.metric_reading import MetricReading
@@ -125,24 +125,30 @@ def report(update: int, seconds: float, **more: Any) -> Report:
     return Report(update=update, seconds=seconds, **given)
 
 
-def test_the_time_that_is_left_follows_the_last_two_minutes() -> None:
-    eta = Eta()
-    assert eta.left_s(report(10, 100.0)) is None
-    assert eta.left_s(report(20, 110.0)) == 80.0
-    for update in range(21, 60):
-        left = eta.left_s(report(update, 110.0 + 10.0 * (update - 20)))
-    assert left == pytest.approx(10.0 * (100 - 59))  # ten times slower since, and that is what counts
-    assert eta.left_s(report(59, 110.0 + 390.0)) is not None
+def after(*reports: Report) -> Lately:
+    lately = Lately()
+    for one in reports:
+        lately.hear(one)
+    return lately
+
+
+def test_the_pace_is_that_of_the_last_minute() -> None:
+    assert after(report(10, 100.0)).left_s is None
+    assert after(report(10, 100.0)).samples_per_s == 1234.0
+    assert after(report(10, 100.0), report(20, 110.0)).left_s == 80.0
+    fast = [report(update, float(update), samples=8 * update) for update in range(30)]
+    slow = [report(30 + late, 30.0 + 10.0 * late, samples=8 * (30 + late)) for late in range(20)]
+    lately = after(*fast, *slow)
+    assert lately.left_s == pytest.approx(10.0 * (100 - 49))  # ten times slower, and that is what counts now
+    assert lately.samples_per_s == pytest.approx(0.8)
 
 
 def test_after_a_resume_the_updates_done_before_are_no_speed() -> None:
-    eta = Eta()
-    assert eta.left_s(report(50, 500.0)) is None
-    assert eta.left_s(report(60, 510.0)) == 40.0
+    assert after(report(50, 500.0), report(60, 510.0)).left_s == 40.0
 
 
 def test_status_words() -> None:
-    words = status_words(report(1, 1.0, device_bytes=2**31), {"forward": 0.3, "backward": 0.6, "transfer": 0.001})
+    words = status_words(report(1, 1.0, device_bytes=2**31), {"forward": 0.3, "backward": 0.6, "transfer": 0.001}, 1234.0)
     assert words == "loss 0.5000  1,234 samples/s  1.0 GiB  GPU 2.0 GiB  backward 60 %  forward 30 %"
 
 
@@ -180,6 +186,24 @@ def test_on_a_terminal_it_is_drawn_at_most_once_a_second() -> None:
         drawn = out.getvalue()[before:]
     assert "10/100" in drawn
     assert "forward 70 %" in drawn
+
+
+def test_a_terminal_that_is_slow_is_drawn_on_less_often() -> None:
+    now = [0.0]
+
+    class Slow(io.StringIO):
+        def flush(self) -> None:
+            now[0] += 0.0625
+
+    out = Slow()
+    with TrainingProgress(Console(file=out, force_terminal=True, width=100), clock=lambda: now[0]) as progress:
+        drawn = []
+        for second in range(1, 90):
+            now[0] = float(second)
+            before = len(out.getvalue())
+            progress.on_report(report(second, now[0]))
+            drawn += [second] if len(out.getvalue()) > before else []
+    assert drawn == [1, 33, 65]  # a sixteenth of a second is 0.2 % of 31 seconds
 
 
 def test_a_silent_rank_shows_nothing() -> None:

@@ -1,13 +1,13 @@
 """Show how a training stands: two lines that stay on a terminal; anywhere else a line now and then, and one each epoch.
 
 The terminal is drawn when a report comes, at most once a second, and by no thread of its own: drawing takes time from the
-training, as little as one can see.
+training, as little as one can see. How long it takes is measured, and decides how often it is done.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -22,29 +22,43 @@ from upshift.train.run import metrics_words
 
 DRAW_S = 1.0
 """Seconds from one drawing to the next at least."""
+DRAW_FRAC = 0.002
+"""Share of the time that drawing may take: where it is slow, it is done less often."""
 LINE_S = 10.0
 """The same of plain lines."""
-ETA_S = 120.0
-"""How far back the speed is looked at that the end is reckoned with."""
+LATELY_S = 60.0
+"""How far back the pace is looked at."""
 _SHOWN_FRAC = 0.02
 """Phases below this share are not named."""
 
 
-class Eta:
-    """When a run will be done, by how fast it was lately: validation and checkpoints are in it, for they will come again."""
+class Lately:
+    """How fast a run was lately: validation and checkpoints are in it, for they will come again."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._seen: deque[Report] = deque()
 
-    def left_s(self, report: Report) -> float | None:
-        """Seconds that are left; None where that is not known yet."""
-        self._seen.append((report.seconds, report.update))
-        while len(self._seen) > 2 and report.seconds - self._seen[1][0] > ETA_S:
+    def hear(self, report: Report) -> None:
+        """Take a report into account, and forget those that are too old."""
+        self._seen.append(report)
+        while len(self._seen) > 2 and report.seconds - self._seen[1].seconds > LATELY_S:
             self._seen.popleft()
-        (then, before), (now, done) = self._seen[0], self._seen[-1]
-        if done <= before or now <= then:
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end at this pace; None where that is not known yet."""
+        first, last = self._seen[0], self._seen[-1]
+        if last.update <= first.update or last.seconds <= first.seconds:
             return None
-        return (report.planned - done) * (now - then) / (done - before)
+        return (last.planned - last.update) * (last.seconds - first.seconds) / (last.update - first.update)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples a second; those of the only report where there is one."""
+        first, last = self._seen[0], self._seen[-1]
+        if last.seconds <= first.seconds:
+            return last.samples_per_s
+        return (last.samples - first.samples) / (last.seconds - first.seconds)
 
 
 class TrainingProgress:
@@ -65,27 +79,29 @@ class TrainingProgress:
                 TextColumn("{task.fields[left]}"), console=console, auto_refresh=False,
             )  # fmt: skip
             self._task = self._drawn.add_task("training", total=None, epoch=0, left="")
-        self._eta = Eta()
+        self._lately = Lately()
         self._phases: dict[str, float] = {}
-        self._last = clock()
+        self._last, self._draw_s = clock(), 0.0
 
     def on_report(self, report: Report) -> None:
         """Show how the run stands; held-out results always, the rest when it is time."""
         if self._silent:
             return
-        left_s = self._eta.left_s(report)
+        self._lately.hear(report)
         self._phases = report.phases or self._phases
         if report.held_out:
             self._print(f"epoch {report.epoch}: held-out {metrics_words(report.held_out)}")
-        now, every = self._clock(), LINE_S if self._drawn is None else DRAW_S
+        now, every = self._clock(), LINE_S if self._drawn is None else max(DRAW_S, self._draw_s / DRAW_FRAC)
         if now - self._last < every and not report.held_out:
             return
+        left_s = self._lately.left_s
         left = "" if left_s is None else f"{seconds_words(left_s)} left"
-        words = status_words(report, self._phases)
+        words = status_words(report, self._phases, self._lately.samples_per_s)
         if self._drawn is not None:
             self._drawn.words = words
             self._drawn.update(self._task, completed=report.update, total=report.planned, epoch=report.epoch, left=left)
             self._drawn.refresh()
+            self._draw_s = self._clock() - now
         elif now - self._last >= every:
             place = f"update {report.update:,} of {report.planned:,}, epoch {report.epoch}"
             self._print("  ".join(part for part in (place, words, left) if part))
@@ -121,14 +137,15 @@ class _TwoLines(Progress):
         yield Text(self.words, style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def status_words(report: Report, phases: dict[str, float]) -> str:
+def status_words(report: Report, phases: Mapping[str, float], samples_per_s: float) -> str:
     """Loss, speed, memory and where an update spends its time, on one line.
 
     Args:
         report: The newest report.
         phases: The newest shares there are.
+        samples_per_s: As it was lately.
     """
-    parts = [f"loss {report.loss:.4f}", f"{report.samples_per_s:,.0f} samples/s", bytes_words(report.memory_bytes)]
+    parts = [f"loss {report.loss:.4f}", f"{samples_per_s:,.0f} samples/s", bytes_words(report.memory_bytes)]
     if report.device_bytes is not None:
         parts.append(f"GPU {bytes_words(report.device_bytes)}")
     shares = sorted(phases.items(), key=lambda item: -item[1])

@@ -26,14 +26,15 @@ _DAY_S = 86_400.0
 
 def show_list(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Print a table of runs."""
-    table = _table("run", "state", "updates", "loss", "held-out", "samples/s", "checkpoints", "active")
+    table = _table("run", "state", "updates", "loss", "held-out", "samples/s", "saved", "active")
+    table.padding = (0, 1, 0, 0)
     for row in rows:
         table.add_row(
             Text(_short(Path(row["run"]), folder), overflow="fold"),
             _state(row["state"]),
             _of(row["updates"], row["planned"]),
             _number(row["loss"]),
-            Text(metrics_words({name: value for name, value in row["held_out"].items() if value is not None})),
+            Text(_foremost(row["held_out"])),
             "" if row["samples_per_s"] is None else f"{row['samples_per_s']:,.0f}",
             bytes_words(row["checkpoint_bytes"]) if row["checkpoint_bytes"] else "",
             f"{age_words(row['age_s'])} ago",
@@ -209,6 +210,12 @@ def _of(done: int | None, planned: int | None, between: str = "/") -> str:
     if done is None:
         return ""
     return f"{done:,}{between}{planned:,}" if planned else f"{done:,}"
+
+
+def _foremost(metrics: Mapping[str, float | None]) -> str:
+    """The first of the job's own metrics, or the loss where it has none; a table has no room for all."""
+    known = {name: value for name, value in metrics.items() if value is not None}
+    return next((metrics_words({name: known[name]}) for name in sorted(known, key=lambda name: name == "loss")), "")
 
 
 def _number(value: float | None) -> str:

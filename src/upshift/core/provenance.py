@@ -10,8 +10,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import upshift
 from upshift.core.job import Job
+from upshift.core.version import __version__
 
 PACKAGES = ("torch", "numpy")
 _PATIENCE_S = 10.0
@@ -44,7 +44,7 @@ def repository_of(folder: Path, *, patience_s: float = _PATIENCE_S) -> dict[str,
 
 def versions() -> dict[str, str]:
     """Versions of what decides about speed and numbers."""
-    found = {"upshift": upshift.__version__, "python": platform.python_version(), "system": platform.platform()}
+    found = {"upshift": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
