@@ -23,7 +23,16 @@ from upshift.report.curve import averaged, curve
 from upshift.train.records.clean import Leftovers, find_leftovers, remove
 from upshift.train.records.compare import compare_runs, held_out_at_same_updates, to_same_loss, training_speed
 from upshift.train.records.export import export_reports
-from upshift.train.records.found import find_runs, open_all, open_run, read_reports, skim_reports, state_of, summary
+from upshift.train.records.found import (
+    count_incidents,
+    find_runs,
+    open_all,
+    open_run,
+    read_reports,
+    skim_reports,
+    state_of,
+    summary,
+)
 from upshift.train.run import Going, train
 from upshift.train.saving.folder import CheckpointFolder
 from upshift.train.saving.saver import Pace
@@ -139,6 +148,14 @@ def test_torn_lines_are_passed_over(tmp_path: Path) -> None:
     last, held_out = skim_reports(run)
     assert last == whole[-1]
     assert [row["update"] for row in held_out] == [6, 12]
+
+
+def test_incidents_are_counted_by_kind(tmp_path: Path) -> None:
+    run = trained(tmp_path / "a", max_updates=1)
+    assert count_incidents(run) == {}
+    rows = [{"kind": kind, "update": 3} for kind in ("spike", "memory", "spike")]
+    (run / "incidents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "torn')
+    assert count_incidents(run) == {"spike": 2, "memory": 1}
 
 
 def test_a_summary_tells_where_a_run_stands(tmp_path: Path) -> None:
@@ -290,6 +307,9 @@ def test_everything_is_all_that_a_run_made_and_no_more(tmp_path: Path) -> None:
     for name in ("a", "b"):
         trained(tmp_path / name)
     (tmp_path / "b" / "notes.md").write_text("mine")
+    (tmp_path / "a" / "stacks").mkdir()
+    (tmp_path / "a" / "stacks" / "stacks-1.txt").write_text("here")
+    (tmp_path / "a" / "incidents.jsonl").touch()
     for name in ("a", "b"):
         (found,) = leftovers(tmp_path / name, everything=True)
         assert remove(found)

@@ -16,7 +16,7 @@ from upshift.report.words import bytes_words
 from upshift.train.records.clean import Leftovers, find_leftovers, remove
 from upshift.train.records.compare import compare_runs
 from upshift.train.records.export import export_reports
-from upshift.train.records.found import open_all, open_run, read_reports, summary
+from upshift.train.records.found import count_incidents, open_all, open_run, read_reports, summary
 from upshift.train.saving.folder import CheckpointFolder
 
 runs = typer.Typer(
@@ -65,6 +65,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
         "held_out_by_epoch": [
             {key: row[key] for key in ("update", "epoch", "held_out")} for row in reports if row.get("held_out")
         ],
+        "incidents": count_incidents(run),
         "checkpoints": checkpoints,
     }
     if json:

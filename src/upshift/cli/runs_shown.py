@@ -132,6 +132,7 @@ def _facts(page: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         "trained for": None if page["seconds"] is None else seconds_words(page["seconds"]),
         "speed": None if page["samples_per_s"] is None else f"{page['samples_per_s']:,.0f} samples/s",
         "memory": ", ".join(memory),
+        "incidents": ", ".join(f"{count} of {kind}" for kind, count in page["incidents"].items()),
         "an update": ", ".join(f"{name} {percent(share)}" for name, share in phases),
     }
     for number, one in list(enumerate(parts, 1))[-STARTS:]:

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upshift.train.around import METRICS, WEIGHTS
-from upshift.train.records.found import Run, folder_bytes, last_active
+from upshift.train.records.found import INCIDENTS, Run, folder_bytes, last_active
 from upshift.train.records.lock import LOCK, kept_from_running
 from upshift.train.records.log import LOG
 from upshift.train.records.record import PLAN, RECORD
 from upshift.train.saving.folder import BEST, CHECKPOINTS, LATEST, MANIFEST, CheckpointFolder
 
-_LASTING = (RECORD, METRICS, WEIGHTS, PLAN, LOG)
+_LASTING = (RECORD, METRICS, WEIGHTS, PLAN, LOG, INCIDENTS)
 """What a run came to, and how: removed only when everything is to go."""
+STACKS = "stacks"
+"""Where processes of a run that stood still wrote what they were doing."""
 _DAY_S = 86_400.0
 
 
@@ -91,13 +93,12 @@ def remove(leftovers: Leftovers) -> bool:
 def _leftovers(run: Run, *, keep_best: bool, everything: bool) -> Leftovers:
     folder = run.path
     paths = [path for name in _LASTING for path in folder.glob(f".{name}.*")]  # of writers that were killed
-    paths += [*folder.glob("stacks-*.txt"), *folder.glob(f"{RECORD}.unread")]
     stays = ""
     if everything:
         paths += [path for name in _LASTING if (path := folder / name).exists()]
-        paths += [*folder.glob(f"{LOCK.rpartition('.')[0]}.*")]
-        checkpoints = folder / CHECKPOINTS
-        paths += [checkpoints] if checkpoints.is_dir() and not checkpoints.is_symlink() else []
+        paths += [*folder.glob(f"{LOCK.rpartition('.')[0]}.*"), *folder.glob(f"{RECORD}.unread")]
+        inside = (folder / CHECKPOINTS, folder / STACKS)
+        paths += [path for path in inside if path.is_dir() and not path.is_symlink()]
     else:
         old, stays = _checkpoints(run, keep_best=keep_best)
         paths += old

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,8 @@ from upshift.train.saving.folder import CHECKPOINTS, LATEST
 State: TypeAlias = Literal["running", "finished", "stopped", "killed", "failed", "unknown", "unreadable"]
 """`unknown`: nothing runs, and there is no record; `unreadable`: there is one that cannot be read."""
 
+INCIDENTS = "incidents.jsonl"
+"""What went wrong in a run and what was done about it, a line each, where it has guards."""
 DEPTH = 6
 """How deep runs are looked for."""
 
@@ -145,6 +148,12 @@ def skim_reports(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return _parsed(newest) or {}, held_out
 
 
+def count_incidents(run: Path) -> dict[str, int]:
+    """How often which kind of incident was noted; empty where none was."""
+    kinds = (_parsed(line) for line in _lines(run, INCIDENTS))
+    return dict(Counter(str(incident.get("kind", "other")) for incident in kinds if incident is not None))
+
+
 def summary(run: Run, *, now_s: float) -> dict[str, Any]:
     """How a run stands, as plain data; None for what is not known.
 
@@ -216,9 +225,9 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _lines(run: Path) -> Iterator[bytes]:
+def _lines(run: Path, name: str = METRICS) -> Iterator[bytes]:
     try:
-        with (run / METRICS).open("rb") as file:
+        with (run / name).open("rb") as file:
             yield from file
     except FileNotFoundError:
         return
