@@ -307,7 +307,7 @@ def test_everything_is_all_that_a_run_made_and_no_more(tmp_path: Path) -> None:
     for name in ("a", "b"):
         trained(tmp_path / name)
     (tmp_path / "b" / "notes.md").write_text("mine")
-    (tmp_path / "a" / "stacks").mkdir()
+    (tmp_path / "a" / "stacks").mkdir(exist_ok=True)
     (tmp_path / "a" / "stacks" / "stacks-1.txt").write_text("here")
     (tmp_path / "a" / "incidents.jsonl").touch()
     for name in ("a", "b"):
