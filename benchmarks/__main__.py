@@ -18,6 +18,8 @@ from benchmarks.groundtruth.score import main as groundtruth
 from benchmarks.honesty import run_aa, run_power
 from benchmarks.own_cost import TURNS, run_own_cost
 from benchmarks.packing import run_packing
+from benchmarks.progress_cost import TURNS as PROGRESS_TURNS
+from benchmarks.progress_cost import run_progress_cost
 from benchmarks.proof import PAIRS as PROOF_PAIRS
 from benchmarks.proof import run_proof
 from benchmarks.public.run import main as public
@@ -33,7 +35,7 @@ from upshift.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
-    "data", "proof", "chaos", "checkpoints",
+    "data", "proof", "chaos", "checkpoints", "progress",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
@@ -54,8 +56,8 @@ def main() -> None:
     parser.add_argument(
         "--count",
         type=int,
-        help="comparisons (aa, power), turns (own-cost, checkpointing, ranks), pairs (techniques, goodput, proof), "
-        "rounds (rivals)",
+        help="comparisons (aa, power), turns (own-cost, progress, checkpointing, ranks), "
+        "pairs (techniques, goodput, proof), rounds (rivals)",
     )
     parser.add_argument("--budget", help="of each job: its tuning (text, image, diagnosis), its subsets (search)")
     parser.add_argument("--seed", type=int, help="first seed of the tuning (text, image); the job's own unless given")
@@ -89,6 +91,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "around": lambda: run_around(number or AROUND_ROUNDS),
         "goodput": lambda: run_goodput(number or WHOLE_PAIRS),
         "proof": lambda: run_proof(pairs=number or PROOF_PAIRS),
+        "progress": lambda: run_progress_cost(number or PROGRESS_TURNS),
         "ranks": lambda: run_ranks(number or RANKS_TURNS),
         "aa": lambda: run_aa(number or 40),
         "power": lambda: run_power(number or 20),

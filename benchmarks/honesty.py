@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.record import ROOT, record
 from upshift.core.plan import Plan
+from upshift.core.provenance import commit_of
 from upshift.core.stats import Verdict
 from upshift.tune.arms import TURNS, Design
 from upshift.tune.compare import Comparison, compare
-from upshift.tune.provenance import commit_of
 from upshift.tune.trial import TrialSetting
 
 UPDATES = 250

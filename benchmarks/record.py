@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from upshift.core.machine import read_machine
+from upshift.core.provenance import commit_of, versions
 from upshift.report import evidence
-from upshift.tune.provenance import commit_of, versions
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]

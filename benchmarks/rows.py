@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.record import ROOT
-from upshift.tune.provenance import commit_of
+from upshift.core.provenance import commit_of
 
 Row = dict[str, Any]
 

@@ -25,10 +25,10 @@ from benchmarks.search_verdict import arms_of, latest, summary
 from benchmarks.tuning import EXAMPLES
 from upshift.core.errors import TrialError, UpshiftError
 from upshift.core.plan import Plan
+from upshift.core.provenance import commit_of
 from upshift.optimizations import catalogue
 from upshift.tune.arms import Design, run_in_turns
 from upshift.tune.ladder import Ladder
-from upshift.tune.provenance import commit_of
 from upshift.tune.screen import FUTILE_TURNS, Screen
 from upshift.tune.session import Session, TuneRequest
 from upshift.tune.trial import TrialSetting

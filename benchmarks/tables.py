@@ -97,10 +97,19 @@ def _honesty(found: dict[str, Any]) -> list[str]:
         jobs = [cost[name] for name in ("text", "tiny")]
         words = "; ".join(_cost(job) for job in jobs)
         rows.append(f"| our own cost when profiling | {words} | `{cost['command']}` |")
+    if told := found.get("progress"):
+        jobs = [told[name] for name in ("text", "tiny")]
+        words = "; ".join(f"{job['cost_frac']:.2%} of a {job['update_ms']:.1f} ms update" for job in jobs)
+        rows.append(f"| the cost of progress and metrics while training | {words} | `{told['command']}` |")
     if gate := found.get("gate"):
         words = f"{gate['caught']} of {gate['defects']} seeded defects refused"
         words += f", {gate['refused_innocents']} of {gate['innocents']} innocent changes"
         rows.append(f"| the numerics gate | {words} | `{gate['command']}` |")
+    return [*rows, *_scripts_and_rivals(found)]
+
+
+def _scripts_and_rivals(found: dict[str, Any]) -> list[str]:
+    rows = []
     if known := found.get("groundtruth"):
         rows.append(f"| scripts whose bottleneck is known | {groundtruth.headline(known)} | `{known['command']}` |")
     if others := found.get("public"):

@@ -29,13 +29,13 @@ from upshift.core.facts import Facts, JobFacts
 from upshift.core.machine import read_machine
 from upshift.core.optimization import Judge, Numerics, Optimization
 from upshift.core.plan import Plan
+from upshift.core.provenance import commit_of
 from upshift.optimizations import catalogue
 from upshift.tune.arms import Design, turns_that_fit
 from upshift.tune.compare import Comparison, compare, held_out_verdict
 from upshift.tune.events import screen_event
 from upshift.tune.goodput import TargetComparison
 from upshift.tune.numerics import MIN_UPDATES, judge_exact
-from upshift.tune.provenance import commit_of
 from upshift.tune.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
 from upshift.tune.screen import FUTILE_TURNS, Screen, Screening
 from upshift.tune.trial import Trial, TrialSetting

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.record import RESULTS, ROOT, record
 from upshift.core.machine import read_machine
-from upshift.tune.provenance import commit_of
+from upshift.core.provenance import commit_of
 
 Row = dict[str, Any]
 

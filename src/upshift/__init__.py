@@ -14,14 +14,13 @@ from upshift.core.errors import (
     TrialError,
     UpshiftError,
 )
+from upshift.core.version import __version__
 
 if TYPE_CHECKING:
     from upshift.core.job import Job, Loss, Mean, Quality
     from upshift.core.packing import Packing, packed_attention
     from upshift.script.api import attach
     from upshift.script.marks import step
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CorruptError",

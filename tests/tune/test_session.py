@@ -15,6 +15,7 @@ import pytest
 from tests.tune.jobs import children, write_job
 from upshift.core.errors import TargetError, TrialError, UpshiftError
 from upshift.core.plan import Plan
+from upshift.core.provenance import commit_of, job_fingerprint, versions
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.report import validate
@@ -22,7 +23,6 @@ from upshift.report.evidence import load
 from upshift.tune import session as module
 from upshift.tune.compare import NEIGHBOUR
 from upshift.tune.noting import NOT_TRIED
-from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.session import Session, TuneRequest
 
 SLOW_TO_READ = """

@@ -14,7 +14,11 @@ from upshift.cli.say import console
 from upshift.core.errors import CorruptError, DataError
 from upshift.report.words import bytes_words
 
-checkpoints = typer.Typer(help="Look into the checkpoints of a run, and export weights.", no_args_is_help=True)
+checkpoints = typer.Typer(
+    help="Look into the checkpoints of a run, and export weights.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 RunArgument = Annotated[Path, typer.Argument(help="The run's folder, or the folder of one checkpoint.")]
 

@@ -17,6 +17,7 @@ from upshift.cli.doctor import doctor
 from upshift.cli.explain import explain
 from upshift.cli.profile import profile
 from upshift.cli.run import run
+from upshift.cli.runs import runs
 from upshift.cli.say import errors
 from upshift.cli.tune import tune
 from upshift.core.errors import UpshiftError
@@ -32,6 +33,7 @@ for verb in (profile, tune, run, compare, batch, doctor, explain, demo):
     app.command()(verb)
 app.add_typer(data, name="data")
 app.add_typer(checkpoints, name="checkpoints")
+app.add_typer(runs, name="runs")
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from upshift.cli.progress import TrainingProgress
 from upshift.cli.say import RanksOption, ScratchOption, console, errors, refuse_of_a_script, script_command
 from upshift.core.errors import PlanError, UpshiftError
 from upshift.core.optimization import joined_environment, required_environment
@@ -21,11 +21,11 @@ from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
-from upshift.train.around import Report
 from upshift.train.cluster import launch_on_ray
 from upshift.train.group import end_rank, is_member, leave_group, restarted, stay_with_launcher, was_launched
 from upshift.train.guards.numbers import Numbers
 from upshift.train.launch import launch, say_on_stderr
+from upshift.train.records.record import Origin
 from upshift.train.run import Going, Result, start_under, train
 from upshift.train.saving.saver import Pace
 from upshift.tune.scripts.session import check_command
@@ -99,34 +99,13 @@ def run(
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
     start_under(chosen)
     job = load_job(target)
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[words]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     silent = is_member() and os.environ["RANK"] != "0"
-    with Progress(*columns, console=errors, disable=silent or not errors.is_terminal) as progress:
-        task = progress.add_task("training", total=None, epoch=0, words="")
-
-        def on_report(report: Report) -> None:
-            words = f"loss {report.loss:.4f}  {report.samples_per_s:.0f} samples/s"
-            progress.update(task, completed=report.update, total=report.planned, epoch=report.epoch, words=words)
-            if report.held_out:
-                shown = "  ".join(f"{name} {value:.4f}" for name, value in report.held_out.items())
-                progress.console.print(f"epoch {report.epoch}: held-out {shown}", markup=False)
-
-        pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
-
-        def say(words: str) -> None:
-            if not silent:
-                progress.console.print(f"upshift: {words}", markup=False, highlight=False, soft_wrap=True)
-
-        numbers = Numbers(policy=on_nan.value)
-        going = Going(resume=resume, anyway=resume_anyway, pace=pace, numbers=numbers, say=say)
-        result = train(job, chosen, out, max_updates=updates, on_report=on_report, going=going)
+    pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
+    origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
+    numbers = Numbers(policy=on_nan.value)
+    with TrainingProgress(errors, silent=silent) as progress:
+        going = Going(resume=resume, anyway=resume_anyway, pace=pace, numbers=numbers, say=progress.say)
+        result = train(job, chosen, out, max_updates=updates, on_report=progress.on_report, going=going, origin=origin)
     leave_group()
     status = 130 if result.stopped_by is signal.SIGINT else 0
     if not silent:
@@ -168,7 +147,7 @@ def say_result(result: Result, out: Path) -> None:
     if result.went_on_from is not None:
         console.print(f"Went on from update {result.went_on_from}.", soft_wrap=True)
     console.print(f"Trained {result.updates} updates in {result.seconds:.1f} s ({rate:.0f} samples/s).", soft_wrap=True)
-    console.print(f"Weights, metrics, checkpoints and plan are in {out}.", soft_wrap=True)
+    console.print(f"Weights, metrics, checkpoints and plan are in {out}: upshift runs show {out}", soft_wrap=True)
     if result.stopped_by is not None:
         console.print(f"Stopped by {result.stopped_by.name}; the same command with --resume goes on.", soft_wrap=True)
 

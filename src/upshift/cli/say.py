@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,6 +133,11 @@ def progress_bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
             update(words, done, total)
 
         yield advance
+
+
+def print_json(data: Any) -> None:
+    """Print JSON, NaN and infinity as null."""
+    typer.echo(json.dumps(evidence.finite(data), indent=2))
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ import json
 import math
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from typing import Any, Literal
 from upshift.core.errors import PlanError
 from upshift.core.files import write_atomically
 from upshift.core.optimization import Optimization, clash, ordered
+from upshift.core.toml import toml_key, toml_value
 
 SCHEMA = 1
 
@@ -110,7 +111,7 @@ class Plan:
             lines += [f"{name} = {_toml(value)}" for name, value in item.settings().items()]
         if self.proved:
             lines += ["", "[proved]"]
-            lines += [f"{_key(name)} = {_toml(value)}" for name, value in self.proved.items()]
+            lines += [f"{toml_key(name)} = {_toml(value)}" for name, value in self.proved.items()]
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -193,20 +194,8 @@ def _words(hint: Any) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(hint, str(hint))
 
 
-def _key(name: str) -> str:
-    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if bare else _toml(name)
-
-
 def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, float):  # NumPy's float64 is one, and its own repr is no TOML
-        return float.__repr__(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    raise PlanError(f"A plan cannot hold {value!r}: only true/false, numbers, strings and lists of them.")
+    try:
+        return toml_value(value)
+    except TypeError as error:
+        raise PlanError(f"A plan cannot hold {value!r}: only true/false, numbers, strings and lists of them.") from error

@@ -231,7 +231,7 @@ def save(evidence: Mapping[str, Any], path: Path) -> None:
         UpshiftError: It holds something JSON cannot carry, or the folder cannot be written.
     """
     try:
-        text = json.dumps(_finite(evidence), indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite(evidence), indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UpshiftError(
             f"The evidence cannot be written as JSON: {error}. Put only strings, numbers, lists and dicts in it."
@@ -267,13 +267,14 @@ def load(path: Path) -> dict[str, Any]:
     return evidence
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for each number that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

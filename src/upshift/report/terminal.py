@@ -79,7 +79,7 @@ class _Speaker:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.plain = _is_plain(console)
+        self.plain = is_plain(console)
 
     def line(self, words: Text | Table, indent: int = 0) -> None:
         if self.plain and isinstance(words, Text):
@@ -87,7 +87,7 @@ class _Speaker:
         self.console.print(Padding(words, (0, 1, 0, 1 + indent)), highlight=False)
 
 
-def _is_plain(console: Console) -> bool:
+def is_plain(console: Console) -> bool:
     """Whether the console's encoding cannot carry bars and marks."""
     try:
         "█✓✂–→".encode(console.encoding)

@@ -18,6 +18,7 @@ from upshift.train.checkpoint import CheckpointWriter
 from upshift.train.lines import BackgroundLines, Lines, PlainLines
 from upshift.train.loop import Loop
 from upshift.train.validate import HeldOut
+from upshift.train.vitals import Memory, SampledClock
 
 METRICS, WEIGHTS = "metrics.jsonl", "model.pt"
 REHEARSED_BATCHES = 2
@@ -34,6 +35,11 @@ class Report:
         loss: The last loss that was read; NaN before the first.
         samples_per_s: Since the last report.
         held_out: Held-out metrics, right after an epoch.
+        samples: Seen by all ranks.
+        seconds: Of the run, its earlier parts included, up to the updates they are continued from.
+        memory_bytes: Main memory of this process.
+        device_bytes: GPU memory that this process reserved; None without a GPU.
+        phases: Shares of the updates that were timed since the last report; empty where none was.
     """
 
     update: int
@@ -42,6 +48,11 @@ class Report:
     loss: float
     samples_per_s: float
     held_out: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+    seconds: float = 0.0
+    memory_bytes: int = 0
+    device_bytes: int | None = None
+    phases: dict[str, float] = field(default_factory=dict)
 
 
 class AroundWork:
@@ -54,6 +65,7 @@ class AroundWork:
         on_report: Told each report; by the thread that writes the lines, where they are written in the background.
         held_out: The held-out data; looked for in the job where it is not given.
         append: Go on behind the reports of an earlier part of the run.
+        seconds_before: Of the earlier parts.
         writes: Whether this rank is the one that reports and saves; the others take part in what needs all.
 
     Raises:
@@ -69,6 +81,7 @@ class AroundWork:
         on_report: Callable[[Report], None] = lambda _: None,
         held_out: HeldOut | None = None,
         append: bool = False,
+        seconds_before: float = 0.0,
         writes: bool = True,
     ) -> None:
         self._writes = writes
@@ -81,7 +94,9 @@ class AroundWork:
             BackgroundLines(lines, live.count, append=append) if in_background else PlainLines(lines, append=append)
         )
         self.checkpoint = CheckpointWriter(out / WEIGHTS, live.around, live.count)
+        self._memory = Memory(live.device)
         self._last_report, self._last_samples = perf_counter(), loop.position.samples
+        self._started = self._last_report - seconds_before
 
     def after_update(self) -> None:
         """Report where it is time to, and raise what went wrong in the background."""
@@ -103,6 +118,11 @@ class AroundWork:
             loss=self._loop.losses[-1] if self._loop.losses else float("nan"),
             samples_per_s=samples / max(now - self._last_report, 1e-9),
             held_out=held_out or {},
+            samples=self._loop.ranks.world * position.samples,
+            seconds=round(now - self._started, 3),
+            memory_bytes=self._memory.host_bytes(),
+            device_bytes=self._memory.device_bytes(),
+            phases=self._loop.clock.take_shares() if isinstance(self._loop.clock, SampledClock) else {},
         )
         self._last_report, self._last_samples = now, position.samples
         self._lines.write(lambda: self._told(report))

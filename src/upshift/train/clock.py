@@ -47,6 +47,11 @@ class PhaseClock:
         self.updates = 0
         self._last = 0.0
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `seconds` can be had without waiting."""
+        return True
+
     def start(self) -> None:
         """Begin an update."""
         self.updates += 1
@@ -78,6 +83,11 @@ class CudaClock:
     def lap(self, phase: str) -> None:
         """Give the device time since the last lap to `phase`."""
         self._mark(phase)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `seconds` can be had without waiting."""
+        return not self._events or self._events[-1][1].query()
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
-
-import torch
+from typing import Any
 
 from upshift.core.errors import DataError, JobError, PlanError
 from upshift.core.files import write_atomically
@@ -23,44 +20,25 @@ from upshift.core.plan import Plan
 from upshift.core.system import started_with
 from upshift.train.around import METRICS, AroundWork, Report
 from upshift.train.build import build
-from upshift.train.group import is_member, join_group, progress_for_launcher
+from upshift.train.drive import Drive, Result
+from upshift.train.group import is_member, join_group
 from upshift.train.guards.back import WayBack
 from upshift.train.guards.incidents import INCIDENTS, Incidents
-from upshift.train.guards.loop import GuardedLoop, RollBack
+from upshift.train.guards.loop import GuardedLoop
 from upshift.train.guards.numbers import Numbers
 from upshift.train.guards.watch import Guards, Limits
-from upshift.train.loop import Loop
 from upshift.train.ranks import current_ranks
+from upshift.train.records.log import LOG, RunLog
+from upshift.train.records.record import PLAN, Origin, RunRecord, part_of
 from upshift.train.saving.facts import run_facts
 from upshift.train.saving.folder import CheckpointFolder
 from upshift.train.saving.resume import go_on
-from upshift.train.saving.saver import Pace, Saver, Turn
-from upshift.train.stop import StopRequest
+from upshift.train.saving.saver import Pace, Saver, hold_folder
+from upshift.train.vitals import SampledClock
 
 STACKS = "stacks"
 STARTED_AGAIN = "UPSHIFT_STARTED_AGAIN"
 """Set in a process that started itself again, so that it does so once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a run came to.
-
-    Attributes:
-        updates: Done, those of earlier parts of the run included.
-        samples: Seen in them.
-        seconds: Of this part, until all was written, validation included.
-        held_out: The last held-out metrics.
-        stopped_by: The signal that ended it before its end; None where none did.
-        went_on_from: The update it went on from; None where it began anew.
-    """
-
-    updates: int
-    samples: int
-    seconds: float
-    held_out: dict[str, float]
-    stopped_by: signal.Signals | None = None
-    went_on_from: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +96,7 @@ def train(
     max_updates: int | None = None,
     on_report: Callable[[Report], None] = lambda _: None,
     going: Going | None = None,
+    origin: Origin | None = None,
 ) -> Result:
     """Train.
 
@@ -125,10 +104,12 @@ def train(
         job: What to train.
         plan: Under which plan.
         out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`),
-            `upshift.toml`, `checkpoints/` and `incidents.jsonl`. The weights are saved after each epoch and at the end.
+            `upshift.toml`, `run.toml` (where it was trained, from what, and how it ended), `log.txt` (what was said),
+            `incidents.jsonl` and `checkpoints/`. The weights are saved after each epoch and at the end.
         max_updates: Stop earlier.
         on_report: Told how the run stands, at most a few times a second; under `async_logging` by another thread.
         going: How it is saved and taken up; None saves no checkpoints.
+        origin: How it was called, for the record; the job's own name unless given.
 
     Raises:
         JobError: The job says no length: an iterable dataset without num_updates.
@@ -146,38 +127,74 @@ def train(
     if planned is None:
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")
     leads = current_ranks().rank == 0
-    incidents = Incidents(out / INCIDENTS if leads else None, going.say)
+    log = RunLog(going.say)
+    incidents = Incidents(out / INCIDENTS if leads else None, log)
     loop = GuardedLoop(live, incidents, numbers=going.numbers)
+    record: RunRecord | None = None
+    before_s = 0.0
     with ExitStack() as stack:
+        stack.callback(log.close)
         stack.callback(loop.close)
         facts = run_facts(live) if going.resume or going.pace else {}
-        saved = go_on(loop, out, facts, going.say, anyway=going.anyway) if going.resume else None
-        saver = None
-        if going.pace is not None:
-            if not going.resume:
-                _refuse_to_mix(out)
-            saver = Saver(loop, out, going.pace, facts={**facts, "plan": plan.to_dict()}, say=going.say)
+        saved = go_on(loop, out, facts, log, anyway=going.anyway) if going.resume else None
+        saver = _saver_of(loop, out, {**facts, "plan": plan.to_dict()}, going, log)
+        if saver is not None:
             stack.enter_context(saver)
         if leads:
-            out.mkdir(parents=True, exist_ok=True)
-            plan.save(out / "upshift.toml")
-        if leads and saved is not None:
-            keep_reports(out / METRICS, saved.update)
+            if saver is None:
+                stack.callback(os.close, hold_folder(out, 0, log))
+            log.open(out / LOG, append=going.resume)
+            plan.save(out / PLAN)
+            if saved is not None:
+                before_s = keep_reports(out / METRICS, saved.update)
+            origin = origin or Origin(target=f"{type(job).__module__}:{type(job).__qualname__}")
+            part = part_of(live, plan, origin, planned=planned, world=loop.ranks.world, facts=facts)
+            record = RunRecord(
+                out, part, target=origin.target, updates=lambda: loop.position.update, log=log, append=going.resume
+            )
+            stack.enter_context(record)
+            loop.clock = SampledClock(live.device)
         mine = out if leads else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upshift-")))
-        work = AroundWork(loop, mine, planned=planned, on_report=on_report, append=saved is not None, writes=leads)
+
+        def told(report: Report) -> None:
+            if report.held_out:
+                log.note(f"epoch {report.epoch}, update {report.update:,}: held-out {metrics_words(report.held_out)}")
+            on_report(report)
+
+        work = AroundWork(
+            loop, mine, planned=planned, on_report=told, append=saved is not None, seconds_before=before_s, writes=leads
+        )
         guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=going.limits)
-        back = WayBack(loop, out, going.numbers, incidents, going.say)
-        result = _run(_Parts(loop, stack.enter_context(work), saver, stack.enter_context(guards), back), planned)
+        back = WayBack(loop, out, going.numbers, incidents, log)
+        drive = Drive(loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned)
+        result = drive.run()
+        if record is not None and result.stopped_by is not None and result.updates < planned:
+            record.stopped_by(result.stopped_by.name)
     return replace(result, went_on_from=None if saved is None else saved.update)
 
 
-def keep_reports(path: Path, update: int) -> None:
-    """Take back the reports of updates that will be done again."""
+def keep_reports(path: Path, update: int) -> float:
+    """Take back the reports of updates that will be done again; the seconds of training at the last one that stays."""
     if not path.exists():
-        return
+        return 0.0
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["update"] <= update]
     write_atomically(path, "".join(kept))
+    return float(json.loads(kept[-1]).get("seconds", 0.0)) if kept else 0.0
+
+
+def metrics_words(metrics: Mapping[str, float]) -> str:
+    """Metrics on one line, such as `loss 0.4213  accuracy 0.9120`."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def _saver_of(loop: GuardedLoop, out: Path, facts: Mapping[str, Any], going: Going, log: RunLog) -> Saver | None:
+    """What saves the run, where it is to be saved."""
+    if going.pace is None:
+        return None
+    if not going.resume:
+        _refuse_to_mix(out)
+    return Saver(loop, out, going.pace, facts=facts, say=log)
 
 
 def _refuse_to_mix(out: Path) -> None:
@@ -188,113 +205,3 @@ def _refuse_to_mix(out: Path) -> None:
             f"{out} has checkpoints of a run, up to update {there[-1].update:,}: go on with it (--resume), or choose "
             f"another folder (--out)."
         )
-
-
-class _Stopped(Exception):  # noqa: N818  no error: somebody asked for it
-    """A signal asked the run to end, and it stands between two updates."""
-
-
-@dataclass
-class _Parts:
-    """What a run consists of."""
-
-    loop: Loop
-    around: AroundWork
-    saver: Saver | None
-    guards: Guards
-    way_back: WayBack
-
-
-def _run(parts: _Parts, planned: int) -> Result:
-    loop, around, saver, guards = parts.loop, parts.around, parts.saver, parts.guards
-    live, found, started = loop.live, dict[str, float](), perf_counter()
-    per_epoch = planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
-    best = Best(live.job)
-    tell_launcher = progress_for_launcher()
-    tell_launcher(loop.position.update)
-    asked = False
-
-    with StopRequest() as stop:
-
-        def after_update() -> None:
-            nonlocal asked
-            guards.after_update()
-            around.after_update()
-            tell_launcher(loop.position.update)
-            asked, turn = _agreed(loop, stop.signal is not None, saver)
-            if loop.position.update % per_epoch == 0 or loop.position.update >= planned:
-                return  # at the end of an epoch it is saved with its held-out results
-            if saver is not None:
-                saver.after_update(turn)
-            if asked:
-                raise _Stopped
-
-        try:
-            if loop.position.update >= planned:
-                around.save()  # it was killed after its last checkpoint, and maybe before its weights were there
-            while loop.position.update < planned and not asked:
-                due = per_epoch - loop.position.update % per_epoch
-                try:
-                    loop.run(min(due, planned - loop.position.update), on_update=after_update)
-                except RollBack as wrong:
-                    with guards.during("rollback"):
-                        parts.way_back.go(wrong, saver)
-                    around.went_back()
-                    continue
-                with guards.during("validation"):
-                    found = around.validate()
-                with guards.during("checkpoint"):
-                    around.report(found)
-                    around.save()
-                    if saver is not None:
-                        saver.save(best=best.is_better(found))
-        except _Stopped:
-            with guards.during("last checkpoint"):
-                around.save()
-                if saver is not None:
-                    saver.save(wait=True)
-        with guards.during("last write"):
-            around.wait()
-        seconds = perf_counter() - started
-        samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=live.device)))
-        heard = loop.ranks.union([stop.signal.name] if stop.signal else [])  # by name SIGINT comes first
-        return Result(
-            updates=loop.position.update,
-            samples=samples,
-            seconds=seconds,
-            held_out=found,
-            stopped_by=signal.Signals[heard[0]] if heard else None,
-        )
-
-
-def _agreed(loop: Loop, asked: bool, saver: Saver | None) -> tuple[bool, Turn | None]:  # noqa: FBT001
-    """Whether any rank was asked to end, and what is to be done about checkpoints: what all ranks do at the same update."""
-    ranks = loop.ranks
-    if ranks.world == 1:
-        return asked, None
-    mine = Turn(written=True, due=False) if saver is None else saver.turn()
-    told = [float(asked), float(not mine.written), float(ranks.rank == 0 and mine.due)]
-    any_asked, any_writes, due = (number > 0 for number in ranks.sum(torch.tensor(told, device=loop.live.device)).tolist())
-    return any_asked, Turn(written=not any_writes, due=due and not any_writes)
-
-
-class Best:
-    """Whether held-out results are the best until now, by the metric that the job's quality names.
-
-    Args:
-        job: The job; without a quality nothing is best.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._quality = job.quality
-        self._value: float | None = None
-
-    def is_better(self, found: Mapping[str, float]) -> bool:
-        """Compare, and remember."""
-        if self._quality is None or self._quality.metric not in found:
-            return False
-        value = found[self._quality.metric] * (1.0 if self._quality.direction == "min" else -1.0)
-        if self._value is not None and not value < self._value:
-            return False
-        self._value = value
-        return True

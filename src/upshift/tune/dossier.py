@@ -17,6 +17,7 @@ from upshift.core.facts import Facts
 from upshift.core.job import Job
 from upshift.core.machine import Machine
 from upshift.core.plan import Plan
+from upshift.core.provenance import commit_of, job_fingerprint, versions
 from upshift.core.stats import MIN_FLOOR_FRAC, NonInferiority
 from upshift.optimizations import catalogue
 from upshift.report import evidence as evidence_file
@@ -25,7 +26,6 @@ from upshift.tune.budget import Budget
 from upshift.tune.compare import Comparison
 from upshift.tune.goodput import TargetComparison
 from upshift.tune.objective import Objective, run_cost
-from upshift.tune.provenance import commit_of, job_fingerprint, versions
 from upshift.tune.rung import Rung
 from upshift.tune.screen import Screening
 

@@ -117,7 +117,7 @@ class Saver:
         self._loop, self._pace, self._facts, self._say = loop, pace, dict(facts or {}), say
         self.folder = CheckpointFolder(run)
         self.costs = Costs()
-        self._lock = _locked(run, loop.ranks.rank, say)
+        self._lock = hold_folder(run, loop.ranks.rank, say)
         self._memory = _stage(loop, say)
         self._process = WriterProcess(self._memory.handle, [self._lock])
         self._update = self._whole = -1  # of the checkpoint under way, and of the last one that is whole
@@ -309,7 +309,7 @@ def _stage(loop: Loop, say: Callable[[str], None]) -> SnapshotMemory:
         return SnapshotMemory()
 
 
-def _locked(run: Path, rank: int, say: Callable[[str], None]) -> int:
+def hold_folder(run: Path, rank: int, say: Callable[[str], None]) -> int:
     """A handle that holds the run's folder; a run that was killed holds it until its last checkpoint is written.
 
     Raises:
