@@ -141,6 +141,9 @@ def test_the_pace_is_that_of_the_last_minute() -> None:
     lately = after(*fast, *slow)
     assert lately.left_s == pytest.approx(10.0 * (100 - 49))  # ten times slower, and that is what counts now
     assert lately.samples_per_s == pytest.approx(0.8)
+    went_back = after(report(50, 5.0, samples=400), report(40, 6.0, samples=320))
+    assert went_back.left_s is None
+    assert went_back.samples_per_s == 1234.0
 
 
 def test_after_a_resume_the_updates_done_before_are_no_speed() -> None:

@@ -56,7 +56,7 @@ class Lately:
     def samples_per_s(self) -> float:
         """Samples a second; those of the only report where there is one."""
         first, last = self._seen[0], self._seen[-1]
-        if last.seconds <= first.seconds:
+        if last.seconds <= first.seconds or last.samples < first.samples:  # it went back to a checkpoint
             return last.samples_per_s
         return (last.samples - first.samples) / (last.seconds - first.seconds)
 
@@ -80,6 +80,7 @@ class TrainingProgress:
             )  # fmt: skip
             self._task = self._drawn.add_task("training", total=None, epoch=0, left="")
         self._lately = Lately()
+        self._newest: Report | None = None
         self._phases: dict[str, float] = {}
         self._last, self._draw_s = clock(), 0.0
 
@@ -91,23 +92,17 @@ class TrainingProgress:
         self._phases = report.phases or self._phases
         if report.held_out:
             self._print(f"epoch {report.epoch}: held-out {metrics_words(report.held_out)}")
+        self._newest = report
         now, every = self._clock(), LINE_S if self._drawn is None else max(DRAW_S, self._draw_s / DRAW_FRAC)
-        if now - self._last < every and not report.held_out:
-            return
-        left_s = self._lately.left_s
-        left = "" if left_s is None else f"{seconds_words(left_s)} left"
-        words = status_words(report, self._phases, self._lately.samples_per_s)
-        if self._drawn is not None:
-            self._drawn.words = words
-            self._drawn.update(self._task, completed=report.update, total=report.planned, epoch=report.epoch, left=left)
-            self._drawn.refresh()
-            self._draw_s = self._clock() - now
-        elif now - self._last >= every:
-            place = f"update {report.update:,} of {report.planned:,}, epoch {report.epoch}"
-            self._print("  ".join(part for part in (place, words, left) if part))
-        else:
+        if now - self._last < every:
             return
         self._last = now
+        if self._drawn is not None:
+            self._draw(self._drawn, report)
+            self._draw_s = self._clock() - now
+        else:
+            place = f"update {report.update:,} of {report.planned:,}, epoch {report.epoch}"
+            self._print("  ".join(part for part in (place, self._status(report), self._left()) if part))
 
     def say(self, words: str) -> None:
         """Say something, above what is drawn."""
@@ -120,7 +115,21 @@ class TrainingProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._drawn is not None:
+            if self._newest is not None:
+                self._draw(self._drawn, self._newest)
             self._drawn.stop()
+
+    def _draw(self, drawn: _TwoLines, report: Report) -> None:
+        drawn.words = self._status(report)
+        drawn.update(self._task, completed=report.update, total=report.planned, epoch=report.epoch, left=self._left())
+        drawn.refresh()
+
+    def _status(self, report: Report) -> str:
+        return status_words(report, self._phases, self._lately.samples_per_s)
+
+    def _left(self) -> str:
+        left_s = self._lately.left_s
+        return "" if left_s is None else f"{seconds_words(left_s)} left"
 
     def _print(self, words: str) -> None:
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)
