@@ -92,7 +92,7 @@ def test_two_runs_never_share_a_folder(tmp_path: Path, pace: Any, monkeypatch: p
     trained(tmp_path, max_updates=2)
     before = (tmp_path / "run.toml").read_bytes()
     with held(tmp_path), pytest.raises(DataError, match="another run is at work"):
-        train(Plain(), Plan(), tmp_path, max_updates=2, going=Going(pace=pace, say=lambda _: None))
+        train(Plain(), Plan(), tmp_path, max_updates=2, going=Going(resume=True, pace=pace, say=lambda _: None))
     assert (tmp_path / "run.toml").read_bytes() == before
 
 

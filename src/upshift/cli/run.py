@@ -22,11 +22,12 @@ from upshift.optimizations import catalogue
 from upshift.script.launch import exit_like, run_under
 from upshift.script.reach import beyond
 from upshift.train.cluster import launch_on_ray
+from upshift.train.drive import Result
 from upshift.train.group import end_rank, is_member, leave_group, restarted, stay_with_launcher, was_launched
 from upshift.train.guards.numbers import Numbers
 from upshift.train.launch import launch, say_on_stderr
 from upshift.train.records.record import Origin
-from upshift.train.run import Going, Result, start_under, train
+from upshift.train.run import Going, start_under, train
 from upshift.train.saving.saver import Pace
 from upshift.tune.scripts.session import check_command
 
