@@ -13,11 +13,13 @@ import torch
 from tests.train.test_saving import CPU, Everything
 from upshift.core.errors import DataError, MachineError
 from upshift.core.plan import Plan
+from upshift.core.sync import GradientSync
 from upshift.train.build import build
 from upshift.train.loop import Loop
 from upshift.train.ranks import Ranks
 from upshift.train.run import Going, train
 from upshift.train.saving.folder import CheckpointFolder
+from upshift.train.saving.resume import go_on
 from upshift.train.saving.saver import Pace, Saver, Turn
 
 NOT_WRITTEN = (7, "", "rank1.safetensors could not be written: No space left on device")
@@ -140,3 +142,18 @@ def test_a_run_that_begins_anew_does_so_in_a_folder_of_its_own(tmp_path: Path) -
     train(Everything(), Plan(), tmp_path, max_updates=3, going=Going(pace=Pace(every=1)))
     with pytest.raises(DataError, match=r"has checkpoints of a run, up to update 3: go on with it \(--resume\)"):
         train(Everything(), Plan(), tmp_path, max_updates=3, going=Going(pace=Pace(every=1)))
+
+
+def test_what_a_loop_divides_by_comes_back_as_it_was(tmp_path: Path) -> None:
+    """As a tensor, where it was one: the division of a number by a tensor is the product with its reciprocal."""
+    first, again = (Loop(build(Everything(), device=CPU)) for _ in range(2))
+    for loop in (first, again):
+        loop.live.sync = GradientSync(loop.live)
+    first.run(2)
+    with Saver(first, tmp_path, Pace()) as saver:
+        saver.save(wait=True)
+    go_on(again, tmp_path, {}, print)
+    assert isinstance(first._unit, torch.Tensor)
+    assert isinstance(again._unit, torch.Tensor)
+    assert again._unit.dtype == first._unit.dtype
+    assert torch.equal(again._unit, first._unit)
