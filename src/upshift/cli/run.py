@@ -17,8 +17,8 @@ from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.script.launch import exit_like, run_under
-from upshift.script.reach import beyond
+from upshift.script.entry.launch import exit_like, run_under
+from upshift.script.plan.reach import beyond
 from upshift.train.around import Report
 from upshift.train.group import is_member, launch, leave_group, stay_with_launcher
 from upshift.train.run import start_under, train

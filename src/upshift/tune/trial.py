@@ -25,7 +25,7 @@ from upshift.core.errors import FailureKind, TrialError
 from upshift.core.optimization import joined_environment, required_environment
 from upshift.core.plan import Plan
 from upshift.core.sample_folder import TRIALS_VARIABLE
-from upshift.script.launch import entered
+from upshift.script.entry.launch import entered
 from upshift.train.group import shared_environment
 from upshift.tune.group import ended_words
 

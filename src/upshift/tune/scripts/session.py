@@ -15,9 +15,9 @@ from upshift.core.job import Job, Quality
 from upshift.core.optimization import Optimization
 from upshift.core.stats import NonInferiority
 from upshift.optimizations import catalogue
-from upshift.script.live import ScriptJob
 from upshift.script.patch.suggest import suggest
-from upshift.script.reach import REACHED, why_beyond
+from upshift.script.plan.live import ScriptJob
+from upshift.script.plan.reach import REACHED, why_beyond
 from upshift.tune.compare import Comparison
 from upshift.tune.rung import Rung
 from upshift.tune.scripts.screen import BEFORE, ScriptScreen, other_curve

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from upshift.script.record import FORWARD, TENTATIVE, VALIDATION
+from upshift.script.watch.record import FORWARD, TENTATIVE, VALIDATION
 
 MAX_KNOWN = 4096
 """Modules that are made anew at every step must not fill the memory."""

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import IterableDataset, MapDataPipe, SequentialSampler
 
 from upshift.core.live import LiveJob, LoaderSettings
-from upshift.script.foresee import Foreseen
+from upshift.script.data.foresee import Foreseen
 
 SOME = 16
 """So many samples are read to learn about them, at most."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from time import perf_counter
 from typing import Any
 
-from upshift.script.leader import Leader
+from upshift.script.watch.leader import Leader
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other")
 DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, OTHER = range(9)

@@ -20,10 +20,10 @@ from upshift.core.batch import iter_tensors
 from upshift.core.errors import UpshiftError
 from upshift.core.live import LiveJob
 from upshift.core.seeding import get_random_state
-from upshift.script.ahead import MISSED, Ahead
-from upshift.script.alike import difference, moved_generator
-from upshift.script.foresee import Foreseen
-from upshift.script.guard import Trust, Turns
+from upshift.script.data.ahead import MISSED, Ahead
+from upshift.script.data.alike import difference, moved_generator
+from upshift.script.data.foresee import Foreseen
+from upshift.script.data.guard import Trust, Turns
 
 
 @dataclass(kw_only=True)

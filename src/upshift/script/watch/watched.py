@@ -15,16 +15,16 @@ from typing import Any, Self
 from upshift.core.errors import TrialError, UpshiftError
 from upshift.core.plan import Plan
 from upshift.report.evidence import save
-from upshift.script import judge
-from upshift.script.fetch import Fetch
-from upshift.script.growth import memory_in_use, memory_limit
-from upshift.script.host import Host
-from upshift.script.inside import device_in_use
-from upshift.script.kinds import Trained
-from upshift.script.reach import out_of_reach
-from upshift.script.record import OTHER, PHASES, Recorder, report
-from upshift.script.seams import Seams
-from upshift.script.tracebacks import strip_chain
+from upshift.script.entry.tracebacks import strip_chain
+from upshift.script.plan.host import Host
+from upshift.script.plan.reach import out_of_reach
+from upshift.script.watch import judge
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.growth import memory_in_use, memory_limit
+from upshift.script.watch.inside import device_in_use
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.record import OTHER, PHASES, Recorder, report
+from upshift.script.watch.seams import Seams
 
 WORTH_A_WORD = 0.001
 

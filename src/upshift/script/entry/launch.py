@@ -21,7 +21,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Literal
 
-from upshift.script.hooks import VARIABLE
+from upshift.script.entry.hooks import VARIABLE
 
 SITE = Path(__file__).resolve().parent / "site"
 GRACE_S = 15.0
@@ -110,7 +110,7 @@ def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[s
     """
     with tempfile.TemporaryDirectory(prefix="upshift-attach-") as name:
         folder = Path(name)
-        started = entered(folder, {"module": "upshift.script.running", "plan": dict(plan)}, env)
+        started = entered(folder, {"module": "upshift.script.plan.running", "plan": dict(plan)}, env)
         with _forwarding() as forward:
             child = subprocess.Popen([sys.executable, *command], env=started)  # noqa: S603
             forward.append(child)
@@ -127,7 +127,7 @@ def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) 
 
     Args:
         folder: A private folder, for the time the process lives.
-        config: For `module.install` in the process; `module` is `upshift.script.inside` unless named.
+        config: For `module.install` in the process; `module` is `upshift.script.watch.inside` unless named.
         before: The environment it would have without us.
     """
     pythonpath = before.get("PYTHONPATH")

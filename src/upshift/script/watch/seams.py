@@ -20,12 +20,13 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import dataloader
 
 from upshift.script import marks
-from upshift.script.closures import Arguments, with_timed_closure
-from upshift.script.fetch import Fetch
-from upshift.script.frameworks import Frameworks
+from upshift.script.entry.tracebacks import without_ours
 from upshift.script.patches import Patches
 from upshift.script.places import calling_line, users_line
-from upshift.script.record import (
+from upshift.script.watch.closures import Arguments, with_timed_closure
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.frameworks import Frameworks
+from upshift.script.watch.record import (
     BACKWARD,
     CHECKPOINT,
     FETCHED,
@@ -37,8 +38,7 @@ from upshift.script.record import (
     VALIDATION,
     Recorder,
 )
-from upshift.script.tracebacks import without_ours
-from upshift.script.trackers import Tracker, Trackers
+from upshift.script.watch.trackers import Tracker, Trackers
 
 READS = ("item", "cpu", "tolist")
 """Not `__float__`: torch warns in it, and names the line of the innermost Python function, which would be ours."""

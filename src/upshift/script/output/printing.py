@@ -22,7 +22,7 @@ from typing import Any
 
 from upshift.core.live import LiveJob
 from upshift.script.handover import before_handing_over
-from upshift.script.outlet import Outlet, Tap
+from upshift.script.output.outlet import Outlet, Tap
 from upshift.script.patches import Patches
 
 _SETTLED = ("close", "detach", "fileno", "reconfigure", "seek", "tell", "truncate")

@@ -16,7 +16,7 @@ import numpy as np
 
 from upshift.core.errors import JobError
 from upshift.core.seeding import get_random_state
-from upshift.script.alike import difference, moved_generator
+from upshift.script.data.alike import difference, moved_generator
 
 FIRST_CHECKED = 32
 LATER_ONE_IN = 256

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from upshift.core.live import LiveJob, LoaderSettings
-from upshift.script.foresee import Foreseen, same_index
+from upshift.script.data.foresee import Foreseen, same_index
 
 MISSED = object()
 """In place of a batch: the sampler gave another index than was foreseen."""

@@ -1,9 +1,9 @@
 """The data seams of an attached script: its training loader is described to the live job, and read as a plan wants it.
 
 The first loader that is iterated with gradients enabled is the training loader. What a plan may do to it, each time it is
-iterated: keep samples (`upshift.script.guard`), make batches ahead in threads or worker processes (`upshift.script.ahead`),
+iterated: keep samples (`guard`), make batches ahead in threads or worker processes (`ahead`),
 page-lock them. The loop sees the same batches in the same order, and each random number of the script is drawn when it
-would be without us (`upshift.script.reading`); only where samples are random themselves, workers draw others for them.
+would be without us (`reading`); only where samples are random themselves, workers draw others for them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from upshift.core.errors import JobError
 from upshift.core.live import LiveJob, Pipeline, Seam, Undo
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
-from upshift.script.ahead import Ahead, Crew, FedLoader, ThreadsAhead
-from upshift.script.changes import LoaderChanges, objection
-from upshift.script.foresee import Foreseen, NotForeseenError
-from upshift.script.guard import PureLoad, Reads, Trust, Turns
-from upshift.script.held import mark
+from upshift.script.data.ahead import Ahead, Crew, FedLoader, ThreadsAhead
+from upshift.script.data.changes import LoaderChanges, objection
+from upshift.script.data.foresee import Foreseen, NotForeseenError
+from upshift.script.data.guard import PureLoad, Reads, Trust, Turns
+from upshift.script.data.held import mark
+from upshift.script.data.purity import Purity, measure_purity
+from upshift.script.data.reading import Means, Reading
+from upshift.script.data.seen import describe, likely_device, some_indices
 from upshift.script.patches import Patches
-from upshift.script.purity import Purity, measure_purity
-from upshift.script.reach import reached, why_beyond
-from upshift.script.reading import Means, Reading
-from upshift.script.seen import describe, likely_device, some_indices
+from upshift.script.plan.reach import reached, why_beyond
 
 DATA_SEAMS = (Seam.DATASET, Seam.LOADER)
 NEED_NO_SAMPLES = frozenset({"pinned_memory"})

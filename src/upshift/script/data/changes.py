@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from upshift.core.live import LoaderSettings
-from upshift.script.foresee import draws_at_start
+from upshift.script.data.foresee import draws_at_start
 
 _MISSING = object()
 _WORKERS = ("num_workers", "prefetch_factor", "persistent")

@@ -12,7 +12,7 @@ from typing import Any
 from upshift.core.files import write_atomically
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.script.host import Host
+from upshift.script.plan.host import Host
 
 
 def install(config: Mapping[str, Any]) -> None:

@@ -12,23 +12,23 @@ from typing import Any
 import torch
 
 from upshift.core.files import write_atomically
-from upshift.script.fetch import Fetch
-from upshift.script.growth import memory_in_use, memory_limit
-from upshift.script.harmless import Enough, make_harmless
-from upshift.script.hooks import note_failure
-from upshift.script.kinds import Trained
-from upshift.script.padding import Padding
+from upshift.script.entry.harmless import Enough, make_harmless
+from upshift.script.entry.hooks import note_failure
 from upshift.script.patches import Patches
-from upshift.script.record import Recorder, report
-from upshift.script.replay import Replay
-from upshift.script.seams import Seams
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.growth import memory_in_use, memory_limit
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.padding import Padding
+from upshift.script.watch.record import Recorder, report
+from upshift.script.watch.replay import Replay
+from upshift.script.watch.seams import Seams
 
 
 class Session:
     """One watched process.
 
     Args:
-        config: What `upshift.script.launch` handed over, with `folder` and `rank`.
+        config: What `upshift.script.entry.launch` handed over, with `folder` and `rank`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

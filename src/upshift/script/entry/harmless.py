@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from upshift.script.overlay import Overlay
+from upshift.script.entry.overlay import Overlay
 from upshift.script.patches import Patches
-from upshift.script.trackers import Act, Trackers, nothing, redirect, silence_tracker
+from upshift.script.watch.trackers import Act, Trackers, nothing, redirect, silence_tracker
 
 
 class Enough(SystemExit):

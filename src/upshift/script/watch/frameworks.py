@@ -15,7 +15,7 @@ from typing import Any
 
 from upshift.script.patches import Patches
 from upshift.script.places import users_line
-from upshift.script.record import CHECKPOINT, LOGGING, VALIDATION, Recorder
+from upshift.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, Recorder
 
 _LIGHTNING = (
     ("trainer.trainer", "Trainer", "save_checkpoint", CHECKPOINT),

@@ -28,9 +28,9 @@ import torch
 
 from upshift.core.live import LiveJob
 from upshift.script.handover import before_handing_over
-from upshift.script.parts import Part, PartWriter, begin_part, remove_orphans
+from upshift.script.output.parts import Part, PartWriter, begin_part, remove_orphans
+from upshift.script.output.snapshot import Buffers, Snapshot
 from upshift.script.patches import Patches
-from upshift.script.snapshot import Buffers, Snapshot
 
 _READERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (builtins, ("open",)),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from upshift.core.errors import TrialError
-from upshift.script.judge import profile, wants_cut, wants_silence
-from upshift.script.launch import Mode, Seen, Watch, run_watched
+from upshift.script.entry.launch import Mode, Seen, Watch, run_watched
+from upshift.script.watch.judge import profile, wants_cut, wants_silence
 
 
 @dataclass(frozen=True, kw_only=True)

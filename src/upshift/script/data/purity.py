@@ -1,7 +1,7 @@
 """Is a dataset pure: does each sample come out the same at every visit, and is no random number drawn for it?
 
 Only samples of a pure dataset may be kept, or read ahead by threads. It is measured on a few of them, in a forked copy of
-the process, so that no counter, no file and no generator of the script moves by it; `upshift.script.guard` watches later.
+the process, so that no counter, no file and no generator of the script moves by it; `guard` watches later.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from upshift.core.batch import batch_bytes
 from upshift.core.keeping import content
 from upshift.core.live import LiveJob
 from upshift.core.seeding import get_random_state, kept_random_state, seed_sample
-from upshift.script.alike import difference, moved_generator
-from upshift.script.aside import AsideError, run_aside
-from upshift.script.held import changed, mark, open_handle
+from upshift.script.data.alike import difference, moved_generator
+from upshift.script.data.aside import AsideError, run_aside
+from upshift.script.data.held import changed, mark, open_handle
 
 ENOUGH_S = 1.0
 ENOUGH_BYTES = 1 << 28

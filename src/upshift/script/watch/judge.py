@@ -8,11 +8,11 @@ from typing import Any
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import diagnose
-from upshift.script import padding
-from upshift.script.frameworks import names_of
-from upshift.script.growth import steady_growth
-from upshift.script.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
-from upshift.script.trackers import LABELS
+from upshift.script.watch import padding
+from upshift.script.watch.frameworks import names_of
+from upshift.script.watch.growth import steady_growth
+from upshift.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
+from upshift.script.watch.trackers import LABELS
 
 WORTH_A_RUN = 0.01
 WORTH_A_LINE = 0.02

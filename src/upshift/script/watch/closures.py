@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
-from upshift.script.record import OPTIMIZER, OTHER, Recorder
+from upshift.script.watch.record import OPTIMIZER, OTHER, Recorder
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -23,16 +23,16 @@ from upshift.core.batch import map_tensors
 from upshift.core.live import Seam
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
-from upshift.script.closures import Arguments
-from upshift.script.kinds import Trained
-from upshift.script.leader import Leader
-from upshift.script.live import main_module, script_live, set_flags
-from upshift.script.loading import Loading
+from upshift.script.data.loading import Loading
+from upshift.script.output.printing import AsyncPrinting
+from upshift.script.output.saving import BackgroundSaving
 from upshift.script.patches import Patches
-from upshift.script.printing import AsyncPrinting
-from upshift.script.reach import AT_START, reached
-from upshift.script.saving import BackgroundSaving
-from upshift.script.seams import Seams
+from upshift.script.plan.live import main_module, script_live, set_flags
+from upshift.script.plan.reach import AT_START, reached
+from upshift.script.watch.closures import Arguments
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.leader import Leader
+from upshift.script.watch.seams import Seams
 
 DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
 STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS and seam is not Seam.ENVIRONMENT)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from upshift.core.batch import batch_bytes
-from upshift.script.record import Recorder
+from upshift.script.watch.record import Recorder
 
 KEPT = 8
 MAX_BYTES = 1 << 30

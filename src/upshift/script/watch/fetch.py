@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from upshift.script.kinds import Trained
-from upshift.script.padding import Padding, cut_padding
 from upshift.script.places import is_torchs, line_of, reading_line, users_line
-from upshift.script.record import FETCHED, OTHER, VALIDATION, Recorder
-from upshift.script.replay import Replay
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.padding import Padding, cut_padding
+from upshift.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
+from upshift.script.watch.replay import Replay
 
 
 class Fetch:
