@@ -26,7 +26,7 @@ from upshift.optimizations import catalogue
 from upshift.script.watch.study import Study, profile_script
 from upshift.train.group import read_shared_machine
 from upshift.tune.scripts.session import check_command
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 BAR = 40
 SCRIPT_SLICES = 8

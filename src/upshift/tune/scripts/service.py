@@ -24,8 +24,8 @@ from upshift.train.group import die_with_parent
 from upshift.tune.scripts.commands import Commands
 from upshift.tune.scripts.profiling import ScriptEnded, Steps
 from upshift.tune.scripts.seeds import seed_script
-from upshift.tune.trial import NO_STEP
-from upshift.tune.worker import describe, failure_kind
+from upshift.tune.trials.trial import NO_STEP
+from upshift.tune.trials.worker import describe, failure_kind
 
 
 class Service:

@@ -11,12 +11,12 @@ from upshift.core.facts import Facts, JobFacts
 from upshift.core.machine import Machine, read_machine
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.tune.arms import warmup
-from upshift.tune.batch_bench import Held, Race, Scouted, Turn
-from upshift.tune.batch_choice import Size
-from upshift.tune.meter import allowed_cores
-from upshift.tune.trial import Trial, TrialSetting
-from upshift.tune.turns import awake
+from upshift.tune.batch.bench import Held, Race, Scouted, Turn
+from upshift.tune.batch.choice import Size
+from upshift.tune.trials.arms import warmup
+from upshift.tune.trials.meter import allowed_cores
+from upshift.tune.trials.trial import Trial, TrialSetting
+from upshift.tune.trials.turns import awake
 
 TECHNIQUES = ("microbatch", "merged_microbatches")
 """What makes a job compute another size at once."""

@@ -40,7 +40,7 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
 )
-from upshift.tune.compare import interval_fields
+from upshift.tune.proof.compare import interval_fields
 
 KIND = "time_to_target"
 MIN_PAIRS = 3

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from upshift.core.errors import TrialError
-from upshift.tune.meter import Account, Meter, allowed_cores
-from upshift.tune.samples import Sample, make_sample
-from upshift.tune.trial import Trial
+from upshift.tune.trials.meter import Account, Meter, allowed_cores
+from upshift.tune.trials.samples import Sample, make_sample
+from upshift.tune.trials.trial import Trial
 
 T = TypeVar("T")
 MIN_TURN_S, MIN_PARALLEL_TURN_S = 0.01, 0.1

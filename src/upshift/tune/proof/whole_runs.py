@@ -19,11 +19,11 @@ from upshift.core.errors import TrialError
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC, Floor, Verdict
-from upshift.tune.arms import WARMUP_UPDATES, warmup
-from upshift.tune.goodput import Curve, TargetComparison, WholeRun, read_look
-from upshift.tune.meter import Meter
-from upshift.tune.trial import Trial, TrialSetting
-from upshift.tune.turns import named
+from upshift.tune.proof.goodput import Curve, TargetComparison, WholeRun, read_look
+from upshift.tune.trials.arms import WARMUP_UPDATES, warmup
+from upshift.tune.trials.meter import Meter
+from upshift.tune.trials.trial import Trial, TrialSetting
+from upshift.tune.trials.turns import named
 
 POINTS = 16
 """Measurements of the held-out metric in a run, besides the one before the first update."""

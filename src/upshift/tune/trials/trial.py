@@ -27,7 +27,7 @@ from upshift.core.plan import Plan
 from upshift.core.sample_folder import TRIALS_VARIABLE
 from upshift.script.entry.launch import entered
 from upshift.train.group import shared_environment
-from upshift.tune.group import ended_words
+from upshift.tune.trials.group import ended_words
 
 LOG_TAIL_LINES = 4
 DEFAULT_TIMEOUT_S = 300.0
@@ -97,7 +97,7 @@ class Trial:
 
     def _start_worker(self, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(  # noqa: S603  our own module
-            [sys.executable, "-m", "upshift.tune.worker", "--ranks", str(self.setting.ranks)],
+            [sys.executable, "-m", "upshift.tune.trials.worker", "--ranks", str(self.setting.ranks)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -47,7 +47,7 @@ class Group:
         # Children of ours, in our session: what freezes, thaws or ends this process's group reaches them too.
         self._others = {
             rank: subprocess.Popen(
-                [sys.executable, "-m", "upshift.tune.worker", "--member"],
+                [sys.executable, "-m", "upshift.tune.trials.worker", "--member"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from upshift.core.errors import TrialError
-from upshift.tune.decide import needs_confirmation
-from upshift.tune.noting import NOT_TRIED, fill
+from upshift.tune.climb.decide import needs_confirmation
+from upshift.tune.climb.noting import NOT_TRIED, fill
+from upshift.tune.climb.rung import Rung
+from upshift.tune.climb.screen import TURNS
 from upshift.tune.objective import Goal
-from upshift.tune.rung import Rung
-from upshift.tune.screen import TURNS
 
 if TYPE_CHECKING:
-    from upshift.tune.ladder import Ladder
+    from upshift.tune.climb.ladder import Ladder
 
 
 def try_pairs(ladder: Ladder) -> None:

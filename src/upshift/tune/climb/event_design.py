@@ -9,7 +9,7 @@ from typing import Any
 from upshift.core.errors import TrialError
 from upshift.core.facts import Facts
 from upshift.core.optimization import Optimization
-from upshift.tune.event_turns import Event
+from upshift.tune.trials.event_turns import Event
 
 TURN_S = 4.0
 """A turn's part with the event takes no longer than about this."""

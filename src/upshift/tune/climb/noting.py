@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from upshift.core.optimization import Judge, Optimization
+from upshift.tune.climb.rung import Rung, break_even_updates
+from upshift.tune.climb.screen import Screen, Screening
 from upshift.tune.objective import Goal
-from upshift.tune.rung import Rung, break_even_updates
-from upshift.tune.screen import Screen, Screening
 
 if TYPE_CHECKING:
-    from upshift.tune.ladder import Ladder
+    from upshift.tune.climb.ladder import Ladder
 
 NOT_TRIED = "not tried"
 """Begins the reason of a candidate that the budget had no room for."""

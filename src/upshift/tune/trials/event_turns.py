@@ -19,7 +19,7 @@ import torch
 
 from upshift.train.around import METRICS, AroundWork
 from upshift.train.loop import Loop
-from upshift.tune.meter import Account, Meter
+from upshift.tune.trials.meter import Account, Meter
 
 Event = Literal["report", "checkpoint", "validation"]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from upshift.core.optimization import Optimization
 from upshift.core.stats import Interval, Verdict
-from upshift.tune.compare import Comparison
-from upshift.tune.goodput import MIN_PAIRS, TargetComparison
+from upshift.tune.climb.rung import Outcome, break_even_updates
+from upshift.tune.climb.screen import Screening
 from upshift.tune.objective import MEMORY_STEP_FRAC, Goal, Objective
-from upshift.tune.rung import Outcome, break_even_updates
-from upshift.tune.screen import Screening
+from upshift.tune.proof.compare import Comparison
+from upshift.tune.proof.goodput import MIN_PAIRS, TargetComparison
 
 TRUSTED_GAIN = 0.08
 """A screened gain below this is confirmed by fresh processes before it counts: resident ones differ by a few percent."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Optimization
-from upshift.tune.event_design import design_event
-from upshift.tune.events import EventScreening, screen_event
-from upshift.tune.noting import NOT_TRIED
-from upshift.tune.screen import TURNS
+from upshift.tune.climb.event_design import design_event
+from upshift.tune.climb.events import EventScreening, screen_event
+from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.screen import TURNS
 
 if TYPE_CHECKING:
-    from upshift.tune.ladder import Ladder
+    from upshift.tune.climb.ladder import Ladder
 
 ROUNDS = TURNS + 3
 """Rounds of both arms that a screening takes: its turns, and twice before them to get ready."""

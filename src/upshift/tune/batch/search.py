@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Any
 
 from upshift.core.errors import PlanError, TrialError
-from upshift.tune.batch_bench import Held, Lab, Race, Scouted, Turn
-from upshift.tune.batch_choice import (
+from upshift.tune.batch.bench import Held, Lab, Race, Scouted, Turn
+from upshift.tune.batch.choice import (
     Candidate,
     Size,
     behind,

@@ -16,9 +16,9 @@ from upshift.core.facts import Facts
 from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, MIN_FLOOR_FRAC
-from upshift.tune.samples import Sample, make_sample
-from upshift.tune.trial import Trial, TrialSetting
-from upshift.tune.turns import awake, interleave, join_turns, named
+from upshift.tune.trials.samples import Sample, make_sample
+from upshift.tune.trials.trial import Trial, TrialSetting
+from upshift.tune.trials.turns import awake, interleave, join_turns, named
 
 COMPILE_WARMUP_UPDATES = 8
 WARMUP_UPDATES = 3

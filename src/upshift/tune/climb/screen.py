@@ -17,9 +17,8 @@ from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
-from upshift.tune.arms import warmup
-from upshift.tune.compare import NEIGHBOUR, Comparison
-from upshift.tune.numerics import (
+from upshift.tune.proof.compare import NEIGHBOUR, Comparison
+from upshift.tune.proof.numerics import (
     GateVerdict,
     Rows,
     UpdateSample,
@@ -29,9 +28,10 @@ from upshift.tune.numerics import (
     recipe_change,
     skipping,
 )
-from upshift.tune.samples import Sample
-from upshift.tune.trial import Trial, TrialSetting
-from upshift.tune.turns import interleave, join_turns
+from upshift.tune.trials.arms import warmup
+from upshift.tune.trials.samples import Sample
+from upshift.tune.trials.trial import Trial, TrialSetting
+from upshift.tune.trials.turns import interleave, join_turns
 
 TURNS = 5
 MORE_TURNS = 8

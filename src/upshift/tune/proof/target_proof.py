@@ -13,12 +13,12 @@ from upshift.core.optimization import Judge
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, Verdict
 from upshift.tune.budget import REPORT_S, Budget
+from upshift.tune.climb.ladder import EMPTY, Ladder
+from upshift.tune.climb.to_target import pair_words
 from upshift.tune.dossier import Dossier
-from upshift.tune.goodput import MIN_PAIRS, TargetComparison
-from upshift.tune.ladder import EMPTY, Ladder
-from upshift.tune.to_target import pair_words
-from upshift.tune.trial import TrialSetting
-from upshift.tune.whole_runs import TargetDesign, compare_to_target, planned_looks
+from upshift.tune.proof.goodput import MIN_PAIRS, TargetComparison
+from upshift.tune.proof.whole_runs import TargetDesign, compare_to_target, planned_looks
+from upshift.tune.trials.trial import TrialSetting
 
 NO_ROOM = "the budget has no room left for the final proof by time to target"
 

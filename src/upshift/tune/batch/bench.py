@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from upshift.tune.batch_choice import Size
+from upshift.tune.batch.choice import Size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,9 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
 )
-from upshift.tune.arms import Design, run_arm, run_in_turns
-from upshift.tune.samples import Sample
-from upshift.tune.trial import TrialSetting
+from upshift.tune.trials.arms import Design, run_arm, run_in_turns
+from upshift.tune.trials.samples import Sample
+from upshift.tune.trials.trial import TrialSetting
 
 MAX_RETAKES_PER_PAIR = 2
 NEIGHBOUR = "a neighbour kept using the machine"

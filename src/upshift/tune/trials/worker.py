@@ -1,8 +1,8 @@
 """The inside of a trial process: takes commands on its first stdin, one JSON object a line, and answers on its first stdout.
 
 What the user's code prints goes to stderr, which the parent keeps in a log. The process dies with its parent, even
-while it is frozen, and so do its loader workers. Started as `python -m upshift.tune.worker`, with `--ranks N` as rank 0 of
-a group, which then starts the others as its own children (`--member`).
+while it is frozen, and so do its loader workers. Started as `python -m upshift.tune.trials.worker`, with `--ranks N` as
+rank 0 of a group, which then starts the others as its own children (`--member`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from upshift.train.group import die_with_parent, join_group
 from upshift.train.loop import Loop
 from upshift.train.trace import trace_step
 from upshift.train.validate import HeldOut
-from upshift.tune.event_turns import EventTurns
-from upshift.tune.gradients import gradient_batches, gradient_sample, group_gradient_sample, update_sample
-from upshift.tune.group import Group
-from upshift.tune.longest import find_longest, hold_longest, micro_batch_size
-from upshift.tune.meter import Meter, begin_on
+from upshift.tune.trials.event_turns import EventTurns
+from upshift.tune.trials.gradients import gradient_batches, gradient_sample, group_gradient_sample, update_sample
+from upshift.tune.trials.group import Group
+from upshift.tune.trials.longest import find_longest, hold_longest, micro_batch_size
+from upshift.tune.trials.meter import Meter, begin_on
 
 MOST_WARM_UPDATES = 64
 """However short they are: by then nearly every shape has been met."""
@@ -300,7 +300,7 @@ def _send(answers: TextIO, message: dict[str, Any]) -> None:
 
 def main() -> None:
     """Serve the parent on stdin and stdout, with the user's own prints sent to stderr."""
-    parser = argparse.ArgumentParser(prog="python -m upshift.tune.worker")
+    parser = argparse.ArgumentParser(prog="python -m upshift.tune.trials.worker")
     parser.add_argument("--ranks", type=int, default=1, help="be rank 0 of so many")
     parser.add_argument("--member", action="store_true", help="be another rank, as the environment says")
     asked = parser.parse_args()

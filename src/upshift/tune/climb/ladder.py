@@ -16,20 +16,20 @@ from upshift.core.optimization import Card, Judge, Optimization, clash
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
 from upshift.profile.diagnosis import Diagnosis, diagnose
-from upshift.tune.arms import Design
 from upshift.tune.budget import Budget, Costs
-from upshift.tune.compare import compare
-from upshift.tune.decide import Given, decide, needs_confirmation
-from upshift.tune.event_design import kept_event_facts
-from upshift.tune.goodput import MIN_PAIRS
-from upshift.tune.noting import NOT_TRIED, fill, note_unfit
+from upshift.tune.climb.decide import Given, decide, needs_confirmation
+from upshift.tune.climb.event_design import kept_event_facts
+from upshift.tune.climb.noting import NOT_TRIED, fill, note_unfit
+from upshift.tune.climb.pairs import try_pairs
+from upshift.tune.climb.rung import Outcome, Rung
+from upshift.tune.climb.screen import TURNS, Screen, Screening
+from upshift.tune.climb.to_events import try_events
+from upshift.tune.climb.to_target import try_to_target
 from upshift.tune.objective import Goal, Objective
-from upshift.tune.pairs import try_pairs
-from upshift.tune.rung import Outcome, Rung
-from upshift.tune.screen import TURNS, Screen, Screening
-from upshift.tune.to_events import try_events
-from upshift.tune.to_target import try_to_target
-from upshift.tune.whole_runs import TargetDesign
+from upshift.tune.proof.compare import compare
+from upshift.tune.proof.goodput import MIN_PAIRS
+from upshift.tune.proof.whole_runs import TargetDesign
+from upshift.tune.trials.arms import Design
 
 MEMORY_SHORT = 0.8
 BOTTLENECK_BONUS = 2.0

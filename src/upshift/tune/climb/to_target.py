@@ -13,15 +13,15 @@ from upshift.core.errors import TrialError
 from upshift.core.optimization import Judge, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, Floor
-from upshift.tune.decide import decide_to_target, unproved
-from upshift.tune.goodput import MIN_PAIRS, TargetComparison
-from upshift.tune.noting import NOT_TRIED
-from upshift.tune.rung import Rung
-from upshift.tune.screen import TURNS, Screening
-from upshift.tune.whole_runs import compare_to_target, planned_looks
+from upshift.tune.climb.decide import decide_to_target, unproved
+from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.rung import Rung
+from upshift.tune.climb.screen import TURNS, Screening
+from upshift.tune.proof.goodput import MIN_PAIRS, TargetComparison
+from upshift.tune.proof.whole_runs import compare_to_target, planned_looks
 
 if TYPE_CHECKING:
-    from upshift.tune.ladder import Ladder
+    from upshift.tune.climb.ladder import Ladder
 
 EMPTY = Plan()
 NO_METRIC = "the job names no held-out metric, so there is no target to reach: set quality"

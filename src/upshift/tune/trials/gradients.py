@@ -23,7 +23,7 @@ from upshift.core.seeding import kept_random_state
 from upshift.core.sync import whole
 from upshift.train.loop import Loop, MicroBatch
 from upshift.train.trace import first_batches
-from upshift.tune.numerics import UpdateSample
+from upshift.tune.proof.numerics import UpdateSample
 
 MAX_COORDINATES = 1_000_000
 SAMPLED_UPDATES = 3
