@@ -26,10 +26,10 @@ from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.target import load_job
 from upshift.optimizations import ENTRY_POINT_GROUP, catalogue
-from upshift.tune.arms import TURNS, Design
-from upshift.tune.compare import compare, held_out_verdict
-from upshift.tune.screen import FUTILE_TURNS, Screen
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.climb.screen import FUTILE_TURNS, Screen
+from upshift.tune.proof.compare import compare, held_out_verdict
+from upshift.tune.trials.arms import TURNS, Design
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 UPDATES = 30
 """Per turn of a screening, which here takes the fewest turns that the tuner may take: speed is not judged."""

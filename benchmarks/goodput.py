@@ -15,11 +15,11 @@ from benchmarks.record import ROOT, record
 from upshift.core.plan import Plan
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.tune.decide import decide_to_target
-from upshift.tune.goodput import TargetComparison
-from upshift.tune.to_target import pair_words
-from upshift.tune.trial import TrialSetting
-from upshift.tune.whole_runs import POINTS, TargetDesign, compare_to_target
+from upshift.tune.climb.decide import decide_to_target
+from upshift.tune.climb.to_target import pair_words
+from upshift.tune.proof.goodput import TargetComparison
+from upshift.tune.proof.whole_runs import POINTS, TargetDesign, compare_to_target
+from upshift.tune.trials.trial import TrialSetting
 
 TARGET = "examples/image.py:DigitsJob"
 BASE: dict[str, dict[str, Any]] = {"sample_cache": {}, "channels_last": {}, "precision": {"dtype": "bfloat16"}}

@@ -15,9 +15,9 @@ from benchmarks.record import ROOT, record
 from upshift.core.plan import Plan
 from upshift.core.provenance import commit_of
 from upshift.core.stats import Verdict
-from upshift.tune.arms import TURNS, Design
-from upshift.tune.compare import Comparison, compare
-from upshift.tune.trial import TrialSetting
+from upshift.tune.proof.compare import Comparison, compare
+from upshift.tune.trials.arms import TURNS, Design
+from upshift.tune.trials.trial import TrialSetting
 
 UPDATES = 250
 JOBS = ROOT / "benchmarks" / "jobs" / "steady.py"

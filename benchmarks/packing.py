@@ -21,9 +21,9 @@ from upshift.optimizations.length_bucketing import LengthBucketing
 from upshift.optimizations.sequence_packing import SequencePacking
 from upshift.optimizations.trim_padding import TrimPadding
 from upshift.train.build import build
-from upshift.tune.arms import TURNS, Design, run_in_turns
-from upshift.tune.compare import Comparison, compare
-from upshift.tune.trial import TrialSetting
+from upshift.tune.proof.compare import Comparison, compare
+from upshift.tune.trials.arms import TURNS, Design, run_in_turns
+from upshift.tune.trials.trial import TrialSetting
 
 GOAL = 1.2
 """Packing must be so many times as fast as its rival."""

@@ -16,9 +16,9 @@ from benchmarks.tuning import EXAMPLES, GOALS
 from upshift.core.plan import Plan
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.tune.arms import TURNS, Design
-from upshift.tune.compare import Comparison, compare, held_out_verdict
-from upshift.tune.trial import TrialSetting
+from upshift.tune.proof.compare import Comparison, compare, held_out_verdict
+from upshift.tune.trials.arms import TURNS, Design
+from upshift.tune.trials.trial import TrialSetting
 
 PAIRS = 10
 UPDATES = {"text": 60, "image": 150}

@@ -27,11 +27,11 @@ from upshift.core.errors import TrialError, UpshiftError
 from upshift.core.plan import Plan
 from upshift.core.provenance import commit_of
 from upshift.optimizations import catalogue
-from upshift.tune.arms import Design, run_in_turns
-from upshift.tune.ladder import Ladder
-from upshift.tune.screen import FUTILE_TURNS, Screen
+from upshift.tune.climb.ladder import Ladder
+from upshift.tune.climb.screen import FUTILE_TURNS, Screen
 from upshift.tune.session import Session, TuneRequest
-from upshift.tune.trial import TrialSetting
+from upshift.tune.trials.arms import Design, run_in_turns
+from upshift.tune.trials.trial import TrialSetting
 
 LADDER_BUDGET_S = 600.0
 """What `upshift tune` takes unless it is told otherwise."""

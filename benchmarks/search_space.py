@@ -16,7 +16,8 @@ from typing import Any
 from upshift.core.facts import Facts
 from upshift.core.optimization import Card, Judge, Optimization, clash
 
-MAX_SUBSETS = 64
+MAX_SUBSETS = 128
+"""An hour or so a job. Every further candidate doubles the subsets, and costs the ladder one more trial."""
 
 Kind = type[Optimization]
 Settings = tuple[Optimization, ...]

@@ -31,15 +31,15 @@ from upshift.core.optimization import Judge, Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.provenance import commit_of
 from upshift.optimizations import catalogue
-from upshift.tune.arms import Design, turns_that_fit
-from upshift.tune.compare import Comparison, compare, held_out_verdict
-from upshift.tune.events import screen_event
-from upshift.tune.goodput import TargetComparison
-from upshift.tune.numerics import MIN_UPDATES, judge_exact
-from upshift.tune.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
-from upshift.tune.screen import FUTILE_TURNS, Screen, Screening
-from upshift.tune.trial import Trial, TrialSetting
-from upshift.tune.whole_runs import TargetDesign, compare_to_target
+from upshift.tune.climb.events import screen_event
+from upshift.tune.climb.screen import FUTILE_TURNS, Screen, Screening
+from upshift.tune.proof.compare import Comparison, compare, held_out_verdict
+from upshift.tune.proof.goodput import TargetComparison
+from upshift.tune.proof.numerics import MIN_UPDATES, judge_exact
+from upshift.tune.proof.whole_runs import TargetDesign, compare_to_target
+from upshift.tune.trials.arms import Design, turns_that_fit
+from upshift.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 PAIRS = 5
 UPDATES, EPOCH, TARGET = "the time of updates", "the time of an epoch", "the time to a target"

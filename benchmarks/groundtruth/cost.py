@@ -40,7 +40,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 """Of the script, for steps of about so long on two cores; how long they were is in the result."""
 WATCHED = """
 import sys
-from upshift.script.launch import Watch, run_watched
+from upshift.script.entry.launch import Watch, run_watched
 sys.exit(run_watched(sys.argv[1:], Watch(mode="observe", updates=0, seconds=0.0)).code)
 """
 """Watches to the end: every seam of a profiling run, for as long as the script runs."""

@@ -17,7 +17,7 @@ from benchmarks.groundtruth.verdict import judged as judged_row
 from benchmarks.groundtruth.verdict import score as scored
 from upshift.core.errors import TrialError, UpshiftError
 from upshift.core.optimization import Bottleneck
-from upshift.script.reach import why_beyond
+from upshift.script.plan.reach import why_beyond
 
 CASES = load_truth()
 SOURCE = 'p.add_argument("--steps", type=int, default=7)\nread()  # truth: read\nread()  # truth: read\n'

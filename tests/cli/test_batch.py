@@ -20,7 +20,7 @@ from upshift.cli.main import app
 from upshift.core.errors import UpshiftError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.tune.batch_search import Finding, search_batch
+from upshift.tune.batch.search import Finding, search_batch
 
 SMALL = """
 class J(Good):

@@ -32,7 +32,7 @@ from upshift.train.build import build
 from upshift.train.loop import Loop
 from upshift.train.trace import trace_step
 from upshift.train.validate import HeldOut
-from upshift.tune.gradients import group_gradient_sample, update_sample
+from upshift.tune.trials.gradients import group_gradient_sample, update_sample
 
 SMALL = 0.0005
 """MiB of a bucket: several of them in models of a few kilobytes."""

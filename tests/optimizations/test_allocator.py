@@ -81,7 +81,7 @@ def test_segments_grow_on_a_gpu(tmp_path: Path) -> None:
     import inspect
 
     from upshift.core.plan import Plan
-    from upshift.tune.trial import Trial, TrialSetting
+    from upshift.tune.trials.trial import Trial, TrialSetting
 
     setting = TrialSetting(target=f"{inspect.getfile(Pictures)}:Pictures", folder=tmp_path)
     with Trial(setting, Plan(optimizations=(Allocator(kind="cuda_expandable"),))) as trial:

@@ -24,8 +24,8 @@ from upshift.optimizations.trim_padding import TrimPadding
 from upshift.train.build import build
 from upshift.train.loop import Loop
 from upshift.train.validate import HeldOut
-from upshift.tune.gradients import gradient_batches, gradient_sample
-from upshift.tune.numerics import judge_rounding
+from upshift.tune.proof.numerics import judge_rounding
+from upshift.tune.trials.gradients import gradient_batches, gradient_sample
 
 IGNORED = -100
 

@@ -28,7 +28,7 @@ from upshift.optimizations import catalogue
 from upshift.train.build import build
 from upshift.train.run import STARTED_AGAIN
 from upshift.train.trace import trace_step
-from upshift.tune.trial import Trial, TrialSetting, trial_environment
+from upshift.tune.trials.trial import Trial, TrialSetting, trial_environment
 
 UPDATES = 9
 

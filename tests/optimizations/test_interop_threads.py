@@ -12,7 +12,7 @@ from tests.optimizations.contract import Attention, facts, make_loop
 from upshift.core.errors import PlanError
 from upshift.core.plan import Plan
 from upshift.optimizations.interop_threads import VARIABLE, InteropThreads
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 SCRIPTED = {"RecursiveScriptModule": 1}
 JOB = '''

@@ -23,7 +23,7 @@ from upshift.optimizations.microbatch import Microbatch
 from upshift.profile.ceilings import measure_ceilings
 from upshift.train.loop import Loop
 from upshift.train.trace import trace_step
-from upshift.tune.gradients import gradient_batches
+from upshift.tune.trials.gradients import gradient_batches
 
 
 class Double(Accumulated):

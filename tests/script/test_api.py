@@ -32,8 +32,8 @@ from upshift.optimizations.huge_pages import HugePages
 from upshift.optimizations.microbatch import Microbatch
 from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
 from upshift.script import marks
-from upshift.script.seams import Seams
-from upshift.script.watched import Watched
+from upshift.script.watch.seams import Seams
+from upshift.script.watch.watched import Watched
 
 PLAN = Plan(optimizations=(FusedOptimizer(),))
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_kept_or_written_does_not_end_the_training(monkeypatch: p
 
     for name in ("report", "save"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"upshift.script.watched.{name}", broken)
+            patch.setattr(f"upshift.script.watch.watched.{name}", broken)
             watched = upshift.attach(json=tmp_path / "profile.json")
             with pytest.warns(UserWarning, match="broken on purpose"), watched:
                 train()

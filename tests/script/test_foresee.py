@@ -23,8 +23,8 @@ from torch.utils.data import (
 )
 
 from upshift.core.seeding import get_random_state, seed_everything
-from upshift.script.alike import moved_generator
-from upshift.script.foresee import AT_ONCE, Foreseen, NotForeseenError, draws_at_start, same_index
+from upshift.script.data.alike import moved_generator
+from upshift.script.data.foresee import AT_ONCE, Foreseen, NotForeseenError, draws_at_start, same_index
 
 NUM = 103
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from upshift.script.growth import memory_in_use, memory_limit, steady_growth
-from upshift.script.judge import profile
-from upshift.script.record import PHASES, Recorder, report
+from upshift.script.watch.growth import memory_in_use, memory_limit, steady_growth
+from upshift.script.watch.judge import profile
+from upshift.script.watch.record import PHASES, Recorder, report
 
 MIB, GIB = 2**20, 2**30
 

@@ -43,11 +43,11 @@ from upshift.optimizations.loader_workers import LoaderWorkers
 from upshift.optimizations.pinned_memory import PinnedMemory
 from upshift.optimizations.sample_cache import SampleCache
 from upshift.optimizations.sample_store import SampleStore
-from upshift.script.alike import difference
-from upshift.script.live import script_live
-from upshift.script.loading import Loading
+from upshift.script.data.alike import difference
+from upshift.script.data.loading import Loading
+from upshift.script.data.reading import Reading
 from upshift.script.patches import Patches
-from upshift.script.reading import Reading
+from upshift.script.plan.live import script_live
 
 NUM = 26
 
@@ -557,7 +557,7 @@ def take(loader: DataLoader[Any]) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("item", [LoaderThreads(), LoaderWorkers()])
 def test_what_the_dataset_raises_is_raised_in_the_loop(item: Optimization, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.seen.SOME", 4)  # else the broken sample is met when they are measured
+    monkeypatch.setattr("upshift.script.data.seen.SOME", 4)  # else the broken sample is met when they are measured
     expected = [[at, at + 1] if at != 12 else "LookupError('sample 13 is broken') None" for at in range(0, NUM, 2)]
     with attached(item) as found:
         loader = DataLoader(Faulty("everywhere"), batch_size=2)
@@ -569,7 +569,7 @@ def test_what_the_dataset_raises_is_raised_in_the_loop(item: Optimization, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["threads", "workers"])
 def test_what_fails_ahead_alone_ends_that_and_not_the_loop(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.seen.SOME", 4)
+    monkeypatch.setattr("upshift.script.data.seen.SOME", 4)
     item: Optimization = LoaderThreads() if where == "threads" else LoaderWorkers(num_workers=1)
     with attached(item) as found:
         loader = DataLoader(Faulty(where), batch_size=2)
@@ -601,8 +601,8 @@ def pids(loader: DataLoader[Any]) -> tuple[set[int], set[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_are_kept_until_the_script_changes_its_dataset(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.reading.difference", lambda *_: "")  # here batches differ by who made them
-    monkeypatch.setattr("upshift.script.purity.difference", lambda *_: "")
+    monkeypatch.setattr("upshift.script.data.reading.difference", lambda *_: "")  # here batches differ by who made them
+    monkeypatch.setattr("upshift.script.data.purity.difference", lambda *_: "")
     handler = signal.getsignal(signal.SIGCHLD)
     with attached(LoaderWorkers(num_workers=2, persistent=persistent)) as found:
         dataset = Places()
@@ -756,11 +756,11 @@ def test_what_fails_of_ours_is_told_and_the_loop_goes_on(monkeypatch: pytest.Mon
     with attached(SampleCache()) as found:
         loader = DataLoader(Rows(), batch_size=4)
         list(loader)
-        monkeypatch.setattr("upshift.script.loading.mark", fails)
+        monkeypatch.setattr("upshift.script.data.loading.mark", fails)
         assert len(list(loader)) == 7
         assert found.why == {"sample_cache": "broken on purpose"}
     with attached() as found:
-        monkeypatch.setattr("upshift.script.loading.describe", fails)
+        monkeypatch.setattr("upshift.script.data.loading.describe", fails)
         assert len(list(DataLoader(Rows(), batch_size=4))) == 7
         assert found.why == {"data": "broken on purpose"}
 
@@ -788,7 +788,7 @@ def test_an_iterator_that_is_dropped_leaves_nothing_under_way() -> None:
 
 
 def test_page_locking_is_left_off_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.loading.likely_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("upshift.script.data.loading.likely_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with attached(PinnedMemory()) as found:
         loader = DataLoader(Rows(), batch_size=4)
@@ -799,7 +799,7 @@ def test_page_locking_is_left_off_without_an_accelerator(monkeypatch: pytest.Mon
 
 UNDER = """
 import os, sys
-from upshift.script.launch import run_under
+from upshift.script.entry.launch import run_under
 names = sys.argv[1].split()
 ran = run_under(sys.argv[2:], {name: {} for name in names}, env=os.environ)
 sys.exit(ran.code if ran.ranks[0] == {**ran.ranks[0], "applied": names, "failures": {}} else 99)

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from upshift.script.record import BACKWARD, CHECKPOINT, FORWARD, GAP, LOGGING, MAKING, OTHER, PHASES, VALIDATION, Recorder
+from upshift.script.watch.record import (
+    BACKWARD,
+    CHECKPOINT,
+    FORWARD,
+    GAP,
+    LOGGING,
+    MAKING,
+    OTHER,
+    PHASES,
+    VALIDATION,
+    Recorder,
+)
 
 
 class Clock:
@@ -17,7 +28,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("upshift.script.record.perf_counter", lambda: self.now)
+        monkeypatch.setattr("upshift.script.watch.record.perf_counter", lambda: self.now)
         self.recorder = Recorder(updates=0, seconds=0.0)
 
     def seam(self, phase: int, seconds: float, idle: int | None = None) -> None:

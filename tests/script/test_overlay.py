@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from upshift.script import overlay
-from upshift.script.harmless import Checkpoints
-from upshift.script.overlay import Overlay
+from upshift.script.entry import overlay
+from upshift.script.entry.harmless import Checkpoints
+from upshift.script.entry.overlay import Overlay
 from upshift.script.patches import Patches
 
 OLD = "as it was"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from upshift.script.judge import profile, wants_cut
-from upshift.script.padding import LOOKED_AT, Padding, cut_padding, kept_length
-from upshift.script.record import PHASES
+from upshift.script.watch.judge import profile, wants_cut
+from upshift.script.watch.padding import LOOKED_AT, Padding, cut_padding, kept_length
+from upshift.script.watch.record import PHASES
 
 
 def padded(*lengths: int, width: int = 32, pad: int = 0) -> torch.Tensor:

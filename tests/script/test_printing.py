@@ -21,11 +21,11 @@ import pytest
 
 from upshift.core.optimization import StepTrace
 from upshift.optimizations.async_logging import AsyncLogging
-from upshift.script import outlet
-from upshift.script.live import script_live
-from upshift.script.outlet import Outlet, Tap
+from upshift.script.output import outlet
+from upshift.script.output.outlet import Outlet, Tap
+from upshift.script.output.printing import AsyncPrinting
 from upshift.script.patches import Patches
-from upshift.script.printing import AsyncPrinting
+from upshift.script.plan.live import script_live
 
 
 class Slow:
@@ -388,9 +388,9 @@ def test_a_rehearsal_is_the_evidence_and_prints_nothing(start: Start) -> None:
 SCRIPT = """
 import logging, os, subprocess, sys, threading
 if sys.argv[1] == "ours":
-    from upshift.script.live import script_live
+    from upshift.script.plan.live import script_live
     from upshift.script.patches import Patches
-    from upshift.script.printing import AsyncPrinting
+    from upshift.script.output.printing import AsyncPrinting
     live = script_live()
     live.around.report_async = True
     AsyncPrinting(live).install(Patches())

@@ -10,14 +10,14 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from upshift.core.errors import TrialError
-from upshift.script import record
-from upshift.script.fetch import Fetch
-from upshift.script.kinds import Trained
-from upshift.script.live import script_live
-from upshift.script.record import Recorder
-from upshift.script.seams import Seams
-from upshift.script.seen import MOST_BATCHES, describe
-from upshift.script.study import Study, profile_script
+from upshift.script.data.seen import MOST_BATCHES, describe
+from upshift.script.plan.live import script_live
+from upshift.script.watch import record
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.record import Recorder
+from upshift.script.watch.seams import Seams
+from upshift.script.watch.study import Study, profile_script
 
 SCRIPT = """
 import torch

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from upshift.core.errors import TrialError
-from upshift.script.fetch import Fetch
-from upshift.script.hooks import is_agent
-from upshift.script.judge import ceilings, phase_seconds, profile, where
-from upshift.script.kinds import Trained
-from upshift.script.record import (
+from upshift.script.entry.hooks import is_agent
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.judge import ceilings, phase_seconds, profile, where
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.record import (
     BACKWARD,
     DATA,
     FETCHED,
@@ -30,7 +30,7 @@ from upshift.script.record import (
     Recorder,
     report,
 )
-from upshift.script.seams import Seams
+from upshift.script.watch.seams import Seams
 
 NAMES = list(PHASES)
 
@@ -40,7 +40,7 @@ class Script:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("upshift.script.record.perf_counter", lambda: self.now)
+        monkeypatch.setattr("upshift.script.watch.record.perf_counter", lambda: self.now)
         self.recorder = Recorder(updates=0, seconds=0.0)
 
     def seam(self, phase: int, seconds: float, idle: int | None = None) -> None:
@@ -287,11 +287,11 @@ def test_what_is_passed_without_a_note_is_counted_and_costs(monkeypatch: pytest.
     finally:
         seams.remove()
     assert recorder.passed == 2 * 4  # inner modules of the two steps that count
-    monkeypatch.setattr("upshift.script.record.event_cost_s", lambda: 0.0)
+    monkeypatch.setattr("upshift.script.watch.record.event_cost_s", lambda: 0.0)
     cost = report(recorder)["own_cost_frac"]
     assert 0 < cost < 1
     recorder.passed *= 2
-    monkeypatch.setattr("upshift.script.record.passing_cost_s", lambda: 1e-6)
+    monkeypatch.setattr("upshift.script.watch.record.passing_cost_s", lambda: 1e-6)
     assert report(recorder)["own_cost_frac"] == pytest.approx(16e-6 / sum(map(sum, recorder.steps)))
 
 

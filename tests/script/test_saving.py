@@ -27,12 +27,12 @@ from torch import nn
 
 from upshift.core.optimization import StepTrace
 from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
-from upshift.script import parts
-from upshift.script.harmless import make_harmless
-from upshift.script.live import script_live
+from upshift.script.entry.harmless import make_harmless
+from upshift.script.output import parts
+from upshift.script.output.saving import BackgroundSaving
+from upshift.script.output.snapshot import Buffers, Snapshot
 from upshift.script.patches import Patches
-from upshift.script.saving import BackgroundSaving
-from upshift.script.snapshot import Buffers, Snapshot
+from upshift.script.plan.live import script_live
 
 
 class Gate:
@@ -282,7 +282,7 @@ def test_open_files_and_the_old_format_are_written_as_without_us(saving: Backgro
 def test_where_ranks_train_together_and_where_the_plan_does_not_ask_it_is_plain(
     saving: BackgroundSaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upshift.script.saving._ranks", lambda: 2)
+    monkeypatch.setattr("upshift.script.output.saving._ranks", lambda: 2)
     torch.save(torch.ones(1), "a.pt")
     monkeypatch.undo()
     assert count(saving) == 0
@@ -464,10 +464,10 @@ def test_in_a_trial_the_file_goes_to_scratch_and_is_waited_for_there(gate: Gate,
 PRELUDE = """
 import os, signal, subprocess, sys, threading, time
 import torch
-from upshift.script import parts
-from upshift.script.live import script_live
+from upshift.script.output import parts
+from upshift.script.plan.live import script_live
 from upshift.script.patches import Patches
-from upshift.script.saving import BackgroundSaving
+from upshift.script.output.saving import BackgroundSaving
 live = script_live()
 live.around.checkpoint_background = True
 BackgroundSaving(live).install(Patches())

@@ -157,7 +157,7 @@ def test_a_module_of_an_unusual_kind_is_watched_too_and_the_reason_is_told(tmp_p
 
 
 def test_the_launcher_imports_no_torch() -> None:
-    code = "import sys, upshift.script.launch; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    code = "import sys, upshift.script.entry.launch; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     assert run(("-c", code)).stdout == "[]\n"
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from upshift.script.harmless import make_harmless
-from upshift.script.judge import logging_writes
+from upshift.script.entry.harmless import make_harmless
 from upshift.script.patches import Patches
-from upshift.script.trackers import TRACKERS, Tracker, Trackers, silence_tracker
+from upshift.script.watch.judge import logging_writes
+from upshift.script.watch.trackers import TRACKERS, Tracker, Trackers, silence_tracker
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshift.optimizations import catalogue
-from upshift.tune.batch_choice import (
+from upshift.tune.batch.choice import (
     Candidate,
     Size,
     behind,

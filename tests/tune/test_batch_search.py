@@ -27,14 +27,14 @@ from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.train.build import build
 from upshift.train.loop import Loop
-from upshift.tune import batch_search
-from upshift.tune.batch_bench import Held, Race, Scouted, Turn
-from upshift.tune.batch_choice import Size
-from upshift.tune.batch_lab import TrialLab
-from upshift.tune.batch_search import Finding, search_batch
+from upshift.tune.batch import search as batch_search
+from upshift.tune.batch.bench import Held, Race, Scouted, Turn
+from upshift.tune.batch.choice import Size
+from upshift.tune.batch.lab import TrialLab
+from upshift.tune.batch.search import Finding, search_batch
 from upshift.tune.budget import Budget
-from upshift.tune.longest import find_longest, hold_longest, micro_batch_size, sample_bytes
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.trials.longest import find_longest, hold_longest, micro_batch_size, sample_bytes
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 MIB = 2**20
 
@@ -376,7 +376,7 @@ def test_holding_runs_the_longest_the_step_and_a_held_out_batch(
     plan: dict[str, Any], computed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Watched, "seen", [])
-    monkeypatch.setattr("upshift.tune.longest.end_this_process_first", lambda: None)
+    monkeypatch.setattr("upshift.tune.trials.longest.end_this_process_first", lambda: None)
     loop = Loop(build(Watched(), Plan.from_dict(plan, catalogue()), device=CPU))
     held = hold_longest(loop, indices=[17, 2, 5, 8, 11, 14], updates=2)
     each = len(computed)
@@ -482,7 +482,7 @@ def test_a_search_in_real_processes_leaves_the_job_as_it_was(
 def test_a_job_with_batch_statistics_refuses_every_other_size() -> None:
     from upshift.core.machine import read_machine
     from upshift.profile.probes import job_facts
-    from upshift.tune.batch_lab import _refused
+    from upshift.tune.batch.lab import _refused
 
     class Normed(Job):
         batch_size = 4

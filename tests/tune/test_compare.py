@@ -16,12 +16,12 @@ from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, Verdict
 from upshift.optimizations import catalogue
-from upshift.tune import compare as module
-from upshift.tune.arms import ArmOutcome, Design, run_arm
-from upshift.tune.compare import MAX_RETAKES_PER_PAIR, Comparison, compare, held_out_verdict
-from upshift.tune.meter import SPOILT_FRAC
-from upshift.tune.samples import Sample
-from upshift.tune.trial import TrialSetting
+from upshift.tune.proof import compare as module
+from upshift.tune.proof.compare import MAX_RETAKES_PER_PAIR, Comparison, compare, held_out_verdict
+from upshift.tune.trials.arms import ArmOutcome, Design, run_arm
+from upshift.tune.trials.meter import SPOILT_FRAC
+from upshift.tune.trials.samples import Sample
+from upshift.tune.trials.trial import TrialSetting
 
 QUALITY = Quality(margin=0.1)
 A_PLAN, B_PLAN = Plan(), Plan.from_dict({"zero_grad_to_none": {}}, catalogue())

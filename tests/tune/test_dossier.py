@@ -14,8 +14,8 @@ from upshift.core.plan import Plan
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.tune.budget import Budget
+from upshift.tune.climb.rung import Rung
 from upshift.tune.dossier import Dossier
-from upshift.tune.rung import Rung
 
 
 def make(folder: Path) -> Dossier:

@@ -21,11 +21,11 @@ from upshift.optimizations.metric_reading import MetricReading
 from upshift.optimizations.validation_batch import ValidationBatch
 from upshift.train.build import build
 from upshift.train.loop import Loop
-from upshift.tune.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
-from upshift.tune.event_turns import EventTurns, digest
-from upshift.tune.events import EventScreening, screen_event
-from upshift.tune.screen import FUTILE_TURNS, Screen
-from upshift.tune.trial import TrialSetting
+from upshift.tune.climb.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
+from upshift.tune.climb.events import EventScreening, screen_event
+from upshift.tune.climb.screen import FUTILE_TURNS, Screen
+from upshift.tune.trials.event_turns import EventTurns, digest
+from upshift.tune.trials.trial import TrialSetting
 
 MEASURED: dict[str, Any] = {
     "step_ms": 100.0, "epoch_s": 9.5, "checkpoint_s": 3.0, "validation_s": 3.0, "validation_batches": 10, "report_s": 0.05,

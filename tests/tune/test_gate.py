@@ -13,8 +13,8 @@ from benchmarks.jobs.gate_jobs import SentencesJob, ShapesJob
 from upshift.core.optimization import Numerics
 from upshift.train.build import build
 from upshift.train.loop import Loop
-from upshift.tune.gradients import SAMPLED_UPDATES, gradient_batches, update_sample
-from upshift.tune.numerics import recipe_change
+from upshift.tune.proof.numerics import recipe_change
+from upshift.tune.trials.gradients import SAMPLED_UPDATES, gradient_batches, update_sample
 
 ALL = cases()
 SOME = {

@@ -10,8 +10,8 @@ import pytest
 
 from upshift.core.job import Quality
 from upshift.core.stats import LOOKS, Floor, Verdict
-from upshift.tune.decide import decide_to_target
-from upshift.tune.goodput import (
+from upshift.tune.climb.decide import decide_to_target
+from upshift.tune.proof.goodput import (
     MIN_PAIRS,
     NO_MEASUREMENT,
     REACHED_AT_ONCE,

@@ -23,8 +23,8 @@ from upshift.report import validate
 from upshift.report.evidence import load
 from upshift.train.group import rank_environment, read_shared_machine, shared_environment, stay_with_launcher
 from upshift.tune import session
-from upshift.tune.group import checks_of, ended_words, failure_of, merged, peak_of
-from upshift.tune.trial import Trial, TrialSetting, trial_environment
+from upshift.tune.trials.group import checks_of, ended_words, failure_of, merged, peak_of
+from upshift.tune.trials.trial import Trial, TrialSetting, trial_environment
 
 SLOW = pytest.mark.slow
 OK = {"ok": True}
@@ -186,7 +186,7 @@ import sys, time
 from pathlib import Path
 import psutil
 from upshift.core.plan import Plan
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 trial = Trial(TrialSetting(target=sys.argv[1], folder=Path(sys.argv[2]), ranks=2), Plan())
 trial.freeze()

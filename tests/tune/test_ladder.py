@@ -19,16 +19,16 @@ from upshift.core.plan import Plan
 from upshift.core.stats import judge, paired_interval
 from upshift.optimizations import catalogue
 from upshift.profile.diagnosis import Diagnosis
-from upshift.tune import ladder as module
-from upshift.tune.arms import Design
 from upshift.tune.budget import Budget, Costs
-from upshift.tune.compare import Comparison
-from upshift.tune.ladder import Ladder
-from upshift.tune.noting import NOT_TRIED
-from upshift.tune.numerics import GateVerdict
-from upshift.tune.rung import Rung
-from upshift.tune.samples import Sample
-from upshift.tune.screen import Screening
+from upshift.tune.climb import ladder as module
+from upshift.tune.climb.ladder import Ladder
+from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.rung import Rung
+from upshift.tune.climb.screen import Screening
+from upshift.tune.proof.compare import Comparison
+from upshift.tune.proof.numerics import GateVerdict
+from upshift.tune.trials.arms import Design
+from upshift.tune.trials.samples import Sample
 
 FLOOR = 0.03
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upshift.tune.numerics import (
+from upshift.tune.proof.numerics import (
     MIN_UPDATES,
     Rows,
     UpdateSample,

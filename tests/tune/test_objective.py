@@ -16,11 +16,11 @@ from upshift.cli.main import app
 from upshift.core.errors import UpshiftError
 from upshift.core.optimization import Numerics
 from upshift.report.words import headline
-from upshift.tune.compare import Comparison
-from upshift.tune.numerics import GateVerdict
+from upshift.tune.climb.rung import Rung
+from upshift.tune.climb.screen import Screening
 from upshift.tune.objective import Goal, Objective, run_cost
-from upshift.tune.rung import Rung
-from upshift.tune.screen import Screening
+from upshift.tune.proof.compare import Comparison
+from upshift.tune.proof.numerics import GateVerdict
 from upshift.tune.session import Session, TuneRequest
 
 PASSED = GateVerdict(numerics=Numerics.EXACT, verdict="passed", why="bit-equal")

@@ -15,7 +15,7 @@ from upshift.report import validate
 from upshift.report.evidence import load
 from upshift.tune import budget
 from upshift.tune import session as module
-from upshift.tune.noting import NOT_TRIED
+from upshift.tune.climb.noting import NOT_TRIED
 from upshift.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective, run_cost
 from upshift.tune.session import Session, TuneRequest
 

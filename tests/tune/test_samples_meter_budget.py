@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from upshift.optimizations.cpu_threads import CPUThreads
-from upshift.tune import meter
 from upshift.tune.budget import MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
-from upshift.tune.meter import SPOILT_FRAC, Account, Meter, begin_on
-from upshift.tune.rung import Rung, break_even_updates
-from upshift.tune.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
+from upshift.tune.climb.rung import Rung, break_even_updates
+from upshift.tune.trials import meter
+from upshift.tune.trials.meter import SPOILT_FRAC, Account, Meter, begin_on
+from upshift.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

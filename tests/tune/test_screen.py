@@ -18,10 +18,7 @@ from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval
 from upshift.optimizations import catalogue
-from upshift.tune.arms import turns_that_fit
-from upshift.tune.compare import NEIGHBOUR, Comparison
-from upshift.tune.samples import Sample
-from upshift.tune.screen import (
+from upshift.tune.climb.screen import (
     FUTILE_TURNS,
     MAX_RETAKES,
     MORE_TURNS,
@@ -32,8 +29,11 @@ from upshift.tune.screen import (
     Screening,
     aa_departure,
 )
-from upshift.tune.trial import TrialSetting
-from upshift.tune.turns import MIN_PARALLEL_TURNS, interleave, join_turns
+from upshift.tune.proof.compare import NEIGHBOUR, Comparison
+from upshift.tune.trials.arms import turns_that_fit
+from upshift.tune.trials.samples import Sample
+from upshift.tune.trials.trial import TrialSetting
+from upshift.tune.trials.turns import MIN_PARALLEL_TURNS, interleave, join_turns
 
 OTHERS = [[2.0 + 0.5 * (update % 3) for update in range(100)]]
 JOB = """

@@ -15,8 +15,8 @@ from upshift.optimizations import catalogue
 from upshift.report import validate
 from upshift.report.evidence import load
 from upshift.tune import budget
-from upshift.tune.compare import NEIGHBOUR
-from upshift.tune.noting import NOT_TRIED
+from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.proof.compare import NEIGHBOUR
 from upshift.tune.scripts import session as module
 from upshift.tune.scripts.session import ScriptSession
 from upshift.tune.session import TuneRequest

@@ -16,7 +16,7 @@ from upshift.core.errors import TrialError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
 from upshift.tune.scripts.screen import ScriptScreen
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 pytestmark = pytest.mark.slow
 

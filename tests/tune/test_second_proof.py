@@ -16,11 +16,11 @@ from tests.tune.test_compare import sample
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS
 from upshift.tune import session as module
-from upshift.tune.arms import Design
 from upshift.tune.budget import Costs
-from upshift.tune.compare import Comparison, held_out_verdict, read_look
-from upshift.tune.rung import Rung
+from upshift.tune.climb.rung import Rung
+from upshift.tune.proof.compare import Comparison, held_out_verdict, read_look
 from upshift.tune.session import FIRST_PROOF_SHARE, Session, TuneRequest
+from upshift.tune.trials.arms import Design
 
 BUDGET_S = 100.0
 

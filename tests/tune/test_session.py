@@ -21,8 +21,8 @@ from upshift.optimizations import catalogue
 from upshift.report import validate
 from upshift.report.evidence import load
 from upshift.tune import session as module
-from upshift.tune.compare import NEIGHBOUR
-from upshift.tune.noting import NOT_TRIED
+from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.proof.compare import NEIGHBOUR
 from upshift.tune.session import Session, TuneRequest
 
 SLOW_TO_READ = """

@@ -20,11 +20,11 @@ from upshift.core.errors import MachineError, PlanError, UpshiftError
 from upshift.core.job import Job, check_job
 from upshift.core.optimization import Fit, Judge, Numerics
 from upshift.optimizations import catalogue
-from upshift.tune import meter
-from upshift.tune.compare import Comparison
-from upshift.tune.numerics import GateVerdict
-from upshift.tune.samples import Sample
-from upshift.tune.screen import Screening
+from upshift.tune.climb.screen import Screening
+from upshift.tune.proof.compare import Comparison
+from upshift.tune.proof.numerics import GateVerdict
+from upshift.tune.trials import meter
+from upshift.tune.trials.samples import Sample
 
 TINY = Effort(pairs=2, arm_s=0.02, gate_s=0.01, slice_s=0.02)
 FIRED = [{"name": "it ran", "passed": True, "seen": "once"}]

@@ -12,10 +12,10 @@ from tests.tune.test_ladder import FAILED, PASSED, FakeScreen, make, measured, t
 from upshift.core.errors import TrialError
 from upshift.core.facts import Facts
 from upshift.core.optimization import Bottleneck, Optimization
-from upshift.tune import to_events as module
-from upshift.tune.event_design import design_event
-from upshift.tune.events import EventScreening
-from upshift.tune.noting import NOT_TRIED
+from upshift.tune.climb import to_events as module
+from upshift.tune.climb.event_design import design_event
+from upshift.tune.climb.events import EventScreening
+from upshift.tune.climb.noting import NOT_TRIED
 
 FACTS: Facts = replace(
     facts(job={"updates_per_epoch": 50, "num_samples": 200}),

@@ -22,18 +22,18 @@ from upshift.core.plan import Plan
 from upshift.report import validate
 from upshift.report.words import headline
 from upshift.tune import session as session_module
-from upshift.tune import target_proof as proof_module
-from upshift.tune import to_target as module
 from upshift.tune.budget import Budget, Costs
-from upshift.tune.goodput import TargetComparison
-from upshift.tune.ladder import Ladder
-from upshift.tune.noting import NOT_TRIED
-from upshift.tune.numerics import GateVerdict
+from upshift.tune.climb import to_target as module
+from upshift.tune.climb.ladder import Ladder
+from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.rung import Rung
+from upshift.tune.climb.screen import Screening
 from upshift.tune.objective import Goal, Objective
-from upshift.tune.rung import Rung
-from upshift.tune.screen import Screening
+from upshift.tune.proof import target_proof as proof_module
+from upshift.tune.proof.goodput import TargetComparison
+from upshift.tune.proof.numerics import GateVerdict
+from upshift.tune.proof.whole_runs import TargetDesign
 from upshift.tune.session import Session, TuneRequest
-from upshift.tune.whole_runs import TargetDesign
 
 QUALITY = Quality(margin=0.05)
 PENDING = GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="held-out quality decides")

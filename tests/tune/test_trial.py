@@ -17,7 +17,7 @@ from tests.tune.jobs import children, is_running, write_job
 from upshift.core.errors import TrialError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.tune.trial import Trial, TrialSetting, trial_environment
+from upshift.tune.trials.trial import Trial, TrialSetting, trial_environment
 
 pytestmark = pytest.mark.slow
 
@@ -246,7 +246,7 @@ from pathlib import Path
 import psutil
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 plan = Plan.from_dict({"loader_workers": {"num_workers": 1}}, catalogue())
 trial = Trial(TrialSetting(target=sys.argv[1], folder=Path(sys.argv[2])), plan)

@@ -17,12 +17,12 @@ from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, Verdict
 from upshift.optimizations import catalogue
-from upshift.tune import whole_runs as module
-from upshift.tune.arms import Design, run_arm
-from upshift.tune.compare import compare
-from upshift.tune.goodput import MIN_PAIRS, TargetComparison, WholeRun
-from upshift.tune.trial import TrialSetting
-from upshift.tune.whole_runs import TargetDesign, compare_to_target, planned_looks, run_pair
+from upshift.tune.proof import whole_runs as module
+from upshift.tune.proof.compare import compare
+from upshift.tune.proof.goodput import MIN_PAIRS, TargetComparison, WholeRun
+from upshift.tune.proof.whole_runs import TargetDesign, compare_to_target, planned_looks, run_pair
+from upshift.tune.trials.arms import Design, run_arm
+from upshift.tune.trials.trial import TrialSetting
 
 QUALITY = Quality(margin=0.05)
 

@@ -14,11 +14,11 @@ from upshift.cli.say import console, narrated, parse_duration, write_json
 from upshift.core.errors import UpshiftError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.tune.batch_choice import Candidate
-from upshift.tune.batch_lab import TrialLab
-from upshift.tune.batch_search import Finding, search_batch
+from upshift.tune.batch.choice import Candidate
+from upshift.tune.batch.lab import TrialLab
+from upshift.tune.batch.search import Finding, search_batch
 from upshift.tune.budget import Budget
-from upshift.tune.trial import TrialSetting
+from upshift.tune.trials.trial import TrialSetting
 
 SCAN_FRAC, MAX_SCAN_S = 0.1, 10.0
 """Looking for the longest samples may take this share of the budget, and no longer than that."""

@@ -15,10 +15,10 @@ from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.tune.arms import TURNS, Design
-from upshift.tune.compare import Comparison, held_out_verdict
-from upshift.tune.compare import compare as compare_plans
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.proof.compare import Comparison, held_out_verdict
+from upshift.tune.proof.compare import compare as compare_plans
+from upshift.tune.trials.arms import TURNS, Design
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 TWO = 2
 COUNTED_S = 2.5

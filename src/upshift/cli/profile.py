@@ -23,10 +23,10 @@ from upshift.core.facts import Facts, JobFacts
 from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
 from upshift.optimizations import catalogue
-from upshift.script.study import Study, profile_script
+from upshift.script.watch.study import Study, profile_script
 from upshift.train.group import read_shared_machine
 from upshift.tune.scripts.session import check_command
-from upshift.tune.trial import Trial, TrialSetting
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 BAR = 40
 SCRIPT_SLICES = 8

@@ -19,8 +19,8 @@ from upshift.core.plan import Plan
 from upshift.core.scratch import allow_scratch
 from upshift.core.target import load_job
 from upshift.optimizations import catalogue
-from upshift.script.launch import exit_like, run_under
-from upshift.script.reach import beyond
+from upshift.script.entry.launch import exit_like, run_under
+from upshift.script.plan.reach import beyond
 from upshift.train.cluster import launch_on_ray
 from upshift.train.drive import Result
 from upshift.train.group import end_rank, is_member, leave_group, restarted, stay_with_launcher, was_launched

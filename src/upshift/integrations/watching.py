@@ -12,7 +12,7 @@ from upshift.core.errors import UpshiftError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
 from upshift.script.api import attach
-from upshift.script.watched import Watched
+from upshift.script.watch.watched import Watched
 
 
 class Watching:

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from upshift.script.launch import exit_like, run_watched
+from upshift.script.entry.launch import exit_like, run_watched
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from upshift.core.errors import UpshiftError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.script.watched import Watched
+from upshift.script.watch.watched import Watched
 
 
 def attach(plan: str | os.PathLike[str] | Plan | None = None, json: str | os.PathLike[str] | None = None) -> Watched:

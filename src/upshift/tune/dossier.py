@@ -23,11 +23,11 @@ from upshift.optimizations import catalogue
 from upshift.report import evidence as evidence_file
 from upshift.report import write_html
 from upshift.tune.budget import Budget
-from upshift.tune.compare import Comparison
-from upshift.tune.goodput import TargetComparison
+from upshift.tune.climb.rung import Rung
+from upshift.tune.climb.screen import Screening
 from upshift.tune.objective import Objective, run_cost
-from upshift.tune.rung import Rung
-from upshift.tune.screen import Screening
+from upshift.tune.proof.compare import Comparison
+from upshift.tune.proof.goodput import TargetComparison
 
 FILES = ("upshift.toml", "evidence.json", "report.html")
 

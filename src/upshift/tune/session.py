@@ -22,19 +22,19 @@ from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.profile.diagnosis import diagnose
 from upshift.train.group import read_shared_machine
-from upshift.tune.arms import Design, turns_that_fit
 from upshift.tune.budget import FINAL_SHARE, REPORT_S, Budget, Costs
-from upshift.tune.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
-from upshift.tune.decide import MEMORY_SAVED
+from upshift.tune.climb.decide import MEMORY_SAVED
+from upshift.tune.climb.ladder import MAX_TURN_UPDATES, TURN_S, Ladder
+from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.screen import SLICES, Screen
 from upshift.tune.dossier import Dossier
-from upshift.tune.goodput import TargetComparison
-from upshift.tune.ladder import MAX_TURN_UPDATES, TURN_S, Ladder
-from upshift.tune.noting import NOT_TRIED
 from upshift.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
-from upshift.tune.screen import SLICES, Screen
-from upshift.tune.target_proof import TargetProof
-from upshift.tune.trial import Trial, TrialSetting
-from upshift.tune.whole_runs import TargetDesign
+from upshift.tune.proof.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
+from upshift.tune.proof.goodput import TargetComparison
+from upshift.tune.proof.target_proof import TargetProof
+from upshift.tune.proof.whole_runs import TargetDesign
+from upshift.tune.trials.arms import Design, turns_that_fit
+from upshift.tune.trials.trial import Trial, TrialSetting
 
 PROFILE_SHARE = 0.005
 """Share of the budget for each measured run of the profile."""

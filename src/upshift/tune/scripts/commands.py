@@ -16,11 +16,11 @@ import torch
 from upshift.core.errors import LossError, UpshiftError
 from upshift.core.optimization import StepTrace
 from upshift.profile.probes import peak_memory_bytes, reset_peak_memory
-from upshift.script.host import Host
+from upshift.script.plan.host import Host
 from upshift.train.trace import Lens
-from upshift.tune.meter import Meter, begin_on
 from upshift.tune.scripts.profiling import Steps, profile_script_steps
 from upshift.tune.scripts.sampling import StepSampler
+from upshift.tune.trials.meter import Meter, begin_on
 
 
 class Commands:

@@ -24,16 +24,16 @@ from upshift.profile.probes import (
     peak_memory_bytes,
     reset_peak_memory,
 )
-from upshift.script.fetch import Fetch
-from upshift.script.harmless import silence
-from upshift.script.host import Host
-from upshift.script.judge import profile as judge
-from upshift.script.judge import wants_silence
+from upshift.script.data.purity import Purity, loader_facts, measure_purity
+from upshift.script.entry.harmless import silence
 from upshift.script.patches import Patches
-from upshift.script.purity import Purity, loader_facts, measure_purity
-from upshift.script.record import Recorder, report
-from upshift.script.replay import Replay
-from upshift.script.seams import Seams
+from upshift.script.plan.host import Host
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.judge import profile as judge
+from upshift.script.watch.judge import wants_silence
+from upshift.script.watch.record import Recorder, report
+from upshift.script.watch.replay import Replay
+from upshift.script.watch.seams import Seams
 from upshift.train.trace import read_shares
 
 LEAST_STEPS, MOST_STEPS = 12, 400
@@ -109,7 +109,7 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
 
 
 def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool = False) -> Steps:
-    """Watch steps for about so long; what was seen, as `upshift.script.record.report` has it.
+    """Watch steps for about so long; what was seen, as `upshift.script.watch.record.report` has it.
 
     Raises:
         TrialError: The script ended before enough steps were seen.

@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 from upshift.core.live import LiveJob
-from upshift.tune.gradients import MAX_COORDINATES, group_settings
-from upshift.tune.numerics import UpdateSample
+from upshift.tune.proof.numerics import UpdateSample
+from upshift.tune.trials.gradients import MAX_COORDINATES, group_settings
 
 
 class StepSampler:

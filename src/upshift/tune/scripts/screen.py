@@ -14,11 +14,11 @@ import numpy as np
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
-from upshift.tune.arms import COMPILE_WARMUP_UPDATES
-from upshift.tune.compare import Comparison
-from upshift.tune.numerics import GateVerdict, UpdateSample, loss_shift
-from upshift.tune.screen import MAX_RETAKES, MORE_TURNS, Resident, Screen, Screening
-from upshift.tune.trial import Trial
+from upshift.tune.climb.screen import MAX_RETAKES, MORE_TURNS, Resident, Screen, Screening
+from upshift.tune.proof.compare import Comparison
+from upshift.tune.proof.numerics import GateVerdict, UpdateSample, loss_shift
+from upshift.tune.trials.arms import COMPILE_WARMUP_UPDATES
+from upshift.tune.trials.trial import Trial
 
 SAMPLED_STEPS = 3
 BEFORE = 1 + SAMPLED_STEPS + COMPILE_WARMUP_UPDATES + 2

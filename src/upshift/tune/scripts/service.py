@@ -17,15 +17,15 @@ from typing import Any, TextIO
 from upshift.core.errors import UpshiftError
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
-from upshift.script.harmless import make_harmless
-from upshift.script.host import Host
+from upshift.script.entry.harmless import make_harmless
 from upshift.script.patches import Patches
+from upshift.script.plan.host import Host
 from upshift.train.group import die_with_parent
 from upshift.tune.scripts.commands import Commands
 from upshift.tune.scripts.profiling import ScriptEnded, Steps
 from upshift.tune.scripts.seeds import seed_script
-from upshift.tune.trial import NO_STEP
-from upshift.tune.worker import describe, failure_kind
+from upshift.tune.trials.trial import NO_STEP
+from upshift.tune.trials.worker import describe, failure_kind
 
 
 class Service:

@@ -15,15 +15,15 @@ from upshift.core.job import Job, Quality
 from upshift.core.optimization import Optimization
 from upshift.core.stats import NonInferiority
 from upshift.optimizations import catalogue
-from upshift.script.live import ScriptJob
 from upshift.script.patch.suggest import suggest
-from upshift.script.reach import REACHED, why_beyond
-from upshift.tune.compare import Comparison
-from upshift.tune.rung import Rung
+from upshift.script.plan.live import ScriptJob
+from upshift.script.plan.reach import REACHED, why_beyond
+from upshift.tune.climb.rung import Rung
+from upshift.tune.proof.compare import Comparison
+from upshift.tune.proof.whole_runs import TargetDesign
 from upshift.tune.scripts.screen import BEFORE, ScriptScreen, other_curve
 from upshift.tune.session import EMPTY, Session, TuneRequest
-from upshift.tune.trial import Trial
-from upshift.tune.whole_runs import TargetDesign
+from upshift.tune.trials.trial import Trial
 
 MARGIN_FRAC = 0.01
 """The least by which a training loss may differ and still count as not worse, as a share of it; more where seeds do more."""

@@ -1,0 +1,1 @@
+"""What a script prints, logs and saves, done in the background."""

@@ -1,0 +1,99 @@
+"""The loader's seam: every batch passes `_BaseDataLoaderIter.__next__`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+
+from upshift.script.places import is_torchs, line_of, reading_line, users_line
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.padding import Padding, cut_padding
+from upshift.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
+from upshift.script.watch.replay import Replay
+
+
+class Fetch:
+    """Times the fetching of batches, and splits it into making samples and putting them together.
+
+    Args:
+        recorder: Who is told.
+        trained: Is told whether gradients are recorded while the loop fetches.
+        replay: Kept batches to hand out in place of the loader's; none unless given.
+        padding: Looks at the batches that train, or cuts them.
+    """
+
+    def __init__(
+        self, recorder: Recorder, trained: Trained, replay: Replay | None = None, padding: Padding | None = None
+    ) -> None:
+        self.recorder, self.trained, self.replay = recorder, trained, replay
+        self.padding = padding or Padding()
+        self._collate_s = 0.0
+
+    def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The seam around `__next__`."""
+
+        @functools.wraps(original)
+        def fetch_seam(iterator: Any) -> Any:
+            recorder = self.recorder
+            if not recorder.free():
+                return original(iterator)
+            grad = torch.is_grad_enabled()
+            self.trained.fetched_with_grad = grad
+            self._watch_collate(iterator)
+            self._collate_s = 0.0
+            busy_s = thread_time()
+            recorder.enter(FETCHED)
+            try:
+                if not grad:
+                    return original(iterator)
+                batch = original(iterator) if self.replay is None else self.replay.next(iterator, original)
+                if self.padding.cuts:
+                    return cut_padding(batch)
+                self.padding.look(batch)
+                return batch
+            finally:
+                seconds = recorder.leave(OTHER if grad else VALIDATION)
+                if grad:
+                    self._note(iterator, seconds)
+                if grad and not iterator._num_workers:  # noqa: SLF001 - the iterator is torch's
+                    recorder.fetch_s += seconds
+                    recorder.fetch_busy_s += thread_time() - busy_s
+
+        return fetch_seam
+
+    def _watch_collate(self, iterator: Any) -> None:
+        """Time the collate function of an iterator that works in this process; on the iterator's own fetcher."""
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        if fetcher is None or getattr(fetcher.collate_fn, "upshift_seam", False):
+            return
+        collate = fetcher.collate_fn
+
+        def collate_seam(samples: Any) -> Any:
+            if not self.recorder.active:
+                return collate(samples)
+            started = perf_counter()
+            try:
+                return collate(samples)
+            finally:
+                self._collate_s += perf_counter() - started
+
+        collate_seam.upshift_seam = True  # type: ignore[attr-defined]
+        collate_seam.line = line_of(collate)  # type: ignore[attr-defined]
+        fetcher.collate_fn = collate_seam
+
+    def _note(self, iterator: Any, seconds: float) -> None:
+        """Where the time went: the user's data set, the user's collate function, or what torch does for the user's loop."""
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        collate = getattr(getattr(fetcher, "collate_fn", None), "line", None)
+        if collate is not None and self._collate_s and not is_torchs(collate[0]):
+            self.recorder.note("collate", collate[0], collate[1], self._collate_s)
+            seconds -= self._collate_s
+        line = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        if line is not None:
+            self.recorder.note("dataset", *line, seconds)
+        elif (loop := users_line()) is not None:
+            self.recorder.note("loader", *loop, seconds)

@@ -1,0 +1,302 @@
+"""The clock of a watched script: which phase each moment of a step belongs to.
+
+A step goes from one optimizer step to the next. Every moment belongs to one phase: that of the seam the script is in, or
+else the one that the last seam leaves behind (after a forward pass: the loss, so forward; after backward: clipping, so the
+optimizer's, if its step follows next). What was fetched counts as data once a training pass follows, and as validation if
+an evaluation does. Between two values that are read the second one was made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from time import perf_counter
+from typing import Any
+
+from upshift.script.watch.leader import Leader
+
+PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other")
+DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, OTHER = range(9)
+GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
+"""Time whose phase the next seam decides: after backward, an evaluation with gradients, a fetched and a moved batch."""
+MAKING = 13
+"""Time after a value was read: if another is read next, it went into the making of that one."""
+NUM_SLOTS = 14
+WINDOW = 512
+MEMORY_STEPS = 4
+"""Memory is read after so many steps: a reading takes as long as a few seams."""
+WARMUP_STEPS = 2
+"""So many steps load, allocate and choose kernels: what they take is not typical."""
+MAX_PLACES = 256
+BACKWARDS_WITHOUT = 256
+"""After so many backward passes, over twice the seconds that are watched, no optimizer of torch is expected to step."""
+
+Place = tuple[str, str, int]
+"""What happened, in which file, at which line."""
+
+
+class Recorder:
+    """Sums the time of each phase, step by step, for the thread that made it.
+
+    Args:
+        updates: Stop after so many steps; 0 is never.
+        seconds: Stop after so many seconds from the first step on.
+        memory: Tells the bytes in use, and is asked every few steps.
+
+    Attributes:
+        active: Whether anything is still noted.
+        steps: Seconds of each phase, for the last steps.
+        places: Place -> (times, seconds).
+        memory: Numbers of steps, and bytes in use after them.
+        events: Seams passed since the first step.
+        passed: Those of them that noted nothing: inner modules, and tensors inside of a phase.
+        made_s: Seconds that went into the making of the value that is read now.
+        last: The phase that was begun last.
+        backwards: Backward passes before the first step.
+        fetch_s: Seconds of fetching batches in this process, without workers.
+        fetch_busy_s: And those of them in which its thread computed.
+    """
+
+    def __init__(self, *, updates: int = 200, seconds: float = 20.0, memory: Callable[[], int] | None = None) -> None:
+        self.updates, self.seconds = updates, seconds
+        self.memory: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._memory_in_use = memory
+        self.active = True
+        self.steps: deque[list[float]] = deque(maxlen=WINDOW)
+        self.places: dict[Place, tuple[int, float]] = {}
+        self.events = self.passed = 0
+        self.num_steps = 0
+        self.fetch_s = 0.0
+        self.fetch_busy_s = 0.0
+        self.thread = threading.get_ident()
+        self.current = [0.0] * NUM_SLOTS
+        self.on_stop: Callable[[], None] = lambda: None
+        self.idle = OTHER
+        self.made_s = 0.0
+        self.last = OTHER
+        self._before_making = OTHER
+        self._stack: list[int] = []
+        self._mark = perf_counter()
+        self._first: float | None = None
+        self._lead = Leader()
+        self._marked = False
+        self.backwards = 0
+        self._first_backward = 0.0
+
+    def here(self) -> bool:
+        """Whether anything is noted of this thread."""
+        return self.active and threading.get_ident() == self.thread
+
+    def free(self) -> bool:
+        """Whether the script is between phases, so that any seam begins one."""
+        return self.active and not self._stack and threading.get_ident() == self.thread
+
+    def takes(self) -> bool:
+        """Whether a forward or backward pass that is reached now begins a phase: also in an optimizer's closure."""
+        return self.free() or (self.active and self._stack[-1:] == [OPTIMIZER] and threading.get_ident() == self.thread)
+
+    def restart(self) -> None:
+        """Forget the steps so far: what is measured begins here."""
+        self.steps.clear()
+        self.places.clear()
+        self.memory.clear()
+        self.events = self.passed = 0
+        self._first = perf_counter()
+
+    def enter(self, phase: int) -> None:
+        """Begin a phase."""
+        now = perf_counter()
+        stack, current = self._stack, self.current
+        current[stack[-1] if stack else self.idle] += now - self._mark
+        self._mark = now
+        stack.append(phase)
+        self.events += 1
+        self._decide(phase)
+        self.last = phase
+
+    def leave(self, idle: int | None = None) -> float:
+        """End the phase; what follows counts as `idle` until the next one. Returns seconds."""
+        if not self._stack:
+            return 0.0
+        now = perf_counter()
+        seconds = now - self._mark
+        self.current[self._stack.pop()] += seconds
+        self._mark = now
+        if idle is not None:
+            self.idle = idle
+        return seconds
+
+    def leave_reading(self) -> float:
+        """End the reading of a value. Returns seconds, those of making it included where it was not the first."""
+        making = self.last == LOGGING and self.idle in (OTHER, GAP, MAKING)
+        if making and self.idle != MAKING:
+            self._before_making = self.idle
+        return self.leave(MAKING if making else None) + self.made_s
+
+    def rename(self, phase: int) -> None:
+        """The phase that was begun turns out to be another."""
+        if self._stack:
+            self._stack[-1] = phase
+
+    def note(self, what: str, file: str, line: int, seconds: float) -> None:
+        """Remember what took how long at a line of the user's code."""
+        place = (what, file, line)
+        if place in self.places or len(self.places) < MAX_PLACES:
+            times, before = self.places.get(place, (0, 0.0))
+            self.places[place] = (times + 1, before + seconds)
+
+    def before_step(self) -> None:
+        """An optimizer begins its step."""
+        if self._stack and threading.get_ident() == self.thread:
+            self._stack.clear()  # a step that raised never ended
+        if self.takes():
+            self.enter(OPTIMIZER)
+
+    def leave_step(self) -> None:
+        """An optimizer has stepped: what follows is the script's."""
+        if self.here():
+            self.leave(OTHER)
+
+    def after_step(self, optimizer: Hashable) -> None:
+        """An optimizer has stepped: the end of a step, if it is the one that steps most."""
+        if not self.here():
+            return
+        self.leave_step()
+        place = self._lead.stepped(optimizer)
+        if self._marked:
+            return
+        if place == "leads":
+            self._end_step()
+        elif place == "takes over":
+            self.current = [0.0] * NUM_SLOTS
+
+    def mark(self) -> None:
+        """The loop says that a step ends here; from its first word on, optimizers end none."""
+        if not self.takes():
+            return
+        if not self._marked:
+            self._marked = True
+            self.steps.clear()
+            self._first = None
+            self.num_steps = 0
+        self.enter(OPTIMIZER)
+        self.leave(OTHER)
+        self._end_step()
+
+    def settle(self) -> list[float]:
+        """Seconds by phase since the last step, with everything undecided put where it belongs."""
+        current = self.current
+        for slot, phase in ((MAKING, OTHER), (GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER)):
+            current[phase] += current[slot]
+            current[slot] = 0.0
+        return current[: len(PHASES)]
+
+    def after_backward(self) -> None:
+        """A backward pass has ended. Without a step there is nothing to watch, and a script may go on for days."""
+        if self.num_steps or not self.active:
+            return
+        now = perf_counter()
+        self.backwards += 1
+        if self.backwards == 1:
+            self._first_backward = now
+        waited_s = now - self._first_backward
+        if self.seconds and self.backwards >= BACKWARDS_WITHOUT and waited_s > 2 * self.seconds:
+            self.stop()
+
+    def stop(self) -> None:
+        """Note nothing any more."""
+        if self.active:
+            self.active = False
+            self.on_stop()
+
+    def _end_step(self) -> None:
+        self.num_steps += 1
+        now = perf_counter()
+        if self._first is None:
+            self._first = now
+            self.events = self.passed = 0
+        else:
+            self.steps.append(self.settle())
+            if self._memory_in_use is not None and self.num_steps % MEMORY_STEPS == 0:
+                self.memory.append((self.num_steps, self._memory_in_use()))
+            if self.num_steps == 1 + WARMUP_STEPS:
+                self.places.clear()
+        self.current = [0.0] * NUM_SLOTS
+        if (self.updates and len(self.steps) >= self.updates) or (self.seconds and now - self._first > self.seconds):
+            self.stop()
+
+    def _decide(self, phase: int) -> None:
+        """Give what was undecided to its phase, now that the next one is known."""
+        current = self.current
+        if phase != MAKING:
+            self.made_s = current[MAKING] if phase == LOGGING else 0.0
+            current[LOGGING if phase == LOGGING else self._before_making] += current[MAKING]
+            current[MAKING] = 0.0
+        if current[GAP] and phase != BACKWARD:
+            current[OPTIMIZER if phase == OPTIMIZER else OTHER] += current[GAP]
+            current[GAP] = 0.0
+        if current[TENTATIVE] and phase in (BACKWARD, FORWARD, FETCHED, OPTIMIZER):
+            current[FORWARD if phase == BACKWARD else VALIDATION] += current[TENTATIVE]
+            current[TENTATIVE] = 0.0
+        if phase in (FORWARD, BACKWARD, OPTIMIZER, VALIDATION, TENTATIVE) and (current[FETCHED] or current[MOVED]):
+            evaluates = phase == VALIDATION
+            current[VALIDATION if evaluates else DATA] += current[FETCHED]
+            current[VALIDATION if evaluates else TRANSFER] += current[MOVED]
+            current[FETCHED] = current[MOVED] = 0.0
+
+
+def event_cost_s(calls: int = 2000) -> float:
+    """Seconds that one seam takes of its own, measured here."""
+    recorder = Recorder(updates=0, seconds=0.0)
+    started = perf_counter()
+    for _ in range(calls):
+        if recorder.free():
+            recorder.enter(LOGGING)
+            recorder.leave()
+    return (perf_counter() - started) / calls
+
+
+def passing_cost_s(calls: int = 2000, rounds: int = 5) -> float:
+    """Seconds that a seam takes of its own where it notes nothing, measured here: the least of a few rounds."""
+    recorder = Recorder(updates=0, seconds=0.0)
+    recorder.enter(FORWARD)
+
+    def original(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    def seam(*args: Any, **kwargs: Any) -> None:
+        if not recorder.free():
+            recorder.passed += 1
+            return original(*args, **kwargs)
+        return None
+
+    def best(function: Callable[[object], None]) -> float:
+        taken = []
+        for _ in range(rounds):
+            started = perf_counter()
+            for _ in range(calls):
+                function(recorder)
+            taken.append(perf_counter() - started)
+        return min(taken) / calls
+
+    return max(best(seam) - best(original), 0.0)
+
+
+def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
+    """What was seen, as JSON: steps, seconds of each phase in each of them, places, and what we cost."""
+    steps = list(recorder.steps)
+    wall = sum(map(sum, steps))
+    cost = event_cost_s() * recorder.events + passing_cost_s() * recorder.passed
+    return {
+        "steps": len(steps),
+        "phases": list(PHASES),
+        "seconds": [[round(value, 9) for value in step] for step in steps],
+        "tail": [round(value, 9) for value in recorder.settle()] if recorder.num_steps else [0.0] * len(PHASES),
+        "places": [[*place, times, seconds] for place, (times, seconds) in recorder.places.items()],
+        "memory": list(recorder.memory),
+        "backwards": recorder.backwards,
+        "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else 0.0,
+        "own_cost_frac": min(cost / wall, 1.0) if wall > 0 else 0.0,
+        **more,
+    }

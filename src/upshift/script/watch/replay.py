@@ -1,0 +1,77 @@
+"""Kept batches in place of the loader's: what would the steps take if data were free."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from upshift.core.batch import batch_bytes
+from upshift.script.watch.record import Recorder
+
+KEPT = 8
+MAX_BYTES = 1 << 30
+
+
+class Replay:
+    """Keeps the first batches of the first loader that is read for training, and hands them out again and again.
+
+    An epoch stays as long as it was, where the loader says how long that is.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._kept: list[Any] = []
+        self._bytes = 0
+        self._source: int | None = None
+        self._turn = 0
+        self._replaying = False
+
+    def next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
+        """The next batch of an iterator, kept or fetched.
+
+        Raises:
+            StopIteration: The epoch has as many batches as it would have had.
+        """
+        source = id(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        if self._source is None:
+            self._source = source
+        if source != self._source:
+            return original(iterator)
+        if not self._replaying:
+            return self._keep(iterator, original)
+        length = _length(iterator)
+        if length is not None and iterator._num_yielded >= length:  # noqa: SLF001 - as above
+            raise StopIteration
+        iterator._num_yielded += 1  # noqa: SLF001 - as above
+        self._turn += 1
+        return _fresh(self._kept[self._turn % len(self._kept)])
+
+    def _keep(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            self._begin()
+            raise
+        self._kept.append(_fresh(batch))
+        self._bytes += batch_bytes(batch)
+        if len(self._kept) >= KEPT or self._bytes > MAX_BYTES:
+            self._begin()
+        return batch
+
+    def _begin(self) -> None:
+        if self._kept:
+            self._replaying = True
+            self._recorder.restart()
+
+
+def _length(iterator: Any) -> int | None:
+    try:
+        return len(iterator)
+    except TypeError:
+        return None
+
+
+def _fresh(batch: Any) -> Any:
+    """The same tensors in a container of its own: scripts take items out of their batches."""
+    return copy.copy(batch) if isinstance(batch, dict | list) else batch

@@ -1,0 +1,1 @@
+"""How many samples are computed at once: searched, measured, chosen."""

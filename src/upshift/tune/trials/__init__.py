@@ -1,0 +1,1 @@
+"""Trial processes: the parent's side, their inside, and what they measure."""
