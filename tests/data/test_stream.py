@@ -6,6 +6,8 @@ import functools
 import itertools
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,7 @@ def test_without_shuffling_samples_come_as_stored() -> None:
     assert flat(rest(Stream(numbers(100), batch_size=7, shuffle=False))) == list(range(100))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -> None:
     count = data.draw(st.sampled_from([40, 97, 256, 333]))
@@ -132,6 +134,67 @@ def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -
         assert flat(seen) == flat(want)
     else:
         assert [sorted(batch) for batch in seen[: len(want) - 2]] == [sorted(batch) for batch in want[: len(want) - 2]]
+
+
+KILLED = """
+import json, os, random, signal, sys, time, traceback
+from pathlib import Path
+from upshift.core.files import write_atomically
+from upshift.data import Stream
+store, state, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+def train(permits, told):
+    stream, seen = Stream(store, batch_size=7, seed=3, workers=workers, read_ahead=3), []
+    if state.exists():
+        saved = json.loads(state.read_text())
+        stream.load_state_dict(saved["stream"])
+        seen = saved["seen"]
+    while stream.epoch < 2:
+        for number, batch in enumerate(stream):
+            os.read(permits, 1)
+            seen += batch["id"].to_pylist()
+            os.write(told, b".")
+            if number % 3 == 0:
+                write_atomically(state, json.dumps({"stream": stream.state_dict(), "seen": seen}))
+    write_atomically(state, json.dumps({"stream": stream.state_dict(), "seen": seen}))
+chance, kills, code = random.Random(workers), 0, -signal.SIGKILL
+while code == -signal.SIGKILL:
+    permits, give = os.pipe()
+    hear, told = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(hear), os.close(give)
+        try:
+            train(permits, told)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(3)
+    os.close(told), os.close(permits)
+    batches = chance.randint(1, 30)
+    os.write(give, b"." * batches)
+    while batches > 1 and os.read(hear, 1):
+        batches -= 1
+    time.sleep(chance.random() * 0.004)
+    os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    kills += code == -signal.SIGKILL
+    os.close(hear), os.close(give)
+print(json.dumps([kills, code]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_process_that_is_killed_goes_on_from_what_it_saved_last(tmp_path: Path, workers: str) -> None:
+    """What was learnt after the last saved state dies with the process; nothing else is lost, and nothing comes twice."""
+    store = folder() / "numbers-1000-16"
+    numbers(1000)
+    command = [sys.executable, "-c", KILLED, str(store), str(tmp_path / "state.json"), workers]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    kills, code = json.loads(done.stdout)
+    assert (kills >= 9, code) == (True, 0)
+    stream = Stream(numbers(1000), batch_size=7, seed=3)
+    assert json.loads((tmp_path / "state.json").read_text())["seen"] == flat(rest(stream)) + flat(rest(stream))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
