@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from torch.utils.data import Subset
 
 from tests.optimizations.contract import Prepared, facts, make_loop, run

@@ -72,9 +72,9 @@ class ConvertedDataset(Optimization):
         preparing_s = facts.ceiling_frac("input") * facts.epoch_s
         if preparing_s > MOST_S:
             return Fit.no(
-                f"preparing all samples takes about {preparing_s / 60:,.0f} minutes: convert them beforehand by `upshift data "
-                f"convert {source} {source}.store` ({need} of disk as they are prepared now, by the samples measured), and "
-                f"let train_data read upshift.data.Store"
+                f"preparing all samples takes about {preparing_s / 60:,.0f} minutes: convert them beforehand by `upshift "
+                f"data convert {source} {source}.store` ({need} of disk as they are prepared now, by the samples measured), "
+                f"and let train_data read upshift.data.Store"
             )
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac, settings=[cls()])
 
