@@ -16,7 +16,7 @@ from upshift.core.errors import DataError, MachineError, UpshiftError
 from upshift.data.convert.unit import Converted, Task, convert_unit
 
 RETRIES = 3
-"""How often a unit is begun anew whose worker died. Ray Data's own default has no end, and a unit may need too much memory."""
+"""How often a unit is begun anew whose worker died: a unit that needs too much memory must come to an end."""
 _OBJECT_BYTES = 128 * 2**20
 """Shared memory of a local cluster: a few lines of text pass through it."""
 
@@ -59,8 +59,8 @@ class RayRunner:
                 yield Converted.from_json(row["converted"], Path(tasks[row["place"]].folder))
         except ray.exceptions.RayError as error:
             raise DataError(
-                f"the Ray job broke off ({type(error).__name__}), perhaps since a worker had too little memory: what is done "
-                f"is kept. Start the same command again, with or without --ray."
+                f"the Ray job broke off ({type(error).__name__}), perhaps since a worker had too little memory: what is "
+                f"done is kept. Start the same command again, with or without --ray."
             ) from error
         finally:
             if mine:
