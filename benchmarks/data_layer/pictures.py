@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,19 @@ def _reduced(batch: Any) -> Any:
     return torch.from_numpy(np.stack([reduced(pixels, 2) for pixels in batch["image"]]))
 
 
-def ours(folder: Path) -> Iterator[Any]:
+def ours(folder: Path) -> Stream:
     """A stream of the files' bytes, decoded by two threads."""
-    yield from Stream(folder / "store", batch_size=BATCH, columns=["image"], workers=WORKERS, transform=_decoded)
+    return Stream(folder / "store", batch_size=BATCH, columns=["image"], workers=WORKERS, transform=_decoded)
 
 
-def ours_raw(folder: Path) -> Iterator[Any]:
+def ours_raw(folder: Path) -> Stream:
     """A stream of pixels, made smaller by two threads."""
-    yield from Stream(folder / "store", batch_size=BATCH, form="numpy", workers=WORKERS, transform=_reduced)
+    return Stream(folder / "store", batch_size=BATCH, form="numpy", workers=WORKERS, transform=_reduced)
 
 
-def ours_converted(folder: Path) -> Iterator[Any]:
+def ours_converted(folder: Path) -> Stream:
     """A stream of pictures that were decoded and made smaller once, when they were converted."""
-    for batch in Stream(folder / "small", batch_size=BATCH, form="torch"):
-        yield batch["image"]
+    return Stream(folder / "small", batch_size=BATCH, form="torch", transform=itemgetter("image"))
 
 
 def by_pillow(data: bytes) -> Any:
@@ -92,22 +92,24 @@ class _PixelsByNumPy(_Pixels):
         return torch.from_numpy(reduced(np.asarray(self._pixels[index]), 2))
 
 
-def _loader(dataset: Dataset[Any]) -> Iterator[Any]:
-    yield from DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=WORKERS)
+def _loader(dataset: Dataset[Any]) -> Iterable[Any]:
+    return DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
 
 
-def files(folder: Path, make: Callable[[bytes], Any]) -> Iterator[Any]:
+def files(folder: Path, make: Callable[[bytes], Any]) -> Iterable[Any]:
     """A DataLoader with two worker processes over JPEG files."""
-    yield from _loader(_Files(folder, make))
+    return _loader(_Files(folder, make))
 
 
-def webdataset(folder: Path) -> Iterator[Any]:
+def webdataset(folder: Path) -> Iterable[Any]:
     """WebDataset with two worker processes."""
     import webdataset as package  # noqa: PLC0415  a rival, where it is installed
 
     shards = [str(path) for path in sorted((folder / "webdataset").glob("*.tar"))]
     dataset = package.WebDataset(shards, shardshuffle=len(shards)).shuffle(2000).to_tuple("jpg").map(_first)
-    yield from package.WebLoader(dataset.batched(BATCH, collation_fn=torch.stack), batch_size=None, num_workers=WORKERS)
+    batched = dataset.batched(BATCH, collation_fn=torch.stack)
+    loader: Iterable[Any] = package.WebLoader(batched, batch_size=None, num_workers=WORKERS, persistent_workers=True)
+    return loader
 
 
 def _first(row: Any) -> Any:
@@ -115,21 +117,21 @@ def _first(row: Any) -> Any:
 
 
 JPEG_SYSTEMS: dict[str, System] = {
-    "Upshift": System(epoch=ours, files=("store",)),
-    "Upshift, converted": System(epoch=ours_converted, files=("small",)),
-    "DataLoader, 2 workers": System(epoch=partial(files, make=by_pillow), files=("jpeg",), against="Upshift"),
+    "Upshift": System(open=ours, files=("store",)),
+    "Upshift, converted": System(open=ours_converted, files=("small",)),
+    "DataLoader, 2 workers": System(open=partial(files, make=by_pillow), files=("jpeg",), against="Upshift"),
     "DataLoader, 2 workers, our decoder": System(
-        epoch=partial(files, make=by_simplejpeg), files=("jpeg",), against="Upshift"
+        open=partial(files, make=by_simplejpeg), files=("jpeg",), against="Upshift"
     ),
     "WebDataset, 2 workers": System(
-        epoch=webdataset, files=("webdataset",), shuffle="buffer", against="Upshift", needs="webdataset"
+        open=webdataset, files=("webdataset",), shuffle="buffer", against="Upshift", needs="webdataset"
     ),
 }
 RAW_SYSTEMS: dict[str, System] = {
-    "Upshift": System(epoch=ours_raw, files=("store",)),
-    "Upshift, converted": System(epoch=ours_converted, files=("small",)),
-    "DataLoader, 2 workers": System(epoch=lambda at: _loader(_Pixels(at)), files=("pictures.npy",), against="Upshift"),
+    "Upshift": System(open=ours_raw, files=("store",)),
+    "Upshift, converted": System(open=ours_converted, files=("small",)),
+    "DataLoader, 2 workers": System(open=lambda at: _loader(_Pixels(at)), files=("pictures.npy",), against="Upshift"),
     "DataLoader, 2 workers, our filter": System(
-        epoch=lambda at: _loader(_PixelsByNumPy(at)), files=("pictures.npy",), against="Upshift"
+        open=lambda at: _loader(_PixelsByNumPy(at)), files=("pictures.npy",), against="Upshift"
     ),
 }

@@ -1,15 +1,15 @@
-"""What one system is: how it gives an epoch, what it reads, and what of ours it is held against."""
+"""What one system is: how it gives epochs, what it reads, and what of ours it is held against."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-Epoch: TypeAlias = Callable[[Path], Iterator[Any]]
-"""The batches of one epoch of the data below a folder."""
+Open: TypeAlias = Callable[[Path], Iterable[Any]]
+"""What gives the batches of the data below a folder: an epoch each time it is iterated over, as a training loop does."""
 Shuffle: TypeAlias = Literal["full", "window", "buffer", "chunks"]
 
 SHUFFLES: dict[Shuffle, str] = {
@@ -25,7 +25,7 @@ class System:
     """One way to the same batches, as its own documentation shows it.
 
     Attributes:
-        epoch: Its batches. Whatever it opens, it opens anew for each epoch, as a training script does.
+        open: Its batches.
         files: What it reads, below the folder of the workload.
         shuffle: Which samples it mixes with which.
         against: The one of ours that gives the same form with a shuffle at least as thorough; empty for one of ours.
@@ -33,7 +33,7 @@ class System:
         reference: It shows what the machine can do at best, and is no way to train on data larger than memory.
     """
 
-    epoch: Epoch
+    open: Open
     files: tuple[str, ...]
     shuffle: Shuffle = "full"
     against: str = ""
@@ -44,6 +44,20 @@ class System:
     def is_there(self) -> bool:
         """Whether what it needs is installed."""
         return not self.needs or have(self.needs)
+
+
+class Epochs:
+    """What a function gives, anew each time.
+
+    Args:
+        make: The batches of an epoch.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._make()
 
 
 def have(package: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.data_layer.sizes import WINDOW
-from benchmarks.data_layer.system import System, identity
-from benchmarks.data_layer.text import ALL_BLOCKS, BATCH
+from benchmarks.data_layer.system import Epochs, System, identity
+from benchmarks.data_layer.text import ALL_BLOCKS, BATCH, shuffled
 from upshift.data import Stream
 
 
-def ours(folder: Path, **settings: Any) -> Iterator[Any]:
+def ours(folder: Path, **settings: Any) -> Stream:
     """A stream."""
-    for batch in Stream(folder / "store", batch_size=BATCH, length=WINDOW, columns=["tokens"], form="torch", **settings):
-        yield batch["tokens"]
+    return Stream(
+        folder / "store", batch_size=BATCH, length=WINDOW, columns=["tokens"], form="torch",
+        transform=itemgetter("tokens"), **settings,
+    )  # fmt: skip
 
 
 class _Windows(Dataset[Any]):
@@ -42,48 +45,53 @@ class _ManyWindows(_Windows):
         return torch.from_numpy(self.tokens[: len(self) * WINDOW].reshape(-1, WINDOW)[np.array(indices)])
 
 
-def loader(folder: Path, num_workers: int = 0) -> Iterator[Any]:
+def loader(folder: Path, num_workers: int = 0) -> Iterable[Any]:
     """A DataLoader over a memory-mapped file."""
-    yield from DataLoader(_Windows(folder / "tokens.bin"), batch_size=BATCH, shuffle=True, num_workers=num_workers)
+    windows = _Windows(folder / "tokens.bin")
+    return DataLoader(windows, batch_size=BATCH, shuffle=True, num_workers=num_workers, persistent_workers=num_workers > 0)
 
 
-def loader_many(folder: Path, num_workers: int = 0) -> Iterator[Any]:
+def loader_many(folder: Path, num_workers: int = 0) -> Iterable[Any]:
     """The same with `__getitems__`, whose batch is not taken apart again."""
     windows = _ManyWindows(folder / "tokens.bin")
-    yield from DataLoader(windows, batch_size=BATCH, shuffle=True, collate_fn=identity, num_workers=num_workers)
+    return DataLoader(
+        windows, batch_size=BATCH, shuffle=True, collate_fn=identity, num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+    )  # fmt: skip
 
 
-def by_hand(folder: Path) -> Iterator[Any]:
+def by_hand(folder: Path) -> Epochs:
     """NumPy alone: no loader could do less."""
     tokens = np.memmap(folder / "tokens.bin", np.uint16, "r")
     table = tokens[: len(tokens) // WINDOW * WINDOW].reshape(-1, WINDOW)
-    order = np.random.default_rng().permutation(len(table))
-    for start in range(0, len(order), BATCH):
-        yield torch.from_numpy(table[order[start : start + BATCH]])
+    return Epochs(lambda: (torch.from_numpy(table[np.array(indices)]) for indices in shuffled(len(table))))
 
 
-def litdata(folder: Path, num_workers: int = 0) -> Iterator[Any]:
+def litdata(folder: Path, num_workers: int = 0) -> Iterable[Any]:
     """LitData's loader of tokens."""
     import litdata as package  # noqa: PLC0415  a rival, where it is installed
 
     items = package.TokensLoader(block_size=WINDOW)
     dataset = package.StreamingDataset(str(folder / "litdata"), item_loader=items, shuffle=True, drop_last=False)
-    yield from package.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=num_workers)
+    batches: Iterable[Any] = package.StreamingDataLoader(
+        dataset, batch_size=BATCH, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    return batches
 
 
 _FLAT, _LITDATA = ("tokens.bin",), ("litdata",)
 SYSTEMS: dict[str, System] = {
-    "Upshift": System(epoch=ours, files=("store",), shuffle="window"),
-    "Upshift, all mixed": System(epoch=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
-    "NumPy by hand": System(epoch=by_hand, files=_FLAT, against="Upshift, all mixed", reference=True),
-    "DataLoader": System(epoch=loader, files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, 2 workers": System(epoch=lambda at: loader(at, 2), files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, __getitems__": System(epoch=loader_many, files=_FLAT, against="Upshift, all mixed"),
+    "Upshift": System(open=ours, files=("store",), shuffle="window"),
+    "Upshift, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
+    "NumPy by hand": System(open=by_hand, files=_FLAT, against="Upshift, all mixed", reference=True),
+    "DataLoader": System(open=loader, files=_FLAT, against="Upshift, all mixed"),
+    "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Upshift, all mixed"),
+    "DataLoader, __getitems__": System(open=loader_many, files=_FLAT, against="Upshift, all mixed"),
     "DataLoader, __getitems__, 2 workers": System(
-        epoch=lambda at: loader_many(at, 2), files=_FLAT, against="Upshift, all mixed"
+        open=lambda at: loader_many(at, 2), files=_FLAT, against="Upshift, all mixed"
     ),
-    "LitData": System(epoch=litdata, files=_LITDATA, shuffle="chunks", against="Upshift", needs="litdata"),
+    "LitData": System(open=litdata, files=_LITDATA, shuffle="chunks", against="Upshift", needs="litdata"),
     "LitData, 2 workers": System(
-        epoch=lambda at: litdata(at, 2), files=_LITDATA, shuffle="chunks", against="Upshift", needs="litdata"
+        open=lambda at: litdata(at, 2), files=_LITDATA, shuffle="chunks", against="Upshift", needs="litdata"
     ),
 }

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,28 +26,29 @@ def warm_epochs(system: System, folder: Path, seconds: float) -> dict[str, Any]:
     """Whole epochs of files that the system holds in memory, after a part of one that is not counted."""
     warm(all_files(folder, system.files))
     started = perf_counter()
-    for _ in system.epoch(folder):
+    for _ in system.open(folder):
         if perf_counter() - started > min(WARM_UP_S, seconds):
             break
-    epochs = []
+    batches, epochs = system.open(folder), list[dict[str, Any]]()
     while sum(epoch["seconds"] for epoch in epochs) < seconds:
-        epochs.append(_epoch(system, folder))
+        epochs.append(_epoch(batches, perf_counter()))
     samples = sum(epoch["samples"] for epoch in epochs)
     taken = sum(epoch["seconds"] for epoch in epochs)
     return {"seconds_per_sample": taken / samples, "epochs": epochs}
 
 
 def cold_epoch(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
-    """One epoch of files that have to come from the disk."""
+    """The first epoch of files that have to come from the disk, with all that it takes to open them."""
     still_there = evict(all_files(folder, system.files))
-    epoch = _epoch(system, folder)
+    started = perf_counter()
+    epoch = _epoch(system.open(folder), started)
     return {"seconds_per_sample": epoch["seconds"] / epoch["samples"], "in_memory_before_frac": still_there, **epoch}
 
 
-def _epoch(system: System, folder: Path) -> dict[str, Any]:
-    """An epoch with all that it takes to begin it; nothing is done with the batches."""
-    samples, started = 0, perf_counter()
-    for batch in system.epoch(folder):
+def _epoch(batches: Iterable[Any], started: float) -> dict[str, Any]:
+    """An epoch; nothing is done with its batches."""
+    samples = 0
+    for batch in batches:
         samples += len(batch)
     return {"samples": samples, "seconds": perf_counter() - started}
 
@@ -56,7 +57,7 @@ def memory(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
     """The most private memory of an epoch, beyond what the process held before; not timed."""
     before = private_bytes(psutil.Process())
     with watched() as peak:
-        for _ in system.epoch(folder):
+        for _ in system.open(folder):
             pass
     return {"private_bytes": max(peak.num_bytes - before, 0), "private_before_bytes": before}
 
@@ -65,7 +66,7 @@ def digest(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
     """A number that is the same for every system that gives the same samples once an epoch, in any order."""
     total = count = size = 0
     form = ""
-    for batch in system.epoch(folder):
+    for batch in system.open(folder):
         form = form or _form(batch)
         for row in batch.to_pylist() if isinstance(batch, pa.Array) else batch:
             data = row.encode() if isinstance(row, str) else np.ascontiguousarray(row).tobytes()

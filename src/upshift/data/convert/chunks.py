@@ -111,7 +111,9 @@ def chunk_unit(path: Path, name: str) -> Unit:
     return Unit(path=str(file), num_bytes=file.stat().st_size)
 
 
-def samples_of(path: str, compression: str, num_bytes: int | None, decodes: Sequence[tuple[int | None, Decode]]) -> Any:
+def samples_of(
+    path: str, compression: str, num_bytes: int | None, decodes: Sequence[tuple[int | None, Decode]]
+) -> Iterator[tuple[memoryview, list[Any] | str]]:
     """Each sample of a chunk file: its bytes, and the values of its fields or in words why they are none.
 
     Args:
