@@ -1,7 +1,7 @@
 """Measure the data layer: all systems in turns, each in fresh processes, over warm and over cold caches.
 
 `make bench-data`, or `python -m benchmarks data [--only PART ...] [--again]`. Parts that were measured at this very commit
-on this machine are not measured again. `--small` goes through all of it in a minute, and records nothing.
+on this machine are not measured again. `--small` goes through all of it in some minutes, and records nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def data(arguments: Sequence[str]) -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
     parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
     parser.add_argument("--rounds", type=int, help="processes of each system over warm caches, in turns")
-    parser.add_argument("--small", action="store_true", help="a minute's look at whether all of it works; records nothing")
+    parser.add_argument("--small", action="store_true", help="a look at whether all of it works; records nothing")
     given = parser.parse_args(arguments)
     sizes = SMALL if given.small else RECORD
     if given.rounds is not None:
@@ -125,7 +125,7 @@ def _plan(systems: Sequence[str], sizes: Sizes, order: random.Random) -> list[tu
         ("same", 1, list(systems)),
         ("warm", sizes.rounds, [*systems, PAGE_CACHE]),
         ("cold", sizes.cold_rounds, list(systems)),
-        ("memory", 2, list(systems)),
+        ("memory", sizes.memory_rounds, list(systems)),
     ):
         for _ in range(rounds):
             plan += [(act, system) for system in order.sample(names, len(names))]

@@ -24,6 +24,7 @@ class Sizes:
         many_talks: Dialogues of the conversion.
         rounds: Processes of each system over warm caches, in turns.
         cold_rounds: The same over cold ones.
+        memory_rounds: The same for their memory.
         seconds: Each of them goes on for whole epochs until so much time has passed.
         cache_keys: Values that each cache holds.
     """
@@ -36,13 +37,14 @@ class Sizes:
     many_talks: int = 2_000_000
     rounds: int = 5
     cold_rounds: int = 3
+    memory_rounds: int = 2
     seconds: float = 4.0
     cache_keys: int = 500
 
 
 RECORD = Sizes()
 SMALL = Sizes(
-    talks=4_000, tokens=2**22, pictures=64, raw_pictures=64, store_bytes=2**27, many_talks=20_000, rounds=2, cold_rounds=2,
-    seconds=0.05, cache_keys=20,
+    talks=4_000, tokens=2**22, pictures=64, raw_pictures=64, store_bytes=2**27, many_talks=20_000, rounds=2, cold_rounds=1,
+    memory_rounds=1, seconds=0.05, cache_keys=20,
 )  # fmt: skip
-"""A minute for all of it: shows that it works, and nothing else."""
+"""Some minutes for all of it, most of them for starting processes: shows that it works, and nothing else."""

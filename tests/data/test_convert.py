@@ -355,7 +355,7 @@ def patch(moment):
     else:
         replace, moved = Path.replace, []
         def third(self, target):
-            moved.extend([target] if "shards" in str(target) else [])
+            moved.extend([target] if Path(target).parent.name == "shards" else [])
             return die() if len(moved) == 3 else replace(self, target)
         Path.replace = third
 for moment in sys.argv[2:]:

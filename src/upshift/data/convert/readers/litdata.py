@@ -21,14 +21,15 @@ from upshift.data.convert.contract import Unit
 
 _TENSORS = {
     0: "float32", 1: "float32", 2: "float64", 3: "float64", 8: "float16", 9: "float16", 11: "uint8", 12: "int8",
-    13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 19: "bool", 20: "uint16", 21: "uint32",
-    22: "uint64",
+    13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 19: "bool", 20: "uint16",
 }  # fmt: skip
 """Numbers of types in `_TORCH_DTYPES_MAPPING`; complex ones and bfloat16 have no column."""
 _ARRAYS = dict(enumerate((
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )))  # fmt: skip
 """The same in `_NUMPY_DTYPES_MAPPING`."""
+_LARGEST_SMALL = 255
+"""No number of a type or of dimensions is larger: read from the wrong end, each but 0 is."""
 
 
 class LitData(Chunked):
@@ -92,6 +93,7 @@ def decoder(kind: str, where: str) -> Decode:
         "jpeg": bytes,
         "file": bytes,
         "str": lambda data: str(data, "utf-8"),
+        "text": lambda data: str(data, "utf-8"),
         "bool": lambda data: bool(data[0]),
         "int": lambda data: int.from_bytes(data, "little", signed=True),
         "float": lambda data: array_of(data, np.dtype("<f8"), ()),
@@ -111,10 +113,11 @@ def decoder(kind: str, where: str) -> Decode:
 
 
 def _array(types: dict[int, str], data: memoryview) -> Any:
-    """An array whose type, number of dimensions and shape stand before it."""
-    kind, num_dims = np.frombuffer(data[:8], "<u4").tolist()
+    """An array whose type, number of dimensions and shape stand before it; newer versions write a tensor's big end first."""
+    order = "<" if max(np.frombuffer(data[:8], "<u4").tolist()) <= _LARGEST_SMALL else ">"
+    kind, num_dims = np.frombuffer(data[:8], f"{order}u4").tolist()
     at = 8 + 4 * num_dims
-    shape = np.frombuffer(data[8:at], "<u4").tolist()
+    shape = np.frombuffer(data[8:at], f"{order}u4").tolist()
     dtype = np.dtype(types[kind]).newbyteorder("<")
     if len(data) - at != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(data) - at} bytes for an array of {shape}")
