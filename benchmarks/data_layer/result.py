@@ -55,15 +55,15 @@ def _compared(workload: str, name: str, rows: Mapping[str, Row]) -> Row:
 
 
 def _rate(parts: list[Row]) -> float:
-    return 1 / median(one["seconds_per_sample"] for one in parts)
+    return 1 / float(median(one["seconds_per_sample"] for one in parts))
 
 
 def _over(theirs: list[Row], ours: list[Row]) -> dict[str, float] | None:
     """How many times as fast ours is, with its interval; None where there are too few rounds for one."""
     if len(theirs) < 2 or len(theirs) != len(ours):
         return None
-    taken = ([one["seconds_per_sample"] for one in parts] for parts in (theirs, ours))
-    interval = paired_interval(*taken, CONFIDENCE)
+    base, candidate = ([one["seconds_per_sample"] for one in parts] for parts in (theirs, ours))
+    interval = paired_interval(base, candidate, CONFIDENCE)
     return {"ratio": interval.ratio, "low": interval.low, "high": interval.high}
 
 

@@ -11,7 +11,7 @@ import bz2
 import gzip
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,10 @@ def write_mds(folder: Path, shards: Sequence[Sequence[bytes]], compression: str 
         if compression is None:
             (folder / name).write_bytes(data)
         else:
-            squeeze = {
+            squeeze: dict[str, Callable[[bytes], bytes]] = {
                 "gz": gzip.compress,
                 "bz2": bz2.compress,
-                "zstd:3": lambda raw: pa.compress(raw, "zstd", asbytes=True),
+                "zstd:3": lambda raw: bytes(pa.compress(raw, "zstd", asbytes=True)),
             }
             file = f"{name}.{compression.partition(':')[0]}"
             (folder / file).write_bytes(squeeze[compression](data))
@@ -191,7 +191,7 @@ def test_shards_that_cannot_be_read_are_refused(tmp_path: Path, changes: dict[st
         convert(tmp_path / "mds", tmp_path / "s", processes=1)
 
 
-LEAF = {"type": None, "context": None, "children_spec": []}
+LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
 
 
 def write_litdata(folder: Path, formats: list[str], names: list[str] | None, chunks: Sequence[Sequence[bytes]]) -> None:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,8 +39,8 @@ def content(path: Path) -> list[list[str]]:
     return [[file.sha256 for file in shard.files] for shard in Store(path).manifest.shards]
 
 
-def run(arguments: list[str], **more: Any) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=110, **more)
+def run(arguments: list[str]) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -384,6 +384,7 @@ def test_bad_records_are_found_whenever_the_publisher_was_killed(tmp_path: Path,
         assert (made.num_bad, made.num_resumed) == (2, made.manifest.provenance["units"])
         assert made.manifest.version == 1
         assert made.quarantine == store / Store(store).manifest.provenance["quarantine"]
+        assert made.quarantine is not None
         lines = [json.loads(line) for line in made.quarantine.read_text().splitlines()]
         assert [base64.b64decode(line["record_base64"]) for line in lines] == [b"one\n", b"two\n"]
         assert list((store / "quarantine").iterdir()) == [made.quarantine]

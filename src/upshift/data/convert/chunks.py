@@ -157,7 +157,7 @@ def _plain(path: str, compression: str, num_bytes: int | None) -> memoryview:
     """The bytes of a file: mapped as they lie, or decompressed."""
     if not compression:
         size = Path(path).stat().st_size
-        return memoryview(np.memmap(path, np.uint8, "r")) if size else memoryview(b"")
+        return np.memmap(path, np.uint8, "r").data if size else memoryview(b"")
     data = Path(path).read_bytes()
     codec = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy"}.get(compression)
     try:

@@ -133,12 +133,12 @@ def clean(path: Path) -> list[str]:
         named |= {str(manifest.provenance.get(QUARANTINE)) for manifest in _versions(path)}
         _remove_empty(path / WRITING)
         # A conversion that is about to publish has set its bad records aside already.
-        for folder in (SHARDS,) if (path / WRITING).exists() else (SHARDS, QUARANTINE):
-            for file in sorted((path / folder).glob("*")):
-                if f"{folder}/{file.name}" not in named:
+        for kind in (SHARDS,) if (path / WRITING).exists() else (SHARDS, QUARANTINE):
+            for file in sorted((path / kind).glob("*")):
+                if f"{kind}/{file.name}" not in named:
                     file.unlink()
-                    removed.append(f"{folder}/{file.name}")
-            _remove_empty(path / folder)
+                    removed.append(f"{kind}/{file.name}")
+            _remove_empty(path / kind)
     return removed
 
 
