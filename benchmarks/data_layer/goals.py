@@ -34,8 +34,12 @@ class Goal:
 
 
 _DATALOADERS = (
-    "DataLoader", "DataLoader, 2 workers", "DataLoader, __getitems__", "DataLoader, __getitems__, 2 workers",
-)  # fmt: skip
+    "DataLoader",
+    "DataLoader, 2 workers",
+    "DataLoader, listed __getitems__",
+    "DataLoader, __getitems__",
+    "DataLoader, __getitems__, 2 workers",
+)
 GOALS: tuple[Goal, ...] = (
     Goal(
         words="strings: 3x Hugging Face, map-style, all samples mixed", workload="text", ours="Upshift, all mixed",

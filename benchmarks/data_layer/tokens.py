@@ -39,16 +39,28 @@ class _Windows(Dataset[Any]):
 
 
 class _ManyWindows(_Windows):
-    """The same, several at once (`__getitems__`): the best form a DataLoader has."""
+    """The same, several at once (`__getitems__`), in one piece: a loader has nothing left to collate then."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return torch.from_numpy(self.tokens[: len(self) * WINDOW].reshape(-1, WINDOW)[np.array(indices)])
+
+
+class _ListedWindows(_ManyWindows):
+    """The same as a list of samples, as the documentation of `__getitems__` has it."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return list(super().__getitems__(indices))
 
 
 def loader(folder: Path, num_workers: int = 0) -> Iterable[Any]:
     """A DataLoader over a memory-mapped file."""
     windows = _Windows(folder / "tokens.bin")
     return DataLoader(windows, batch_size=BATCH, shuffle=True, num_workers=num_workers, persistent_workers=num_workers > 0)
+
+
+def loader_listed(folder: Path) -> Iterable[Any]:
+    """The same with `__getitems__`, whose samples the loader collates."""
+    return DataLoader(_ListedWindows(folder / "tokens.bin"), batch_size=BATCH, shuffle=True)
 
 
 def loader_many(folder: Path, num_workers: int = 0) -> Iterable[Any]:
@@ -86,6 +98,7 @@ SYSTEMS: dict[str, System] = {
     "NumPy by hand": System(open=by_hand, files=_FLAT, against="Upshift, all mixed", reference=True),
     "DataLoader": System(open=loader, files=_FLAT, against="Upshift, all mixed"),
     "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Upshift, all mixed"),
+    "DataLoader, listed __getitems__": System(open=loader_listed, files=_FLAT, against="Upshift, all mixed"),
     "DataLoader, __getitems__": System(open=loader_many, files=_FLAT, against="Upshift, all mixed"),
     "DataLoader, __getitems__, 2 workers": System(
         open=lambda at: loader_many(at, 2), files=_FLAT, against="Upshift, all mixed"
