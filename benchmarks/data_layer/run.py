@@ -26,6 +26,7 @@ from benchmarks.data_layer.sizes import RECORD, SMALL, Sizes
 from benchmarks.data_layer.systems import WORKLOADS, Workload
 from benchmarks.data_layer.table import tables
 from benchmarks.groundtruth.kept import Kept, Row
+from benchmarks.groundtruth.processes import unwinding_when_told_to_end
 from benchmarks.record import ROOT
 from upshift.cli.say import progress_on
 
@@ -45,15 +46,26 @@ def data(arguments: Sequence[str]) -> None:
     sizes = SMALL if given.small else RECORD
     if given.rounds is not None:
         sizes = Sizes(**{**vars(sizes), "rounds": given.rounds})
-    if given.small:
-        rows: dict[str, Row] = {}
-        for part in given.only:
-            rows |= {name: {"name": name, "measured": found} for name, found in measure(part, sizes).items()}
-        print(tables({**whole(rows, {}), "machine": "this machine, at a size that says nothing", "row_commits": []}))
-        return
+    with unwinding_when_told_to_end():
+        if given.small:
+            _show(given.only, sizes)
+        else:
+            _record(given.only, sizes, again=given.again)
+
+
+def _show(parts: Sequence[str], sizes: Sizes) -> None:
+    """Measure parts, and print the tables as they would be."""
+    rows: dict[str, Row] = {}
+    for part in parts:
+        rows |= {name: {"name": name, "measured": found} for name, found in measure(part, sizes).items()}
+    print(tables({**whole(rows, {}), "machine": "this machine, at a size that says nothing", "row_commits": []}))
+
+
+def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
+    """Measure parts, each kept as soon as it is there."""
     kept = Kept(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole)
-    for part in given.only:
-        if not given.again and _is_fresh(kept, part):
+    for part in parts:
+        if not again and _is_fresh(kept, part):
             print(f"{part}: measured at this commit already", flush=True)
             continue
         for name, found in measure(part, sizes).items():

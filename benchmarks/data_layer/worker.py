@@ -19,17 +19,12 @@ from benchmarks.data_layer.system import System
 from benchmarks.data_layer.system_memory import all_files, evict, private_bytes, warm, watched
 from benchmarks.data_layer.systems import WORKLOADS
 
-WARM_UP_S = 1.0
-
 
 def warm_epochs(system: System, folder: Path, seconds: float) -> dict[str, Any]:
-    """Whole epochs of files that the system holds in memory, after a part of one that is not counted."""
+    """Whole epochs of files that the system holds in memory, after one that is not counted."""
     warm(all_files(folder, system.files))
-    started = perf_counter()
-    for _ in system.open(folder):
-        if perf_counter() - started > min(WARM_UP_S, seconds):
-            break
     batches, epochs = system.open(folder), list[dict[str, Any]]()
+    _epoch(batches, perf_counter())
     while sum(epoch["seconds"] for epoch in epochs) < seconds:
         epochs.append(_epoch(batches, perf_counter()))
     samples = sum(epoch["samples"] for epoch in epochs)
