@@ -54,6 +54,8 @@ bench-groundtruth: setup  ## score Upshift on scripts whose bottleneck is known
 
 bench-data: setup  ## measure the data layer against the libraries people use
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench-data]'
+	@# Of what LitData asks for, torchvision would bring another torch, and text and tokens need neither it nor obstore.
+	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps litdata
 	$(BIN)/python -m benchmarks data
 
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import catalogue
+from benchmarks.data_layer import table as data_layer
 from benchmarks.groundtruth import table as groundtruth
 from benchmarks.more_tables import (
     checkpointing_table,
@@ -31,6 +32,8 @@ def main() -> None:
     put_between(ROOT / "README.md", headline_table(found))
     if "groundtruth" in found:
         put_between(ROOT / "docs" / "groundtruth.md", groundtruth.tables(found["groundtruth"]))
+    if "data" in found:
+        put_between(ROOT / "docs" / "data.md", data_layer.tables(found["data"]))
     if "public" in found:
         put_between(ROOT / "docs" / "public.md", public.tables(found["public"]))
     if "checkpoints" in found:
@@ -51,6 +54,8 @@ def headline_table(found: dict[str, Any]) -> str:
     rows = [_tuned(found[name]) for name in ("tune_text", "tune_image") if name in found]
     rows += [_proved(job, found["proof"]) for job in found.get("proof", {}).get("jobs", {}).values()]
     rows += _honesty(found)
+    if stores := found.get("data"):
+        rows.append(f"| the data layer against other libraries | {data_layer.headline(stores)} | `{stores['command']}` |")
     if not rows:
         return ""
     machine = next(iter(found.values()))["machine"]

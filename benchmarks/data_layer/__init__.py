@@ -1,1 +1,1 @@
-"""The data layer against the libraries people use, on the same rows, in one run: rates, private memory, costs of caches."""
+"""The data layer against the libraries people use: the same samples and tensors, in one run, in processes of their own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -15,46 +16,50 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.data_layer.sizes import Sizes
 from upshift.data.cache import Cache, LmdbCache, MappedCache, MemoryCache, RedisCache
 
 VALUES = {"1 KiB": 2**10, "150 KiB": 150 * 2**10}
-COUNT, ROUNDS, MANY = 500, 5, 64
+ROUNDS, MANY = 5, 64
 LIMIT = 2**30
+Times = dict[str, list[float]]
 
 
-def measure_caches(folder: Path) -> list[dict[str, Any]]:
-    """Microseconds of a hit, a miss, a put, and a hit among many asked for at once."""
+def measure_caches(folder: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
+    """Microseconds of a put, a hit, a miss, and a hit among 64 asked for at once; by value and home, the homes in turns."""
+    order = random.Random("caches")
+    found: dict[str, dict[str, Any]] = {}
     with _redis(folder) as url:
-        homes: dict[str, Cache] = {
-            "memory": MemoryCache(LIMIT),
-            "mapped file": MappedCache(folder / "mapped", LIMIT),
-            "LMDB": LmdbCache(folder / "lmdb", LIMIT),
-            **({"Redis": RedisCache(url)} if url else {}),
-        }
-        rows = []
-        for size_name, size in VALUES.items():
-            value = np.random.default_rng(0).integers(0, 255, size, dtype=np.uint8)
+        for value_name, num_bytes in VALUES.items():
+            place = folder / value_name.replace(" ", "")
+            homes: dict[str, Cache] = {
+                "memory": MemoryCache(LIMIT),
+                "mapped file": MappedCache(place / "mapped", LIMIT),
+                "LMDB": LmdbCache(place / "lmdb", LIMIT),
+                **({"Redis": RedisCache(url)} if url else {}),
+            }
+            value = np.random.default_rng(0).integers(0, 255, num_bytes, dtype=np.uint8)
+            times: dict[str, Times] = {name: {} for name in homes}
+            for number in range(ROUNDS):
+                keys = [f"{value_name} {number} {key}" for key in range(sizes.cache_keys)]
+                for name in order.sample(list(homes), len(homes)):
+                    for what, taken in _turn(homes[name], keys, value).items():
+                        times[name].setdefault(what, []).append(taken)
             for name, cache in homes.items():
-                times: dict[str, list[float]] = {"put_us": [], "hit_us": [], "miss_us": [], "hit_many_us": []}
-                for number in range(ROUNDS):
-                    keys = [f"{size_name} {number} {key}" for key in range(COUNT)]
-                    times["put_us"].append(_each(lambda key, cache=cache, value=value: cache.put(key, value), keys))
-                    times["hit_us"].append(_each(cache.get, keys))
-                    times["miss_us"].append(_each(cache.get, [f"no {key}" for key in keys]))
-                    groups = [keys[start : start + MANY] for start in range(0, COUNT, MANY)]
-                    times["hit_many_us"].append(_each(cache.get_many, groups) * len(groups) / COUNT)
-                rows.append(
-                    {
-                        "workload": "caches",
-                        "system": name,
-                        "value": size_name,
-                        **{k: median(v) for k, v in times.items()},
-                        "raw": times,
-                    }
-                )
-        for cache in homes.values():
-            cache.close()
-    return rows
+                medians = {what: median(taken) for what, taken in times[name].items()}
+                found[f"{value_name}: {name}"] = {**medians, "raw": times[name]}
+                cache.close()
+    return found
+
+
+def _turn(cache: Cache, keys: list[str], value: Any) -> dict[str, float]:
+    groups = [keys[start : start + MANY] for start in range(0, len(keys), MANY)]
+    return {
+        "put_us": _each(lambda key: cache.put(key, value), keys),
+        "hit_us": _each(cache.get, keys),
+        "miss_us": _each(cache.get, [f"no {key}" for key in keys]),
+        "hit_many_us": _each(cache.get_many, groups) * len(groups) / len(keys),
+    }
 
 
 def _each(act: Any, things: list[Any]) -> float:

@@ -1,94 +1,92 @@
-"""Memory: an epoch over a large store, and a conversion of many dialogues, each under a limit that would kill it."""
+"""Memory: an epoch over a store larger than it, and a conversion of many dialogues, each ended at once beyond a limit."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import shutil
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from benchmarks.data_layer.sizes import GIB, Sizes
 from benchmarks.data_layer.sources import talks
+from benchmarks.data_layer.system_memory import ENDED, watched
 from benchmarks.record import ROOT
-from upshift.data import StoreWriter
-
-GIB = 2**30
-STORE_BYTES, LIMIT_BYTES = 8 * GIB, GIB
-NUM_TALKS = 2_000_000
-_WATCHED = """
-import json, sys, threading, time
-import psutil
-peak = 0
-def watch():
-    global peak
-    me = psutil.Process()
-    while True:
-        private = 0
-        for part in (me, *me.children(recursive=True)):
-            try:
-                private += part.memory_full_info().uss
-            except psutil.NoSuchProcess:
-                pass
-        peak = max(peak, private)
-        time.sleep(0.05)
-threading.Thread(target=watch, daemon=True).start()
-"""
-_EPOCH = (
-    _WATCHED
-    + """
-from upshift.data import Stream
-started = time.perf_counter()
-rows = sum(batch.num_rows for batch in Stream(sys.argv[1], batch_size=64, form="numpy"))
-print(json.dumps({"rows": rows, "seconds": time.perf_counter() - started, "peak_private_bytes": peak}))
-"""
-)
-_CONVERSION = (
-    _WATCHED
-    + """
+from upshift.data import StoreWriter, Stream
 from upshift.data.convert.job import convert
-if __name__ == "__main__":
-    started = time.perf_counter()
-    made = convert(sys.argv[1], sys.argv[2])
-    print(json.dumps({"rows": made.manifest.num_rows, "seconds": time.perf_counter() - started, "peak_private_bytes": peak}))
-"""
-)
+
+LIMIT_BYTES = GIB
+NAMES = {"epoch": "an epoch over a store of 8 GiB", "conversion": "a conversion of 2 million dialogues"}
 
 
-def measure_memory(folder: Path) -> list[dict[str, Any]]:
-    """Peak private memory of both, over all of their processes."""
-    rows = []
-    for name, make, code in (("epoch over 8 GB", _large_store, _EPOCH), ("2 million dialogues", _many_talks, _CONVERSION)):
-        place = folder / "memory"
-        place.mkdir()
-        print(f"{name}: making the data", flush=True)
-        source = make(place)
-        script = place / "script.py"
-        script.write_text(code, encoding="utf-8")
-        command = [sys.executable, str(script), str(source), str(place / "converted")]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        rows.append(
-            {"workload": "memory", "system": name, **found, "within_limit": found["peak_private_bytes"] < LIMIT_BYTES}
-        )
-        print(f"{name}: {found['peak_private_bytes'] / 2**20:,.0f} MiB private, {found['seconds']:.0f} s", flush=True)
-        shutil.rmtree(place)
-    return rows
+def measure_memory(name: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
+    """Peak private memory of a process and its children, all of what they imported included."""
+    source = (_large_store if name == "epoch" else _many_talks)(folder, sizes)
+    command = [sys.executable, "-m", "benchmarks.data_layer.memory", name, str(source), str(folder / "made")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        said, _ = process.communicate()
+    finally:
+        with suppress(ProcessLookupError):  # the workers of a process that was ended wait for it
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode == ENDED:
+        return {"within_limit": False, "limit_bytes": LIMIT_BYTES, "peak_private_bytes": None}
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    return {"within_limit": True, "limit_bytes": LIMIT_BYTES, **found}
 
 
-def _large_store(folder: Path) -> Path:
-    part = np.random.default_rng(0).integers(0, 255, (64, 320, 320, 3), dtype=np.uint8)
+def _large_store(folder: Path, sizes: Sizes) -> Path:
+    random = np.random.default_rng(0)
+    part = random.integers(0, 255, (64, 320, 320, 3), dtype=np.uint8)
     with StoreWriter(folder / "store", block_rows=64) as writer:
-        for _ in range(-(-STORE_BYTES // part.nbytes)):
+        for number in range(-(-sizes.store_bytes // part.nbytes)):
+            part[0] = number % 255
             writer.write({"image": part})
     return folder / "store"
 
 
-def _many_talks(folder: Path) -> Path:
+def _many_talks(folder: Path, sizes: Sizes) -> Path:
     path = folder / "talks.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for text in talks(NUM_TALKS):
+        for text in talks(sizes.many_talks):
             file.write(json.dumps({"text": text}) + "\n")
     return path
+
+
+def _epoch(source: Path, _made: Path) -> int:
+    return sum(batch.num_rows for batch in Stream(source, batch_size=64, form="torch", workers=2))
+
+
+def _conversion(source: Path, made: Path) -> int:
+    return convert(source, made).manifest.num_rows
+
+
+ACTS: dict[str, Callable[[Path, Path], int]] = {"epoch": _epoch, "conversion": _conversion}
+
+
+def main() -> None:
+    """Do it in this process, under the limit."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=list(ACTS))
+    parser.add_argument("source", type=Path)
+    parser.add_argument("made", type=Path)
+    given = parser.parse_args()
+    started = perf_counter()
+    with watched(limit_bytes=LIMIT_BYTES) as peak:
+        rows = ACTS[given.name](given.source, given.made)
+    found = {"rows": rows, "seconds": perf_counter() - started, "peak_private_bytes": peak.num_bytes}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,8 @@
-"""`make bench-data`: all systems in turns, in fresh processes, and what they make of the goals."""
+"""Measure the data layer: all systems in turns, each in fresh processes, over warm and over cold caches.
+
+`make bench-data`, or `python -m benchmarks data [--only PART ...] [--again]`. Parts that were measured at this very commit
+on this machine are not measured again. `--small` goes through all of it in some minutes, and records nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,91 +13,140 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.data_layer.caches import measure_caches
-from benchmarks.data_layer.memory import measure_memory
-from benchmarks.data_layer.sources import write_pictures, write_text, write_tokens
-from benchmarks.data_layer.systems import SYSTEMS
-from benchmarks.record import ROOT, record
+from benchmarks.data_layer.goals import PAGE_CACHE
+from benchmarks.data_layer.memory import NAMES, measure_memory
+from benchmarks.data_layer.result import row_name, whole
+from benchmarks.data_layer.sizes import RECORD, SMALL, Sizes
+from benchmarks.data_layer.systems import WORKLOADS, Workload
+from benchmarks.data_layer.table import tables
+from benchmarks.groundtruth.kept import Kept, Row
+from benchmarks.groundtruth.processes import unwinding_when_told_to_end
+from benchmarks.record import ROOT
+from upshift.cli.say import progress_on
 
-WRITERS: dict[str, Callable[[Path], None]] = {"text": write_text, "tokens": write_tokens, "pictures": write_pictures}
-ROUNDS = 5
-SAME = {"text": None, "tokens": ("upshift", "DataLoader", "DataLoader, __getitems__"), "pictures": None}
-"""Systems that must give the same samples; None for all."""
+NAME = "data"
+PARTS = (*WORKLOADS, "memory", "caches")
+Say = Callable[[str, float, float], None]
 
 
-def data(arguments: list[str]) -> None:
+def data(arguments: Sequence[str]) -> None:
     """The command `python -m benchmarks data`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks data", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="processes of each system, in turns")
-    parser.add_argument("--only", nargs="+", choices=[*WRITERS, "memory", "caches"], help="these parts alone")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
+    parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
+    parser.add_argument("--rounds", type=int, help="processes of each system over warm caches, in turns")
+    parser.add_argument("--small", action="store_true", help="a look at whether all of it works; records nothing")
     given = parser.parse_args(arguments)
-    print(f"wrote {run_data(given.rounds, given.only)}", flush=True)
+    sizes = SMALL if given.small else RECORD
+    if given.rounds is not None:
+        sizes = Sizes(**{**vars(sizes), "rounds": given.rounds})
+    with unwinding_when_told_to_end():
+        if given.small:
+            _show(given.only, sizes)
+        else:
+            _record(given.only, sizes, again=given.again)
 
 
-def run_data(rounds: int = ROUNDS, only: list[str] | None = None) -> Path:
-    """Measure everything, or the workloads named, and record it."""
-    rows: list[dict[str, Any]] = []
-    folder = Path(tempfile.mkdtemp(prefix="upshift-bench-data-"))
-    try:
-        for workload, write in WRITERS.items():
-            if only and workload not in only:
-                continue
-            place = folder / workload
+def _show(parts: Sequence[str], sizes: Sizes) -> None:
+    """Measure parts, and print the tables as they would be."""
+    rows: dict[str, Row] = {}
+    for part in parts:
+        rows |= {name: {"name": name, "measured": found} for name, found in measure(part, sizes).items()}
+    print(tables({**whole(rows, {}), "machine": "this machine, at a size that says nothing", "row_commits": []}))
+
+
+def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
+    """Measure parts, each kept as soon as it is there."""
+    kept = Kept(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole)
+    for part in parts:
+        if not again and _is_fresh(kept, part):
+            print(f"{part}: measured at this commit already", flush=True)
+            continue
+        for name, found in measure(part, sizes).items():
+            kept.rows[name] = {"name": name, "measured": {**found, "commit": kept.commit}}
+        kept.save()
+    print(f"wrote {kept.path}", flush=True)
+
+
+def _is_fresh(kept: Kept, part: str) -> bool:
+    """Whether all rows of a part were measured at this very commit, those of rivals installed since included."""
+    mine = {name: row for name, row in kept.rows.items() if name.startswith(f"{part}: ")}
+    wanted = [row_name(part, name) for name in WORKLOADS[part].there()] if part in WORKLOADS else []
+    return bool(mine) and all(kept.fresh(row["measured"]) for row in mine.values()) and set(wanted) <= set(mine)
+
+
+def measure(part: str, sizes: Sizes) -> dict[str, Row]:
+    """Measure a part: rows by name."""
+    with _folder() as folder, progress_on(part) as say:
+        if part in WORKLOADS:
+            return _workload(part, WORKLOADS[part], folder, sizes, say)
+        if part == "caches":
+            say("caches", 0, 1)
+            return {row_name(part, name): found for name, found in measure_caches(folder, sizes).items()}
+        rows: dict[str, Row] = {}
+        for number, (name, words) in enumerate(NAMES.items()):
+            say(f"memory: {words}", number, len(NAMES))
+            place = folder / name
             place.mkdir()
-            print(f"{workload}: making the data", flush=True)
-            write(place)
-            rows += _workload(workload, place, rounds)
+            rows[row_name(part, words)] = measure_memory(name, place, sizes)
             shutil.rmtree(place)
-        if not only or "memory" in only:
-            rows += measure_memory(folder)
-        if not only or "caches" in only:
-            rows += measure_caches(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return record("data", {"rows": rows}, "python -m benchmarks data")
+            print(f"memory, {words}: {rows[row_name(part, words)]}", flush=True)
+        return rows
 
 
-def _workload(workload: str, folder: Path, rounds: int) -> list[dict[str, Any]]:
-    systems = list(SYSTEMS[workload])
-    order = random.Random(f"data-{workload}")
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in [*systems, "page cache"]}
-    for number in range(rounds):
-        for name in order.sample(list(found), len(found)):
-            found[name].append(_ask("page_cache" if name == "page cache" else "measure", workload, name, folder))
-        rates = ", ".join(f"{name} {found[name][-1].get('samples_per_s', 0):,.0f}" for name in systems)
-        print(f"{workload}, round {number + 1}: {rates}", flush=True)
-    digests = {name: _ask("digest", workload, name, folder) for name in SAME[workload] or systems}
-    disk = median(one["bytes_per_s"] for one in found.pop("page cache"))
-    rows = []
-    for name, raw in found.items():
-        ratios = [
-            ours["samples_per_s"] / theirs["samples_per_s"] for ours, theirs in zip(found["upshift"], raw, strict=True)
-        ]
-        rows.append(
-            {
-                "workload": workload,
-                "system": name,
-                "samples_per_s": median(one["samples_per_s"] for one in raw),
-                "bytes_per_s": median(one["bytes_per_s"] for one in raw),
-                "share_of_page_cache": median(one["bytes_per_s"] for one in raw) / disk,
-                "private_mib": median(one["private_mib"] for one in raw),
-                "upshift_over_it": median(ratios),
-                "upshift_over_it_low": min(ratios),
-                "upshift_over_it_high": max(ratios),
-                "same_samples": digests[name] == digests["upshift"] if name in digests else None,
-                "raw": raw,
-            }
-        )
-    return rows
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder on the disk of the checkout: a file system in memory would have no cold cache."""
+    (ROOT / "upshift-out").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-data-", dir=ROOT / "upshift-out") as name:
+        yield Path(name)
 
 
-def _ask(what: str, workload: str, system: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.data_layer.worker", what, workload, system, str(folder)]
+def _workload(name: str, told: Workload, folder: Path, sizes: Sizes, say: Say) -> dict[str, Row]:
+    """Every system in every round, in another order each time."""
+    say(f"{name}: making the data", 0, 1)
+    told.write(folder, sizes)
+    systems = list(told.there())
+    order = random.Random(f"data-{name}")
+    found: dict[str, Row] = {system: {"warm": [], "cold": [], "memory": []} for system in systems}
+    found[PAGE_CACHE] = {"warm": []}
+    plan = _plan(systems, sizes, order)
+    for number, (act, system) in enumerate(plan):
+        say(f"{name}, {act}: {system}", number, len(plan))
+        asked = "page_cache" if system == PAGE_CACHE else act
+        one = _ask(asked, name, systems[0] if system == PAGE_CACHE else system, folder, sizes.seconds)
+        if act == "same":
+            found[system][act] = one
+        else:
+            found[system][act].append(one)
+        if act in {"warm", "cold"} and system != PAGE_CACHE:
+            print(f"{name}, {act}, {system}: {1 / one['seconds_per_sample']:,.0f} samples/s", flush=True)
+    return {row_name(name, system): row for system, row in found.items()}
+
+
+def _plan(systems: Sequence[str], sizes: Sizes, order: random.Random) -> list[tuple[str, str]]:
+    """What to ask of which system, in the order of asking."""
+    plan: list[tuple[str, str]] = []
+    for act, rounds, names in (
+        ("same", 1, list(systems)),
+        ("warm", sizes.rounds, [*systems, PAGE_CACHE]),
+        ("cold", sizes.cold_rounds, list(systems)),
+        ("memory", sizes.memory_rounds, list(systems)),
+    ):
+        for _ in range(rounds):
+            plan += [(act, system) for system in order.sample(names, len(names))]
+    return plan
+
+
+def _ask(act: str, workload: str, system: str, folder: Path, seconds: float) -> dict[str, Any]:
+    module = "benchmarks.data_layer.worker"
+    command = [sys.executable, "-m", module, act, workload, system, str(folder), "--seconds", str(seconds)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

@@ -6,31 +6,31 @@ otherwise; what is drawn at random is seeded, so that every machine measures the
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 
+from benchmarks.data_layer.sizes import PICTURE, TALK_BYTES, WINDOW, Sizes
+from benchmarks.data_layer.system import have
 from benchmarks.jobs.dialogues import conversations_file
 from upshift.data import StoreWriter
+from upshift.data.convert.pictures import decode
 
-NUM_TALKS, TALK_BYTES = 200_000, 1_300
-NUM_TOKENS = 200_000_000
-NUM_PICTURES, PICTURE = 2_000, (640, 480)
+TARS = 8
 _ROWS = 2_000
+_PART = 2**21
+"""Tokens written at once: a chunk of LitData's."""
 
 
-def have(package: str) -> bool:
-    """Whether a rival is installed."""
-    return importlib.util.find_spec(package) is not None
-
-
-def talks(count: int = NUM_TALKS) -> Iterator[str]:
+def talks(count: int) -> Iterator[str]:
     """Dialogues of about 1.3 KB, each different."""
     words = _words()
     random = np.random.default_rng(0)
@@ -44,102 +44,116 @@ def _words() -> str:
     path = conversations_file()
     if path is not None:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return (
-            " ".join(part["content"] for line in lines for part in json.loads(line)["messages"])
-            .encode("ascii", "ignore")
-            .decode()
-        )
+        text = " ".join(part["content"] for line in lines for part in json.loads(line)["messages"])
+        return text.encode("ascii", "ignore").decode()
     from pydoc_data.topics import topics  # noqa: PLC0415  only where the dialogues are not there
 
     return " ".join(topics.values()).encode("ascii", "ignore").decode()
 
 
-def write_text(folder: Path) -> None:
+def write_text(folder: Path, sizes: Sizes) -> None:
     """The dialogues as a store and as each rival's form."""
-    rows = list(talks())
+    rows = list(talks(sizes.talks))
     with StoreWriter(folder / "store") as writer:
         for start in range(0, len(rows), _ROWS):
             writer.write({"text": rows[start : start + _ROWS]})
     (folder / "talks.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), encoding="utf-8")
+    pyarrow.parquet.write_table(pa.table({"text": rows}), folder / "talks.parquet", row_group_size=2048)
     if have("datasets"):
         from datasets import Dataset  # noqa: PLC0415  a rival, where it is installed
 
         Dataset.from_dict({"text": rows}).save_to_disk(folder / "huggingface")
     if have("litdata"):
-        import litdata  # noqa: PLC0415  as above
-
-        litdata.optimize(fn=_same, inputs=rows, output_dir=str(folder / "litdata"), chunk_bytes="64MB", num_workers=1)
+        optimize(partial(_some_talks, sizes.talks), list(range(TARS)), folder / "litdata", chunk_bytes="64MB")
     if have("webdataset"):
-        _tars(rows, folder / "webdataset")
+        members = [(f"{number:06d}.txt", row.encode()) for number, row in enumerate(rows)]
+        write_tars(members, folder / "webdataset")
 
 
-def _same(row: Any) -> Any:
-    return row
+def _some_talks(count: int, part: int) -> Iterator[str]:
+    """Every so many a dialogue, in LitData's own process."""
+    yield from (text for number, text in enumerate(talks(count)) if number % TARS == part)
 
 
-def _tars(rows: list[str], folder: Path) -> None:
+def optimize(make: Any, inputs: list[Any], folder: Path, **settings: Any) -> None:
+    """Write a folder as LitData does; `make` gives the samples of one input."""
+    import litdata  # noqa: PLC0415  a rival, where it is installed
+
+    litdata.optimize(fn=make, inputs=inputs, output_dir=str(folder), num_workers=1, **settings)
+
+
+def write_tars(members: list[tuple[str, bytes]], folder: Path) -> None:
+    """Files shared out over several tar files."""
     folder.mkdir()
-    for shard in range(8):
+    for shard in range(TARS):
         with tarfile.open(folder / f"{shard:03d}.tar", "w") as archive:
-            for number in range(shard, len(rows), 8):
-                data = rows[number].encode()
-                member = tarfile.TarInfo(f"{number:06d}.txt")
+            for name, data in members[shard::TARS]:
+                member = tarfile.TarInfo(name)
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
 
 
-def write_tokens(folder: Path) -> None:
-    """Tokens as one flat file and as a store."""
+def write_tokens(folder: Path, sizes: Sizes) -> None:
+    """Tokens as one flat file, as a store, and as LitData's chunks."""
     random = np.random.default_rng(1)
-    flat = np.memmap(folder / "tokens.bin", np.uint16, "w+", shape=(NUM_TOKENS,))
-    part = 2**22
+    flat = np.memmap(folder / "tokens.bin", np.uint16, "w+", shape=(sizes.tokens,))
     with StoreWriter(folder / "store", block_rows=2**20, shard_bytes=2**31) as writer:
-        for start in range(0, NUM_TOKENS, part):
-            flat[start : start + part] = random.integers(0, 50_000, len(flat[start : start + part]), dtype=np.uint16)
-            writer.write({"tokens": flat[start : start + part]})
+        for start in range(0, sizes.tokens, _PART):
+            flat[start : start + _PART] = random.integers(0, 50_000, _PART, dtype=np.uint16)
+            writer.write({"tokens": flat[start : start + _PART]})
     flat.flush()
     if have("litdata"):
-        import litdata  # noqa: PLC0415  as above
+        import litdata  # noqa: PLC0415  a rival, where it is installed
 
-        litdata.optimize(
-            fn=_rows_of_tokens,
-            inputs=[(str(folder / "tokens.bin"), start) for start in range(0, NUM_TOKENS // 4, part)],
-            output_dir=str(folder / "litdata"),
-            chunk_size=(2048 * 1024),
-            item_loader=litdata.TokensLoader(block_size=1024),
-            num_workers=1,
+        optimize(
+            partial(_some_tokens, str(folder / "tokens.bin")),
+            list(range(0, sizes.tokens, _PART)),
+            folder / "litdata",
+            chunk_size=_PART,
+            item_loader=litdata.TokensLoader(block_size=WINDOW),
         )
 
 
-def _rows_of_tokens(given: tuple[str, int]) -> Any:
-    import torch  # noqa: PLC0415  in litdata's own process
+def _some_tokens(path: str, start: int) -> Iterator[Any]:
+    import torch  # noqa: PLC0415  in LitData's own process
 
-    path, start = given
-    yield torch.from_numpy(np.memmap(path, np.uint16, "r")[start : start + 2**22].astype(np.int32))
+    yield torch.from_numpy(np.array(np.memmap(path, np.uint16, "r")[start : start + _PART]))
 
 
-def write_pictures(folder: Path) -> None:
-    """Pictures as JPEG files, as a store of their bytes, and as stores of pixels, whole and resized."""
+def jpegs(count: int) -> Iterator[bytes]:
+    """Pictures of soft colours, as a camera's are, each different."""
     from PIL import Image  # noqa: PLC0415  of the extra `images`
 
-    from upshift.data.convert.pictures import decode  # noqa: PLC0415  as Pillow
-
-    (folder / "jpeg").mkdir()
     random = np.random.default_rng(2)
     width, height = PICTURE
-    files, small, whole = (
-        StoreWriter(folder / "store"),
-        StoreWriter(folder / "small"),
-        StoreWriter(folder / "raw", block_rows=64),
-    )
-    with files, small, whole:
-        for number in range(NUM_PICTURES):
-            coarse = Image.fromarray(random.integers(0, 255, (height // 16, width // 16, 3), dtype=np.uint8))
-            out = io.BytesIO()
-            coarse.resize((width, height), Image.Resampling.BICUBIC).save(out, "JPEG", quality=90)
-            data = out.getvalue()
+    for _ in range(count):
+        coarse = Image.fromarray(random.integers(0, 255, (height // 16, width // 16, 3), dtype=np.uint8))
+        out = io.BytesIO()
+        coarse.resize((width, height), Image.Resampling.BICUBIC).save(out, "JPEG", quality=90)
+        yield out.getvalue()
+
+
+def write_pictures(folder: Path, sizes: Sizes) -> None:
+    """Pictures as JPEG files, as stores of their bytes and of their pixels at half the size, and in tar files."""
+    (folder / "jpeg").mkdir()
+    members = []
+    with StoreWriter(folder / "store") as files, StoreWriter(folder / "small") as small:
+        for number, data in enumerate(jpegs(sizes.pictures)):
             (folder / "jpeg" / f"{number:05d}.jpg").write_bytes(data)
             files.write({"image": [data]})
-            small.write({"image": decode(data, (height // 2, width // 2))[None]})
-            if number < NUM_PICTURES // 2:
-                whole.write({"image": decode(data)[None]})
+            small.write({"image": decode(data, (PICTURE[1] // 2, PICTURE[0] // 2))[None]})
+            members.append((f"{number:06d}.jpg", data))
+    if have("webdataset"):
+        write_tars(members, folder / "webdataset")
+
+
+def write_raw(folder: Path, sizes: Sizes) -> None:
+    """Pixels as one array file, as a store, and as a store at half the size."""
+    shape = (sizes.raw_pictures, PICTURE[1], PICTURE[0], 3)
+    array = np.lib.format.open_memmap(folder / "pictures.npy", "w+", np.uint8, shape)
+    with StoreWriter(folder / "store", block_rows=64) as whole, StoreWriter(folder / "small") as small:
+        for number, data in enumerate(jpegs(sizes.raw_pictures)):
+            array[number] = decode(data)
+            whole.write({"image": array[number : number + 1]})
+            small.write({"image": decode(data, (PICTURE[1] // 2, PICTURE[0] // 2))[None]})
+    array.flush()

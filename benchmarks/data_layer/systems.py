@@ -1,182 +1,63 @@
-"""Each system's best way to one epoch of the same batches, as its own documentation shows it."""
+"""All workloads, with the systems of each, and what is left out with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-from benchmarks.data_layer.sources import PICTURE, have
-from upshift.data import Stream
-from upshift.data.convert.pictures import decode
-
-System = Callable[[Path], Iterator[Any]]
-BATCH, WINDOW, PICTURES = 256, 1024, 32
-SMALL = (PICTURE[1] // 2, PICTURE[0] // 2)
+from benchmarks.data_layer import pictures, sources, text, tokens
+from benchmarks.data_layer.sizes import Sizes
+from benchmarks.data_layer.system import System
 
 
-def _identity(batch: Any) -> Any:
-    return batch
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The same samples for several systems.
+
+    Attributes:
+        words: What a batch is.
+        write: Makes the data below a folder.
+        systems: By name; ours first.
+    """
+
+    words: str
+    write: Callable[[Path, Sizes], None]
+    systems: dict[str, System]
+
+    def there(self) -> dict[str, System]:
+        """The systems that are installed."""
+        return {name: system for name, system in self.systems.items() if system.is_there}
 
 
-# Text: batches of 256 strings, shuffled.
-
-
-def text_upshift(folder: Path) -> Iterator[Any]:
-    """Ours, as lists of strings."""
-    for batch in Stream(folder / "store", batch_size=BATCH, strings=["text"]):
-        yield batch["text"]
-
-
-def text_upshift_arrow(folder: Path) -> Iterator[Any]:
-    """Ours, staying in Arrow; the bytes of each batch are there, copied and whole."""
-    for batch in Stream(folder / "store", batch_size=BATCH):
-        yield batch["text"]
-
-
-def text_huggingface(folder: Path) -> Iterator[Any]:
-    """Hugging Face datasets, map-style: several rows at once by a batch sampler."""
-    from datasets import load_from_disk  # noqa: PLC0415  a rival, where it is installed
-
-    dataset = load_from_disk(str(folder / "huggingface"))
-    order = np.random.default_rng(0).permutation(len(dataset))
-    for start in range(0, len(order), BATCH):
-        yield dataset[order[start : start + BATCH]]["text"]
-
-
-def text_litdata(folder: Path) -> Iterator[Any]:
-    """LitData, in this process."""
-    import litdata  # noqa: PLC0415  as above
-
-    dataset = litdata.StreamingDataset(str(folder / "litdata"), shuffle=True)
-    yield from litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0, collate_fn=_identity)
-
-
-def text_webdataset(folder: Path) -> Iterator[Any]:
-    """WebDataset, in this process."""
-    import webdataset  # noqa: PLC0415  as above
-
-    shards = [str(path) for path in sorted((folder / "webdataset").glob("*.tar"))]
-    dataset = (
-        webdataset.WebDataset(shards, shardshuffle=8)
-        .shuffle(2000)
-        .decode()
-        .to_tuple("txt")
-        .batched(BATCH, collation_fn=_identity)
-    )
-    for batch in dataset:
-        yield [row[0] for row in batch]
-
-
-# Tokens: windows of 1,024, shuffled, as int64 tensors of a batch.
-
-
-def tokens_upshift(folder: Path) -> Iterator[Any]:
-    """Ours."""
-    for batch in Stream(folder / "store", batch_size=BATCH, length=WINDOW, columns=["tokens"], form="torch"):
-        yield batch["tokens"]
-
-
-class _Windows(Dataset[Any]):
-    """Windows of a memory-mapped file, one at a time, as most training scripts have it."""
-
-    def __init__(self, path: Path) -> None:
-        self.tokens = np.memmap(path, np.uint16, "r")
-
-    def __len__(self) -> int:
-        return len(self.tokens) // WINDOW
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.from_numpy(np.array(self.tokens[index * WINDOW : (index + 1) * WINDOW]))
-
-
-class _ManyWindows(_Windows):
-    """The same, several at once (`__getitems__`): the best form a DataLoader has."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        rows = self.tokens[: len(self) * WINDOW].reshape(-1, WINDOW)[np.array(indices)]
-        return list(torch.from_numpy(rows))
-
-
-def tokens_loader(folder: Path) -> Iterator[Any]:
-    """A DataLoader over a memory-mapped file."""
-    yield from DataLoader(_Windows(folder / "tokens.bin"), batch_size=BATCH, shuffle=True)
-
-
-def tokens_loader_many(folder: Path) -> Iterator[Any]:
-    """The same with `__getitems__`."""
-    yield from DataLoader(_ManyWindows(folder / "tokens.bin"), batch_size=BATCH, shuffle=True)
-
-
-def tokens_litdata(folder: Path) -> Iterator[Any]:
-    """LitData's loader of tokens."""
-    import litdata  # noqa: PLC0415  a rival, where it is installed
-
-    loader = litdata.TokensLoader(block_size=WINDOW)
-    dataset = litdata.StreamingDataset(str(folder / "litdata"), item_loader=loader, shuffle=True)
-    yield from litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0)
-
-
-# Pictures: 640x480 JPEG to 320x240 by a mean over squares, batches of 32 uint8 pictures.
-
-
-def _decoded(batch: Any) -> Any:
-    return torch.from_numpy(np.stack([decode(data, SMALL) for data in batch["image"].to_pylist()]))
-
-
-def pictures_upshift(folder: Path) -> Iterator[Any]:
-    """Ours, from the files' bytes, two threads."""
-    yield from Stream(folder / "store", batch_size=PICTURES, columns=["image"], workers=2, transform=_decoded)
-
-
-def pictures_upshift_cached(folder: Path) -> Iterator[Any]:
-    """Ours, decoded and resized once, when the folder was converted."""
-    for batch in Stream(folder / "small", batch_size=PICTURES, form="torch"):
-        yield batch["image"]
-
-
-class _Files(Dataset[Any]):
-    """JPEG files by Pillow, as most training scripts have it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.files = sorted((folder / "jpeg").glob("*.jpg"))
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Any:
-        from PIL import Image  # noqa: PLC0415  of the extra `images`
-
-        with Image.open(self.files[index]) as opened:
-            return torch.from_numpy(np.array(opened.convert("RGB").reduce(2)))
-
-
-def pictures_loader(folder: Path) -> Iterator[Any]:
-    """A DataLoader with two worker processes."""
-    yield from DataLoader(_Files(folder), batch_size=PICTURES, shuffle=True, num_workers=2)
-
-
-SYSTEMS: dict[str, dict[str, System]] = {
-    "text": {
-        "upshift": text_upshift,
-        "upshift, Arrow": text_upshift_arrow,
-        **({"Hugging Face": text_huggingface} if have("datasets") else {}),
-        **({"litdata": text_litdata} if have("litdata") else {}),
-        **({"webdataset": text_webdataset} if have("webdataset") else {}),
-    },
-    "tokens": {
-        "upshift": tokens_upshift,
-        "DataLoader": tokens_loader,
-        "DataLoader, __getitems__": tokens_loader_many,
-        **({"litdata": tokens_litdata} if have("litdata") else {}),
-    },
-    "pictures": {
-        "upshift": pictures_upshift,
-        "upshift, converted": pictures_upshift_cached,
-        "DataLoader, 2 workers": pictures_loader,
-    },
+WORKLOADS: dict[str, Workload] = {
+    "text": Workload(
+        words="256 dialogues of about 1.3 KB, as Python strings or in Arrow",
+        write=sources.write_text,
+        systems=text.SYSTEMS,
+    ),
+    "tokens": Workload(
+        words="256 windows of 1,024 tokens, as a tensor of uint16", write=sources.write_tokens, systems=tokens.SYSTEMS
+    ),
+    "jpeg": Workload(
+        words="32 JPEG pictures of 640x480, decoded and halved to 320x240, as a tensor of uint8",
+        write=sources.write_pictures,
+        systems=pictures.JPEG_SYSTEMS,
+    ),
+    "raw": Workload(
+        words="32 pictures of 640x480 pixels, halved to 320x240, as a tensor of uint8",
+        write=sources.write_raw,
+        systems=pictures.RAW_SYSTEMS,
+    ),
 }
+
+LEFT_OUT: dict[str, str] = {
+    "MosaicML Streaming": "it needs torchvision, which no extra of Upshift brings; its folders can be converted",
+    "FFCV": "it has no wheels, and does not build against today's OpenCV",
+    "Grain and Lance": "not measured yet",
+    "TFRecord": "its reader is TensorFlow, a framework of its own",
+}
+"""Rivals that are not measured, and why."""
+
+PACKAGES = ("datasets", "litdata", "webdataset", "pyarrow", "pillow", "simplejpeg", "lmdb", "redis")
+"""Whose versions are recorded."""

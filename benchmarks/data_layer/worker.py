@@ -1,4 +1,4 @@
-"""One system in a process of its own: iterates for so many seconds, and tells what it did, as a line of JSON."""
+"""One system in a process of its own: does one thing, and tells it as the last line of its output, in JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,92 +14,106 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
-import torch
 
-from benchmarks.data_layer.systems import SYSTEMS
+from benchmarks.data_layer.system import System
+from benchmarks.data_layer.system_memory import all_files, evict, private_bytes, warm, watched
+from benchmarks.data_layer.systems import WORKLOADS
 
-MIB = 2**20
+
+def warm_epochs(system: System, folder: Path, seconds: float) -> dict[str, Any]:
+    """Whole epochs of files that the system holds in memory, after one that is not counted."""
+    warm(all_files(folder, system.files))
+    batches, epochs = system.open(folder), list[dict[str, Any]]()
+    _epoch(batches, perf_counter())
+    while sum(epoch["seconds"] for epoch in epochs) < seconds:
+        epochs.append(_epoch(batches, perf_counter()))
+    samples = sum(epoch["samples"] for epoch in epochs)
+    taken = sum(epoch["seconds"] for epoch in epochs)
+    return {"seconds_per_sample": taken / samples, "epochs": epochs}
 
 
-def measure(workload: str, system: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Iterate over whole and broken epochs: one that nobody counts, then as many batches as the time holds."""
-    make = SYSTEMS[workload][system]
-    process = psutil.Process()
-    before = private_bytes(process)
-    for _ in make(folder):
-        pass
-    samples = size = 0
-    peak = private_bytes(process)
+def cold_epoch(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
+    """The first epoch of files that have to come from the disk, with all that it takes to open them."""
+    still_there = evict(all_files(folder, system.files))
     started = perf_counter()
-    while perf_counter() - started < seconds:
-        for batch in make(folder):
-            samples += len(batch)
-            size += _bytes(batch)
-            if perf_counter() - started >= seconds:
-                break
-        peak = max(peak, private_bytes(process))
-    took = perf_counter() - started
-    return {
-        "samples_per_s": samples / took,
-        "bytes_per_s": size / took,
-        "private_mib": peak / MIB,
-        "private_before_mib": before / MIB,
-    }
+    epoch = _epoch(system.open(folder), started)
+    return {"seconds_per_sample": epoch["seconds"] / epoch["samples"], "in_memory_before_frac": still_there, **epoch}
 
 
-def private_bytes(process: psutil.Process) -> int:
-    """Memory that is this process's and its children's alone."""
-    return sum(part.memory_full_info().uss for part in (process, *process.children(recursive=True)))
+def _epoch(batches: Iterable[Any], started: float) -> dict[str, Any]:
+    """An epoch; nothing is done with its batches."""
+    samples = 0
+    for batch in batches:
+        samples += len(batch)
+    return {"samples": samples, "seconds": perf_counter() - started}
 
 
-def digest(workload: str, system: str, folder: Path) -> dict[str, Any]:
+def memory(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
+    """The most private memory of an epoch, beyond what the process held before; not timed."""
+    before = private_bytes(psutil.Process())
+    with watched() as peak:
+        for _ in system.open(folder):
+            pass
+    return {"private_bytes": max(peak.num_bytes - before, 0), "private_before_bytes": before}
+
+
+def digest(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
     """A number that is the same for every system that gives the same samples once an epoch, in any order."""
-    total = count = 0
-    for batch in SYSTEMS[workload][system](folder):
-        rows = batch.to_pylist() if isinstance(batch, pa.Array) else batch
-        for row in rows:
+    total = count = size = 0
+    form = ""
+    for batch in system.open(folder):
+        form = form or _form(batch)
+        for row in batch.to_pylist() if isinstance(batch, pa.Array) else batch:
             data = row.encode() if isinstance(row, str) else np.ascontiguousarray(row).tobytes()
             total = (total + zlib.crc32(data)) % 2**64
-            count += 1
-    return {"digest": total, "count": count}
+            count, size = count + 1, size + len(data)
+    return {"digest": total, "count": count, "num_bytes": size, "form": form}
 
 
-def page_cache(folder: Path, seconds: float) -> dict[str, Any]:
-    """How fast a file that the system holds in memory can be read into a buffer that is used again."""
-    paths = sorted((folder / "store" / "shards").glob("*"))
-    buffer = bytearray(MIB)
-    size, started = 0, perf_counter()
-    while perf_counter() - started < seconds:
-        for path in paths:
+def _form(batch: Any) -> str:
+    if isinstance(batch, list):
+        return f"list of {type(batch[0]).__name__}"
+    if isinstance(batch, pa.Array):
+        return "Arrow text" if pa.types.is_string(batch.type) or pa.types.is_large_string(batch.type) else str(batch.type)
+    return f"{type(batch).__name__} of {batch.dtype}, {list(batch.shape[1:])}"
+
+
+def page_cache(system: System, folder: Path, seconds: float) -> dict[str, Any]:
+    """How fast what a system reads can be read into a buffer that is used again: no copy of it could be faster."""
+    files = all_files(folder, system.files)
+    warm(files)
+    taken, size, buffer = 0.0, 0, bytearray(2**20)
+    while taken < seconds:
+        started = perf_counter()
+        for path in files:
             with path.open("rb", buffering=0) as file:
                 while count := file.readinto(buffer):
                     size += count
-    return {"bytes_per_s": size / (perf_counter() - started)}
+        taken += perf_counter() - started
+    return {"seconds_per_byte": taken / size}
 
 
-def _bytes(batch: Any) -> int:
-    if isinstance(batch, list):
-        return sum(map(len, batch)) if isinstance(batch[0], str) else 0
-    return int(batch.nbytes)
+ACTS: dict[str, Callable[[System, Path, float], dict[str, Any]]] = {
+    "warm": warm_epochs,
+    "cold": cold_epoch,
+    "memory": memory,
+    "same": digest,
+    "page_cache": page_cache,
+}
 
 
 def main() -> None:
     """Do what the arguments say."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["measure", "digest", "page_cache"])
-    parser.add_argument("workload")
+    parser.add_argument("act", choices=list(ACTS))
+    parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("system")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, required=True)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.what == "measure":
-        found = measure(given.workload, given.system, given.folder, given.seconds)
-    elif given.what == "digest":
-        found = digest(given.workload, given.system, given.folder)
-    else:
-        found = page_cache(given.folder, given.seconds)
-    sys.stdout.write(json.dumps(found) + "\n")
+    system = WORKLOADS[given.workload].systems[given.system]
+    found = ACTS[given.act](system, given.folder, given.seconds)
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

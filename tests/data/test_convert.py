@@ -25,10 +25,12 @@ import pytest
 
 from upshift.core.errors import DataError
 from upshift.data import Store
+from upshift.data.convert import job
 from upshift.data.convert.choose import all_readers, reader_for
 from upshift.data.convert.job import convert
 from upshift.data.convert.readers import jsonl
 from upshift.data.convert.tokenizing import Tokenizing
+from upshift.data.store.publish import clean
 from upshift.data.store.verify import verify
 
 
@@ -331,6 +333,85 @@ def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path, monkeypatch: p
     assert made.num_resumed >= 3
     assert all_rows(tmp_path / "s") == records
     assert not (tmp_path / "s" / "writing").exists()
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+import upshift.data.convert.job as job
+import upshift.data.store.publish as publish
+from upshift.data.convert.readers import jsonl
+jsonl.UNIT_BYTES = 3001
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+def patch(moment):
+    if moment == "bad records aside":
+        job.publish_written = die
+    elif moment == "shards moved":
+        publish.write_atomically = die
+    elif moment == "published":
+        whole = job.publish_written
+        job.publish_written = lambda *given, **named: (whole(*given, **named), die())
+    else:
+        replace, moved = Path.replace, []
+        def third(self, target):
+            moved.extend([target] if Path(target).parent.name == "shards" else [])
+            return die() if len(moved) == 3 else replace(self, target)
+        Path.replace = third
+for moment in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        patch(moment)
+        job.convert(sys.argv[1] + "/a.jsonl", sys.argv[1] + "/" + moment, processes=1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+MOMENTS = ["bad records aside", "some shards moved", "shards moved", "published"]
+
+
+def test_bad_records_are_found_whenever_the_publisher_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "UNIT_BYTES", 3_001)
+    records = write_jsonl(tmp_path / "a.jsonl", 500)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("one\ntwo\n")
+    command = [sys.executable, "-c", KILLED_AT, str(tmp_path), *MOMENTS]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    assert ended == [str(-signal.SIGKILL)] * len(MOMENTS)
+    for moment in MOMENTS:
+        store = tmp_path / moment
+        assert (store / "manifest.json").exists() == (moment == "published")
+        made = convert(tmp_path / "a.jsonl", store, processes=1)
+        assert (made.num_bad, made.num_resumed) == (2, made.manifest.provenance["units"])
+        assert made.manifest.version == 1
+        assert made.quarantine == store / Store(store).manifest.provenance["quarantine"]
+        assert made.quarantine is not None
+        lines = [json.loads(line) for line in made.quarantine.read_text().splitlines()]
+        assert [base64.b64decode(line["record_base64"]) for line in lines] == [b"one\n", b"two\n"]
+        assert list((store / "quarantine").iterdir()) == [made.quarantine]
+        assert not (store / "writing").exists()
+        assert all_rows(store) == records
+        assert verify(Store(store)) == []
+        with pytest.raises(DataError, match="is a store of 500 rows already"):
+            convert(tmp_path / "a.jsonl", store, processes=1)
+
+
+def test_bad_records_of_a_conversion_that_nobody_took_up_are_cleaned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 200)
+    (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text() + "one\n")
+    kept = convert(tmp_path / "b.jsonl", tmp_path / "s", processes=1).quarantine
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(job, "publish_written", full)
+    with pytest.raises(OSError, match="no space left"):
+        convert(tmp_path / "b.jsonl", tmp_path / "s", mode="append", processes=1)
+    assert len(list((tmp_path / "s" / "quarantine").iterdir())) == 2
+    removed = clean(tmp_path / "s")
+    assert [name.split("/")[0] for name in removed] == ["writing", "quarantine"]
+    assert list((tmp_path / "s" / "quarantine").iterdir()) == [kept]
 
 
 def test_a_source_that_changed_is_converted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import functools
 import itertools
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,12 @@ def global_batches(store: Store, ranks: int, batch: int, **more: Any) -> list[li
     return [flat(parts) for parts in zip(*(rest(stream) for stream in streams), strict=True)]
 
 
+@functools.cache
+def uninterrupted(count: int, batch: int, **more: Any) -> list[list[int]]:
+    """The batches of an epoch that nothing stops."""
+    return global_batches(numbers(count), 1, batch, **more)
+
+
 def test_an_epoch_holds_every_sample_once_in_a_new_order_each_time() -> None:
     stream = Stream(numbers(1000), batch_size=32, seed=3)
     first, second = rest(stream), rest(stream)
@@ -92,10 +100,10 @@ def test_without_shuffling_samples_come_as_stored() -> None:
     assert flat(rest(Stream(numbers(100), batch_size=7, shuffle=False))) == list(range(100))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -> None:
-    count = data.draw(st.sampled_from([40, 97, 256, 333]))
+    count = data.draw(st.sampled_from([40, 97, 180, 256]))
     whole = data.draw(st.sampled_from([4, 12, 24]))  # samples of a global batch: what the number of ranks must divide
     before = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if whole % n == 0]))
     after = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if whole % n == 0]))
@@ -104,9 +112,10 @@ def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -
         "shuffle": data.draw(st.booleans()),
         "window_blocks": data.draw(st.sampled_from([1, 3, 16])),
         "bucket_by": data.draw(st.sampled_from([None, "text"])),
+        "columns": ("id",),
     }
     store = numbers(count)
-    want = global_batches(store, 1, whole, **common)
+    want = uninterrupted(count, whole, **common)
     stop = data.draw(st.integers(0, len(want) - 1))
     seen: list[list[int]] = [[] for _ in range(stop)]
     states = []
@@ -132,6 +141,67 @@ def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -
         assert flat(seen) == flat(want)
     else:
         assert [sorted(batch) for batch in seen[: len(want) - 2]] == [sorted(batch) for batch in want[: len(want) - 2]]
+
+
+KILLED = """
+import json, os, random, signal, sys, time, traceback
+from pathlib import Path
+from upshift.core.files import write_atomically
+from upshift.data import Stream
+store, state, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+def train(permits, told):
+    stream, seen = Stream(store, batch_size=7, seed=3, workers=workers, read_ahead=3), []
+    if state.exists():
+        saved = json.loads(state.read_text())
+        stream.load_state_dict(saved["stream"])
+        seen = saved["seen"]
+    while stream.epoch < 2:
+        for number, batch in enumerate(stream):
+            os.read(permits, 1)
+            seen += batch["id"].to_pylist()
+            os.write(told, b".")
+            if number % 3 == 0:
+                write_atomically(state, json.dumps({"stream": stream.state_dict(), "seen": seen}))
+    write_atomically(state, json.dumps({"stream": stream.state_dict(), "seen": seen}))
+chance, kills, code = random.Random(workers), 0, -signal.SIGKILL
+while code == -signal.SIGKILL:
+    permits, give = os.pipe()
+    hear, told = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(hear), os.close(give)
+        try:
+            train(permits, told)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(3)
+    os.close(told), os.close(permits)
+    batches = chance.randint(1, 12)
+    os.write(give, b"." * batches)
+    while batches > 1 and os.read(hear, 1):
+        batches -= 1
+    time.sleep(chance.random() * 0.004)
+    os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    kills += code == -signal.SIGKILL
+    os.close(hear), os.close(give)
+print(json.dumps([kills, code]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_process_that_is_killed_goes_on_from_what_it_saved_last(tmp_path: Path, workers: str) -> None:
+    """What was learnt after the last saved state dies with the process; nothing else is lost, and nothing comes twice."""
+    store = folder() / "numbers-333-16"
+    numbers(333)
+    command = [sys.executable, "-c", KILLED, str(store), str(tmp_path / "state.json"), workers]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    kills, code = json.loads(done.stdout)
+    assert (kills >= 8, code) == (True, 0)
+    stream = Stream(numbers(333), batch_size=7, seed=3)
+    assert json.loads((tmp_path / "state.json").read_text())["seen"] == flat(rest(stream)) + flat(rest(stream))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

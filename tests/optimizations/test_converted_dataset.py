@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset
 
-from tests.optimizations.contract import Prepared, make_loop, run
+from tests.optimizations.contract import Prepared, facts, make_loop, run
 from upshift.core.errors import JobError
-from upshift.core.keeping import content
+from upshift.core.keeping import content, disk_words, quoted_source
 from upshift.core.sample_folder import FOLDER_VARIABLE
 from upshift.data.rows import RowLayout, UnlikeError
 from upshift.optimizations.converted_dataset import ConvertedDataset
+from upshift.profile.probes import data_path
+from upshift.script.plan.reach import why_beyond
 
 ALIKE: list[Any] = [
     {
@@ -64,6 +67,36 @@ def test_a_sample_that_does_not_suit_is_found() -> None:
         layout.rows([torch.zeros(3), torch.zeros(4)])
     with pytest.raises(TypeError, match="is no plain data"):
         RowLayout.of([object()]).rows([object()])
+
+
+def test_a_dataset_too_large_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    folder = tmp_path / "my photos"
+    folder.mkdir()
+
+    class OfFolder(list[Any]):
+        def __init__(self) -> None:
+            super().__init__([0, 1])
+            self.root = f"{folder}/"
+
+    path = data_path(Subset(OfFolder(), [0]))  # type: ignore[arg-type]  # it has what a dataset needs
+    fit = ConvertedDataset.fit(facts(epoch_s=1e6, sample_bytes=3 * 2**20, job={"num_samples": 1000, "data_path": path}))
+    command = f"`upshift data convert '{folder}' '{folder}'.store` (about 2.9 GiB of disk"
+    assert command in fit.reason
+    assert command in why_beyond(
+        "converted_dataset", source=quoted_source(path), need=f" ({disk_words(3000 * 2**20)} of disk)"
+    )
+    assert "upshift data convert SOURCE SOURCE.store`, and" in why_beyond("converted_dataset")
+
+
+@pytest.mark.parametrize("value", ["", "no such folder", "a" * 10_000, "a\0b", 7, None])
+def test_what_is_no_path_is_not_taken_for_one(value: Any) -> None:
+    class Texts:
+        path = "of the class, not of the dataset"
+
+        def __init__(self) -> None:
+            self.file = value
+
+    assert not data_path(Texts())
 
 
 class Ragged(Prepared):

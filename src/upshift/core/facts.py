@@ -50,6 +50,7 @@ class JobFacts:
         device_prefetch: Batches are copied to the device ahead at present.
         shuffle: Each epoch visits the samples in a new order.
         has_getitems: The dataset itself reads several samples in one call (`__getitems__`).
+        data_path: The file or folder that the dataset says it reads; empty where it says none.
         load_is_random: Reading a sample may draw random numbers.
         finish_is_random: The job has a random transform.
         collate_is_random: Collating may draw random numbers.
@@ -87,6 +88,7 @@ class JobFacts:
     device_prefetch: bool = False
     shuffle: bool = True
     has_getitems: bool = False
+    data_path: str = ""
     load_is_random: bool = True
     finish_is_random: bool = False
     collate_is_random: bool = False

@@ -19,6 +19,15 @@ def write_at(file: int, data: bytes, start: int) -> None:
         rest, start = rest[done:], start + done
 
 
+def flush_folder(folder: Path) -> None:
+    """Flush the names of a folder to disk: a file that was renamed into it is found there after a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Write to a temporary file beside `path`, flush it to disk, and rename it into place.
 

@@ -8,6 +8,7 @@ found at once and not in the loss.
 from __future__ import annotations
 
 import pickle
+import shlex
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -38,6 +39,21 @@ def why_nothing_is_kept(facts: Facts) -> Fit | None:
     if facts.sample_bytes is None:
         return Fit.no("the size of a prepared sample could not be measured")
     return None
+
+
+def quoted_source(path: str) -> str:
+    """The file or folder of a dataset as a shell takes it; the word SOURCE where the dataset names none."""
+    return shlex.quote(path.rstrip("/") or path) if path else "SOURCE"
+
+
+def disk_words(num_bytes: int) -> str:
+    """About how much of a disk that is: `about 3.2 GiB`."""
+    size = float(max(num_bytes, 0))
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"about {size:.3g} {unit}"
+        size /= 1024
+    return f"about {size:,.1f} GiB"
 
 
 class Shelf(Protocol):

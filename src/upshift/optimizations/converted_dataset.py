@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
-from upshift.core.keeping import content, why_nothing_is_kept
+from upshift.core.keeping import content, disk_words, quoted_source, why_nothing_is_kept
 from upshift.core.live import LiveJob, Seam, Undo, add_to, replace_attribute
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 from upshift.core.sample_folder import kept_folder
@@ -62,16 +62,19 @@ class ConvertedDataset(Optimization):
         if (refusal := why_nothing_is_kept(facts)) is not None:
             return refusal
         num_samples, sample_bytes = job.num_samples or 0, facts.sample_bytes or 0
+        source, need = quoted_source(job.data_path), disk_words(sample_bytes * num_samples)
         if sample_bytes * num_samples > LARGEST_GIB * _GIB:
             return Fit.no(
-                f"the {num_samples} samples take about {sample_bytes * num_samples / _GIB:,.0f} GiB: convert "
-                f"them beforehand (upshift data convert), and read the store"
+                f"the {num_samples:,} samples are too many for a store of one run: convert them beforehand by `upshift data "
+                f"convert {source} {source}.store` ({need} of disk as they are prepared now, by the samples measured), and "
+                f"let train_data read upshift.data.Store"
             )
         preparing_s = facts.ceiling_frac("input") * facts.epoch_s
         if preparing_s > MOST_S:
             return Fit.no(
-                f"preparing all samples takes about {preparing_s / 60:,.0f} minutes: convert them beforehand (upshift data "
-                f"convert), and read the store"
+                f"preparing all samples takes about {preparing_s / 60:,.0f} minutes: convert them beforehand by `upshift "
+                f"data convert {source} {source}.store` ({need} of disk as they are prepared now, by the samples measured), "
+                f"and let train_data read upshift.data.Store"
             )
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac, settings=[cls()])
 

@@ -6,6 +6,7 @@ import pickle
 import resource
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,8 @@ from upshift.train.ranks import current_ranks
 
 OPTIONAL_PACKAGES = ("torchao",)
 """What a technique may need that Upshift itself does not."""
+
+PATH_NAMES = ("root", "path", "folder", "directory", "data_dir", "data_path", "data_file", "file", "filename")
 
 MATMUL_SIZE = 768
 MATMUL_ROUNDS = 5
@@ -147,6 +150,7 @@ def job_facts(live: LiveJob) -> JobFacts:
         device_prefetch=live.loader.device_prefetch,
         shuffle=live.job.shuffle,
         has_getitems=_has_getitems(live.dataset),
+        data_path=data_path(live.dataset),
         load_is_random=live.pipeline.load_is_random,
         finish_is_random=live.pipeline.finish_is_random,
         collate_is_random=live.pipeline.collate_is_random,
@@ -160,6 +164,20 @@ def _has_getitems(dataset: Any) -> bool:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def data_path(dataset: Any) -> str:
+    """The file or folder that a dataset reads, by the names such an attribute has in most of them; empty for none."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    attributes = getattr(dataset, "__dict__", {})
+    for name in PATH_NAMES:
+        value = attributes.get(name, attributes.get(f"_{name}"))
+        if isinstance(value, str | Path) and str(value):
+            with suppress(OSError):  # a text that is no path, such as a very long one
+                if Path(value).exists():
+                    return str(value)
+    return ""
 
 
 def reset_peak_memory() -> None:

@@ -12,7 +12,7 @@ CASE = Case(
         (facts(job={"num_samples": None}), "iterable dataset"),
         (facts(job={"planned_updates": 25}), "visited at most once"),
         (facts(sample_bytes=None), "could not be measured"),
-        (facts(sample_bytes=2**40), "convert them beforehand"),
-        (facts(epoch_s=1e6), "minutes: convert them beforehand"),
+        (facts(sample_bytes=2**40), r"`upshift data convert SOURCE SOURCE.store` \(about 102,400.0 GiB of disk"),
+        (facts(epoch_s=1e6), r"minutes: convert them beforehand by `upshift data convert SOURCE SOURCE.store` \(about 97"),
     ),
 )  # fmt: skip

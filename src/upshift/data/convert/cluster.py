@@ -1,12 +1,24 @@
-"""Convert units on a Ray cluster: the same units by the same code, so that the store is the same."""
+"""Convert units on a Ray cluster: the same units by the same code, so that the store is the same.
+
+The units are a Ray Data job of one row a unit. Numbers go out and a line of JSON comes back; what is read and written goes
+from disk to disk. A worker that dies is replaced and its unit begun anew, a few times; what is done stays done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from upshift.core.errors import MachineError
+from upshift.core.errors import DataError, MachineError, UpshiftError
 from upshift.data.convert.unit import Converted, Task, convert_unit
+
+RETRIES = 3
+"""How often a unit is begun anew whose worker died: a unit that needs too much memory must come to an end."""
+_OBJECT_BYTES = 128 * 2**20
+"""Shared memory of a local cluster: a few lines of text pass through it."""
 
 
 class RayRunner:
@@ -22,28 +34,54 @@ class RayRunner:
         self._ray = _ray()
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
-        """Convert the tasks."""
+        """Convert the tasks.
+
+        Raises:
+            DataError: A unit cannot be converted, or its workers die again and again.
+        """
         if not tasks:
             return
         ray = self._ray
         mine = not ray.is_initialized()
         if mine:
-            ray.init(include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+            local = (
+                {} if os.environ.get("RAY_ADDRESS") else {"object_store_memory": _OBJECT_BYTES, "include_dashboard": False}
+            )
+            ray.init(logging_level="ERROR", log_to_driver=False, **local)
+        ray.data.DataContext.get_current().enable_progress_bars = False  # the conversion has one of its own
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
-            # A block a task: otherwise Ray would hand several to one worker and let the others wait.
-            made = ray.data.from_items([{"task": task} for task in tasks], override_num_blocks=len(tasks)).map(_convert)
-            for row in made.iter_rows():
-                yield row["converted"]
+            # A block a unit: otherwise Ray would hand several to one worker and let the others wait.
+            rows = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map(_maker(list(tasks)), max_retries=RETRIES)
+            for row in rows.iter_rows():
+                if row["refused"]:
+                    raise DataError(str(row["refused"]))
+                yield Converted.from_json(row["converted"], Path(tasks[row["place"]].folder))
+        except ray.exceptions.RayError as error:
+            raise DataError(
+                f"the Ray job broke off ({type(error).__name__}), perhaps since a worker had too little memory: what is "
+                f"done is kept. Start the same command again, with or without --ray."
+            ) from error
         finally:
             if mine:
                 ray.shutdown()
 
 
-def _convert(row: dict[str, Any]) -> dict[str, Any]:
-    return {"converted": convert_unit(row["task"])}
+def _maker(tasks: list[Task]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What converts the unit of a row, in a worker; what it refuses comes back in words, without Ray's traces."""
+
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        place = int(row["id"])
+        try:
+            return {"place": place, "converted": convert_unit(tasks[place]).to_json(), "refused": ""}
+        except (UpshiftError, OSError) as error:
+            return {"place": place, "converted": "", "refused": str(error)}
+
+    return made
 
 
 def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing of a conversion is told to anybody
     try:
         import ray  # noqa: PLC0415  of the extra `ray`
         import ray.data  # noqa: PLC0415

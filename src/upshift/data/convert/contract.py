@@ -117,6 +117,12 @@ class Reader(ABC):
         """The rows of a unit, a few thousand at a time, and its bad records."""
 
 
+def spread(units: Sequence[Unit], wanted: int = 3) -> list[Unit]:
+    """Some units from the first to the last, to look for types in."""
+    places = {round(place * (len(units) - 1) / (wanted - 1)) for place in range(wanted)}
+    return [units[number] for number in sorted(places)]
+
+
 def files_under(path: Path, endings: Sequence[str]) -> list[Path]:
     """The file itself, or all files below a folder that end so, sorted; hidden ones are left out.
 

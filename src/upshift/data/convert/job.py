@@ -11,14 +11,14 @@ import hashlib
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from upshift.core.errors import DataError
 from upshift.core.machine import read_cores
@@ -27,7 +27,7 @@ from upshift.data.convert.contract import Choices, Reader, Unit
 from upshift.data.convert.quarantine import BAD, check_rate, set_aside
 from upshift.data.convert.tokenizing import Tokenizing
 from upshift.data.convert.unit import Converted, Task, convert_unit
-from upshift.data.store.layout import BLOCK_ROWS, WRITING, Manifest
+from upshift.data.store.layout import BLOCK_ROWS, QUARANTINE, WRITING, Manifest
 from upshift.data.store.publish import Mode, current, exists
 from upshift.data.store.write import SHARD_BYTES, publish_written
 
@@ -128,7 +128,7 @@ def convert(
     if not 0 <= max_bad_frac <= 1:
         raise DataError(f"max_bad_frac is a share from 0 to 1, not {max_bad_frac}.")
     have = current(store)
-    if have is not None and mode == "create":
+    if have is not None and mode == "create" and not (store / WRITING).exists():
         raise DataError(exists(store, have))
     reader = reader_named(format) if format else reader_for(path)
     choices = Choices(columns=tuple(columns), pixels=pixels, size=size)
@@ -157,18 +157,25 @@ def convert(
         ]
         done = {task.number: found for task in tasks if (found := Converted.load(Path(task.folder)))}
         resumed = len(done)
+        ended = resumed == len(tasks) and _is_published(have, done.values())
+        if have is not None and mode == "create" and not ended:
+            raise DataError(exists(store, have))
         run = runner or Processes(processes or read_cores(environ=os.environ).value)
         _convert_rest(tasks, done, run, max_bad_frac=max_bad_frac, folder=folder, progress=progress)
         parts = [done[number] for number in range(len(tasks))]
-        manifest = _published(store, parts, mode, path, reader)
-        quarantine = set_aside(store, [Path(task.folder) / BAD for task in tasks])
+        aside = set_aside(store, _first_shard(parts), [Path(task.folder) / BAD for task in tasks])
+        # An earlier run may have ended right after publishing: its version is there, and only its folder is left.
+        manifest = have
+        if manifest is None or not ended:
+            told = _provenance(path, reader, parts, aside)
+            manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=told)
         shutil.rmtree(folder)
     return Result(
         manifest=manifest,
         num_records=sum(part.num_records for part in parts),
         num_bad=sum(part.num_bad for part in parts),
         num_resumed=resumed,
-        quarantine=quarantine,
+        quarantine=store / aside if aside else None,
     )
 
 
@@ -290,22 +297,26 @@ def _convert_rest(
         tell(ended=len(done) == len(tasks))
 
 
-def _published(store: Path, parts: Sequence[Converted], mode: Mode, path: Path, reader: type[Reader]) -> Manifest:
-    """The version that holds these parts; the one that does already, where an earlier run ended right after publishing."""
-    have = current(store)
+def _is_published(have: Manifest | None, parts: Iterable[Converted]) -> bool:
+    """Whether a version holds these parts already."""
     names = {shard["name"] for part in parts for shard in part.written.shards}
-    if have is not None and names and names <= {shard.name for shard in have.shards}:
-        return have
-    return publish_written(
-        store,
-        [part.written for part in parts],
-        mode=mode,
-        provenance={
-            "source": path.name,
-            "format": reader.name,
-            "units": len(parts),
-            "records": sum(part.num_records for part in parts),
-            "bad_records": sum(part.num_bad for part in parts),
-            "upshift": version("upshift"),
-        },
-    )
+    return have is not None and bool(names) and names <= {shard.name for shard in have.shards}
+
+
+def _first_shard(parts: Sequence[Converted]) -> str:
+    """A name that no other conversion has, and that this one keeps when it is taken up again."""
+    names = (str(shard["name"]) for part in parts for shard in part.written.shards)
+    return next(names, "nothing")
+
+
+def _provenance(path: Path, reader: type[Reader], parts: Sequence[Converted], aside: str | None) -> dict[str, Any]:
+    """What the rows are made from, and which file holds the records that are not among them."""
+    return {
+        "source": path.name,
+        "format": reader.name,
+        "units": len(parts),
+        "records": sum(part.num_records for part in parts),
+        "bad_records": sum(part.num_bad for part in parts),
+        "upshift": version("upshift"),
+        **({QUARANTINE: aside} if aside else {}),
+    }

@@ -1,7 +1,8 @@
 """Bad records, set aside in a file beside the store, and the rate at which there are too many.
 
 The file tells source, position and reason of each, and holds the record itself as base64, for its owner alone to read. No
-log and no message ever shows what a record holds.
+log and no message ever shows what a record holds. Each conversion has a file of its own, which is whole before the version
+that names it is published: whoever sees the rows finds the records that are not among them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import TextIO
 
 from upshift.core.errors import DataError
+from upshift.core.files import flush_folder
 from upshift.data.convert.contract import Bad
+from upshift.data.store.layout import QUARANTINE
 
-QUARANTINE = "quarantine.jsonl"
 BAD = "bad.jsonl"
-"""The same of one unit, until the store is published."""
+"""The bad records of one unit, until the store is published."""
 _EARLY = 1000
 """Records after which a conversion may fail before its end."""
 
@@ -40,27 +42,34 @@ def only_for_its_owner(path: Path) -> TextIO:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")  # noqa: PTH123
 
 
-def set_aside(store: Path, parts: Iterable[Path]) -> Path | None:
-    """Put the bad records of a conversion behind those of earlier ones; the file, or None where there are none.
+def set_aside(store: Path, name: str, parts: Iterable[Path]) -> str | None:
+    """Put the bad records of a conversion into a file of the store, flushed to the disk.
 
     Args:
-        store: The store, beside whose manifest they lie.
-        parts: Their files, in order; some may be empty.
+        store: The store.
+        name: Of the conversion, the same whenever it is taken up again: then the file is written anew, with the same lines.
+        parts: The files of its units, in order; some may be empty.
+
+    Returns:
+        The file's path within the store; None where there are no bad records.
     """
     filled = [part for part in parts if part.stat().st_size]
     if not filled:
         return None
-    path = store / QUARANTINE
-    new = path.with_name(f".{QUARANTINE}.new")
+    folder = store / QUARANTINE
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    new = path.with_suffix(".new")
     with only_for_its_owner(new) as file:
-        for part in (path, *filled):
-            if part.exists():
-                with part.open(encoding="utf-8") as source:
-                    shutil.copyfileobj(source, file)
+        for part in filled:
+            with part.open(encoding="utf-8") as source:
+                shutil.copyfileobj(source, file)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    return path
+    for changed in (folder, store):
+        flush_folder(changed)
+    return f"{QUARANTINE}/{path.name}"
 
 
 def check_rate(good: int, bad: int, max_bad_frac: float, *, ended: bool, where: str) -> None:

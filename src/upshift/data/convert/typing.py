@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from upshift.core.errors import DataError
-from upshift.data.convert.contract import Choices
+from upshift.data.convert.contract import Bad, Choices
 
+Found: TypeAlias = tuple[str, dict[str, Any] | str, Any]
+"""What was read where a record should stand: its position in words, the record or why it is none, and its source."""
 _MOST = 0.9
 """Share of the values that must be of one kind for the others to be taken for mistakes."""
 
@@ -49,6 +51,41 @@ def table_of(records: Sequence[dict[str, Any]], schema: pa.Schema, choices: Choi
                 return f"field {part.name!r} is no {part.type}"
         raise
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def record_of(value: Any) -> dict[str, Any] | str:
+    """A record, or in words why a value is none."""
+    return value if isinstance(value, dict) else f"a {type(value).__name__} is no record: {{...}} is"
+
+
+def tables_of(
+    path: str, found: Sequence[Found], schema: pa.Schema, choices: Choices, raw: Callable[[Any], bytes] = bytes
+) -> Iterator[pa.Table | Bad]:
+    """Records as a table, and each that is none with the reason; only where there is one they are looked at one by one.
+
+    Args:
+        path: The file they were read from.
+        found: What was read.
+        schema: The types of the columns.
+        choices: The user's.
+        raw: Makes the bytes of a bad record from its source.
+    """
+    if not found:
+        return
+    records = [record for _, record, _ in found if isinstance(record, dict)]
+    table = table_of(records, schema, choices) if len(records) == len(found) else None
+    if isinstance(table, pa.Table):
+        yield table
+        return
+    good = []
+    for position, record, source in found:
+        one = table_of([record], schema, choices) if isinstance(record, dict) else record
+        if isinstance(one, str):
+            yield Bad(path, position, one, raw(source))
+        else:
+            good.append(one)
+    if good:
+        yield pa.concat_tables(good).combine_chunks()
 
 
 def _settled(kind: pa.DataType) -> pa.DataType:

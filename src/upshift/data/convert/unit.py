@@ -69,17 +69,32 @@ class Converted:
     def load(cls, folder: Path) -> Converted | None:
         """What an earlier run left in a unit's folder; None where it did not end."""
         try:
-            read = json.loads((folder / DONE).read_text(encoding="utf-8"))
+            text = (folder / DONE).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+        return cls.from_json(text, folder)
+
+    @classmethod
+    def from_json(cls, text: str, folder: Path) -> Converted:
+        """Read what `to_json` wrote.
+
+        Args:
+            text: As it was written.
+            folder: Of the unit, as it is seen here and now.
+        """
+        read = json.loads(text)
         written = {**read.pop("written"), "folder": str(folder)}  # the store may have been moved
         return cls(written=Written(**{**written, "schema": bytes.fromhex(written["schema"])}), **read)
 
-    def save(self, folder: Path) -> None:
-        """Leave it in the unit's folder: from here on the unit is done."""
+    def to_json(self) -> str:
+        """The same as text, for a file or another machine."""
         read = asdict(self)
         read["written"]["schema"] = self.written.schema.hex()
-        write_atomically(folder / DONE, json.dumps(read))
+        return json.dumps(read)
+
+    def save(self, folder: Path) -> None:
+        """Leave it in the unit's folder: from here on the unit is done."""
+        write_atomically(folder / DONE, self.to_json())
 
 
 def convert_unit(task: Task) -> Converted:

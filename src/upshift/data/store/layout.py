@@ -5,6 +5,7 @@
       versions/000001.json        every version as it was published; never changed
       shards/3f9c...-00000.arrow  Arrow IPC blocks: the variable-width columns
       shards/3f9c...-00000.image.raw   one fixed-width column: rows one after another, nothing else
+      quarantine/3f9c...-00000.jsonl   records that a conversion could not use; its version's provenance names it
       writing/3f9c.../            files of a writer that has not published yet
 
 A shard never changes once it is published, so a reader that opened version 3 goes on reading version 3 while version 4 is
@@ -29,7 +30,7 @@ from upshift.core.errors import CorruptError, DataError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-VERSIONS, SHARDS, WRITING = "versions", "shards", "writing"
+VERSIONS, SHARDS, WRITING, QUARANTINE = "versions", "shards", "writing", "quarantine"
 PART_BYTES = 2**20
 """What is fetched from afar, and checked, at once."""
 BLOCK_ROWS = 2048

@@ -19,8 +19,18 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from upshift.core.errors import DataError
-from upshift.core.files import write_atomically
-from upshift.data.store.layout import MANIFEST, SHARDS, VERSIONS, WRITING, Manifest, RawColumn, Shard, described
+from upshift.core.files import flush_folder, write_atomically
+from upshift.data.store.layout import (
+    MANIFEST,
+    QUARANTINE,
+    SHARDS,
+    VERSIONS,
+    WRITING,
+    Manifest,
+    RawColumn,
+    Shard,
+    described,
+)
 from upshift.data.store.mapping import version_path
 
 Mode: TypeAlias = Literal["create", "append", "replace"]
@@ -108,7 +118,7 @@ def writing(path: Path, name: str) -> Iterator[Path]:
 
 
 def clean(path: Path) -> list[str]:
-    """Take away what writers left that are gone, and shards that no version names.
+    """Take away what writers left that are gone, and shards and bad records that no version names.
 
     Returns:
         What was removed, within the store.
@@ -120,11 +130,15 @@ def clean(path: Path) -> list[str]:
                 shutil.rmtree(folder)
                 removed.append(f"{WRITING}/{folder.name}")
         named = {file.path for manifest in _versions(path) for shard in manifest.shards for file in shard.files}
-        for file in sorted((path / SHARDS).glob("*")):
-            if f"{SHARDS}/{file.name}" not in named:
-                file.unlink()
-                removed.append(f"{SHARDS}/{file.name}")
+        named |= {str(manifest.provenance.get(QUARANTINE)) for manifest in _versions(path)}
         _remove_empty(path / WRITING)
+        # A conversion that is about to publish has set its bad records aside already.
+        for kind in (SHARDS,) if (path / WRITING).exists() else (SHARDS, QUARANTINE):
+            for file in sorted((path / kind).glob("*")):
+                if f"{kind}/{file.name}" not in named:
+                    file.unlink()
+                    removed.append(f"{kind}/{file.name}")
+            _remove_empty(path / kind)
     return removed
 
 
@@ -172,14 +186,12 @@ def _move(path: Path, shards: Sequence[Shard], folders: Sequence[Path]) -> None:
         for file in shard.files:
             name = Path(file.path).name
             source = next((folder / name for folder in folders if (folder / name).exists()), None)
+            if source is None and (path / file.path).exists():
+                continue  # a publisher moved it and was killed; no other file ever has this name
             if source is None:
                 raise DataError(f"{name} was written and is gone: something else removes files under {path}.")
             source.replace(path / file.path)
-    handle = os.open(path / SHARDS, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    flush_folder(path / SHARDS)
 
 
 def _check_alike(path: Path, have: Manifest, schema: pa.Schema, raw: Sequence[RawColumn], block_rows: int) -> None:

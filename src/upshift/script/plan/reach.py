@@ -25,8 +25,8 @@ _JOB = "write the training as an upshift.Job (README, four methods), and tune th
 _BEYOND = {
     "checkpoint_compression": "what the script saves must stay readable by whoever reads it: compress it there",
     "checkpoint_storage": "the script chooses where it saves: torch.save to a faster path, and copy the file from there",
-    "converted_dataset": "which of its preparation is random cannot be seen from outside: upshift data convert, and read "
-    "the store instead",
+    "converted_dataset": "which of its preparation is random cannot be seen from outside: convert the data beforehand by "
+    "`upshift data convert {source} {source}.store`{need}, and let the dataset read upshift.data.Store",
     "counted_positions": "which positions the loss uses cannot be seen from outside: index the hidden states with "
     "the mask before the output layer",
     "device_prefetch": "the script moves its batches itself: move the next one on a torch.cuda.Stream meanwhile",
@@ -54,11 +54,18 @@ _BEYOND = {
 }
 
 
-def why_beyond(name: str) -> str:
-    """Why a technique cannot act on an unmodified script, and what to do instead; empty where it can."""
+def why_beyond(name: str, *, source: str = "SOURCE", need: str = "") -> str:
+    """Why a technique cannot act on an unmodified script, and what to do instead; empty where it can.
+
+    Args:
+        name: Of the technique.
+        source: The data that the script reads, as a shell takes it, where that is known.
+        need: What they take on disk, in words that follow a command, where that was measured.
+    """
     if name in REACHED:
         return ""
-    return f"not on an unmodified script: {_BEYOND.get(name, 'it has no seam there')}; or {_JOB}"
+    why = _BEYOND.get(name, "it has no seam there").format(source=source, need=need)
+    return f"not on an unmodified script: {why}; or {_JOB}"
 
 
 def beyond(plan: Plan) -> dict[str, str]:

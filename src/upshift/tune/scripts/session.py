@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from upshift.core.errors import TargetError, UpshiftError
 from upshift.core.facts import Facts
 from upshift.core.job import Job, Quality
+from upshift.core.keeping import disk_words, quoted_source
 from upshift.core.optimization import Optimization
 from upshift.core.stats import NonInferiority
 from upshift.optimizations import catalogue
@@ -48,6 +49,7 @@ class ScriptSession(Session):
         if request.ranks > 1:
             raise UpshiftError("Scripts are tuned in one process: leave --ranks out, and tune the script on one device.")
         super().__init__(request, say)
+        self._need = ""
         evidence, out = self.dossier.evidence, shlex.quote(str(request.out))
         words = shlex.join(request.command[1:])
         name = shlex.quote(request.command[0])
@@ -75,6 +77,9 @@ class ScriptSession(Session):
     def _profile(self) -> Facts:
         facts = super()._profile()
         self.planned_updates = None  # nobody knows it
+        if facts.sample_bytes and facts.job.num_samples:
+            needed = disk_words(facts.sample_bytes * facts.job.num_samples)
+            self._need = f" ({needed} of disk as they are prepared now, by the samples measured)"
         return facts
 
     def _make_screen(self, others: list[list[float]], slices: int) -> ScriptScreen:
@@ -113,8 +118,9 @@ class ScriptSession(Session):
     def _note_beyond(self) -> None:
         """Rungs for all that has no seam in a script, with what it would take."""
         known = {rung.name for rung in self.dossier.rungs}
+        source = quoted_source(str(self.dossier.evidence["job"].get("data_path") or ""))
         for name in catalogue():
-            if name not in known and (why := why_beyond(name)):
+            if name not in known and (why := why_beyond(name, source=source, need=self._need)):
                 self.dossier.rungs.append(Rung(name=name, settings={}, outcome="refused", reason=why))
 
     def _write_patch(self) -> None:

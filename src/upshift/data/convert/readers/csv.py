@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from upshift.core.errors import DataError
-from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from upshift.data.convert.refusals import broken
 
 ENDINGS = (".csv", ".tsv")
 _BLOCK = 4 * 2**20
@@ -35,9 +36,8 @@ class Csv(Reader):
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Types as Arrow finds them in the first megabytes of some files."""
-        looked = [units[number] for number in sorted({0, len(units) // 2, len(units) - 1})]
         found = []
-        for unit in looked:
+        for unit in spread(units):
             try:
                 with pyarrow.csv.open_csv(unit.path, *_options(unit.path, _skip, choices, None)) as stream:
                     found.append(stream.schema)
@@ -67,9 +67,7 @@ class Csv(Reader):
                     bad.clear()
                     yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
-            raise DataError(
-                f"{unit.path}: {_without_value(error)}. Mend the file, or give the column the type string."
-            ) from error
+            raise broken(unit.path, _without_value(error), "leave the column out (--columns)") from error
         yield from bad
 
 

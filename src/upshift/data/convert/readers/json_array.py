@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from upshift.core.errors import DataError
-from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
-from upshift.data.convert.typing import table_of, types_of
+from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from upshift.data.convert.refusals import broken, cut, needed_types, no_records
+from upshift.data.convert.typing import Found, record_of, tables_of, types_of
 
 ENDINGS = (".json",)
 _PART = 2**20
@@ -43,45 +44,30 @@ class JsonArray(Reader):
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Types that hold for the first records of some files."""
-        looked = [units[number] for number in sorted({0, len(units) // 2, len(units) - 1})]
         records = [
             record
-            for unit in looked
+            for unit in spread(units)
             for record in islice((found for _, found in _records(unit.path) if isinstance(found, dict)), 2 * _ROWS)
         ]
         if not records:
-            raise DataError(f"{units[0].path} holds no record: a file must be [{{...}}, {{...}}, ...].")
+            raise no_records(units[0].path, "a file must be [{...}, {...}, ...]")
         return types_of(records, choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """The records of a file."""
-        schema = choices.arrow_schema
-        if schema is None:
-            raise DataError("records need the types of their columns: give choices the schema of `JsonArray.schema`.")
-        good: list[dict[str, Any]] = []
-        for number, found in _records(unit.path):
-            if isinstance(found, dict) and not isinstance(table_of([found], schema, choices), str):
-                good.append(found)
-            else:
-                yield _bad(unit.path, number, found, schema, choices)
-            if len(good) >= _ROWS:
-                yield _table(good, schema, choices)
-                good = []
-        if good:
-            yield _table(good, schema, choices)
+        schema = needed_types(choices)
+        found: list[Found] = []
+        for number, item in _records(unit.path):
+            found.append((f"record {number}", record_of(item), item))
+            if len(found) >= _ROWS:
+                yield from tables_of(unit.path, found, schema, choices, _written)
+                found = []
+        yield from tables_of(unit.path, found, schema, choices, _written)
 
 
-def _table(records: list[dict[str, Any]], schema: pa.Schema, choices: Choices) -> pa.Table:
-    table = table_of(records, schema, choices)
-    if isinstance(table, str):
-        raise DataError(f"records that were right one by one are not together: {table}.")
-    return table
-
-
-def _bad(path: str, number: int, found: Any, schema: pa.Schema, choices: Choices) -> Bad:
-    reason = table_of([found], schema, choices) if isinstance(found, dict) else f"a {type(found).__name__} is no record"
-    return Bad(path, f"record {number}", str(reason), json.dumps(found).encode("utf-8", "surrogatepass"))
+def _written(item: Any) -> bytes:
+    return json.dumps(item).encode("utf-8", "surrogatepass")
 
 
 def _records(path: str) -> Iterator[tuple[int, Any]]:
@@ -104,9 +90,7 @@ def _records(path: str) -> Iterator[tuple[int, Any]]:
                     item, end = decode(characters.text, characters.at)
                 except json.JSONDecodeError as error:
                     if not characters.more() or len(characters.text) - characters.at > _LARGEST:
-                        raise DataError(
-                            f"{path}: record {number} is no JSON: {error.msg}. Mend the file, or cut it there."
-                        ) from error
+                        raise broken(path, f"record {number} is no JSON: {error.msg}") from error
                     continue
                 if end == len(characters.text) and characters.more():
                     continue  # a number may go on
@@ -118,10 +102,7 @@ def _records(path: str) -> Iterator[tuple[int, Any]]:
             if after == ",":
                 characters.next()
             elif after != "]":
-                raise DataError(
-                    f"{path}: after record {number - 1} stands {after!r} instead of ',' or ']'. Mend the file, or cut it "
-                    f"there."
-                )
+                raise broken(path, f"after record {number - 1} stands {after!r} instead of ',' or ']'")
 
 
 class _Characters:
@@ -157,4 +138,4 @@ class _Characters:
                 self.at += not peek
                 return character
             if not self.more():
-                raise DataError(f"{self._path} breaks off within its array: it was cut. Get it again.")
+                raise cut(self._path, "within its array")

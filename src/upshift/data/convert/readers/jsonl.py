@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.json
 
-from upshift.core.errors import DataError
-from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
-from upshift.data.convert.typing import table_of, types_of
+from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from upshift.data.convert.refusals import needed_types, no_records
+from upshift.data.convert.typing import record_of, tables_of, types_of
 
 ENDINGS = (".jsonl", ".ndjson")
 UNIT_BYTES = 32 * 2**20
@@ -47,7 +47,7 @@ class Jsonl(Reader):
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Types that hold for records from the start, the middle and the end of the source."""
-        looked = [units[number] for number in sorted({0, len(units) // 3, 2 * len(units) // 3, len(units) - 1})]
+        looked = spread(units, 4)
         records: list[dict[str, Any]] = []
         for unit in looked:
             for number, (_, line) in enumerate(_lines(unit)):
@@ -57,15 +57,13 @@ class Jsonl(Reader):
                 if isinstance(found, dict):
                     records.append(found)
         if not records:
-            raise DataError(f"{units[0].path} holds no JSON record in its first lines: is it one record a line?")
+            raise no_records(units[0].path, "a line must be one record, {...}")
         return types_of(records, choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Records of a range of bytes."""
-        schema = choices.arrow_schema
-        if schema is None:
-            raise DataError("records need the types of their columns: give choices the schema of `Jsonl.schema`.")
+        schema = needed_types(choices)
         waiting: list[tuple[int, bytes]] = []
         size = 0
         for at, line in _lines(unit):
@@ -109,26 +107,13 @@ def _read_block(path: str, lines: list[tuple[int, bytes]], schema: pa.Schema, ch
             return
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
         table = None  # at least one record of the block is bad; which one, only a look at each can tell
-    good = []
-    for at, line in lines:
-        found = _parsed(line)
-        if not isinstance(found, dict):
-            reason = found if isinstance(found, str) else f"a {type(found).__name__} is no record: {{...}} is"
-            yield Bad(path, f"byte {at}", reason, line)
-            continue
-        one = table_of([found], schema, choices)
-        if isinstance(one, str):
-            yield Bad(path, f"byte {at}", one, line)
-        else:
-            good.append(one)
-    if good:
-        yield pa.concat_tables(good).combine_chunks()
+    yield from tables_of(path, [(f"byte {at}", _parsed(line), line) for at, line in lines], schema, choices)
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes) -> dict[str, Any] | str:
     """The record, or in words why there is none."""
     try:
-        return json.loads(line)
+        return record_of(json.loads(line))
     except json.JSONDecodeError as error:
         return f"no JSON: {error.msg} at character {error.pos} of the line"
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from upshift.core.errors import DataError
 from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from upshift.data.convert.refusals import cut
 
 ENDINGS = (".npy", ".npz")
 _PART_BYTES = 8 * 2**20
@@ -113,7 +114,7 @@ class _Rows:
     def read(self, rows: int) -> npt.NDArray[Any]:
         data = self._file.read(rows * self.row_bytes)
         if len(data) != rows * self.row_bytes:
-            raise DataError(f"{self._where} breaks off: it was cut. Get it again.")
+            raise cut(self._where)
         return np.frombuffer(data, self._dtype).reshape(rows, *self._shape)
 
 

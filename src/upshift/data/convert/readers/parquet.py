@@ -11,6 +11,7 @@ import pyarrow.parquet
 
 from upshift.core.errors import DataError
 from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from upshift.data.convert.refusals import no_such_column
 
 ENDINGS = (".parquet", ".pq")
 _ROWS = 2048
@@ -51,7 +52,7 @@ class Parquet(Reader):
         file = pyarrow.parquet.ParquetFile(unit.path, memory_map=True)
         missing = [name for name in choices.columns if name not in file.schema_arrow.names]
         if missing:
-            raise DataError(f"{unit.path} has no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)}.")
+            raise no_such_column(unit.path, missing[0], file.schema_arrow.names)
         try:
             for batch in file.iter_batches(
                 _ROWS, row_groups=range(unit.start, unit.end), columns=list(choices.columns) or None, use_threads=False

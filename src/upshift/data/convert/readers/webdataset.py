@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from upshift.core.errors import DataError
-from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
-from upshift.data.convert.typing import table_of, types_of
+from upshift.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from upshift.data.convert.refusals import cut, needed_types, no_records
+from upshift.data.convert.typing import Found, tables_of, types_of
 
 ENDINGS = (".tar",)
 _ROWS = 256
@@ -44,30 +44,24 @@ class WebDataset(Reader):
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Types that hold for the first samples of some files."""
-        looked = [units[number] for number in sorted({0, len(units) // 2, len(units) - 1})]
-        records = [found for unit in looked for _, found in islice(_samples(unit.path), _ROWS) if isinstance(found, dict)]
+        records = [
+            found for unit in spread(units) for _, found in islice(_samples(unit.path), _ROWS) if isinstance(found, dict)
+        ]
         if not records:
-            raise DataError(f"{units[0].path} holds no sample.")
+            raise no_records(units[0].path, "files that share the name before the first dot are one")
         return types_of(records, choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """The samples of a tar file."""
-        schema = choices.arrow_schema
-        if schema is None:
-            raise DataError("samples need the types of their columns: give choices the schema of `WebDataset.schema`.")
-        good: list[pa.Table] = []
-        for key, found in _samples(unit.path):
-            table = table_of([found], schema, choices) if isinstance(found, dict) else found
-            if isinstance(table, str):
-                yield Bad(unit.path, f"sample {key}", table)
-                continue
-            good.append(table)
-            if len(good) >= _ROWS:
-                yield pa.concat_tables(good).combine_chunks()
-                good = []
-        if good:
-            yield pa.concat_tables(good).combine_chunks()
+        schema = needed_types(choices)
+        found: list[Found] = []
+        for key, sample in _samples(unit.path):
+            found.append((f"sample {key}", sample, b""))
+            if len(found) >= _ROWS:
+                yield from tables_of(unit.path, found, schema, choices)
+                found = []
+        yield from tables_of(unit.path, found, schema, choices)
 
 
 def _samples(path: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -93,7 +87,7 @@ def _samples(path: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
             if key:
                 yield key, problem or sample
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{path} breaks off or is no tar file ({error}): get it again.") from error
+        raise cut(path, f"or is no tar file ({error})") from error
 
 
 def _decoded(ending: str, data: bytes) -> Any:

@@ -1,0 +1,137 @@
+"""Pictures: batches of 32, 640x480 to 320x240 by a mean over squares, from JPEG files and from their pixels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.data_layer.sizes import PICTURE
+from benchmarks.data_layer.system import System
+from upshift.data import Stream
+from upshift.data.convert.pictures import decode, reduced
+
+BATCH = 32
+SMALL = (PICTURE[1] // 2, PICTURE[0] // 2)
+WORKERS = 2
+
+
+def _decoded(batch: Any) -> Any:
+    return torch.from_numpy(np.stack([decode(data, SMALL) for data in batch["image"].to_pylist()]))
+
+
+def _reduced(batch: Any) -> Any:
+    return torch.from_numpy(np.stack([reduced(pixels, 2) for pixels in batch["image"]]))
+
+
+def ours(folder: Path) -> Stream:
+    """A stream of the files' bytes, decoded by two threads."""
+    return Stream(folder / "store", batch_size=BATCH, columns=["image"], workers=WORKERS, transform=_decoded)
+
+
+def ours_raw(folder: Path) -> Stream:
+    """A stream of pixels, made smaller by two threads."""
+    return Stream(folder / "store", batch_size=BATCH, form="numpy", workers=WORKERS, transform=_reduced)
+
+
+def ours_converted(folder: Path) -> Stream:
+    """A stream of pictures that were decoded and made smaller once, when they were converted."""
+    return Stream(folder / "small", batch_size=BATCH, form="torch", transform=itemgetter("image"))
+
+
+def by_pillow(data: bytes) -> Any:
+    """A JPEG file decoded and made smaller by Pillow, as most training scripts have it."""
+    from PIL import Image  # noqa: PLC0415  of the extra `images`
+
+    with Image.open(io.BytesIO(data)) as opened:
+        return torch.from_numpy(np.array(opened.convert("RGB").reduce(2)))
+
+
+def by_simplejpeg(data: bytes) -> Any:
+    """The same by what our own transform calls."""
+    return torch.from_numpy(decode(data, SMALL))
+
+
+class _Files(Dataset[Any]):
+    def __init__(self, folder: Path, make: Callable[[bytes], Any]) -> None:
+        self._files, self._make = sorted((folder / "jpeg").glob("*.jpg")), make
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make(self._files[index].read_bytes())
+
+
+class _Pixels(Dataset[Any]):
+    """Pixels of a memory-mapped array, made smaller by Pillow's `reduce`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pixels = np.load(folder / "pictures.npy", mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> Any:
+        from PIL import Image  # noqa: PLC0415  as above
+
+        return torch.from_numpy(np.array(Image.fromarray(np.asarray(self._pixels[index])).reduce(2)))
+
+
+class _PixelsByNumPy(_Pixels):
+    """The same by what our own transform calls."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(reduced(np.asarray(self._pixels[index]), 2))
+
+
+def _loader(dataset: Dataset[Any]) -> Iterable[Any]:
+    return DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+
+
+def files(folder: Path, make: Callable[[bytes], Any]) -> Iterable[Any]:
+    """A DataLoader with two worker processes over JPEG files."""
+    return _loader(_Files(folder, make))
+
+
+def webdataset(folder: Path) -> Iterable[Any]:
+    """WebDataset with two worker processes."""
+    import webdataset as package  # noqa: PLC0415  a rival, where it is installed
+
+    shards = [str(path) for path in sorted((folder / "webdataset").glob("*.tar"))]
+    dataset = package.WebDataset(shards, shardshuffle=len(shards)).shuffle(2000).to_tuple("jpg").map(_first)
+    batched = dataset.batched(BATCH, collation_fn=torch.stack)
+    loader: Iterable[Any] = package.WebLoader(batched, batch_size=None, num_workers=WORKERS, persistent_workers=True)
+    return loader
+
+
+def _first(row: Any) -> Any:
+    return by_pillow(row[0])
+
+
+JPEG_SYSTEMS: dict[str, System] = {
+    "Upshift": System(open=ours, files=("store",)),
+    "Upshift, converted": System(open=ours_converted, files=("small",)),
+    "DataLoader, 2 workers": System(open=partial(files, make=by_pillow), files=("jpeg",), against="Upshift"),
+    "DataLoader, 2 workers, our decoder": System(
+        open=partial(files, make=by_simplejpeg), files=("jpeg",), against="Upshift"
+    ),
+    "WebDataset, 2 workers": System(
+        open=webdataset, files=("webdataset",), shuffle="buffer", against="Upshift", needs="webdataset"
+    ),
+}
+RAW_SYSTEMS: dict[str, System] = {
+    "Upshift": System(open=ours_raw, files=("store",)),
+    "Upshift, converted": System(open=ours_converted, files=("small",)),
+    "DataLoader, 2 workers": System(open=lambda at: _loader(_Pixels(at)), files=("pictures.npy",), against="Upshift"),
+    "DataLoader, 2 workers, our filter": System(
+        open=lambda at: _loader(_PixelsByNumPy(at)), files=("pictures.npy",), against="Upshift"
+    ),
+}

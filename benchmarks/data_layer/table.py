@@ -1,0 +1,101 @@
+"""The tables of docs/data.md, from the result alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.data_layer.goals import PAGE_CACHE
+from benchmarks.data_layer.system import SHUFFLES
+from benchmarks.data_layer.systems import WORKLOADS
+
+Row = Mapping[str, Any]
+
+
+def headline(result: Row) -> str:
+    """The result in a line."""
+    judged = [goal for goal in result["goals"] if goal["verdict"] != "not measured"]
+    return f"{result['goals_reached']} of {len(judged)} goals reached that were measured"
+
+
+def tables(result: Row) -> str:
+    """All tables, as the page has them between its markers."""
+    commits = ", ".join(result["row_commits"]) or "unknown"
+    packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
+    lines = ["", f"Measured on {result['machine']}, at {commits}, with {packages}: {headline(result)}.", ""]
+    lines += _goals(result["goals"])
+    for workload in WORKLOADS:
+        lines += _workload(workload, [row for row in result["rows"] if row["workload"] == workload])
+    lines += _caches([row for row in result["rows"] if row["workload"] == "caches"])
+    out = "; ".join(f"{name}: {why}" for name, why in result["left_out"].items())
+    return "\n".join([*lines, f"Not measured: {out}.", ""])
+
+
+def _goals(goals: Sequence[Row]) -> list[str]:
+    lines = ["| goal | verdict | seen (95 % interval) |", "|---|---|---|"]
+    lines += [f"| {goal['goal']} | {goal['verdict']} | {goal['why']} |" for goal in goals]
+    return [*lines, ""]
+
+
+def _workload(workload: str, rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    lines = [f"### {workload}: {WORKLOADS[workload].words}", ""]
+    read = next((row["bytes_per_s"] for row in rows if row["system"] == PAGE_CACHE), None)
+    systems = [row for row in rows if row["system"] != PAGE_CACHE]
+    lines += [
+        "| system | mixes | samples/s | Upshift over it | from a cold disk | Upshift over it | private | same samples |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for row in systems:
+        held = f" (against {row['against']})" if row["against"] and row["against"] != "Upshift" else ""
+        cells = (
+            row["system"] + (", a reference" if row["reference"] else ""),
+            row["shuffle"],
+            f"{row['samples_per_s']:,.0f}",
+            _times(row.get("upshift_over_it")) + held,
+            f"{row['cold_samples_per_s']:,.0f}",
+            _times(row.get("cold_upshift_over_it")),
+            f"{row['private_bytes'] / 2**20:,.0f} MiB",
+            {None: "-", True: "yes", False: "NO"}[row.get("same")],
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    kinds = dict.fromkeys(row["shuffle"] for row in systems)
+    lines += ["", "Mixes: " + "; ".join(f"{kind}: {SHUFFLES[kind]}" for kind in kinds) + "."]
+    if read is not None:
+        lines.append(f"Reading the same files from the page cache: {read / 2**30:.1f} GiB/s.")
+    still = max(row["in_memory_before_cold_frac"] for row in systems)
+    lines.append(f"Before an epoch from a cold disk at most {still:.0%} of its files were in memory.")
+    return [*lines, ""]
+
+
+def _times(over: Row | None) -> str:
+    return "-" if over is None else f"{over['ratio']:.2f}x ({over['low']:.2f} to {over['high']:.2f})"
+
+
+def _caches(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    lines = ["### Caches: microseconds a value", "", "| value, home | hit | hit among 64 at once | miss | put |"]
+    lines += ["|---|---|---|---|---|"]
+    for row in rows:
+        times = (f"{row['measured'][what]:,.1f}" for what in ("hit_us", "hit_many_us", "miss_us", "put_us"))
+        lines.append(f"| {row['system']} | {' | '.join(times)} |")
+    return [*lines, "", *_advice(rows)]
+
+
+def _advice(rows: Sequence[Row]) -> list[str]:
+    """What follows from the costs: from where on a cache pays, and which."""
+    hits = {row["system"]: row["measured"] for row in rows}
+    words = []
+    for value in dict.fromkeys(name.partition(": ")[0] for name in hits):
+        redis, local = hits.get(f"{value}: Redis"), hits.get(f"{value}: LMDB")
+        if redis is None or local is None:
+            continue
+        pays = redis["hit_us"] + redis["put_us"]
+        words.append(
+            f"A value of {value} is worth Redis where making it takes more than {pays:,.0f} µs and other machines need it "
+            f"too; a hit there takes {redis['hit_us'] / local['hit_us']:.0f} times one in LMDB, which the processes of one "
+            f"machine share as well; asked for 64 at once, {redis['hit_many_us'] / local['hit_many_us']:.0f} times."
+        )
+    return [*words, ""] if words else []
