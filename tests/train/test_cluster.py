@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -59,6 +60,14 @@ def test_ranks_of_several_machines_meet_at_the_first() -> None:
     assert {one["OMP_NUM_THREADS"] for one in found} == {"3"}
 
 
+@pytest.fixture
+def ray() -> None:
+    """Ray, which a user may lack and CI must have."""
+    if importlib.util.find_spec("ray") is None:
+        assert not os.environ.get("UPSHIFT_CI"), "CI must have Ray installed"
+        pytest.skip("Ray is not installed: pip install 'upshift[ray]'")
+
+
 def upshift(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
@@ -68,6 +77,7 @@ def upshift(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray")
 def test_two_ranks_on_a_local_cluster_train_as_two_here(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     by_ray = upshift(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
@@ -81,6 +91,7 @@ def test_two_ranks_on_a_local_cluster_train_as_two_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray")
 def test_a_rank_that_fails_on_the_cluster_ends_all(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         JOB.replace(
