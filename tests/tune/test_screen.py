@@ -7,6 +7,7 @@ import signal
 from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,13 @@ from tests.tune.test_compare import sample
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
-from upshift.core.stats import MIN_FLOOR_FRAC, Interval
+from upshift.core.stats import MIN_FLOOR_FRAC, Interval, paired_interval
 from upshift.optimizations import catalogue
 from upshift.tune.climb.screen import (
     FUTILE_TURNS,
+    LOUD_FRAC,
+    LOUD_TURNS,
     MAX_RETAKES,
-    MORE_TURNS,
     SLICES,
     TURNS,
     Resident,
@@ -115,9 +117,46 @@ def test_calibration_sets_the_floor_and_finds_that_the_job_repeats(screen: Scree
     assert found.evidence == []
     assert screen.repeats()
     turns = len(found.comparison.samples) // 2
-    assert FUTILE_TURNS <= turns <= TURNS + MAX_RETAKES
+    assert FUTILE_TURNS <= turns <= LOUD_TURNS + MAX_RETAKES
     order = "".join(sample.arm for sample in found.comparison.samples)
-    assert order == ("ABBA" * MORE_TURNS)[: 2 * turns]
+    assert order == ("ABBA" * LOUD_TURNS)[: 2 * turns]
+
+
+@pytest.mark.parametrize(
+    ("scatters", "asked", "floor"),
+    [
+        ([0.0], [TURNS], MIN_FLOOR_FRAC),
+        ([0.3, 0.0], [TURNS, LOUD_TURNS], MIN_FLOOR_FRAC),
+        ([0.2, 0.4], [TURNS, LOUD_TURNS], None),  # what the second says counts, though it is higher
+        ([None], [TURNS], MIN_FLOOR_FRAC),
+        ([0.3, None], [TURNS, LOUD_TURNS], None),  # the first stands where the second has no clean turns
+    ],
+)
+def test_a_loud_moment_is_measured_again(scatters: list[float | None], asked: list[int], floor: float | None) -> None:
+    turns_asked: list[int] = []
+
+    class Played(Screen):
+        def _start_base(self, plan: Plan) -> Resident:
+            return Resident(trial=_Still())  # type: ignore[arg-type]
+
+        def screen(self, *_: Any, most_turns: int, **__: Any) -> Screening:
+            scatter = scatters[len(turns_asked)]
+            turns_asked.append(most_turns)
+            comparison = Comparison(kind="screening")
+            if scatter is not None:
+                for turn in range(4):
+                    times = {"A": 1.0, "B": 1.0 + scatter * (1 if turn % 2 else -1) / 2}
+                    comparison.samples += [sample(arm, turn, times[arm]) for arm in "AB"]
+                comparison.interval = paired_interval(comparison.times("A"), comparison.times("B"), 0.95)
+            return Screening(comparison=comparison)
+
+    found = Played(TrialSetting(target="", folder=Path()), Plan(), uneven=False, others=OTHERS)
+    found.calibrate(5)
+    assert turns_asked == asked
+    if floor is not None:
+        assert found.floor_frac == pytest.approx(floor)
+    else:
+        assert found.floor_frac > LOUD_FRAC
 
 
 @pytest.mark.slow

@@ -43,6 +43,9 @@ MAX_RETAKES = 4
 """Turns that a neighbour spoilt are taken again, so many in all."""
 FUTILE_TURNS = 3
 MAX_FLOOR_FRAC = 0.25
+LOUD_FRAC = 2 * MIN_FLOOR_FRAC
+LOUD_TURNS = 15
+"""Turns of the second comparison of a job with itself, where the first gave a floor above `LOUD_FRAC`."""
 
 
 @dataclass(kw_only=True)
@@ -204,12 +207,19 @@ class Screen:
         return self.base.trial.call("profile", slice_s=slice_s, quick=quick)
 
     def calibrate(self, updates: int) -> Screening:
-        """A/A: screen the base plan against itself, to learn what this machine's noise supports, and whether it repeats."""
+        """A/A: screen the base plan against itself, to learn what this machine's noise supports, and whether it repeats.
+
+        A floor stands for the whole tuning, and hides every gain below it. So one that a loud moment may have lifted is
+        taken once more, over more turns; what those say counts, be it higher or lower.
+        """
         found = self.screen(None, self.plan, updates, most_turns=TURNS)
-        interval = found.comparison.interval
-        if interval is not None:
-            scatter = aa_floor_frac(found.comparison.times("A"), found.comparison.times("B")).frac
-            self.floor_frac = min(max(scatter, aa_departure(interval)), MAX_FLOOR_FRAC)
+        floor = _floor_of(found.comparison)
+        if floor is not None and floor > LOUD_FRAC:
+            self.say(f"  {floor:.1%} is much: comparing the job with itself once more, for longer")
+            found = self.screen(None, self.plan, updates, most_turns=LOUD_TURNS)
+            floor = _floor_of(found.comparison) or floor
+        if floor is not None:
+            self.floor_frac = floor
         return found
 
     def repeats(self) -> bool:
@@ -338,6 +348,14 @@ class Screen:
         if self.challenger is not None:
             self.challenger.trial.end()
             self.challenger = None
+
+
+def _floor_of(comparison: Comparison) -> float | None:
+    """The floor that a comparison of a plan with itself supports; None where too few turns were clean."""
+    if comparison.interval is None:
+        return None
+    scatter = aa_floor_frac(comparison.times("A"), comparison.times("B")).frac
+    return min(max(scatter, aa_departure(comparison.interval)), MAX_FLOOR_FRAC)
 
 
 def aa_departure(interval: Interval) -> float:
