@@ -27,6 +27,8 @@ from benchmarks.ranks import TURNS as RANKS_TURNS
 from benchmarks.ranks import run_ranks
 from benchmarks.rivals.compare import ROUNDS, run_rivals
 from benchmarks.saving.run import main as checkpoints
+from benchmarks.scaling import ROUNDS as SCALING_ROUNDS
+from benchmarks.scaling import run_scaling
 from benchmarks.search import run_search
 from benchmarks.techniques import PAIRS, run_techniques
 from benchmarks.tuning import run_diagnosis, run_example
@@ -35,7 +37,7 @@ from upshift.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
-    "data", "proof", "chaos", "checkpoints", "progress",
+    "data", "proof", "chaos", "checkpoints", "progress", "scaling",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "15m"
 
@@ -93,6 +95,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "proof": lambda: run_proof(pairs=number or PROOF_PAIRS),
         "progress": lambda: run_progress_cost(number or PROGRESS_TURNS),
         "ranks": lambda: run_ranks(number or RANKS_TURNS),
+        "scaling": lambda: run_scaling(number or SCALING_ROUNDS),
         "aa": lambda: run_aa(number or 40),
         "power": lambda: run_power(number or 20),
     }

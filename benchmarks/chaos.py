@@ -25,7 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import RESULTS, ROOT, record
+from upshift.core.optimization import joined_environment, required_environment
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
 
 EVERY = 4
 """Updates from one checkpoint to the next."""
@@ -41,11 +44,24 @@ class Setting:
         ranks: Processes that train together.
         plan: As `upshift.toml` has it.
         updates: Of the run.
+        target: The job.
+        tuned: The recorded tuning whose plan it has, such as `tune_text`; empty where `plan` is the plan.
+        most_kills: Of it, where fewer than asked for are enough.
     """
 
     ranks: int = 1
     updates: int = 120
     plan: Mapping[str, Any] = field(default_factory=dict)
+    target: str = "benchmarks.chaos_job:ChaosJob"
+    tuned: str = ""
+    most_kills: int | None = None
+
+    def chosen(self) -> Plan:
+        """The plan."""
+        if not self.tuned:
+            return Plan.from_dict(dict(self.plan), catalogue())
+        evidence = json.loads((RESULTS / f"{self.tuned}.json").read_text(encoding="utf-8"))["evidence"]
+        return Plan.from_toml(evidence["plan_toml"], catalogue())
 
 
 SETTINGS: dict[str, Setting] = {
@@ -53,6 +69,9 @@ SETTINGS: dict[str, Setting] = {
     "two workers": Setting(plan={"loader_workers": {"num_workers": 2}}),
     "DDP, two ranks": Setting(ranks=2, plan={"gradient_buckets": {}}),
     "FSDP2, two ranks": Setting(ranks=2, plan={"sharding": {}}, updates=60),
+    "the text example under its whole plan": Setting(
+        target="examples/text.py:TextJob", tuned="tune_text", updates=60, most_kills=10
+    ),
 }
 
 
@@ -60,11 +79,16 @@ class Attempts:
     """Attempts at runs under a setting, each forked from one process. A context manager."""
 
     def __init__(self, setting: Setting) -> None:
-        told = {"ranks": setting.ranks, "plan": dict(setting.plan), "updates": setting.updates, "every": EVERY}
+        plan = setting.chosen()
+        told = {
+            "ranks": setting.ranks, "plan": plan.to_dict(), "updates": setting.updates, "every": EVERY,
+            "target": setting.target,
+        }  # fmt: skip
         self._command = [sys.executable, "-m", "benchmarks.chaos_fork", json.dumps(told)]
+        self._environ = joined_environment(required_environment(plan.optimizations), os.environ)
 
     def __enter__(self) -> Self:
-        quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns in each attempt
+        quiet = {**self._environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns in each attempt
         self._process = subprocess.Popen(
             self._command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -175,7 +199,7 @@ def main(arguments: list[str]) -> None:
     found = {}
     for name, setting in SETTINGS.items():
         if only is None or name == only:
-            kills = QUICK if given.quick else given.kills
+            kills = QUICK if given.quick else min(given.kills, setting.most_kills or given.kills)
             found[name] = chaos(kills, given.seed, setting, partial(_print, name))
     shown = {name: {key: one[key] for key in ("kills", "runs", "wrong")} for name, one in found.items()}
     print(json.dumps(shown))

@@ -3,7 +3,8 @@
 It reads the folder of a run from each line of stdin, forks the ranks, and answers with two lines of JSON: their process ids,
 and when all have ended their exit codes. It is their launcher: where one fails, the others are killed.
 
-Usage: python -m benchmarks.chaos_fork '{"ranks": 2, "plan": {"sharding": {}}, "updates": 60, "every": 4}'
+Usage: python -m benchmarks.chaos_fork '{"ranks": 2, "plan": {"sharding": {}}, "updates": 60, "every": 4,
+    "target": "benchmarks.chaos_job:ChaosJob"}'
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
-from benchmarks.chaos_job import ChaosJob
 from upshift.core.plan import Plan
+from upshift.core.target import load_job
 from upshift.optimizations import catalogue
 from upshift.train.group import die_with_parent, leave_group
 from upshift.train.run import Going, train
@@ -39,7 +40,7 @@ def attempt(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> Non
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=setting["ranks"])
     plan = Plan.from_dict(setting["plan"], catalogue())
     going = Going(resume=True, pace=Pace(every=setting["every"]), say=lambda _: None)
-    train(ChaosJob(), plan, out, max_updates=setting["updates"], going=going)
+    train(load_job(setting["target"]), plan, out, max_updates=setting["updates"], going=going)
     leave_group()
 
 

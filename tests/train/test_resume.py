@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.chaos import QUICK, SETTINGS, chaos
 from benchmarks.chaos_job import ChaosJob
@@ -153,3 +154,19 @@ def test_the_verbs_of_checkpoints(tmp_path: Path) -> None:
     assert "00000009" in text
     code, text = said("inspect", tmp_path, "--update", 5)
     assert (code, "has no checkpoint of update 5; it has 4, 9" in text) == (1, True)
+
+
+class Worsens(ChaosJob):
+    """The longer it trains, the worse it is."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-3, maximize=True)
+
+
+def test_the_best_of_an_earlier_part_stays_the_best(tmp_path: Path) -> None:
+    train(Worsens(), Plan(), tmp_path, max_updates=9, going=Going(pace=Pace(every=100, keep=1)))
+    train(Worsens(), Plan(), tmp_path, max_updates=27, going=Going(resume=True, pace=Pace(every=100, keep=1)))
+    best = CheckpointFolder(tmp_path).best()
+    assert best is not None
+    assert best.update == 9
+    assert [saved.update for saved in CheckpointFolder(tmp_path).all()] == [9, 27]

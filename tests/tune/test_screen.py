@@ -139,7 +139,9 @@ def test_a_loud_moment_is_measured_again(scatters: list[float | None], asked: li
         def _start_base(self, plan: Plan) -> Resident:
             return Resident(trial=_Still())  # type: ignore[arg-type]
 
-        def screen(self, *_: Any, most_turns: int, **__: Any) -> Screening:
+        def screen(  # type: ignore[override]  # as calibrate calls it
+            self, *_: Any, most_turns: int, **__: Any
+        ) -> Screening:
             scatter = scatters[len(turns_asked)]
             turns_asked.append(most_turns)
             comparison = Comparison(kind="screening")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -54,16 +54,27 @@ class Drive:
         guards: What looks after it.
         way_back: What takes it back to a checkpoint.
         planned: Updates of the whole run.
+        seen: Held-out results of an earlier part of the run, in their order: the best may be among them.
     """
 
     def __init__(
-        self, loop: GuardedLoop, around: AroundWork, saver: Saver | None, guards: Guards, way_back: WayBack, *, planned: int
+        self,
+        loop: GuardedLoop,
+        around: AroundWork,
+        saver: Saver | None,
+        guards: Guards,
+        way_back: WayBack,
+        *,
+        planned: int,
+        seen: Sequence[Mapping[str, float]] = (),
     ) -> None:
         self._loop, self._around, self._saver = loop, around, saver
         self._guards, self._way_back, self._planned = guards, way_back, planned
         live = loop.live
         self._per_epoch = planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
         self._best = Best(live.job)
+        for held_out in seen:
+            self._best.is_better(held_out)
         self._tell_launcher = progress_for_launcher()
         self._asked = False
         self._stop = StopRequest()

@@ -131,7 +131,7 @@ def train(
     incidents = Incidents(out / INCIDENTS if leads else None, log)
     loop = GuardedLoop(live, incidents, numbers=going.numbers)
     record: RunRecord | None = None
-    before_s = 0.0
+    before_s, seen = 0.0, list[dict[str, float]]()
     with ExitStack() as stack:
         stack.callback(log.close)
         stack.callback(loop.close)
@@ -146,7 +146,7 @@ def train(
             log.open(out / LOG, append=going.resume)
             plan.save(out / PLAN)
             if saved is not None:
-                before_s = keep_reports(out / METRICS, saved.update)
+                before_s, seen = keep_reports(out / METRICS, saved.update)
             origin = origin or Origin(target=f"{type(job).__module__}:{type(job).__qualname__}")
             part = part_of(live, plan, origin, planned=planned, world=loop.ranks.world, facts=facts)
             record = RunRecord(
@@ -166,21 +166,26 @@ def train(
         )
         guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=going.limits)
         back = WayBack(loop, out, going.numbers, incidents, log)
-        drive = Drive(loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned)
+        drive = Drive(loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned, seen=seen)
         result = drive.run()
         if record is not None and result.stopped_by is not None and result.updates < planned:
             record.stopped_by(result.stopped_by.name)
     return replace(result, went_on_from=None if saved is None else saved.update)
 
 
-def keep_reports(path: Path, update: int) -> float:
-    """Take back the reports of updates that will be done again; the seconds of training at the last one that stays."""
+def keep_reports(path: Path, update: int) -> tuple[float, list[dict[str, float]]]:
+    """Take back the reports of updates that will be done again.
+
+    Returns:
+        Of those that stay: the seconds of training at the last one, and all held-out results.
+    """
     if not path.exists():
-        return 0.0
+        return 0.0, []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["update"] <= update]
     write_atomically(path, "".join(kept))
-    return float(json.loads(kept[-1]).get("seconds", 0.0)) if kept else 0.0
+    read = [json.loads(line) for line in kept]
+    return (float(read[-1].get("seconds", 0.0)) if read else 0.0), [line["held_out"] for line in read if line["held_out"]]
 
 
 def metrics_words(metrics: Mapping[str, float]) -> str:
