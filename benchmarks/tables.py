@@ -113,8 +113,27 @@ def _honesty(found: dict[str, Any]) -> list[str]:
     return [*rows, *_scripts_and_rivals(found)]
 
 
-def _scripts_and_rivals(found: dict[str, Any]) -> list[str]:
+def _runs(found: dict[str, Any]) -> list[str]:
     rows = []
+    if chaos := found.get("chaos"):
+        settings = chaos["settings"]
+        kills, wrong = (sum(one[key] for one in settings.values()) for key in ("kills", "wrong"))
+        words = f"{kills} kills -9 over {len(settings)} settings, {wrong} runs that ended with other weights"
+        rows.append(f"| runs that are killed | {words} | `{chaos['command']}` |")
+    if costs := found.get("checkpoints"):
+        words = "; ".join(
+            f"{size} MB: {one['ways']['upshift']['lost_s']:.2f} s, {one['lost_ratio']:.2f}x of {one['best_other']}"
+            for size, one in costs["sizes"].items()
+        )
+        rows.append(f"| what training loses a checkpoint | {words} | `{costs['command']}` |")
+    if scaling := found.get("scaling"):
+        words = "; ".join(f"{name}, {job['words']}" for name, job in scaling["jobs"].items())
+        rows.append(f"| two ranks on two cores | {words} | `{scaling['command']}` |")
+    return rows
+
+
+def _scripts_and_rivals(found: dict[str, Any]) -> list[str]:
+    rows = _runs(found)
     if known := found.get("groundtruth"):
         rows.append(f"| scripts whose bottleneck is known | {groundtruth.headline(known)} | `{known['command']}` |")
     if others := found.get("public"):
