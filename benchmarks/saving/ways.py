@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
 from upshift.train.loop import Loop
@@ -78,7 +78,11 @@ class DistributedAsync(_State):
     def __init__(self, loop: Loop, kind: AsyncCheckpointerType, *, keeps_buffers: bool = False) -> None:
         super().__init__(loop)
         self._kind = kind
-        self._stager = BlockingAsyncStager(cache_staged_state_dict=True) if keeps_buffers else None
+        # Shared memory, so that the process need not be sent a copy; page-locked memory is for GPUs.
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self._stager = DefaultStager(options) if keeps_buffers else None
         self._future: Future[Any] | None = None
 
     def begin(self, path: Path) -> Path:
@@ -170,5 +174,8 @@ WAYS: dict[str, Callable[[Loop], Way]] = {
         loop, AsyncCheckpointerType.THREAD, keeps_buffers=True
     ),
     "DCP async_save, process": lambda loop: DistributedAsync(loop, AsyncCheckpointerType.PROCESS),
+    "DCP async_save, process, kept buffers": lambda loop: DistributedAsync(
+        loop, AsyncCheckpointerType.PROCESS, keeps_buffers=True
+    ),
     "Lightning AsyncCheckpointIO": LightningAsync,
 }
