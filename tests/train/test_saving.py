@@ -400,12 +400,11 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
             return datetime(2030, 1, 1, Backwards.hours, tzinfo=tz)
 
     monkeypatch.setattr("upshift.train.saving.folder.datetime", Backwards)
-    loop = made()
-    saver = Saver(loop, tmp_path, Pace(every=1, keep=2))
-    for _ in range(4):
-        loop.run(1)
-        saver.save(wait=True)
-    saver.close()
+    folder = CheckpointFolder(tmp_path)
+    for update in range(1, 5):
+        folder.place(update)
+        folder.commit(update, {})
+    folder.prune(2)
     found = CheckpointFolder(tmp_path).all()
     assert [saved.update for saved in found] == [3, 4]
     assert found[0].created > found[1].created

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from upshift.train.saving.folder import CheckpointFolder
+
 PART = 2**23
 """Bytes handed on at a time."""
-_IDLE = (3 << 13) | 0
-"""Linux's IOPRIO_CLASS_IDLE, as ioprio_set takes it."""
 
 
 def write_file(handle: int, num_bytes: int, path: Path) -> str:
@@ -61,6 +61,25 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def commit(path: Path, num_bytes: int, sha256: str, *, update: int, facts: dict[str, Any], best: bool, keep: int) -> None:
+    """Say that a checkpoint of this one file is whole, and let older ones go: training does not wait for it.
+
+    Args:
+        path: The file, `RUN/checkpoints/UPDATE/rank0.safetensors`.
+        num_bytes: Its size.
+        sha256: Of its bytes.
+        update: Updates that were done.
+        facts: Noted with it.
+        best: Mark it as the best.
+        keep: Checkpoints that stay.
+    """
+    folder = CheckpointFolder(path.parents[2])
+    folder.commit(update, {path.name: (num_bytes, sha256)}, facts=facts)
+    if best:
+        folder.mark_best(update)
+    folder.prune(keep)
+
+
 def main(handle: int) -> None:
     """Obey orders until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which tells us what to do
@@ -71,6 +90,8 @@ def main(handle: int) -> None:
         started = time.perf_counter()
         try:
             answer: dict[str, Any] = {"sha256": write_file(handle, order["num_bytes"], Path(order["path"]))}
+            if order["commit"] is not None:
+                commit(Path(order["path"]), order["num_bytes"], answer["sha256"], **order["commit"])
         except OSError as error:
             answer = {"error": error.strerror or str(error), "errno": error.errno}
         answer["seconds"] = time.perf_counter() - started

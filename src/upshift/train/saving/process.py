@@ -6,9 +6,10 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from upshift.core.errors import MachineError, UpshiftError
 
@@ -50,8 +51,21 @@ class WriterProcess:
         """Whether an order is under way."""
         return self._order is not None
 
-    def write(self, path: Path, num_bytes: int) -> None:
+    def start(self) -> None:
+        """Start the process ahead of the first order, which then need not wait for it.
+
+        Raises:
+            MachineError: It cannot be started.
+        """
+        self._alive()
+
+    def write(self, path: Path, num_bytes: int, *, commit: Mapping[str, Any] | None = None) -> None:
         """Order the first bytes of the anonymous file to be written to `path`.
+
+        Args:
+            path: The file.
+            num_bytes: Its size.
+            commit: What `commit` of the process takes besides: a checkpoint of this file alone is made whole there and then.
 
         Raises:
             UpshiftError: An order is under way.
@@ -60,7 +74,8 @@ class WriterProcess:
         if self._order is not None:
             raise UpshiftError("a checkpoint is under way: wait for it before the next one.")
         process = self._alive()
-        order = json.dumps({"path": str(path), "num_bytes": num_bytes}).encode() + b"\n"
+        told = {"path": str(path), "num_bytes": num_bytes, "commit": None if commit is None else dict(commit)}
+        order = json.dumps(told).encode() + b"\n"
         if process.stdin is None:
             raise UpshiftError("the process that writes checkpoints has no stdin.")
         try:

@@ -120,6 +120,7 @@ class Saver:
         self._lock = hold_folder(run, loop.ranks.rank, say)
         self._memory = _stage(loop, say)
         self._process = WriterProcess(self._memory.handle, [self._lock])
+        self._process.start()
         self._update = self._whole = -1  # of the checkpoint under way, and of the last one that is whole
         self._under_way = False  # until it is settled
         self._done: Done | None = None  # what came of this rank's part of it
@@ -225,7 +226,9 @@ class Saver:
         if free < _SPARE * size:
             words = f"{folder} has room for {free:,} bytes, and the checkpoint takes {size:,}"
             return Done(folder / name, size, "", 0.0, words)
-        self._process.write(folder / name, size)
+        alone = self._loop.ranks.world == 1
+        commit = {"update": self._update, "facts": self._facts, "best": self._best, "keep": self._pace.keep}
+        self._process.write(folder / name, size, commit=commit if alone else None)
         return None
 
     def _is_due(self, now: float) -> bool:
@@ -276,6 +279,8 @@ class Saver:
         self.costs.write_s = perf_counter() - self._ordered
         self.costs.dip_s = max(0.0, self._busy_s - self._busy_updates * self.costs.update_s)
         self._failed, self._whole = 0, self._update
+        if ranks.world == 1:  # the process that wrote it has said so
+            return self.folder.find(self._update)
         if ranks.rank != 0:
             return None
         files = {f"rank{rank}.safetensors": (size, digest) for rank, (size, digest, _) in enumerate(told)}
