@@ -59,9 +59,10 @@ def test_reports_of_updates_that_are_done_again_are_taken_back(tmp_path: Path) -
     out = tmp_path / "run"
     train(ChaosJob(), Plan(), out, max_updates=18, going=Going(pace=Pace(every=5, keep=99)))
     saved = CheckpointFolder(out)
-    assert [one.update for one in saved.all()] == [5, 9, 14, 18]
-    for name in ("00000014", "00000018"):
-        (out / "checkpoints" / name / "manifest.json").unlink()
+    assert {9, 18} <= {one.update for one in saved.all()}  # the ends of epochs; between them where the writer is free
+    for one in saved.all():
+        if one.update > 9:
+            (one.path / "manifest.json").unlink()
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"update": 19')  # torn
     train(ChaosJob(), Plan(), out, max_updates=18, going=Going(resume=True, pace=Pace(every=5), say=lambda _: None))
@@ -129,7 +130,10 @@ def test_killed_a_dozen_times_it_ends_as_if_it_had_not_been() -> None:
 
 @pytest.mark.slow
 def test_the_verbs_of_checkpoints(tmp_path: Path) -> None:
-    train(ChaosJob(), Plan(), tmp_path, max_updates=9, going=Going(pace=Pace(every=4)))
+    for end in (4, 9):
+        train(
+            ChaosJob(), Plan(), tmp_path, max_updates=end, going=Going(resume=True, pace=Pace(every=100), say=lambda _: None)
+        )
 
     def said(*words: object) -> tuple[int, str]:
         done = subprocess.run(

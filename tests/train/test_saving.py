@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -411,3 +413,25 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
     newest = CheckpointFolder(tmp_path).newest_valid(print)
     assert newest is not None
     assert newest.update == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_writer_ends_though_a_fork_holds_its_pipe(tmp_path: Path) -> None:
+    memory = SnapshotMemory()
+    size = memory.take({"x": torch.arange(10)}, {})
+    process = WriterProcess(memory.handle)
+    process.start()
+    context = multiprocessing.get_context("fork")
+    fork = context.Process(target=time.sleep, args=(60,))
+    fork.start()
+    try:
+        process.write(tmp_path / "a", size)
+        ended = threading.Thread(target=process.close)
+        ended.start()
+        ended.join(20)
+        assert not ended.is_alive()
+        assert (tmp_path / "a").exists()
+    finally:
+        fork.kill()
+        fork.join()
+        memory.close()

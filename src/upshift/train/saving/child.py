@@ -86,7 +86,9 @@ def main(handle: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(19)
     for line in sys.stdin.buffer:
-        order: dict[str, Any] = json.loads(line)
+        order: dict[str, Any] | None = json.loads(line)
+        if order is None:  # the end; that of the pipe may be far, as forks of the run hold it too
+            return
         started = time.perf_counter()
         try:
             answer: dict[str, Any] = {"sha256": write_file(handle, order["num_bytes"], Path(order["path"]))}

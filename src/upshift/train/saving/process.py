@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import subprocess
@@ -133,8 +134,14 @@ class WriterProcess:
 
     def _drop(self) -> None:
         if self._process is not None:
+            # Loader workers that were forked meanwhile hold its stdin open: it must be told.
+            with contextlib.suppress(OSError):
+                if self._process.stdin is not None:
+                    self._process.stdin.write(b"null\n")
+                    self._process.stdin.flush()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(OSError):  # it was killed, and what is left in the pipe is for nobody
+                        pipe.close()
             self._process.wait()
             self._process = None
