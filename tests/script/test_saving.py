@@ -280,11 +280,11 @@ def test_open_files_and_the_old_format_are_written_as_without_us(saving: Backgro
 
 
 def test_where_ranks_train_together_and_where_the_plan_does_not_ask_it_is_plain(
-    saving: BackgroundSaving, monkeypatch: pytest.MonkeyPatch
+    saving: BackgroundSaving,
 ) -> None:
-    monkeypatch.setattr("upshift.script.output.saving._ranks", lambda: 2)
-    torch.save(torch.ones(1), "a.pt")
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:  # one of its own: undoing the other would leave the folder
+        patch.setattr("upshift.script.output.saving._ranks", lambda: 2)
+        torch.save(torch.ones(1), "a.pt")
     assert count(saving) == 0
     saving.close()
     torch.save(torch.ones(1), "a.pt")
