@@ -17,7 +17,7 @@ from upshift.core.facts import Facts
 from upshift.core.optimization import Card, Judge, Optimization, clash
 
 MAX_SUBSETS = 128
-"""An hour or so a job. Every further candidate doubles the subsets, and costs the ladder one more trial."""
+"""Every further candidate doubles the subsets, and costs the ladder one more trial."""
 
 Kind = type[Optimization]
 Settings = tuple[Optimization, ...]

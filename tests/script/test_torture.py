@@ -80,7 +80,7 @@ Ended = TypeVar("Ended")
 def unless_aborted(start: Callable[[], Ended], stderr: Callable[[Ended], str]) -> Ended:
     """What `start` gives, begun again (thrice at most) while torch aborts a rank at its end.
 
-    Seen with torch 2.13 on a busy machine, without us, in about one run of a hundred: gloo's threads outlive
+    Seen with torch 2.13 on a busy machine, without us, now and then: gloo's threads outlive
     `destroy_process_group` where `DistributedDataParallel` was used, and the process may die of SIGABRT as it ends.
     """
     for _ in range(3):

@@ -88,7 +88,7 @@ def test_asking_whether_it_runs_does_not_disturb_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pace", [None, Pace(every=3)])
 def test_two_runs_never_share_a_folder(tmp_path: Path, pace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.train.saving.saver._PATIENCE_S", 0.05)
+    monkeypatch.setattr("upshift.train.records.lock._PATIENCE_S", 0.05)
     trained(tmp_path, max_updates=2)
     before = (tmp_path / "run.toml").read_bytes()
     with held(tmp_path), pytest.raises(DataError, match="another run is at work"):

@@ -156,17 +156,17 @@ def test_a_record_that_cannot_be_read_is_named_and_stops_no_training(tmp_path: P
 
 def test_nothing_personal_is_in_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home" / "ada"
-    (home / "work").mkdir(parents=True)
+    (home / "code").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("LOGNAME", "ada")
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
-    monkeypatch.chdir(home / "work")
-    assert impersonal(f"{home}/work/job.py:J") == "job.py:J"
+    monkeypatch.chdir(home / "code")
+    assert impersonal(f"{home}/code/job.py:J") == "job.py:J"
     assert impersonal(f"--out={home}/runs/a") == "--out=~/runs/a"
     assert impersonal("/data/ada/set and /home/bob/x") == "/data/<user>/set and ~/x"
     assert impersonal("/data/adapters") == "/data/adapters"
     out = home / "runs" / "a"
-    origin = Origin(target=f"{home}/work/job.py:J", arguments=(f"{home}/work/job.py:J", "--out", str(out)))
+    origin = Origin(target=f"{home}/code/job.py:J", arguments=(f"{home}/code/job.py:J", "--out", str(out)))
     train(Plain(), Plan(), out, max_updates=1, origin=origin)
     for name in ("run.toml", "log.txt"):
         text = (out / name).read_text()

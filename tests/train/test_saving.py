@@ -382,7 +382,7 @@ def test_one_order_at_a_time(tmp_path: Path) -> None:
 
 
 def test_two_runs_in_one_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.train.saving.saver._PATIENCE_S", 0.3)
+    monkeypatch.setattr("upshift.train.records.lock._PATIENCE_S", 0.3)
     saver = Saver(made(), tmp_path, Pace())
     said: list[str] = []
     with pytest.raises(DataError, match="another run is at work in"):

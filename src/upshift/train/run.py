@@ -28,12 +28,13 @@ from upshift.train.guards.loop import GuardedLoop
 from upshift.train.guards.numbers import Numbers
 from upshift.train.guards.watch import Guards, Limits
 from upshift.train.ranks import current_ranks
+from upshift.train.records.lock import hold_folder
 from upshift.train.records.log import LOG, RunLog
 from upshift.train.records.record import PLAN, Origin, RunRecord, part_of
 from upshift.train.saving.facts import run_facts
 from upshift.train.saving.folder import CheckpointFolder
 from upshift.train.saving.resume import go_on
-from upshift.train.saving.saver import Pace, Saver, hold_folder
+from upshift.train.saving.saver import Pace, Saver
 from upshift.train.vitals import SampledClock
 
 STACKS = "stacks"

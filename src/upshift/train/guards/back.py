@@ -12,8 +12,7 @@ from upshift.core.live import LiveJob
 from upshift.train.guards.incidents import Incidents
 from upshift.train.guards.loop import GuardedLoop, RollBack
 from upshift.train.guards.numbers import Numbers
-from upshift.train.saving.folder import CheckpointFolder
-from upshift.train.saving.resume import bring
+from upshift.train.saving.resume import bring, newest
 from upshift.train.saving.saver import Saver
 
 
@@ -31,7 +30,7 @@ class WayBack:
     def __init__(
         self, loop: GuardedLoop, run: Path, numbers: Numbers, incidents: Incidents, say: Callable[[str], None]
     ) -> None:
-        self._loop, self._folder, self._numbers = loop, CheckpointFolder(run), numbers
+        self._loop, self._run, self._numbers = loop, run, numbers
         self._incidents, self._say = incidents, say
         self._times: Counter[int] = Counter()
 
@@ -48,24 +47,18 @@ class WayBack:
         incident, loop = wrong.incident, self._loop
         if saver is not None:
             saver.settle()
-        saved = self._folder.newest_valid(self._say)
-        newest = int(loop.ranks.agreed(-1 if saved is None else saved.update))
-        if newest < 0:
+        saved = newest(loop, self._run, self._say)
+        times = self._times.total()
+        if saved is None or times >= self._numbers.most:
+            self._incidents.note(replace(incident, action="the run stops"))
+            why = f"the run went back {times} times already" if saved else "there is no checkpoint to go back to"
             raise LossError(
-                f"In update {incident.update} {incident.words}, and there is no checkpoint to go back to. Save more often "
-                f"(--checkpoint-every), lower the learning rate, or look at the samples in the incidents.",
+                f"In update {incident.update} {incident.words}, and {why}. Lower the learning rate, save more often "
+                f"(--checkpoint-every), or look at the samples in the incidents.",
                 update=incident.update,
             )
-        if saved is None or saved.update != newest:  # rank 0 committed it after this one looked
-            saved = self._folder.find(newest)
-        if self._times.total() >= self._numbers.most:
-            raise LossError(
-                f"In update {incident.update} {incident.words}, and the run went back {self._times.total()} times already. "
-                f"Lower the learning rate, or look at the samples in the incidents.",
-                update=incident.update,
-            )
-        self._times[newest] += 1
-        factor = self._numbers.rate ** self._times[newest]
+        self._times[saved.update] += 1
+        factor = self._numbers.rate ** self._times[saved.update]
         loop.went_back()
         bring(loop, saved)
         lower_rate(loop.live, factor)

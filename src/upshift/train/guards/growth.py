@@ -126,4 +126,9 @@ def _bytes(kind: tuple[str, tuple[int, ...]]) -> int:
 def in_use(*, host: bool = True) -> int:
     """Bytes this process uses: on its CUDA device, where it uses one, and on the host unless that is left out."""
     device = int(torch.cuda.memory_allocated()) if torch.cuda.is_initialized() else 0
-    return device + (int(psutil.Process().memory_info().rss) if host else 0)
+    return device + (host_bytes() if host else 0)
+
+
+def host_bytes() -> int:
+    """Bytes of main memory this process uses."""
+    return int(psutil.Process().memory_info().rss)

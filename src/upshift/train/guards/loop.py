@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from upshift.core.errors import JobError, LossError, MachineError
 from upshift.core.live import LiveJob
 from upshift.core.sync import shard
-from upshift.train.guards.incidents import Incident, Incidents
+from upshift.train.guards.incidents import Incident, Incidents, shown_samples
 from upshift.train.guards.numbers import Numbers, SpikeWatch, all_finite
 from upshift.train.guards.oom import ChangedBuffers, PieceLimit, Window, free_memory, is_out_of_memory
 from upshift.train.loop import Loop, MicroBatch
@@ -170,8 +170,9 @@ class GuardedLoop(Loop):
             self.skipped += 1
         if self._left_out > self._numbers.most:
             raise LossError(
-                f"{self._left_out} updates in a row were left out, the last because {words}. The checkpoints before them "
-                f"are whole: lower the learning rate, or look at the samples in the incidents.",
+                f"{self._left_out} updates in a row were left out, the last because {words}"
+                f"{shown_samples(incident.samples)}. The checkpoints before them are whole: lower the learning rate, or "
+                f"look at the samples in the incidents.",
                 update=where.update,
             )
         self._incidents.note(incident)

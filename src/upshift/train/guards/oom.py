@@ -12,15 +12,18 @@ from torch.nn.modules.batchnorm import _NormBase
 from upshift.core.batch import iter_tensors
 from upshift.train.loop import MicroBatch
 
+_WORDS = ("can't allocate memory", "out of memory", "cannot allocate memory")
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that an allocation failed, on the host or the device."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
+    return isinstance(error, MemoryError | RuntimeError) and tells_of_memory(error)
+
+
+def tells_of_memory(error: BaseException) -> bool:
+    """Whether an error is one of memory, or its words say so, whatever its class."""
     words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        told in words for told in ("can't allocate memory", "out of memory", "cannot allocate memory")
-    )
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(told in words for told in _WORDS)
 
 
 class Window:

@@ -9,10 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
-
 from upshift.core.machine import read_memory_limit
-from upshift.train.guards.growth import GrowthWatch, in_use
+from upshift.train.guards.growth import GrowthWatch, host_bytes, in_use
 from upshift.train.guards.incidents import Incident, Incidents
 from upshift.train.guards.oom import free_memory
 from upshift.train.guards.watchdog import Watchdog
@@ -63,7 +61,7 @@ class Guards:
         limits = limits or Limits()
         total = read_memory_limit().value if limits.memory_bytes is None else limits.memory_bytes
         self._scarce = limits.collect_frac * total if total else float("inf")
-        self._memory = memory or (lambda: int(psutil.Process().memory_info().rss))
+        self._memory = memory or host_bytes
         self._device = memory is None
         self._quiet_until = 0
         self.collections = 0

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from upshift.core.errors import UpshiftError
 from upshift.train.saving.folder import CheckpointFolder
 
 PART = 2**23
@@ -95,7 +96,9 @@ def main(handle: int) -> None:
             if order["commit"] is not None:
                 commit(Path(order["path"]), order["num_bytes"], answer["sha256"], **order["commit"])
         except OSError as error:
-            answer = {"error": error.strerror or str(error), "errno": error.errno}
+            answer = {"error": error.strerror or str(error)}
+        except UpshiftError as error:  # another checkpoint of the folder is of a newer version
+            answer = {"error": str(error)}
         answer["seconds"] = time.perf_counter() - started
         try:
             sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")

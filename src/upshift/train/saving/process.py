@@ -35,7 +35,7 @@ class Done:
 
 
 class WriterProcess:
-    """A process that writes one file at a time from an anonymous file; started at the first order, and again if it died.
+    """A process that writes one file at a time from an anonymous file; started again at an order if it died.
 
     Args:
         handle: The anonymous file.

@@ -117,7 +117,7 @@ def go_on(
     Raises:
         DataError: Model, optimizer, code or data are other ones; says what differs.
     """
-    saved = _newest(loop, run, say)
+    saved = newest(loop, run, say)
     if saved is None:
         return None
     changed = [name for name in facts if name in saved.facts and saved.facts[name] != facts[name]]
@@ -148,7 +148,7 @@ def bring(loop: Loop, saved: Saved) -> None:
         seed_everything(mix(loop.live.seed, _ANEW, saved.update, rank))
 
 
-def _newest(loop: Loop, run: Path, say: Callable[[str], None]) -> Saved | None:
+def newest(loop: Loop, run: Path, say: Callable[[str], None]) -> Saved | None:
     """The newest whole checkpoint, as rank 0 finds it: all must take the same, and one reads all that there is."""
     found: Saved | DataError | None = None
     if loop.ranks.rank == 0:

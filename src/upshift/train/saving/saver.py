@@ -10,18 +10,18 @@ rank 0 says that the checkpoint is whole.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, perf_counter, sleep
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from upshift.core.errors import DataError, MachineError
+from upshift.core.errors import MachineError
 from upshift.train.loop import Loop
+from upshift.train.records.lock import hold_folder
 from upshift.train.saving.folder import CheckpointFolder, Saved
 from upshift.train.saving.memory import SnapshotMemory
 from upshift.train.saving.process import Done, WriterProcess
@@ -32,8 +32,6 @@ _SPARE = 1.02
 _FIRST_AFTER_S = 30.0
 """Seconds of training before the first checkpoint, where their frequency is chosen by cost."""
 _SMOOTH = 0.1
-_PATIENCE_S = 30.0
-"""How long to wait for a folder that another process holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,30 +310,3 @@ def _stage(loop: Loop, say: Callable[[str], None]) -> SnapshotMemory:
     except OSError as error:
         say(f"{folder} cannot hold snapshots ({error.strerror}): they are held in memory")
         return SnapshotMemory()
-
-
-def hold_folder(run: Path, rank: int, say: Callable[[str], None]) -> int:
-    """A handle that holds the run's folder; a run that was killed holds it until its last checkpoint is written.
-
-    Raises:
-        DataError: Another run holds it.
-    """
-    run.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run / f".running.{rank}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = monotonic() + _PATIENCE_S
-    told = False
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if monotonic() > until:
-                os.close(handle)
-                raise DataError(
-                    f"another run is at work in {run}: wait for it, or choose another folder (--out)."
-                ) from error
-            if not told:
-                say(f"waiting for another run in {run}, or for the last checkpoint of one that was killed")
-                told = True
-            sleep(0.02)
-        else:
-            return handle

@@ -30,6 +30,7 @@ from upshift.profile.measure import profile_loop
 from upshift.profile.probes import job_facts, peak_memory_bytes, reset_peak_memory
 from upshift.train.build import build
 from upshift.train.group import die_with_parent, join_group
+from upshift.train.guards.oom import tells_of_memory
 from upshift.train.loop import Loop
 from upshift.train.trace import trace_step
 from upshift.train.validate import HeldOut
@@ -278,9 +279,7 @@ def failure_kind(error: BaseException) -> str:
     """The kind of failure an exception means: `nan`, `out_of_memory` or `raised`."""
     if isinstance(error, LossError) and error.value is not None:
         return "nan"
-    words = str(error).lower()
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in words
-    return "out_of_memory" if memory or "out of memory" in words or "cannot allocate memory" in words else "raised"
+    return "out_of_memory" if tells_of_memory(error) else "raised"
 
 
 def describe(error: BaseException) -> str:
