@@ -123,7 +123,8 @@ class NaiveDetectionJob(Job):
         else:
             held_out = Path(self.valid_images)
             place = Path(self.valid_labels or held_out)
-            parts = known, read_labels(held_out, place, findings, classes=known.classes, max_bad_frac=self.max_bad_frac)
+            theirs = read_labels(held_out, place, findings, classes=known.classes, max_bad_frac=self.max_bad_frac)
+            parts = known, theirs
         if findings.items:
             _log.warning("%s", findings.words())
         return parts
@@ -157,8 +158,8 @@ class NaiveDetectionJob(Job):
             raise JobError(f"{where}.size must be a multiple of {STRIDES[-1]} pixels, not {self.size!r}.")
         if self.size > shape.longest_side:
             raise JobError(
-                f"{where}.size is {self.size}, and boxes of model_size {self.model_size!r} reach {shape.longest_side} pixels: "
-                f"choose a larger model_size or a smaller size."
+                f"{where}.size is {self.size}, and boxes of model_size {self.model_size!r} reach {shape.longest_side} "
+                f"pixels: choose a larger model_size or a smaller size."
             )
         detector = Detector(num_classes, shape, light=self.light_predictions)
         if self.start_from is not None:
