@@ -118,6 +118,23 @@ def picture_size(path: Path) -> tuple[int, int]:
     return (width, height) if turned else (height, width)
 
 
+def check_picture(path: Path) -> tuple[int, int]:
+    """`picture_size`, and a look at the file's end: a file that was cut is found without being decoded.
+
+    JPEG must end with its mark and PNG must have the right checksums. What does not, and files of other kinds, are decoded.
+
+    Raises:
+        DataError: The file is missing, empty, cut, or no picture; names it.
+        MachineError: Pillow is not installed.
+    """
+    path = Path(path)
+    size = picture_size(path)
+    if path.suffix.lower() == ".npy" or _ends_as_it_should(path):  # NumPy compared the array's size with the file's
+        return size
+    height, width = read_picture(path).shape[:2]
+    return height, width
+
+
 def letterbox(picture: Picture, size: int) -> tuple[Picture, float, tuple[int, int]]:
     """Fit a picture into a square, its sides in proportion, in the middle, with grey beside it.
 
@@ -241,6 +258,20 @@ def _npy_shape(shape: tuple[int, ...], path: Path) -> tuple[int, int]:
         wanted = "[height, width] or [height, width, 1, 3 or 4]"
         raise BadFileError(path, f"an array of shape {list(shape)} is no picture, which is {wanted}{hint}")
     return shape[0], shape[1]
+
+
+def _ends_as_it_should(path: Path) -> bool:
+    data = _read_bytes(path)
+    if data[:3] == b"\xff\xd8\xff":
+        return data[-64:].rstrip(b"\0").endswith(b"\xff\xd9")
+    if data[:8] != b"\x89PNG\r\n\x1a\n":
+        return False
+    try:
+        with _pillow().open(io.BytesIO(data)) as opened:
+            opened.verify()
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error):
+        return False
+    return True
 
 
 def _rgb(array: npt.NDArray[Any], path: Path) -> Picture:

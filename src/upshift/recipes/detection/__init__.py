@@ -1,0 +1,1 @@
+"""Find things in pictures: a detector, its data and its training."""
