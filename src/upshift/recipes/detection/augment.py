@@ -185,7 +185,8 @@ def compose(samples: Sequence[dict[str, Any]], at: int, out: Picture) -> tuple[B
     insides = [[int(edge) for edge in sample["inside"]] for sample in chosen]
     placed = tiles(drawn, [(right - left, bottom - top) for left, top, right, bottom in insides], side)
     canvas: Picture = np.full((side, side, 3), PADDING, np.uint8)
-    all_boxes, all_classes = [], []
+    all_boxes: list[Boxes] = []
+    all_classes: list[Classes] = []
     for sample, inside, tile in zip(chosen, insides, placed, strict=True):
         left, top, right, bottom = inside
         paint(canvas, sample["picture"][top:bottom, left:right], tile)
