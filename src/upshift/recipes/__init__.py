@@ -1,1 +1,1 @@
-"""Complete training jobs that a person points at their own files, built from the general parts alone."""
+"""Reference workloads: complete training jobs to point at data of one's own, built from the public parts alone."""
