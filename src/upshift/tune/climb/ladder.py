@@ -337,11 +337,5 @@ class Ladder:
         return rung
 
 
-def _job(answer: Mapping[str, Any]) -> dict[str, Any]:
-    job = dict(answer["profile"]["job"])
-    job["param_dtypes"] = tuple(job["param_dtypes"])
-    return job
-
-
 def _brief(optimization: Optimization) -> str:
     return ", ".join(f"{name}={value}" for name, value in optimization.settings().items())
