@@ -15,7 +15,7 @@ VERSION = 1
 
 
 def drawn_pictures(count: int, seed: int = 0) -> Path:
-    """A folder of `count` drawn pictures with YOLO labels beside them; in UPSHIFT_CACHE_DIR where that is set.
+    """A folder of drawn pictures, `images` and `labels` (YOLO) in it; it lies in UPSHIFT_CACHE_DIR where that is set.
 
     It is published by one renaming when it is whole, so processes that draw at the same time do not meet.
 

@@ -3,6 +3,9 @@
     class Coins(DetectionJob):
         images, labels = "photos", "labels"
 
+    class NaiveCoins(NaiveDetectionJob):  # to see what the real form brings: `upshift tune coins.py:NaiveCoins`
+        images, labels, forms = "photos", "labels", (Coins,)
+
 What the real form does otherwise: a picture is read and scaled once and can be kept, mosaics are made of the pictures of a
 batch, bytes and no floats go to the device, anchors are chosen for a whole batch at once, training makes no boxes, a
 held-out batch passes the model once for loss and metric, and boxes are suppressed beside the next batch.
@@ -108,6 +111,12 @@ class NaiveDetectionJob(Job):
     start_from: str | None = None
     start_parts: tuple[str, ...] = PARTS
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A job derived from this one has other forms only where it names them: they must learn its own pictures."""
+        super().__init_subclass__(**kwargs)
+        if "forms" not in vars(cls):
+            cls.forms = ()
+
     @cached_property
     def labelled(self) -> tuple[Labelled, Labelled]:
         """What is trained on, and what is held out; read once in each process.
@@ -116,18 +125,32 @@ class NaiveDetectionJob(Job):
             DataError: A folder is missing, labels cannot be read, too much is bad, or too few pictures are left.
         """
         findings = Findings()
-        images, labels = Path(self.images or drawn_pictures(self.num_drawn)), self.labels
-        known = read_labels(images, Path(labels or images), findings, max_bad_frac=self.max_bad_frac)
-        if self.valid_images is None:
-            parts = held_back(known, self.valid_frac)
-        else:
-            held_out = Path(self.valid_images)
-            place = Path(self.valid_labels or held_out)
-            theirs = read_labels(held_out, place, findings, classes=known.classes, max_bad_frac=self.max_bad_frac)
-            parts = known, theirs
+        parts = self._read(findings, self.max_bad_frac)
         if findings.items:
             _log.warning("%s", findings.words())
         return parts
+
+    def look_through(self) -> Findings:
+        """Look at the headers of all pictures and at all labels, and say what is wrong with them.
+
+        Raises:
+            DataError: There is nothing that could be used.
+        """
+        findings = Findings()
+        self._read(findings, 1.0)
+        return findings
+
+    def _read(self, findings: Findings, max_bad_frac: float) -> tuple[Labelled, Labelled]:
+        if self.images is None:
+            drawn = drawn_pictures(self.num_drawn)
+            images, labels = drawn / "images", drawn / "labels"
+        else:
+            images, labels = Path(self.images), Path(self.labels or self.images)
+        known = read_labels(images, labels, findings, max_bad_frac=max_bad_frac)
+        if self.valid_images is None:
+            return held_back(known, self.valid_frac)
+        images, labels = Path(self.valid_images), Path(self.valid_labels or self.valid_images)
+        return known, read_labels(images, labels, findings, classes=known.classes, max_bad_frac=max_bad_frac)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -282,6 +305,9 @@ class DetectionJob(NaiveDetectionJob):
         output: Output = seen[1] if seen is not None and seen[0] is batch.images else model(batch.images)
         found = candidates(*_made(output), self.suppression)
         return _pool().submit(_judged, found, objects_of(batch), self.suppression)
+
+
+NaiveDetectionJob.forms = (DetectionJob,)
 
 
 def held_back(known: Labelled, share: float) -> tuple[Labelled, Labelled]:
