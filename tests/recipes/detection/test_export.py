@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.recipes.detection.shapes import SIDE, job_on, write_pictures
 from upshift.core.errors import MachineError, UpshiftError
 from upshift.recipes.detection import export
 from upshift.recipes.detection.average import Averaged
@@ -80,3 +81,19 @@ def test_a_file_that_gives_other_numbers_is_removed(tmp_path: Path, monkeypatch:
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="cannot be written"):
         export_onnx(trained(), tmp_path / "nowhere" / "detector.onnx", size=SIZE)
+
+
+@pytest.mark.slow
+def test_a_trained_job_writes_its_average(tmp_path: Path) -> None:
+    job = job_on(write_pictures(tmp_path / "pictures", 4))
+    model = job.model()
+    with torch.no_grad():
+        for parameter in model.get_submodule("live").parameters():
+            parameter.add_(1.0)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    job.export(str(tmp_path / "model.pt"), str(tmp_path / "shapes.onnx"))
+    images = np.zeros((2, 3, SIDE, SIDE), np.float32)
+    _, scores = runner_of(tmp_path / "shapes.onnx")(images)
+    with torch.inference_mode():
+        expected = model.eval()(torch.from_numpy(images))
+    np.testing.assert_allclose(scores, expected.scores.numpy(), atol=1e-3)

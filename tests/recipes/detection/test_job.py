@@ -231,8 +231,8 @@ def test_a_file_that_holds_no_weights_is_refused(pictures: Path, tmp_path: Path)
         (tmp_path / name).write_bytes(b"\x01\x02\x03")
         with pytest.raises(DataError, match=name):
             job_on(pictures, start_from=str(tmp_path / name)).model()
+    (tmp_path / "weights.bin").touch()
     with pytest.raises(DataError, match="must end in"):
-        (tmp_path / "weights.bin").touch()
         job_on(pictures, start_from=str(tmp_path / "weights.bin")).model()
     with pytest.raises(JobError, match="start_parts"):
         job_on(pictures, start_from=str(tmp_path / "cut.pt"), start_parts=("nose",)).model()

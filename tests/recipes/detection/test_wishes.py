@@ -95,6 +95,14 @@ def test_a_wish_that_the_job_itself_grants_is_told_so() -> None:
     assert row.tried == ()
 
 
+def test_a_part_of_the_real_form_is_told_with_the_gain_of_the_whole_form() -> None:
+    row = row_of("light training predictions", rung("job_form", "applied", 2.0))
+    assert row.state == "of the job"
+    assert row.tried[0].brought == "2.00x (1.90 to 2.10)"
+    assert "tried as a whole" in row.words
+    assert row_of("clipping", rung("job_form", "applied", 2.0)).tried == ()
+
+
 def test_a_tuning_that_says_nothing_of_a_wish_leaves_it_untried() -> None:
     assert {row.state for row in report({"rungs": []})} == {"not tried", "of the job"}
 

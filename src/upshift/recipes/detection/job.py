@@ -38,6 +38,7 @@ from upshift.recipes.detection.data import Batch, DetectionData, augmented, coll
 from upshift.recipes.detection.decode import Candidates, Suppression, candidates, suppress, suppress_naive
 from upshift.recipes.detection.drawn import drawn_pictures
 from upshift.recipes.detection.evaluate import Judged, mean_average_precision
+from upshift.recipes.detection.export import export_onnx
 from upshift.recipes.detection.labels import Labelled, read_labels
 from upshift.recipes.detection.losses import Parts, detection_loss, detection_loss_naive
 from upshift.recipes.detection.model import PARTS, STRIDES, Detector, Output, shape_named
@@ -190,6 +191,23 @@ class NaiveDetectionJob(Job):
         if self.frozen:
             detector.freeze(self.frozen)
         return detector
+
+    def export(self, weights: str, path: str) -> dict[str, float]:
+        """Write a trained detector as an ONNX file; see `upshift.recipes.detection.export`.
+
+        Args:
+            weights: Of a run of this job: FILE.safetensors, or the run's model.pt.
+            path: The ONNX file.
+
+        Returns:
+            The largest difference seen between the file and the model, of `boxes` (pixels) and of `scores`.
+
+        Raises:
+            UpshiftError: As `load_weights` and `export_onnx` have it.
+        """
+        detector = Detector(len(self.classes), shape_named(self.model_size))
+        load_weights(detector, Path(weights))
+        return export_onnx(detector, Path(path), size=self.size, classes=self.classes)
 
     def model(self) -> nn.Module:
         """Make the detector, and its running average around it."""

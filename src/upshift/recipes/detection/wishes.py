@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from upshift.optimizations import catalogue
 
+FORM = "job_form"
+"""The technique that tries the real form of a job in place of the naive one."""
+
 State = Literal["applied", "tried", "refused", "failed", "not tried", "of the job"]
 
 
@@ -26,6 +29,8 @@ class Wish:
         techniques: Names in the catalogue that deliver it, the usual one first.
         attributes: Of the job's class, that deliver or switch it.
         command: A command of its own; empty for none.
+        of_the_form: Whether the real form of the job has it and the naive one has not; then the gain of the whole form is
+            told beside it.
     """
 
     name: str
@@ -33,6 +38,7 @@ class Wish:
     techniques: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     command: str = ""
+    of_the_form: bool = False
 
     @property
     def switch(self) -> str:
@@ -76,6 +82,7 @@ WISHES: tuple[Wish, ...] = (
         name="light training predictions",
         words="no boxes are made in training: the loss reads the maps",
         attributes=("light_predictions",),
+        of_the_form=True,
     ),
     Wish(name="clipping", words="the norm of the gradients kept below a bound", attributes=("clip_norm",)),
     Wish(
@@ -158,7 +165,8 @@ class Row:
         wish: The wish.
         state: `applied` where one of its techniques is in the plan; `tried` where one was measured and none is; `of the
             job` where attributes alone deliver it; else `failed`, `refused` (by facts, unmeasured) or `not tried`.
-        tried: Each technique that the tuning speaks of, the one that tells most first.
+        tried: Each technique that the tuning speaks of, the one that tells most first; for a part of the real form, the
+            trial of that form.
     """
 
     wish: Wish
@@ -171,7 +179,8 @@ class Row:
         if not self.tried:
             return "set in the job" if self.state == "of the job" else "this tuning does not speak of it"
         best = self.tried[0]
-        return f"{best.technique}: {best.reason}"
+        part = "part of another form of the job, which was tried as a whole; " if self.state == "of the job" else ""
+        return f"{part}{best.technique}: {best.reason}"
 
 
 def report(evidence: Mapping[str, Any]) -> list[Row]:
@@ -200,7 +209,8 @@ def _row(wish: Wish, rungs: Mapping[str, list[Mapping[str, Any]]]) -> Row:
     tried = [_tried(max(rungs[name], key=_telling)) for name in wish.techniques if name in rungs]
     tried.sort(key=lambda one: _ORDER.index(_state_of(one)))
     if not wish.techniques:
-        return Row(wish=wish, state="of the job", tried=())
+        form = [_tried(max(rungs[FORM], key=_telling))] if wish.of_the_form and FORM in rungs else []
+        return Row(wish=wish, state="of the job", tried=tuple(form))
     return Row(wish=wish, state=_state_of(tried[0]) if tried else "not tried", tried=tuple(tried))
 
 
