@@ -103,7 +103,9 @@ def test_bccd_is_read_whole() -> None:
     labelled = read_labels(data / "images", data / "annotations", findings)
     assert labelled.classes == ("Platelets", "RBC", "WBC")
     assert len(labelled.items) == 292
-    assert sum(len(item.boxes) for item in labelled.items) > 3000
+    assert sum(len(item.boxes) for item in labelled.items) == 3350 + 301 + 292 - 2
+    assert [item.path.name for item in findings.items] == ["BloodImage_00338.xml", "BloodImage_00343.xml"]
+    assert all("no area" in item.reason and item.line for item in findings.items)
     val = (data / "splits" / "val.txt").read_text(encoding="utf-8").split()
     assert [item.path.stem for item in labelled.only(val).items] == val
 
