@@ -23,7 +23,7 @@ from upshift.optimizations.loader_workers import LoaderWorkers
 from upshift.optimizations.sample_cache import SampleCache
 from upshift.optimizations.sample_store import SampleStore
 from upshift.recipes.detection.augment import Augmentation
-from upshift.recipes.detection.data import Batch, DetectionData, DrawnData, augmented, collate, decode
+from upshift.recipes.detection.data import Batch, DetectionData, augmented, collate, decode
 from upshift.recipes.detection.labels import Item
 from upshift.recipes.detection.naive import NaiveDetectionData, naive_collate
 
@@ -96,14 +96,6 @@ def test_a_picture_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     data.items[0].path.unlink()
     with pytest.raises(DataError, match=r"0\.png: it cannot be read"):
         decode(data[0], SIZE)
-
-
-def test_drawn_pictures_are_taken_as_they_are(tmp_path: Path) -> None:
-    picture = np.zeros((20, 40, 3), np.uint8)
-    data = DrawnData([(picture, np.array([[4, 4, 20, 16]], np.float32), np.array([2]))])
-    sample = decode(data[0], 40)
-    assert sample["boxes"].tolist() == [[4, 14, 20, 26]]
-    assert sample["classes"].tolist() == [2]
 
 
 def test_held_out_pictures_are_alike_in_both_forms(tmp_path: Path) -> None:

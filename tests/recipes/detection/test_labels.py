@@ -231,6 +231,15 @@ def test_too_many_faults_are_refused(folder: Folder) -> None:
         folder.read(max_bad_frac=0.1)
 
 
+def test_faults_of_one_folder_do_not_count_for_another(folder: Folder) -> None:
+    folder.picture()
+    folder.label("a.txt", "0 0.5 0.5 0.2 0.2\n")
+    for line in range(5):
+        folder.findings.add(Path("elsewhere.txt"), line, "wrong", lost="label", about=Path(f"{line}.jpg"))
+    assert len(folder.read(max_bad_frac=0.1).items) == 1
+    assert len(folder.told) == 5
+
+
 def test_duplicated_names_are_refused(folder: Folder) -> None:
     folder.picture("a.jpg")
     folder.picture("a.png")
