@@ -191,19 +191,27 @@ def _lay(picture: Picture, owner: npt.NDArray[np.int16], at: int, kind: int, cha
     angle = chance.uniform(0, 2 * np.pi)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     placed = (corners @ turn.T + chance.uniform(0.08, 0.92, 2) * size).astype(np.float32)
+    area = float(abs(cv2.contourArea(placed.reshape(-1, 1, 2))))
+    margin = size // 40 + 2  # for the shadow
+    left, top = np.clip(np.floor(placed.min(axis=0)).astype(int) - margin, 0, size).tolist()
+    right, bottom = np.clip(np.ceil(placed.max(axis=0)).astype(int) + margin, 0, size).tolist()
+    if right <= left or bottom <= top:
+        return area
     flat = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
-    matrix = cv2.getPerspectiveTransform(flat, placed)
+    matrix = cv2.getPerspectiveTransform(flat, placed - np.array([left, top], np.float32))
     if scale < 0.8:  # a warp takes single pixels: without this the fine lines would flicker
         note = cv2.GaussianBlur(note, (0, 0), 0.35 / scale)
-    laid = cv2.warpPerspective(note, matrix, (size, size), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-    cover = cv2.warpPerspective(np.full((height, width), 255, np.uint8), matrix, (size, size), flags=cv2.INTER_LINEAR)
-    shadow = cv2.GaussianBlur(np.roll(cover, (size // 160, size // 128), (0, 1)), (0, 0), size / 120)
+    window, whole = (right - left, bottom - top), np.full((height, width), 255, np.uint8)
+    laid = cv2.warpPerspective(note, matrix, window, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    cover = cv2.warpPerspective(whole, matrix, window, flags=cv2.INTER_LINEAR)
+    moved = np.array([[1, 0, size / 128], [0, 1, size / 160], [0, 0, 1]]) @ matrix
+    shadow = cv2.GaussianBlur(cv2.warpPerspective(whole, moved, window), (0, 0), size / 120)
     dark = 1 - chance.uniform(0.15, 0.45) * (shadow[:, :, None] / np.float32(255))
     share = cover[:, :, None] / np.float32(255)
-    picture[:] = (picture * dark * (1 - share) + laid * share + 0.5).astype(np.uint8)
-    owner[cover >= 128] = at
-    area = cv2.contourArea(placed.reshape(-1, 1, 2))
-    return float(abs(area))
+    part = picture[top:bottom, left:right]
+    part[:] = (part * dark * (1 - share) + laid * share + 0.5).astype(np.uint8)
+    owner[top:bottom, left:right][cover >= 128] = at
+    return area
 
 
 @lru_cache(maxsize=64)
@@ -243,7 +251,7 @@ def _worn(note: Picture, look: Denomination, chance: np.random.Generator) -> Pic
         pixels[:, at : at + 2] -= strength
         pixels[:, at + 2 : at + 4] += strength * 0.7
     pixels = (pixels - 128) * chance.uniform(0.75, 1.05) + 128 + chance.uniform(-14, 10)
-    pixels += chance.normal(0, 3.0, (height, width, 1)).astype(np.float32)
+    pixels += 3 * chance.standard_normal((height, width, 1), np.float32)
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
