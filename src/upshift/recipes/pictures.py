@@ -174,7 +174,7 @@ def read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BadFileError(path, f"it cannot be read ({error.strerror or error})") from error
+        raise _unreadable(path, error) from error
     encoding = next((name for mark, name in _BOMS if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(encoding)
@@ -208,7 +208,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BadFileError(path, f"it cannot be read ({error.strerror or error})") from error
+        raise _unreadable(path, error) from error
     if not data:
         raise BadFileError(path, "the file is empty: get the picture again, or remove it")
     return data
@@ -261,13 +261,19 @@ def _npy_shape(shape: tuple[int, ...], path: Path) -> tuple[int, int]:
 
 
 def _ends_as_it_should(path: Path) -> bool:
-    data = _read_bytes(path)
-    if data[:3] == b"\xff\xd8\xff":
-        return data[-64:].rstrip(b"\0").endswith(b"\xff\xd9")
-    if data[:8] != b"\x89PNG\r\n\x1a\n":
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            file.seek(-min(64, path.stat().st_size), io.SEEK_END)
+            tail = file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if head[:3] == b"\xff\xd8\xff":
+        return tail.rstrip(b"\0").endswith(b"\xff\xd9")
+    if head != b"\x89PNG\r\n\x1a\n":
         return False
     try:
-        with _pillow().open(io.BytesIO(data)) as opened:
+        with _pillow().open(path) as opened:
             opened.verify()
     except (OSError, SyntaxError, ValueError, EOFError, struct.error):
         return False
@@ -331,6 +337,10 @@ def _upright(pixels: Picture, orientation: int) -> Picture:
     if orientation in {2, 3, 6, 7}:
         pixels = pixels[:, ::-1]
     return np.ascontiguousarray(pixels)
+
+
+def _unreadable(path: Path, error: OSError) -> BadFileError:
+    return BadFileError(path, f"it cannot be read ({error.strerror or error})")
 
 
 def _undecodable(path: Path, error: Exception) -> BadFileError:

@@ -59,24 +59,6 @@ class DetectionData(Dataset[Sample]):
         return {"path": str(item.path), "boxes": item.boxes, "classes": item.classes}
 
 
-class DrawnData(Dataset[Sample]):
-    """Pictures that are in memory already, such as drawn ones: `picture` uint8 [h, w, 3] in place of a path.
-
-    Args:
-        drawn: Picture, boxes and classes of each, as `synth.draw` gives them.
-    """
-
-    def __init__(self, drawn: Sequence[tuple[Any, Any, Any]]) -> None:
-        self.drawn = tuple(drawn)
-
-    def __len__(self) -> int:
-        return len(self.drawn)
-
-    def __getitem__(self, index: int) -> Sample:
-        picture, boxes, classes = self.drawn[index]
-        return {"picture": picture, "boxes": boxes, "classes": classes}
-
-
 def decode(sample: Sample, size: int) -> Sample:
     """Read and decode a sample's picture and fit it into a square.
 
@@ -84,7 +66,7 @@ def decode(sample: Sample, size: int) -> Sample:
     that names it: one bad file does not end a run. A picture that is *gone* does, since more will be.
 
     Args:
-        sample: What `DetectionData` or `DrawnData` gives.
+        sample: What `DetectionData` gives.
         size: The square's side in pixels.
 
     Returns:
@@ -94,15 +76,13 @@ def decode(sample: Sample, size: int) -> Sample:
         DataError: The file is missing.
     """
     boxes, classes = sample["boxes"], sample["classes"]
-    picture = sample.get("picture")
-    if picture is None:
-        try:
-            picture = read_picture(Path(sample["path"]))
-        except BadFileError as error:
-            if not error.path.is_file():
-                raise
-            warnings.warn(f"{error} A grey picture takes its place.", stacklevel=2)
-            picture, boxes, classes = np.full((size, size, 3), PADDING, np.uint8), boxes[:0], classes[:0]
+    try:
+        picture = read_picture(Path(sample["path"]))
+    except BadFileError as error:
+        if not error.path.is_file():
+            raise
+        warnings.warn(f"{error} A grey picture takes its place.", stacklevel=2)
+        picture, boxes, classes = np.full((size, size, 3), PADDING, np.uint8), boxes[:0], classes[:0]
     height, width = picture.shape[:2]
     square, scale, (left, top) = letterbox(picture, size)
     right, bottom = left + max(1, round(width * scale)), top + max(1, round(height * scale))

@@ -32,12 +32,12 @@ class NaiveDetectionData(Dataset[NaiveSample]):
     """Labelled pictures, each made ready anew at every visit.
 
     Args:
-        items: What `read_labels` gave; or tuples (picture uint8 [h, w, 3], boxes, classes), such as drawn ones.
+        items: What `read_labels` gave.
         size: Side of the square pictures in pixels.
         augmentation: What may happen to them; None is off, for held-out data.
     """
 
-    def __init__(self, items: Sequence[Any], size: int, augmentation: Augmentation | None = None) -> None:
+    def __init__(self, items: Sequence[Item], size: int, augmentation: Augmentation | None = None) -> None:
         self.items, self.size, self.augmentation = items, size, augmentation
 
     def __len__(self) -> int:
@@ -84,15 +84,11 @@ class NaiveDetectionData(Dataset[NaiveSample]):
     def _load(self, index: int) -> tuple[Any, list[list[float]]]:
         """A picture at the size of the square, by Pillow, and its boxes: class, left, top, right, bottom."""
         item = self.items[index]
-        if isinstance(item, Item):
-            opened, all_boxes, all_classes = _opened(item.path), item.boxes, item.classes
-        else:
-            picture, all_boxes, all_classes = item
-            opened = _pillow("Image").fromarray(picture)
+        opened = _opened(item.path)
         scale = self.size / max(opened.width, opened.height)
         small = (max(1, round(opened.width * scale)), max(1, round(opened.height * scale)))
         boxes = []
-        for box, number in zip(all_boxes.tolist(), all_classes.tolist(), strict=True):
+        for box, number in zip(item.boxes.tolist(), item.classes.tolist(), strict=True):
             boxes.append([number, *(edge * scale for edge in box)])
         return opened.resize(small, _pillow("Image").Resampling.BILINEAR), boxes
 

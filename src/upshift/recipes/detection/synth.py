@@ -8,6 +8,7 @@ uneven light, out of focus and with a camera's noise. A picture is a pure functi
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -104,7 +105,15 @@ def draw(seed: int, index: int, size: int = 640) -> Drawn:
     return made, np.array(boxes, np.float32).reshape(-1, 4), np.array(classes, np.int64)
 
 
-def write(folder: Path, count: int, seed: int = 0, labels: Literal["yolo", "coco"] = "yolo", size: int = 640) -> None:
+def write(
+    folder: Path,
+    count: int,
+    seed: int = 0,
+    labels: Literal["yolo", "coco"] = "yolo",
+    size: int = 640,
+    *,
+    told: Callable[[], object] = lambda: None,
+) -> None:
     """Draw pictures into `folder/images`, as JPEG, with their labels.
 
     Args:
@@ -113,6 +122,7 @@ def write(folder: Path, count: int, seed: int = 0, labels: Literal["yolo", "coco
         seed: Of the set.
         labels: `yolo` writes `labels/*.txt` and `labels/classes.txt`; `coco` writes `labels/labels.json`.
         size: Side of the square pictures in pixels.
+        told: Called after each picture.
 
     Raises:
         DataError: There are pictures already.
@@ -122,12 +132,12 @@ def write(folder: Path, count: int, seed: int = 0, labels: Literal["yolo", "coco
     folder = Path(folder)
     if count < 1 or labels not in {"yolo", "coco"}:
         raise ValueError(f"count must be at least 1 and labels 'yolo' or 'coco', not {count} and {labels!r}")
-    images, told = folder / "images", folder / "labels"
+    images, texts = folder / "images", folder / "labels"
     if images.is_dir() and any(images.iterdir()):
         raise DataError(f"{images} is not empty: name another folder, or remove it.")
     cv2 = opencv()
     images.mkdir(parents=True, exist_ok=True)
-    told.mkdir(exist_ok=True)
+    texts.mkdir(exist_ok=True)
     content: dict[str, list[Any]] = {
         "images": [],
         "annotations": [],
@@ -137,28 +147,17 @@ def write(folder: Path, count: int, seed: int = 0, labels: Literal["yolo", "coco
         picture, boxes, classes = draw(seed, index, size)
         name = f"{index:06d}.jpg"
         _, encoded = cv2.imencode(".jpg", np.ascontiguousarray(picture[:, :, ::-1]), [cv2.IMWRITE_JPEG_QUALITY, 90])
-        write_atomically(images / name, encoded.tobytes())
+        (images / name).write_bytes(encoded.tobytes())
         if labels == "yolo":
-            write_atomically(told / f"{index:06d}.txt", _yolo(boxes, classes, size))
-            continue
-        content["images"].append({"id": index, "file_name": name, "width": size, "height": size})
-        for (left, top, right, bottom), kind in zip(boxes.tolist(), classes.tolist(), strict=True):
-            box = [left, top, right - left, bottom - top]
-            number = len(content["annotations"])
-            content["annotations"].append(
-                {
-                    "id": number,
-                    "image_id": index,
-                    "category_id": kind + 1,
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "iscrowd": 0,
-                }
-            )
+            (texts / f"{index:06d}.txt").write_text(_yolo(boxes, classes, size), encoding="utf-8")
+        else:
+            content["images"].append({"id": index, "file_name": name, "width": size, "height": size})
+            content["annotations"] += _coco(boxes, classes, index, len(content["annotations"]))
+        told()
     if labels == "yolo":
-        write_atomically(told / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
+        write_atomically(texts / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
     else:
-        write_atomically(told / "labels.json", json.dumps(content))
+        write_atomically(texts / "labels.json", json.dumps(content))
 
 
 def _yolo(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64], size: int) -> str:
@@ -167,6 +166,16 @@ def _yolo(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64], size: 
         middle = f"{(left + right) / 2 / size:.6f} {(top + bottom) / 2 / size:.6f}"
         lines.append(f"{kind} {middle} {(right - left) / size:.6f} {(bottom - top) / size:.6f}\n")
     return "".join(lines)
+
+
+def _coco(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64], image: int, first: int) -> list[dict[str, Any]]:
+    """The annotations of one picture, counted from `first`."""
+    made = []
+    for at, ((left, top, right, bottom), kind) in enumerate(zip(boxes.tolist(), classes.tolist(), strict=True)):
+        box = [left, top, right - left, bottom - top]
+        known = {"id": first + at, "image_id": image, "category_id": kind + 1}
+        made.append({**known, "bbox": box, "area": box[2] * box[3], "iscrowd": 0})
+    return made
 
 
 def _lay(picture: Picture, owner: npt.NDArray[np.int16], at: int, kind: int, chance: np.random.Generator) -> float:
@@ -182,19 +191,27 @@ def _lay(picture: Picture, owner: npt.NDArray[np.int16], at: int, kind: int, cha
     angle = chance.uniform(0, 2 * np.pi)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     placed = (corners @ turn.T + chance.uniform(0.08, 0.92, 2) * size).astype(np.float32)
+    area = float(abs(cv2.contourArea(placed.reshape(-1, 1, 2))))
+    margin = size // 40 + 2  # for the shadow
+    left, top = np.clip(np.floor(placed.min(axis=0)).astype(int) - margin, 0, size).tolist()
+    right, bottom = np.clip(np.ceil(placed.max(axis=0)).astype(int) + margin, 0, size).tolist()
+    if right <= left or bottom <= top:
+        return area
     flat = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
-    matrix = cv2.getPerspectiveTransform(flat, placed)
+    matrix = cv2.getPerspectiveTransform(flat, placed - np.array([left, top], np.float32))
     if scale < 0.8:  # a warp takes single pixels: without this the fine lines would flicker
         note = cv2.GaussianBlur(note, (0, 0), 0.35 / scale)
-    laid = cv2.warpPerspective(note, matrix, (size, size), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-    cover = cv2.warpPerspective(np.full((height, width), 255, np.uint8), matrix, (size, size), flags=cv2.INTER_LINEAR)
-    shadow = cv2.GaussianBlur(np.roll(cover, (size // 160, size // 128), (0, 1)), (0, 0), size / 120)
+    window, whole = (right - left, bottom - top), np.full((height, width), 255, np.uint8)
+    laid = cv2.warpPerspective(note, matrix, window, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    cover = cv2.warpPerspective(whole, matrix, window, flags=cv2.INTER_LINEAR)
+    moved = np.array([[1, 0, size / 128], [0, 1, size / 160], [0, 0, 1]]) @ matrix
+    shadow = cv2.GaussianBlur(cv2.warpPerspective(whole, moved, window), (0, 0), size / 120)
     dark = 1 - chance.uniform(0.15, 0.45) * (shadow[:, :, None] / np.float32(255))
     share = cover[:, :, None] / np.float32(255)
-    picture[:] = (picture * dark * (1 - share) + laid * share + 0.5).astype(np.uint8)
-    owner[cover >= 128] = at
-    area = cv2.contourArea(placed.reshape(-1, 1, 2))
-    return float(abs(area))
+    part = picture[top:bottom, left:right]
+    part[:] = (part * dark * (1 - share) + laid * share + 0.5).astype(np.uint8)
+    owner[top:bottom, left:right][cover >= 128] = at
+    return area
 
 
 @lru_cache(maxsize=64)
@@ -234,7 +251,7 @@ def _worn(note: Picture, look: Denomination, chance: np.random.Generator) -> Pic
         pixels[:, at : at + 2] -= strength
         pixels[:, at + 2 : at + 4] += strength * 0.7
     pixels = (pixels - 128) * chance.uniform(0.75, 1.05) + 128 + chance.uniform(-14, 10)
-    pixels += chance.normal(0, 3.0, (height, width, 1)).astype(np.float32)
+    pixels += 3 * chance.standard_normal((height, width, 1), np.float32)
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 

@@ -32,7 +32,7 @@ def finish(picture: Picture, chance: np.random.Generator) -> Picture:
         kernel = np.zeros((length, length), np.float32)
         cv2.line(kernel, (0, int(chance.integers(length))), (length - 1, int(chance.integers(length))), 1.0, 1)
         seen = cv2.filter2D(seen, -1, kernel / kernel.sum())
-    seen += chance.normal(0, chance.uniform(1, 6), seen.shape).astype(np.float32)
+    seen += chance.uniform(1, 6) * chance.standard_normal(seen.shape, np.float32)
     return np.clip(seen, 0, 255).astype(np.uint8)
 
 

@@ -73,13 +73,14 @@ def read_labels(
     index = {name: at for at, name in enumerate(names)}
     if len(index) != len(names):
         raise DataError(f"Of the classes {', '.join(names)} two have the same name: give each a name of its own.")
-    items = []
+    items, here = [], Findings()
     for picture, (some, found) in zip(pictures, read, strict=True):
-        findings.take(found)
+        here.take(found)
         if some is not None:
-            items.append(_item(picture, source.place_of(picture), some, index, findings))
-    source.finish(findings)
-    findings.check(len(pictures), max_bad_frac)
+            items.append(_item(picture, source.place_of(picture), some, index, here))
+    source.finish(here)
+    findings.take(here)
+    here.check(len(pictures), max_bad_frac)  # what another folder added counts there
     if not names:
         raise DataError(f"{labels} labels no object in any picture of {images}: there is nothing to learn.")
     return Labelled(names, tuple(items))

@@ -1,0 +1,1 @@
+"""What the recipes bring, against what their users have."""
