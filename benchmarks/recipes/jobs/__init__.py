@@ -1,0 +1,1 @@
+"""The recipes pointed at real data, each in its two forms."""
