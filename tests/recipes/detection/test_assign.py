@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from upshift.recipes.detection.assign import Alignment, assign, assign_naive, pad_truths, pair_overlaps
+from upshift.recipes.detection.assign import Alignment, Assigned, Look, assign, assign_naive, overlaps_of, pad_truths
 from upshift.recipes.detection.model import anchor_points
 
 SIDE, NUM_CLASSES = 64, 3
@@ -17,6 +17,22 @@ def predictions(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     scores = torch.rand(batch, len(ANCHORS), NUM_CLASSES, generator=random)
     sides = torch.rand(batch, len(ANCHORS), 4, generator=random) * 2 * ANCHORS[:, 2:]
     return scores, torch.cat([ANCHORS[:, :2] - sides[..., :2], ANCHORS[:, :2] + sides[..., 2:]], dim=2)
+
+
+def says(scores: torch.Tensor, boxes: torch.Tensor) -> Look:
+    return lambda rows, places, classes: (scores[rows, places, classes], boxes[rows, places])
+
+
+def same_score(boxes: torch.Tensor) -> Look:
+    return says(torch.full((1, len(ANCHORS), NUM_CLASSES), 0.25), boxes)
+
+
+def chosen(asked: Assigned) -> dict[int, tuple[int, float]]:
+    """Of one picture: anchor -> the class and the score it is asked for."""
+    return {
+        int(place): (int(kind), float(score))
+        for place, kind, score in zip(asked.places, asked.classes, asked.scores, strict=True)
+    }
 
 
 def objects(batch: int, each: int, seed: int = 0, largest: float = 30.0) -> torch.Tensor:
@@ -39,79 +55,80 @@ def test_objects_are_laid_out_by_picture_in_whatever_order_they_come() -> None:
 
 
 def test_a_batch_without_objects_asks_for_nothing() -> None:
-    scores, boxes = predictions(2)
-    asked = assign(scores, boxes, ANCHORS, pad_truths(torch.zeros(0, 6), 2))
-    assert not asked.foreground.any()
-    assert float(asked.scores.sum()) == 0.0
+    look, nothing = says(*predictions(2)), torch.zeros(0, 6)
+    for asked in (assign(look, ANCHORS, pad_truths(nothing, 2)), assign_naive(look, ANCHORS, nothing, 2)):
+        assert [tuple(part.shape) for part in asked] == [(0,), (0,), (0,), (0, 4), (0,)]
 
 
 def test_overlaps_are_intersection_over_union() -> None:
-    first = torch.tensor([[0.0, 0.0, 4.0, 4.0], [10.0, 10.0, 12.0, 12.0]])
-    second = torch.tensor([[2.0, 0.0, 6.0, 4.0], [0.0, 0.0, 4.0, 4.0]])
-    assert pair_overlaps(first, second).flatten().tolist() == pytest.approx([8 / 24, 1.0, 0.0, 0.0])
+    first = torch.tensor([[0.0, 0.0, 4.0, 4.0], [0.0, 0.0, 4.0, 4.0], [10.0, 10.0, 12.0, 12.0]])
+    second = torch.tensor([[2.0, 0.0, 6.0, 4.0], [0.0, 0.0, 4.0, 4.0], [0.0, 0.0, 4.0, 4.0]])
+    assert overlaps_of(first, second).tolist() == pytest.approx([8 / 24, 1.0, 0.0])
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("largest", [4.0, 30.0, 60.0])
 def test_both_ways_choose_the_same_anchors(seed: int, largest: float) -> None:
-    scores, boxes = predictions(3, seed)
-    targets = objects(3, 6, seed, largest)
-    fast = assign(scores, boxes, ANCHORS, pad_truths(targets, 3))
-    naive = assign_naive(scores, boxes, ANCHORS, targets)
-    assert torch.equal(fast.foreground, naive.foreground)
+    look, targets = says(*predictions(3, seed)), objects(3, 6, seed, largest)
+    fast, naive = assign(look, ANCHORS, pad_truths(targets, 3)), assign_naive(look, ANCHORS, targets, 3)
+    assert len(fast.rows) > 0
+    for mine, other in zip(fast[:4], naive[:4], strict=True):
+        assert torch.equal(mine, other)
     torch.testing.assert_close(fast.scores, naive.scores)
-    assert torch.equal(fast.boxes[fast.foreground], naive.boxes[naive.foreground])
-    assert fast.foreground.any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_anchor_learns_one_object_at_most_and_they_come_in_order(seed: int) -> None:
+    targets = objects(3, 12, seed, 60.0)
+    asked = assign(says(*predictions(3, seed)), ANCHORS, pad_truths(targets, 3))
+    spots = (asked.rows * len(ANCHORS) + asked.places).tolist()
+    assert spots == sorted(set(spots))
+    assert float(asked.scores.max()) <= 1.0
+    assert float(asked.scores.min()) >= 0.0
 
 
 def test_an_object_gets_the_anchors_where_score_and_overlap_are_best() -> None:
     truth = torch.tensor([[0, 1, 8.0, 8.0, 24.0, 24.0]])
-    scores = torch.full((1, len(ANCHORS), NUM_CLASSES), 0.25)
     boxes = torch.zeros(1, len(ANCHORS), 4)
     inside = [9, 10, 17, 18]  # the fine anchors at (12, 12), (20, 12), (12, 20), (20, 20)
     boxes[0, inside] = torch.tensor([[8.0, 8, 24, 24], [8, 8, 24, 16], [8, 8, 24, 20], [8, 8, 12, 12]])
-    asked = assign(scores, boxes, ANCHORS, pad_truths(truth, 1), Alignment(topk=2))
-    assert asked.foreground[0].nonzero()[:, 0].tolist() == [9, 17]
-    assert asked.boxes[0, 9].tolist() == [8, 8, 24, 24]
-    assert float(asked.scores[0, 9, 1]) == pytest.approx(1.0)  # the best is asked for its overlap
-    assert float(asked.scores[0, 17, 1]) == pytest.approx(0.75**6)  # the next for less, as its alignment is less
-    assert float(asked.scores.sum()) == pytest.approx(1.0 + 0.75**6)
+    asked = assign(same_score(boxes), ANCHORS, pad_truths(truth, 1), Alignment(topk=2))
+    assert asked.boxes.tolist() == [[8, 8, 24, 24], [8, 8, 24, 24]]
+    # The best is asked for its overlap, the next for less, as its alignment is less.
+    assert list(chosen(asked)) == [9, 17]
+    assert chosen(asked)[9] == (1, pytest.approx(1.0))
+    assert chosen(asked)[17] == (1, pytest.approx(0.75**6))
 
 
 def test_an_anchor_that_two_objects_want_goes_to_the_one_it_overlaps_most() -> None:
     truths = torch.tensor([[0, 0, 8.0, 8.0, 24.0, 24.0], [0, 1, 10.0, 8.0, 26.0, 24.0]])
-    scores = torch.full((1, len(ANCHORS), NUM_CLASSES), 0.25)
     boxes = torch.zeros(1, len(ANCHORS), 4)
     boxes[0, 9] = truths[1, 2:]
-    for asked in (assign(scores, boxes, ANCHORS, pad_truths(truths, 1)), assign_naive(scores, boxes, ANCHORS, truths)):
-        assert asked.boxes[0, 9].tolist() == truths[1, 2:].tolist()
-        assert float(asked.scores[0, 9, 1]) == pytest.approx(1.0)
-        assert float(asked.scores[0, 9, 0]) == 0.0
+    look = same_score(boxes)
+    for asked in (assign(look, ANCHORS, pad_truths(truths, 1)), assign_naive(look, ANCHORS, truths, 1)):
+        assert chosen(asked)[9] == (1, pytest.approx(1.0))
+        assert asked.boxes[asked.places == 9].tolist() == [truths[1, 2:].tolist()]
 
 
 @pytest.mark.parametrize("middle", [(8.0, 8.0), (32.0, 32.0), (4.0, 4.0), (0.5, 0.5), (63.5, 63.5), (16.0, 33.3)])
 def test_an_object_that_covers_no_anchor_gets_one_all_the_same(middle: tuple[float, float]) -> None:
     x, y = middle
     truth = torch.tensor([[0, 2, x - 0.5, y - 0.5, x + 0.5, y + 0.5]])
-    scores, _ = predictions(1)
     nowhere = torch.full((1, len(ANCHORS), 4), 1000.0)  # no box overlaps anything
-    asked = assign(scores, nowhere, ANCHORS, pad_truths(truth, 1))
-    chosen = asked.foreground[0].nonzero()[:, 0]
-    assert len(chosen) >= 1
-    assert float(asked.scores[0, :, 2].max()) == pytest.approx(Alignment().least_overlap)
-    away = (ANCHORS[chosen, :2] - torch.tensor(middle)).abs()
-    assert float(away.max()) <= 4.25
+    asked = assign(same_score(nowhere), ANCHORS, pad_truths(truth, 1))
+    assert len(asked.places) >= 1
+    assert float(asked.scores.max()) == pytest.approx(Alignment().least_overlap)
+    assert float((ANCHORS[asked.places, :2] - torch.tensor(middle)).abs().max()) <= 4.25
 
 
 def test_a_small_overlap_at_low_scores_is_still_asked_for_whole() -> None:
     truth = torch.tensor([[0, 0, 30.0, 30.0, 34.0, 34.0]])
-    scores = torch.full((1, len(ANCHORS), NUM_CLASSES), 1e-4)
     wide = torch.cat([ANCHORS[:, :2] - 20, ANCHORS[:, :2] + 20], dim=1)[None]
-    asked = assign(scores, wide, ANCHORS, pad_truths(truth, 1), Alignment(least_overlap=0.0))
+    look = says(torch.full((1, len(ANCHORS), NUM_CLASSES), 1e-4), wide)
+    asked = assign(look, ANCHORS, pad_truths(truth, 1), Alignment(least_overlap=0.0))
     assert float(asked.scores.max()) == pytest.approx(16 / 1600, rel=1e-3)
 
 
 def test_no_object_has_more_anchors_than_it_may() -> None:
-    scores, boxes = predictions(1)
     truth = torch.tensor([[0, 0, 0.0, 0.0, 64.0, 64.0]])
-    assert int(assign(scores, boxes, ANCHORS, pad_truths(truth, 1)).foreground.sum()) == 10
+    assert len(assign(says(*predictions(1)), ANCHORS, pad_truths(truth, 1)).places) == 10

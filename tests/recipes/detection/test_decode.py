@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from upshift.recipes.detection.decode import Candidates, Suppression, candidates, decode_boxes, suppress, suppress_naive
 
 LOUD = 50.0
+Way = Callable[[Candidates, Suppression], list[npt.NDArray[np.float32]]]
 
 
-def found(boxes: list[list[float]], scores: list[float], classes: list[int]) -> Candidates:
+def found(boxes: Sequence[Sequence[float]], scores: list[float], classes: list[int]) -> Candidates:
     return Candidates(
         np.array([boxes], np.float32).reshape(1, -1, 4), np.array([scores], np.float32), np.array([classes], np.int64)
     )
@@ -58,10 +62,10 @@ def test_candidates_are_the_best_pairs_of_box_and_class() -> None:
 
 
 @pytest.mark.parametrize("way", [suppress, suppress_naive])
-def test_of_boxes_that_overlap_the_best_stays(way: object) -> None:
+def test_of_boxes_that_overlap_the_best_stays(way: Way) -> None:
     boxes = [[0, 0, 10, 10], [1, 0, 11, 10], [20, 20, 30, 30], [0, 0, 10, 10]]
     some = found(boxes, [0.9, 0.8, 0.7, 0.6], [0, 0, 0, 1])
-    kept = way(some, Suppression(max_iou=0.5))[0]  # type: ignore[operator]
+    kept = way(some, Suppression(max_iou=0.5))[0]
     assert kept.dtype == np.float32
     assert kept[:, 4].tolist() == pytest.approx([0.9, 0.7, 0.6])  # the last is of another class
     assert kept[:, 5].tolist() == [0, 0, 1]
@@ -69,24 +73,24 @@ def test_of_boxes_that_overlap_the_best_stays(way: object) -> None:
 
 
 @pytest.mark.parametrize("way", [suppress, suppress_naive])
-def test_a_box_that_a_suppressed_one_overlaps_stays(way: object) -> None:
+def test_a_box_that_a_suppressed_one_overlaps_stays(way: Way) -> None:
     chain = [[0, 0, 10, 10], [4, 0, 14, 10], [8, 0, 18, 10]]
-    kept = way(found(chain, [0.9, 0.8, 0.7], [0, 0, 0]), Suppression(max_iou=0.3))[0]  # type: ignore[operator]
+    kept = way(found(chain, [0.9, 0.8, 0.7], [0, 0, 0]), Suppression(max_iou=0.3))[0]
     assert kept[:, 4].tolist() == pytest.approx([0.9, 0.7])
 
 
 @pytest.mark.parametrize("way", [suppress, suppress_naive])
-def test_low_scores_and_what_is_too_much_are_left_out(way: object) -> None:
+def test_low_scores_and_what_is_too_much_are_left_out(way: Way) -> None:
     apart = [[x, 0, x + 5, 5] for x in (0, 10, 20, 30)]
     some = found(apart, [0.9, 0.5, 0.25, 0.1], [0, 0, 0, 0])
-    assert len(way(some, Suppression(min_score=0.25))[0]) == 3  # type: ignore[operator]
-    assert len(way(some, Suppression(max_boxes=2))[0]) == 2  # type: ignore[operator]
-    assert way(some, Suppression(min_score=0.95))[0].shape == (0, 6)  # type: ignore[operator]
+    assert len(way(some, Suppression(min_score=0.25))[0]) == 3
+    assert len(way(some, Suppression(max_boxes=2))[0]) == 2
+    assert way(some, Suppression(min_score=0.95))[0].shape == (0, 6)
 
 
 @pytest.mark.parametrize("way", [suppress, suppress_naive])
-def test_boxes_without_area_are_no_trouble(way: object) -> None:
-    kept = way(found([[5, 5, 5, 5], [5, 5, 5, 5]], [0.9, 0.8], [0, 0]))[0]  # type: ignore[operator]
+def test_boxes_without_area_are_no_trouble(way: Way) -> None:
+    kept = way(found([[5, 5, 5, 5], [5, 5, 5, 5]], [0.9, 0.8], [0, 0]))[0]
     assert len(kept) == 2
 
 

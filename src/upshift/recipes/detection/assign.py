@@ -8,19 +8,27 @@ Two things differ from the paper, both for small objects. An object narrower tha
 sides are widened to a little more than that stride before anchors are looked for. And as long as no box overlaps an object,
 all anchors in it are equally bad: the nearest are taken then, and asked for `least_overlap`, so that something is learnt.
 
+Only pairs of an object and an anchor in it are looked at, a few in a hundred of all pairs: boxes and scores are asked for
+there and nowhere else.
+
 Source: Feng et al. 2021, TOOD: Task-aligned One-stage Object Detection (https://arxiv.org/abs/2108.07755).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 NUDGE = 1e-20
 """What nearness adds to the alignment: less than any alignment that means something."""
 TINY = 1e-30
+
+Look: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Tells what the model says: of pictures, anchors and classes, each int64 `[n]`, the scores `[n]` (from 0 to 1) of those
+classes and the boxes `[n, 4]` there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +66,21 @@ class Truths(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """What each anchor is to say.
+    """The anchors that learn an object, sorted by picture and anchor; n of them.
 
     Attributes:
-        scores: float32 `[batch, anchors, classes]`, from 0 to 1; zero where an anchor learns no object.
-        boxes: float32 `[batch, anchors, 4]`; of no meaning there.
-        foreground: bool `[batch, anchors]`, whether it learns one.
+        rows: int64 `[n]`: the picture.
+        places: int64 `[n]`: the anchor.
+        classes: int64 `[n]`: the class it is to say.
+        boxes: float32 `[n, 4]`: the box it is to say.
+        scores: float32 `[n]`: the score it is asked for, from 0 to 1.
     """
 
-    scores: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+    classes: torch.Tensor
     boxes: torch.Tensor
-    foreground: torch.Tensor
+    scores: torch.Tensor
 
 
 def pad_truths(targets: torch.Tensor, batch_size: int) -> Truths:
@@ -93,112 +105,116 @@ def pad_truths(targets: torch.Tensor, batch_size: int) -> Truths:
     return Truths(classes, boxes, valid)
 
 
-def pair_overlaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of each of `[..., n, 4]` with each of `[..., m, 4]`: `[..., n, m]`, from 0 to 1."""
-    a, b = first[..., :, None, :], second[..., None, :, :]
-    width = (torch.minimum(a[..., 2], b[..., 2]) - torch.maximum(a[..., 0], b[..., 0])).clamp(min=0)
-    height = (torch.minimum(a[..., 3], b[..., 3]) - torch.maximum(a[..., 1], b[..., 1])).clamp(min=0)
-    both = width * height
-    area_a = (a[..., 2] - a[..., 0]) * (a[..., 3] - a[..., 1])
-    area_b = (b[..., 2] - b[..., 0]) * (b[..., 3] - b[..., 1])
-    return both / (area_a + area_b - both).clamp(min=1e-9)
+def overlaps_of(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Intersection over union of boxes `[..., 4]` and `[..., 4]`: `[...]`, from 0 to 1."""
+    sides = (torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])).clamp(min=0)
+    both = sides[..., 0] * sides[..., 1]
+    areas = [(boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1]) for boxes in (first, second)]
+    return both / (areas[0] + areas[1] - both).clamp(min=1e-9)
 
 
 @torch.no_grad()
-def assign(
-    scores: torch.Tensor, boxes: torch.Tensor, anchors: torch.Tensor, truths: Truths, settings: Alignment | None = None
-) -> Assigned:
+def assign(look: Look, anchors: torch.Tensor, truths: Truths, settings: Alignment | None = None) -> Assigned:
     """Choose the anchors of each object, for all pictures and objects at once.
 
     Args:
-        scores: `[batch, anchors, classes]`, from 0 to 1.
-        boxes: `[batch, anchors, 4]`, in pixels.
+        look: Tells what the model says.
         anchors: `[anchors, 3]`: centre x, centre y, stride.
         truths: The objects.
         settings: As `Alignment` has it unless given.
     """
     settings = settings or Alignment()
-    most = truths.valid.shape[1]
-    inside, nearness = _places(anchors, truths.boxes, settings.least_side)
-    inside &= truths.valid[:, :, None]
-    overlaps = pair_overlaps(truths.boxes, boxes)
-    own = scores.transpose(1, 2).gather(1, truths.classes[:, :, None].expand(-1, -1, scores.shape[1]))
-    alignment = own**settings.alpha * overlaps**settings.beta + NUDGE * nearness
+    most, num_anchors = truths.valid.shape[1], len(anchors)
+    middles, halves = (truths.boxes[..., :2] + truths.boxes[..., 2:]) / 2, truths.boxes[..., 2:] - truths.boxes[..., :2]
+    halves = halves.clamp(min=settings.least_side) / 2 * truths.valid[..., None]  # nothing lies within 0 of anything
+    inside = (anchors[:, 0] - middles[..., :1]).abs() < halves[..., :1]
+    inside &= (anchors[:, 1] - middles[..., 1:]).abs() < halves[..., 1:]
+    rows, numbers, places = inside.nonzero(as_tuple=True)
+    truth, spots = rows * most + numbers, rows * num_anchors + places  # an object, an anchor, each by one number
 
-    best = torch.where(inside, alignment, -1.0).topk(min(settings.topk, len(anchors)), dim=2)
-    wanted = torch.zeros_like(inside).scatter_(2, best.indices, best.values > 0)
-    owner = torch.where(wanted, overlaps, -1.0).argmax(dim=1)
-    chosen = wanted & (torch.arange(most, device=owner.device)[None, :, None] == owner[:, None, :])
+    classes, boxes = truths.classes[rows, numbers], truths.boxes[rows, numbers]
+    scores, found = look(rows, places, classes)
+    overlaps = overlaps_of(boxes, found)
+    alignment = _alignment(scores, overlaps, anchors[places], boxes, settings)
 
-    alignment = torch.where(chosen, alignment, 0.0)
-    highest = torch.where(chosen, overlaps, 0.0).amax(dim=2, keepdim=True).clamp(min=settings.least_overlap)
-    asked = (alignment / alignment.amax(dim=2, keepdim=True).clamp(min=TINY) * highest).amax(dim=1)
+    num_truths = truths.valid.numel()
+    wanted = _best_of_each(alignment, truth, num_truths, settings.topk)
+    wanted = wanted[_best_of_each(overlaps[wanted], spots[wanted], len(truths.valid) * num_anchors, 1)]
+    wanted = wanted[spots[wanted].argsort()]
+    alignment, overlaps, truth = alignment[wanted], overlaps[wanted], truth[wanted]
 
-    targets = torch.zeros(scores.shape, device=scores.device)
-    targets.scatter_(2, truths.classes.gather(1, owner)[:, :, None], asked[:, :, None])
-    return Assigned(targets, truths.boxes.gather(1, owner[:, :, None].expand(-1, -1, 4)), chosen.any(dim=1))
+    nothing = alignment.new_zeros(num_truths)
+    highest = nothing.scatter_reduce(0, truth, overlaps, "amax").clamp(min=settings.least_overlap)
+    best = nothing.scatter_reduce(0, truth, alignment, "amax").clamp(min=TINY)
+    asked = alignment / best[truth] * highest[truth]
+    return Assigned(rows[wanted], places[wanted], classes[wanted], boxes[wanted], asked)
 
 
 @torch.no_grad()
 def assign_naive(
-    scores: torch.Tensor,
-    boxes: torch.Tensor,
-    anchors: torch.Tensor,
-    targets: torch.Tensor,
-    settings: Alignment | None = None,
+    look: Look, anchors: torch.Tensor, targets: torch.Tensor, batch_size: int, settings: Alignment | None = None
 ) -> Assigned:
     """The same, picture by picture and object by object.
 
     Args:
-        scores: As for `assign`.
-        boxes: Likewise.
+        look: As for `assign`.
         anchors: Likewise.
         targets: As for `pad_truths`.
+        batch_size: Likewise.
         settings: As `Alignment` has it unless given.
     """
     settings = settings or Alignment()
-    asked = torch.zeros(scores.shape, device=scores.device)
-    whose = torch.zeros(boxes.shape, device=boxes.device)
-    foreground = torch.zeros(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
-    for row in range(len(scores)):
+    chosen: list[tuple[int, int, int, list[float], float]] = []
+    for row in range(batch_size):
         objects = targets[targets[:, 0] == row]
         owners: dict[int, tuple[float, int]] = {}  # anchor -> the overlap and the number of the object that has it
         aligned: list[dict[int, tuple[float, float]]] = []  # per object, anchor -> alignment and overlap
         for number, one in enumerate(objects):
-            aligned.append(_wanted(scores[row, :, int(one[1])], boxes[row], anchors, one[2:], settings))
+            aligned.append(_wanted(look, row, anchors, one, settings))
             for anchor, (_, overlap) in aligned[-1].items():
                 if anchor not in owners or overlap > owners[anchor][0]:
                     owners[anchor] = overlap, number
         for number, one in enumerate(objects):
             mine = {anchor: two for anchor, two in aligned[number].items() if owners[anchor][1] == number}
-            highest = max([overlap for _, overlap in mine.values()] + [settings.least_overlap])
-            best = max([alignment for alignment, _ in mine.values()] + [TINY])
+            highest = max([settings.least_overlap, *(overlap for _, overlap in mine.values())])
+            best = max([TINY, *(alignment for alignment, _ in mine.values())])
             for anchor, (alignment, _) in mine.items():
-                asked[row, anchor, int(one[1])] = alignment / best * highest
-                whose[row, anchor] = one[2:]
-                foreground[row, anchor] = True
-    return Assigned(asked, whose, foreground)
+                chosen.append((row, anchor, int(one[1]), one[2:].tolist(), alignment / best * highest))
+    chosen.sort(key=lambda entry: entry[:2])
+    rows, places, classes, boxes, asked = zip(*chosen, strict=True) if chosen else ((), (), (), (), ())
+    numbers = [torch.tensor(some, dtype=torch.int64, device=anchors.device) for some in (rows, places, classes)]
+    return Assigned(
+        *numbers, anchors.new_tensor(boxes).reshape(-1, 4), torch.tensor(asked, dtype=torch.float32, device=anchors.device)
+    )
 
 
 def _wanted(
-    scores: torch.Tensor, boxes: torch.Tensor, anchors: torch.Tensor, one: torch.Tensor, settings: Alignment
+    look: Look, row: int, anchors: torch.Tensor, one: torch.Tensor, settings: Alignment
 ) -> dict[int, tuple[float, float]]:
     """The anchors that one object of a picture wants, each with its alignment and its overlap."""
-    inside, nearness = _places(anchors, one[None], settings.least_side)
-    overlaps = pair_overlaps(one[None], boxes)[0]
-    alignment = scores**settings.alpha * overlaps**settings.beta + NUDGE * nearness[0]
-    places = inside[0].nonzero()[:, 0]
-    best = places[alignment[places].argsort(descending=True)[: settings.topk]]
-    return {int(anchor): (float(alignment[anchor]), float(overlaps[anchor])) for anchor in best}
+    box = one[2:]
+    halves = (box[2:] - box[:2]).clamp(min=settings.least_side) / 2
+    inside = ((anchors[:, :2] - (box[:2] + box[2:]) / 2).abs() < halves).all(dim=1)
+    places = inside.nonzero()[:, 0]
+    scores, boxes = look(torch.full_like(places, row), places, torch.full_like(places, int(one[1])))
+    overlaps = overlaps_of(box, boxes)
+    alignment = _alignment(scores, overlaps, anchors[places], box, settings)
+    best = alignment.argsort(descending=True, stable=True)[: settings.topk]
+    return {int(places[at]): (float(alignment[at]), float(overlaps[at])) for at in best}
 
 
-def _places(anchors: torch.Tensor, boxes: torch.Tensor, least_side: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of boxes `[..., n, 4]`, whether each anchor lies in each, and how near its middle (above 0, up to 1).
+def _alignment(
+    scores: torch.Tensor, overlaps: torch.Tensor, anchors: torch.Tensor, boxes: torch.Tensor, settings: Alignment
+) -> torch.Tensor:
+    """How well an anchor does on an object: above 0; of two that do nothing the nearer does better."""
+    away = (anchors[..., :2] - (boxes[..., :2] + boxes[..., 2:]) / 2).abs().sum(dim=-1)
+    return scores**settings.alpha * overlaps**settings.beta + NUDGE / (1 + away)
 
-    Both are `[..., n, anchors]`.
-    """
-    middles = (boxes[..., :2] + boxes[..., 2:]) / 2
-    halves = (boxes[..., 2:] - boxes[..., :2]).clamp(min=least_side) / 2
-    away = anchors[:, :2] - middles[..., None, :]
-    inside = (away.abs() < halves[..., None, :]).all(dim=-1)
-    return inside, 1.0 / (1.0 + away.norm(dim=-1))
+
+def _best_of_each(values: torch.Tensor, groups: torch.Tensor, num_groups: int, count: int) -> torch.Tensor:
+    """Where the largest values of each group stand, up to `count` of each; of equal ones those that come first."""
+    order = values.argsort(descending=True, stable=True)
+    order = order[groups[order].argsort(stable=True)]
+    sizes = torch.bincount(groups, minlength=num_groups)
+    ranks = torch.arange(len(order), device=order.device) - (sizes.cumsum(0) - sizes)[groups[order]]
+    return order[ranks < count]

@@ -94,13 +94,13 @@ def runner_of(path: Path) -> Run:
     if find_spec("onnxruntime") is not None:
         import onnxruntime  # noqa: PLC0415  optional
 
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        return lambda images: session.run(["boxes", "scores"], {"images": images})  # type: ignore[no-any-return]
+        session: Any = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return lambda images: list(session.run(["boxes", "scores"], {"images": images}))
     _check_installed()
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415  an extra
 
-    evaluator = ReferenceEvaluator(str(path))
-    return lambda images: evaluator.run(["boxes", "scores"], {"images": images})  # type: ignore[no-any-return]
+    evaluator: Any = ReferenceEvaluator(str(path))
+    return lambda images: list(evaluator.run(["boxes", "scores"], {"images": images}))
 
 
 def _evaluated(model: nn.Module) -> nn.Module:

@@ -60,29 +60,32 @@ class Parts(NamedTuple):
 
 
 def detection_loss(output: Output, targets: torch.Tensor, settings: Alignment | None = None) -> Parts:
-    """The loss of a batch: boxes are made without gradients, and once more with them for the anchors that learn an object.
+    """The loss of a batch: boxes are made where an object is, and with gradients where an anchor learns one.
 
     Args:
         output: What the detector gave.
         targets: float32 `[objects, 6]`: row in the batch, class, x1, y1, x2, y2 in pixels.
         settings: How anchors are chosen.
     """
-    with torch.no_grad():
-        boxes = decode_boxes(output.distances, output.anchors) if output.boxes is None else output.boxes
-        scores = output.logits.float().sigmoid() if output.scores is None else output.scores
-        asked = assign(scores, boxes, output.anchors, pad_truths(targets, len(scores)), settings)
-    rows, places = asked.foreground.nonzero(as_tuple=True)
-    distances, anchors = output.distances[rows, places], output.anchors[places]
-    return _parts(output, asked, decode_boxes(distances, anchors), distances, anchors)
+
+    def look(rows: torch.Tensor, places: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = output.logits[rows, places, classes].float().sigmoid()
+        return scores, decode_boxes(output.distances[rows, places], output.anchors[places])
+
+    asked = assign(look, output.anchors, pad_truths(targets, len(output.logits)), settings)
+    distances = output.distances[asked.rows, asked.places]
+    return _parts(output, asked, decode_boxes(distances, output.anchors[asked.places]), distances)
 
 
 def detection_loss_naive(output: Output, targets: torch.Tensor, settings: Alignment | None = None) -> Parts:
-    """The same, with gradients through every box, and anchors chosen picture by picture."""
-    boxes = decode_boxes(output.distances, output.anchors)
-    asked = assign_naive(output.logits.detach().float().sigmoid(), boxes.detach(), output.anchors, targets, settings)
-    distances = output.distances[asked.foreground]
-    anchors = output.anchors.expand(len(boxes), -1, -1)[asked.foreground]
-    return _parts(output, asked, boxes[asked.foreground], distances, anchors)
+    """The same, with gradients through every box, and anchors chosen picture by picture and object by object."""
+    boxes, scores = decode_boxes(output.distances, output.anchors), output.logits.float().sigmoid()
+
+    def look(rows: torch.Tensor, places: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return scores[rows, places, classes], boxes[rows, places]
+
+    asked = assign_naive(look, output.anchors, targets, len(boxes), settings)
+    return _parts(output, asked, boxes[asked.rows, asked.places], output.distances[asked.rows, asked.places])
 
 
 def complete_overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -115,17 +118,18 @@ def distance_loss(distances: torch.Tensor, boxes: torch.Tensor, anchors: torch.T
     below = true.long()
     share_above = true - below
     logs = distances.float().unflatten(1, (4, num_bins)).log_softmax(dim=2)
-    at_below, at_above = (logs.gather(2, bins[:, :, None])[:, :, 0] for bins in (below, below + 1))
+    at_below = logs.gather(2, below[:, :, None])[:, :, 0]
+    at_above = logs.gather(2, below[:, :, None] + 1)[:, :, 0]
     return -(at_below * (1 - share_above) + at_above * share_above).mean(dim=1)
 
 
-def _parts(output: Output, asked: Assigned, boxes: torch.Tensor, distances: torch.Tensor, anchors: torch.Tensor) -> Parts:
-    """Put the parts together; `boxes`, `distances` and `anchors` are those of the anchors that learn an object."""
-    each = asked.scores.sum(dim=2)[asked.foreground]
-    true = asked.boxes[asked.foreground]
+def _parts(output: Output, asked: Assigned, boxes: torch.Tensor, distances: torch.Tensor) -> Parts:
+    """Put the parts together; `boxes` and `distances` are those of the anchors that learn an object."""
+    wanted = torch.zeros(output.logits.shape, device=output.logits.device)
+    wanted[asked.rows, asked.places, asked.classes] = asked.scores
     return Parts(
-        F.binary_cross_entropy_with_logits(output.logits.float(), asked.scores, reduction="sum"),
-        ((1 - complete_overlap(boxes, true)) * each).sum(),
-        (distance_loss(distances, true, anchors) * each).sum(),
+        F.binary_cross_entropy_with_logits(output.logits.float(), wanted, reduction="sum"),
+        ((1 - complete_overlap(boxes, asked.boxes)) * asked.scores).sum(),
+        (distance_loss(distances, asked.boxes, output.anchors[asked.places]) * asked.scores).sum(),
         asked.scores.sum().clamp(min=1),
     )
