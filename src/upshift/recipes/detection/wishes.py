@@ -1,8 +1,8 @@
 """The fifteen wishes of the detector's owner: what delivers each, how it is switched, and what a tuning saw of it.
 
 A wish is delivered by techniques of the catalogue, by attributes of the job, or by both. A technique is on where the plan
-(`upshift.toml`) has its table and off where it has none; `upshift tune` decides by measurement, and a plan that was edited
-is obeyed. An attribute is set in the job's class.
+(`upshift.toml`) has its table, `[optimizations.NAME]`, and off where it has none: `upshift tune` decides by measurement, and
+a plan that was edited is obeyed. An attribute is set in the job's class.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Wish:
     @property
     def switch(self) -> str:
         """How it is switched on and off, in words."""
-        plan = f"plan: {', '.join(f'[{name}]' for name in self.techniques)}" if self.techniques else ""
+        plan = f"plan: {', '.join(f'[optimizations.{name}]' for name in self.techniques)}" if self.techniques else ""
         job = f"job: {', '.join(self.attributes)}" if self.attributes else ""
         return "; ".join(part for part in (plan, job, self.command) if part)
 
