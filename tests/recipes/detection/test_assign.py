@@ -27,10 +27,10 @@ def same_score(boxes: torch.Tensor) -> Look:
     return says(torch.full((1, len(ANCHORS), NUM_CLASSES), 0.25), boxes)
 
 
-def chosen(asked: Assigned) -> dict[int, tuple[int, float]]:
+def chosen(asked: Assigned) -> dict[int, list[float]]:
     """Of one picture: anchor -> the class and the score it is asked for."""
     return {
-        int(place): (int(kind), float(score))
+        int(place): [float(kind), float(score)]
         for place, kind, score in zip(asked.places, asked.classes, asked.scores, strict=True)
     }
 
@@ -96,8 +96,8 @@ def test_an_object_gets_the_anchors_where_score_and_overlap_are_best() -> None:
     assert asked.boxes.tolist() == [[8, 8, 24, 24], [8, 8, 24, 24]]
     # The best is asked for its overlap, the next for less, as its alignment is less.
     assert list(chosen(asked)) == [9, 17]
-    assert chosen(asked)[9] == (1, pytest.approx(1.0))
-    assert chosen(asked)[17] == (1, pytest.approx(0.75**6))
+    assert chosen(asked)[9] == pytest.approx([1.0, 1.0])
+    assert chosen(asked)[17] == pytest.approx([1.0, 0.75**6])
 
 
 def test_an_anchor_that_two_objects_want_goes_to_the_one_it_overlaps_most() -> None:
@@ -106,7 +106,7 @@ def test_an_anchor_that_two_objects_want_goes_to_the_one_it_overlaps_most() -> N
     boxes[0, 9] = truths[1, 2:]
     look = same_score(boxes)
     for asked in (assign(look, ANCHORS, pad_truths(truths, 1)), assign_naive(look, ANCHORS, truths, 1)):
-        assert chosen(asked)[9] == (1, pytest.approx(1.0))
+        assert chosen(asked)[9] == pytest.approx([1.0, 1.0])
         assert asked.boxes[asked.places == 9].tolist() == [truths[1, 2:].tolist()]
 
 

@@ -12,7 +12,7 @@ import torch
 from upshift.recipes.detection.decode import Candidates, Suppression, candidates, decode_boxes, suppress, suppress_naive
 
 LOUD = 50.0
-Way = Callable[[Candidates, Suppression], list[npt.NDArray[np.float32]]]
+Way = Callable[..., list[npt.NDArray[np.float32]]]
 
 
 def found(boxes: Sequence[Sequence[float]], scores: list[float], classes: list[int]) -> Candidates:

@@ -182,9 +182,12 @@ def assign_naive(
                 chosen.append((row, anchor, int(one[1]), one[2:].tolist(), alignment / best * highest))
     chosen.sort(key=lambda entry: entry[:2])
     rows, places, classes, boxes, asked = zip(*chosen, strict=True) if chosen else ((), (), (), (), ())
-    numbers = [torch.tensor(some, dtype=torch.int64, device=anchors.device) for some in (rows, places, classes)]
     return Assigned(
-        *numbers, anchors.new_tensor(boxes).reshape(-1, 4), torch.tensor(asked, dtype=torch.float32, device=anchors.device)
+        torch.tensor(rows, dtype=torch.int64, device=anchors.device),
+        torch.tensor(places, dtype=torch.int64, device=anchors.device),
+        torch.tensor(classes, dtype=torch.int64, device=anchors.device),
+        torch.tensor(boxes, dtype=torch.float32, device=anchors.device).reshape(-1, 4),
+        torch.tensor(asked, dtype=torch.float32, device=anchors.device),
     )
 
 

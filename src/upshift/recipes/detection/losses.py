@@ -120,7 +120,8 @@ def distance_loss(distances: torch.Tensor, boxes: torch.Tensor, anchors: torch.T
     logs = distances.float().unflatten(1, (4, num_bins)).log_softmax(dim=2)
     at_below = logs.gather(2, below[:, :, None])[:, :, 0]
     at_above = logs.gather(2, below[:, :, None] + 1)[:, :, 0]
-    return -(at_below * (1 - share_above) + at_above * share_above).mean(dim=1)
+    cost: torch.Tensor = -(at_below * (1 - share_above) + at_above * share_above).mean(dim=1)
+    return cost
 
 
 def _parts(output: Output, asked: Assigned, boxes: torch.Tensor, distances: torch.Tensor) -> Parts:

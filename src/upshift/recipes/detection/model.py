@@ -101,13 +101,19 @@ class Output(NamedTuple):
     scores: torch.Tensor | None = None
 
 
+MOMENTUM = 0.1
+"""Share of a batch in the running statistics of batch normalisation. Detectors trained for days take 0.03; over the few
+hundred updates of a short run those statistics would stay behind the weights, and a model that fits its pictures in training
+would find nothing in `eval` mode."""
+
+
 class Convolution(nn.Sequential):
     """Convolution, batch normalisation, SiLU: [batch, inputs, height, width] to [batch, outputs, height / stride, ...]."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
-        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=MOMENTUM)
         self.act = nn.SiLU()
 
 
