@@ -12,7 +12,7 @@ IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/be
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench bench-groundtruth bench-data chaos docs clean help
+.PHONY: setup demo test lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
@@ -34,8 +34,8 @@ demo: setup  ## see Upshift profile and tune an example
 
 test: lint  ## lint, then run every test; those that start processes and measure run one after the other
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
-	$(BIN)/python -m pytest -q -n 2 -m slow $(IN_PAIRS)
-	$(BIN)/python -m pytest -q -m slow --durations=10 $(IN_PAIRS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n 2 -m slow --durations=25 $(IN_PAIRS)
+	$(BIN)/python -m pytest -q -m slow --durations=15 $(IN_PAIRS:%=--ignore=%)
 
 lint: setup  ## rules, format, types, floors, and the size of modules
 	$(BIN)/ruff check
@@ -57,6 +57,9 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	@# Of what LitData asks for, torchvision would bring another torch, and text and tokens need neither it nor obstore.
 	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps litdata
 	$(BIN)/python -m benchmarks data
+
+bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); UPSHIFT_DATA names the data
+	$(BIN)/python -m benchmarks recipes
 
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)
 	$(BIN)/python -m benchmarks chaos $(if $(QUICK),--quick)
