@@ -2,8 +2,8 @@
 
 The average of the last some hundred updates is better than the last one. Its memory must be short against the run: an
 average that still remembers the first weights is worse than none. So the decay grows with the updates, as
-`decay * (1 - exp(-updates / ramp))`: with the defaults it remembers about 3 updates after 200, 12 after 500, 115 after
-1,000, and 500 in the end.
+`decay * (1 - exp(-updates / ramp))`: with the defaults it remembers about 3 updates after 100, 7 after 200, 93 after 500,
+and 250 in the end.
 
 Statistics of batch normalisation are averaged with the weights, since they belong to them. In training the live model is
 called; in `eval` mode the average is. It has no gradients, and optimizers must be given the live model's parameters alone.
@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-DECAY = 0.998
-RAMP_UPDATES = 200.0
+DECAY = 0.996
+RAMP_UPDATES = 100.0
 
 
 class Averaged(nn.Module):
