@@ -90,7 +90,7 @@ def test_a_run_that_is_taken_up_goes_on_as_if_it_had_not_stopped() -> None:
 
 
 def test_an_average_in_another_precision_follows_too() -> None:
-    averaged = Averaged(model())
+    averaged = Averaged(model(), decay=0.0)
     averaged.live.to(torch.bfloat16)
     changed(averaged)
     averaged.update()
