@@ -289,7 +289,7 @@ def _rgb(array: npt.NDArray[Any], path: Path) -> Picture:
         return np.repeat(pixels, 3, axis=2)
     if pixels.shape[2] == 4:
         alpha = pixels[:, :, 3:].astype(np.uint32)
-        on_white = (pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
+        on_white: npt.NDArray[np.uint32] = (pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
         return on_white.astype(np.uint8)
     return np.array(pixels, order="C")
 
@@ -298,7 +298,8 @@ def _eight_bits(array: npt.NDArray[Any], path: Path) -> Picture:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind == "u" and array.dtype.itemsize == 2:
-        return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        rounded: npt.NDArray[np.uint32] = (array.astype(np.uint32) + 128) // 257
+        return rounded.astype(np.uint8)
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())  # NaN where there is one
         if not (low >= -_SLACK and high <= 1 + _SLACK):
