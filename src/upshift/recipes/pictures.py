@@ -304,7 +304,8 @@ def _eight_bits(array: npt.NDArray[Any], path: Path) -> Picture:
         low, high = float(array.min()), float(array.max())  # NaN where there is one
         if not (low >= -_SLACK and high <= 1 + _SLACK):
             raise BadFileError(path, f"its floats go from {low:g} to {high:g}, and a picture's go from 0 to 1")
-        return np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
+        levels: npt.NDArray[np.floating[Any]] = np.rint(np.clip(array, 0, 1) * 255)
+        return levels.astype(np.uint8)
     raise BadFileError(path, f"numbers of the kind {array.dtype} are no picture: save uint8, uint16, or floats of 0 to 1")
 
 
