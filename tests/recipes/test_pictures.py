@@ -130,8 +130,20 @@ def test_floats_go_from_0_to_1(tmp_path: Path) -> None:
 )
 def test_arrays_that_are_no_pictures_are_refused_by_name(tmp_path: Path, array: Any, words: str) -> None:
     np.save(tmp_path / "odd.npy", array)
-    with pytest.raises(DataError, match=rf"odd\.npy.*{words}"):
-        read_picture(tmp_path / "odd.npy")
+    for look in (read_picture, check_picture):
+        with pytest.raises(DataError, match=rf"odd\.npy.*{words}"):
+            look(tmp_path / "odd.npy")
+
+
+def test_an_array_with_a_damaged_header_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "odd.npy", np.zeros((8, 8), np.uint8))
+    whole = (tmp_path / "odd.npy").read_bytes()
+    for broken in (whole.replace(b"}", b" "), whole.replace(b"descr", b"desc\xff"), whole.replace(b"8, 8", b"8, -8")):
+        assert broken != whole
+        (tmp_path / "odd.npy").write_bytes(broken)
+        for look in (read_picture, picture_size):
+            with pytest.raises(DataError, match=r"odd\.npy"):
+                look(tmp_path / "odd.npy")
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
