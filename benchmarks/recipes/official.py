@@ -1,9 +1,9 @@
 """The official target maps of DBNet, written from the papers and the public code's behaviour, with the libraries it uses.
 
-Source: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", AAAI 2020, and the two steps of its code
-that are copied everywhere: shrunk text with its mask, then the border with its mask. It works as that code works (a polygon at a
-time, each edge over the whole box of its polygon, in double precision), since it is what the kernels are measured against.
-It shares nothing with them. What it does where that code fails is said at each place.
+Source: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", AAAI 2020, and the two steps of its
+code that are copied everywhere: shrunk text with its mask, then the border with its mask. It works as that code works (a
+polygon at a time, each edge over the whole box of its polygon, in double precision), since it is what the kernels are
+measured against. It shares nothing with them. What it does where that code fails is said at each place.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _draw_border(shape: Array, distance: float, thresh: Array, thresh_mask: Arra
     for i in range(len(moved)):
         away = _edge_distance(xs, ys, moved[i], moved[(i + 1) % len(moved)])
         maps[i] = np.clip(away / distance, 0, 1)
-    # The edge's formula gives NaN in a few pixels, all of them on the edge: by 0 / 0 in a corner, or by the root of a negative
-    # rounding error. The code loses those pixels; they are at distance 0.
+    # The edge's formula gives NaN in a few pixels, all of them on the edge: by 0 / 0 in a corner, or by the root of a
+    # negative rounding error. The code loses those pixels; they are at distance 0.
     nearest = np.nan_to_num(maps.min(axis=0))
     # What lies outside the picture is cut off; the code mixes up the two boxes where a polygon lies wholly outside.
     x0, y0 = max(left, 0), max(top, 0)
@@ -108,7 +108,7 @@ def _draw_border(shape: Array, distance: float, thresh: Array, thresh_mask: Arra
 
 
 def _edge_distance(xs: Array, ys: Array, one: Array, other: Array) -> Array:
-    """Of all pixels to one edge: the height over it where the edge is seen under 90 degrees or more, else to the nearer end."""
+    """Of all pixels to one edge: the height over it where it is seen under 90 degrees or more, else to the nearer end."""
     to_one = np.square(xs - one[0]) + np.square(ys - one[1])
     to_other = np.square(xs - other[0]) + np.square(ys - other[1])
     edge = np.square(one[0] - other[0]) + np.square(one[1] - other[1])

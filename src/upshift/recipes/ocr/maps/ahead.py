@@ -137,8 +137,8 @@ class Processes:
                 yield from (future.result() for future in ended)
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that makes target maps was killed, perhaps for lack of memory: what is done is kept. Start again, "
-                "with fewer processes."
+                "a process that makes target maps was killed, perhaps for lack of memory: what is done is kept. Start "
+                "again, with fewer processes."
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -186,8 +186,8 @@ class RayRunner:
             raise
         except ray.exceptions.RayError as error:
             raise DataError(
-                f"the Ray job broke off ({type(error).__name__}), perhaps since a worker had too little memory: what is done "
-                f"is kept. Start again, with or without Ray."
+                f"the Ray job broke off ({type(error).__name__}), perhaps since a worker had too little memory: what is "
+                f"done is kept. Start again, with or without Ray."
             ) from error
         finally:
             if mine:

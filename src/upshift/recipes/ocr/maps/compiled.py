@@ -13,7 +13,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 def kernel(function: Kernel) -> Kernel:
     """Compile a function when it is first called, with what Numba finds on disk.
 
-    A division by zero gives infinity, as in NumPy. Nothing is reordered or fused, so that numbers are those that are written.
+    A division by zero gives infinity, as in NumPy. Nothing is reordered or fused: numbers are those that are written.
     """
     made: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return made

@@ -1,10 +1,10 @@
 """Dilate convex polygons as Clipper does, to the last integer, without its general sweep.
 
 Clipper 6.4 (Angus Johnson; the library behind pyclipper) dilates in two steps: it lays an arc of integer points around each
-corner, and then unites the ring with itself, which removes what crosses. The ring of a convex polygon crosses nothing, so the
-second step only drops repeated and collinear points. Here the first step is done with the same operations in the same order.
-That nothing crosses is not assumed but checked, ring by ring: seen from the middle of the polygon, its points must follow one
-another in one turn. Where that does not hold, the ring is left to Clipper.
+corner, and then unites the ring with itself, which removes what crosses. The ring of a convex polygon crosses nothing, so
+the second step only drops repeated and collinear points. Here the first step is done with the same operations in the same
+order. That nothing crosses is not assumed but checked, ring by ring: seen from the middle of the polygon, its points must
+follow one another in one turn. Where that does not hold, the ring is left to Clipper.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The threshold map by the official law: one band an edge, squared distances, one square root a pixel.
 
-The official code fills, for every edge, the whole box of its polygon, with several square roots a pixel. But only pixels nearer
-than D count, and they lie in a band along the edge. Over all edges and polygons the map needs the smallest d / D, hence the
-smallest d^2 / D^2, whose root is drawn once, at the end.
+The official code fills, for every edge, the whole box of its polygon, with several square roots a pixel. But only pixels
+nearer than D count, and they lie in a band along the edge. Over all edges and polygons the map needs the smallest d / D,
+hence the smallest d^2 / D^2, whose root is drawn once, at the end.
 
-The law (DB, `MakeBorderMap.distance`) is not the distance to a segment. A pixel that sees the edge under an angle of at least
-90 degrees (it lies within the circle over the edge) takes the perpendicular distance, any other that to the nearer end. Which of
-the two is decided by the sign of L^2 - d1^2 - d2^2, computed here with the same operations, so that it never differs.
+The law (DB, `MakeBorderMap.distance`) is not the distance to a segment. A pixel that sees the edge under an angle of at
+least 90 degrees (it lies within the circle over the edge) takes the perpendicular distance, any other that to the nearer
+end. Which of the two is decided by the sign of L^2 - d1^2 - d2^2, computed here with the same operations, so that it never
+differs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from upshift.recipes.ocr.maps.compiled import kernel
 
 
 @kernel
-def draw_borders(
+def draw_borders(  # noqa: PLR0917  a kernel is called by position
     points: npt.NDArray[np.float64],
     offsets: npt.NDArray[np.int64],
     distances: npt.NDArray[np.float64],
@@ -54,7 +55,7 @@ def draw_borders(
 
 
 @kernel
-def _draw_edge(
+def _draw_edge(  # noqa: PLR0917  a kernel is called by position
     x1: float, y1: float, x2: float, y2: float, distance: float,
     left: int, top: int, right: int, bottom: int, width: int, nearest: npt.NDArray[np.float32],
 ) -> None:  # fmt: skip
@@ -81,7 +82,7 @@ def _draw_edge(
 
 
 @kernel
-def _draw_row(
+def _draw_row(  # noqa: PLR0917  a kernel is called by position
     row: npt.NDArray[np.float32], from_x1: float, from_x2: float, from_y1: float, from_y2: float,
     along: float, down: float, square: float, distance: float,
 ) -> None:  # fmt: skip
@@ -94,9 +95,9 @@ def _draw_row(
         dx1, dx2 = from_x1 + i, from_x2 + i
         square1, square2 = dx1 * dx1 + square_y1, dx2 * dx2 + square_y2
         cross = cross_start - down * dx1
-        to_end = (square1 if square1 < square2 else square2) * scale
+        to_end = min(square1, square2) * scale
         value = np.float32(cross * cross * per_cross if square - square1 - square2 >= 0.0 else to_end)
-        row[i] = value if value < row[i] else row[i]
+        row[i] = min(row[i], value)
 
 
 @kernel

@@ -1,9 +1,9 @@
 """Masks and thresholds from one signed distance a polygon: no clipper, no filler, one pass over the rows of its box.
 
 In every row of a polygon's box, each edge lowers the distances of the pixels in its band; the crossings of the row with the
-edges say which pixels lie inside. A pixel at depth D or more is shrunk text, one inside or nearer than D outside is where the
-threshold is trained. Polygons with integer corners are filled with their borders, which is half a pixel more on each side;
-so is this.
+edges say which pixels lie inside. A pixel at depth D or more is shrunk text, one inside or nearer than D outside is where
+the threshold is trained. Polygons with integer corners are filled with their borders, which is half a pixel more on each
+side; so is this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAR = np.float32(1e30)
 
 
 @kernel
-def draw_distances(
+def draw_distances(  # noqa: PLR0917  a kernel is called by position
     points: npt.NDArray[np.float64],
     offsets: npt.NDArray[np.int64],
     distances: npt.NDArray[np.float64],
@@ -57,7 +57,7 @@ def draw_distances(
 
 
 @kernel
-def _draw_polygon(
+def _draw_polygon(  # noqa: PLR0917  a kernel is called by position
     polygon: npt.NDArray[np.float64], distance: float, width: int, nearest: npt.NDArray[np.float32],
     shrink: npt.NDArray[np.uint8], thresh_mask: npt.NDArray[np.uint8],
     crossings: npt.NDArray[np.float64], depths: npt.NDArray[np.float32],
@@ -96,11 +96,11 @@ def _draw_polygon(
 
 
 @kernel
-def _draw_edges(
+def _draw_edges(  # noqa: PLR0917  a kernel is called by position
     polygon: npt.NDArray[np.float64], y: int, left: int, margin: float, scale: float,
     row: npt.NDArray[np.float32], crossings: npt.NDArray[np.float64],
 ) -> int:  # fmt: skip
-    """Lower a row to its smallest d^2 / D^2 of all edges, and write where edges cross it, from left to right; how many do."""
+    """Lower a row to its smallest d^2 / D^2, and write where edges cross it, from left to right; how many do."""
     right = left + len(row) - 1
     num_crossings = 0
     for i in range(len(polygon)):
@@ -135,7 +135,7 @@ def _insert(values: npt.NDArray[np.float64], count: int, value: float) -> int:
 
 
 @kernel
-def _draw_row(row: npt.NDArray[np.float32], from_x: float, from_y: float, along: float, down: float, scale: float) -> None:
+def _draw_row(row: npt.NDArray[np.float32], from_x: float, from_y: float, along: float, down: float, scale: float) -> None:  # noqa: PLR0917  a kernel is called by position
     """Lower the pixels of a row, whose first stands so far from the edge's beginning, to the edge's d^2 / D^2."""
     square = along * along + down * down
     zero, one = np.float32(0.0), np.float32(1.0)
@@ -144,12 +144,10 @@ def _draw_row(row: npt.NDArray[np.float32], from_x: float, from_y: float, along:
     part = y0 * ey
     for i in range(len(row)):
         x = x0 + np.float32(i)
-        along_edge = (x * ex + part) * inverse
-        along_edge = zero if along_edge < zero else along_edge
-        along_edge = one if along_edge > one else along_edge
+        along_edge = min(max((x * ex + part) * inverse, zero), one)
         dx, dy = x - along_edge * ex, y0 - along_edge * ey
         value = (dx * dx + dy * dy) * factor
-        row[i] = value if value < row[i] else row[i]
+        row[i] = min(row[i], value)
 
 
 @kernel
@@ -162,7 +160,7 @@ def _draw_outside(
     """What holds on both sides of a border: the threshold, and the band in which it is trained."""
     one = np.uint8(1)
     for i in range(len(row)):
-        nearest[i] = row[i] if row[i] < nearest[i] else nearest[i]
+        nearest[i] = min(nearest[i], row[i])
         thresh_mask[i] = one if row[i] <= grown else thresh_mask[i]
 
 

@@ -14,7 +14,7 @@ MIN_AREA = 1.0
 
 
 @kernel
-def measure(
+def measure(  # noqa: PLR0917  a kernel is called by position
     points: npt.NDArray[np.float64],
     offsets: npt.NDArray[np.int64],
     ignored: npt.NDArray[np.bool_],

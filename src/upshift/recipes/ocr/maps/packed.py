@@ -14,7 +14,7 @@ import numpy as np
 from upshift.recipes.ocr.maps.settings import Maps, MapSettings
 
 _HEAD = struct.Struct("<4sIIIff")
-"""A mark with the version of this layout, the checksum of all that follows it, height, width, lowest and highest threshold."""
+"""The layout's mark, the checksum of all that follows it, height, width, lowest and highest threshold."""
 _MARK = b"map1"
 _CHECKED = 8
 """Bytes before what the checksum covers."""

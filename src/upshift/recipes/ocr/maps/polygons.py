@@ -12,7 +12,7 @@ import numpy.typing as npt
 from upshift.core.errors import DataError
 
 MAX_COORDINATE = 1_000_000
-"""Pixels: beyond it a coordinate is an error of the labels, and the clipper's and the filler's integers would not hold it."""
+"""Pixels: beyond it a coordinate is an error of the labels, and the filler's integers would not hold it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Compile before workers are forked: each of them would otherwise compile for itself, in its first batch.
 
-Compiled kernels are kept on disk (`__pycache__`, or `NUMBA_CACHE_DIR`), so that only the first run on a machine takes seconds.
+Compiled kernels are kept on disk (`__pycache__`, or `NUMBA_CACHE_DIR`): only the first run on a machine takes seconds.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def map_key(picture: str, content: str, transform: Any, size: tuple[int, int], s
 
 
 def content_of(polygons: PolygonArray, picture: bytes = b"") -> str:
-    """What tells one content from another: the polygons as they were annotated, each with its bounds, and the picture's bytes."""
+    """What tells one content from another: the polygons as annotated, each with its bounds, and the picture's bytes."""
     return key_of(polygons.points, polygons.offsets, polygons.ignored, picture)
 
 

@@ -17,14 +17,14 @@ MIN_PART_AREA = 1.0
 def mend(polygon: npt.ArrayLike) -> list[npt.NDArray[np.float32]]:
     """The simple polygons that a polygon encloses, each clockwise as the picture is seen.
 
-    Repeated corners are dropped. A polygon that crosses itself becomes its parts ("make valid" of GEOS): a bow tie becomes two
-    triangles. Holes are filled.
+    Repeated corners are dropped. A polygon that crosses itself becomes its parts ("make valid" of GEOS): a bow tie becomes
+    two triangles. Holes are filled.
 
     Args:
         polygon: Its corners [m, 2], x then y, in pixels; the first may be repeated at the end. It is not changed.
 
     Returns:
-        Of each part its corners, float32 [m, 2]; none where there is no area, or a coordinate is not finite or beyond reason.
+        Of each part its corners, float32 [m, 2]; none where there is no area, or a coordinate is not finite.
 
     Raises:
         MachineError: The extra `recipes` is not installed.
