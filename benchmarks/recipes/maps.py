@@ -75,9 +75,9 @@ def run(count: int = ROUNDS) -> dict[str, Any]:
         count: Rounds.
 
     Returns:
-        Under `cases` of each the raw milliseconds a picture by way, medians, ratios to the official way, and how far the fast
-        maps differ from the exact ones; under `cache` the raw milliseconds of a read; under `goals` what was wanted, what was
-        seen, and whether it was met.
+        Under `cases` of each the raw milliseconds a picture by way, medians, ratios to the official way, and how far the
+        fast maps differ from the exact ones; under `cache` the raw milliseconds of a read; under `goals` what was wanted,
+        what was seen, and whether it was met.
     """
     warm()
     cases = {}

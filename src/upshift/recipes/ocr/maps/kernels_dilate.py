@@ -203,5 +203,6 @@ def _is_one_turn(ring: npt.NDArray[np.int32], polygon: npt.NDArray[np.float64]) 
         next_x, next_y = ring[after, 0] - middle_x, ring[after, 1] - middle_y
         if not x * next_y - y * next_x > 1e-6:
             return False
-        changes += (y > 0.0) != (next_y > 0.0)
+        if (y > 0.0) != (next_y > 0.0):
+            changes += 1
     return changes == 2

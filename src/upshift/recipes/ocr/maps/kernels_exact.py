@@ -67,6 +67,8 @@ def _draw_edge(  # noqa: PLR0917  a kernel is called by position
     right = min(right, math.ceil(max(x1, x2) + distance))
     top = max(top, math.floor(min(y1, y2) - distance))
     bottom = min(bottom, math.ceil(max(y1, y2) + distance))
+    if left > right:
+        return
     for y in range(top, bottom + 1):
         start, stop = left, right
         if down != 0.0:  # the part of this row that lies within D of the edge's line
