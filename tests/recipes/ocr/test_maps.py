@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -273,5 +275,5 @@ def test_a_picture_without_pixels_is_refused() -> None:
         maps([SQUARE], (0, 10), "exact")
 
 
-def maps(polygons: list[npt.ArrayLike], size: tuple[int, int], kernel: str) -> Maps:
+def maps(polygons: Sequence[npt.ArrayLike], size: tuple[int, int], kernel: str) -> Maps:
     return make_maps(PolygonArray.from_list(polygons), size, MapSettings(kernel=kernel))  # type: ignore[arg-type]

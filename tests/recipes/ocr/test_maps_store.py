@@ -87,17 +87,18 @@ def test_a_key_changes_with_all_that_maps_depend_on(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     joined = PolygonArray(POLYGONS.points, np.array([0, 3, 8], np.int32), POLYGONS.ignored)
     trained = PolygonArray(POLYGONS.points, POLYGONS.offsets, np.zeros(2, np.bool_))
-    others = [
+    changes: list[dict[str, Any]] = [
+        {"shrink_ratio": 0.5}, {"thresh_min": 0.2}, {"thresh_max": 0.8}, {"min_text_size": 3.0}, {"kernel": "fast"}
+    ]  # fmt: skip
+    others: list[dict[str, Any]] = [
         {"picture": "b"},
         {"content": content_of(POLYGONS, b"pixels")},
         {"content": content_of(joined)},
         {"content": content_of(trained)},
         {"transform": {"scale": 0.25}},
         {"size": SIZE[::-1]},
-        *({"settings": replace(SETTINGS, **change)} for change in (
-            {"shrink_ratio": 0.5}, {"thresh_min": 0.2}, {"thresh_max": 0.8}, {"min_text_size": 3.0}, {"kernel": "fast"},
-        )),
-    ]  # fmt: skip
+        *({"settings": replace(SETTINGS, **change)} for change in changes),
+    ]
     keys = [map_key(**{**given, **other}) for other in [{}, *others]]
     monkeypatch.setattr("upshift.recipes.ocr.maps.store.code_version", lambda: "another")
     keys.append(map_key(**given))

@@ -55,7 +55,7 @@ def _smaller_side(polygon: npt.NDArray[np.float64]) -> float:
     for i in range(1, len(polygon)):
         left, right = min(left, polygon[i, 0]), max(right, polygon[i, 0])
         top, bottom = min(top, polygon[i, 1]), max(bottom, polygon[i, 1])
-    return min(right - left, bottom - top)
+    return float(min(right - left, bottom - top))
 
 
 @kernel

@@ -32,7 +32,7 @@ def mend(polygon: npt.ArrayLike) -> list[npt.NDArray[np.float32]]:
     given = np.asarray(polygon, dtype=np.float32).reshape(-1, 2)
     if not len(given) or not np.abs(given).max() <= MAX_COORDINATE:
         return []
-    corners = given[np.any(given != np.roll(given, 1, axis=0), axis=1)]
+    corners = _distinct(given)
     if len(corners) < 3:
         return []
     shapely = needed("shapely")
@@ -40,8 +40,9 @@ def mend(polygon: npt.ArrayLike) -> list[npt.NDArray[np.float32]]:
     if shape.is_valid:
         return [_clockwise(corners)] if shape.area > 0 else []
     parts = [np.array(part.exterior.coords, np.float32)[:-1] for part in _parts(shapely.make_valid(shape))]
-    parts = [part[np.any(part != np.roll(part, 1, axis=0), axis=1)] for part in parts]
-    return [_clockwise(part) for part in parts if len(part) >= 3 and abs(_signed_area(part)) >= MIN_PART_AREA]
+    return [
+        _clockwise(part) for part in map(_distinct, parts) if len(part) >= 3 and abs(_signed_area(part)) >= MIN_PART_AREA
+    ]
 
 
 def _parts(shape: Any) -> list[Any]:
@@ -49,6 +50,11 @@ def _parts(shape: Any) -> list[Any]:
     if shape.geom_type == "Polygon":
         return [] if shape.is_empty else [shape]
     return [part for inner in getattr(shape, "geoms", ()) for part in _parts(inner)]
+
+
+def _distinct(corners: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The corners without those that the next one repeats."""
+    return corners[np.any(corners != np.roll(corners, -1, axis=0), axis=1)]
 
 
 def _clockwise(corners: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
