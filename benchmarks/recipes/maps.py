@@ -111,10 +111,10 @@ def _measure(num_lines: int, corners: int, rounds: int) -> dict[str, Any]:
     none = [False] * num_lines
     with ThreadPoolExecutor(2) as pool:
         ways: dict[str, Callable[[], Any]] = {
-            "official": lambda: [official_maps(lines, none, SIZE) for lines in pictures],
-            "exact": lambda: [make_maps(array, SIZE, EXACT) for array in arrays],
-            "fast": lambda: [make_maps(array, SIZE, FAST) for array in arrays],
-            "fast_two_threads": lambda: list(pool.map(_make_fast, (arrays[::2], arrays[1::2]))),
+            "official": lambda: _make_all(lambda lines: official_maps(lines, none, SIZE), pictures),
+            "exact": lambda: _make_all(lambda array: make_maps(array, SIZE, EXACT), arrays),
+            "fast": lambda: _make_all(_fast, arrays),
+            "fast_two_threads": lambda: list(pool.map(_make_all, (_fast, _fast), (arrays[::2], arrays[1::2]))),
         }
         raw = _in_turns(ways, rounds)
     ratios = {way: median(map(_ratio, raw["official"], raw[way])) for way in ways if way != "official"}
@@ -131,10 +131,14 @@ def _measure(num_lines: int, corners: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _make_fast(arrays: Sequence[PolygonArray]) -> None:
-    """Make the maps of several pictures and let them go, as a loader's thread would."""
-    for array in arrays:
-        make_maps(array, SIZE, FAST)
+def _fast(array: PolygonArray) -> Maps:
+    return make_maps(array, SIZE, FAST)
+
+
+def _make_all(make: Callable[[Any], Any], pictures: Sequence[Any]) -> None:
+    """Make the maps of several pictures and let each go at once, as a loader does that hands them on."""
+    for picture in pictures:
+        make(picture)
 
 
 def _in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
