@@ -78,9 +78,10 @@ def box(draw: np.random.Generator) -> npt.NDArray[np.float32]:
     width, height = draw.uniform(4, 120), draw.uniform(4, 60)
     angle = draw.choice([0.0, np.pi / 4, draw.uniform(0, np.pi)])
     corners = np.array([[-width, -height], [width, -height], [width, height], [-width, height]]) / 2
-    turned = corners @ [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]] + draw.uniform(20, 140, 2)
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    turned = corners @ turn + draw.uniform(20, 140, 2)
     step = draw.choice([1.0, 0.5, 1e-4])
-    return (np.round(turned / step) * step).astype(np.float32)
+    return np.asarray(np.round(turned / step) * step, np.float32)
 
 
 @many

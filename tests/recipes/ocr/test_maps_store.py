@@ -68,12 +68,12 @@ def test_damaged_and_cut_bytes_are_no_maps() -> None:
 
 def test_the_second_visit_finds_what_the_first_one_made(tmp_path: Path) -> None:
     cache = MapCache(tmp_path, 10**7)
-    assert cache.hit_frac is None
     key = map_key("a", content_of(POLYGONS), None, SIZE, SETTINGS)
     first, second = (cache.get_or_make(key, POLYGONS, SIZE, SETTINGS) for _ in range(2))
     assert same_masks(first, second)
     assert np.array_equal(first.thresh, second.thresh)
     assert (cache.stats.hits, cache.stats.misses, cache.hit_frac, len(cache)) == (1, 1, 0.5, 1)
+    assert MapCache(tmp_path, 10**7).hit_frac is None, "nothing was asked of this one"
     assert 0 < cache.num_bytes < 2 * SIZE[0] * SIZE[1]
     second.shrink[:] = 7  # arrays of its own: the cache's are untouched
     third = cache.get(key)

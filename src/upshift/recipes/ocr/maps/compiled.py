@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -15,5 +15,4 @@ def kernel(function: Kernel) -> Kernel:
 
     A division by zero gives infinity, as in NumPy. Nothing is reordered or fused: numbers are those that are written.
     """
-    made: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    return made
+    return cast("Kernel", numba.njit(cache=True, nogil=True, error_model="numpy")(function))

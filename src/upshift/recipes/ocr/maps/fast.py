@@ -37,7 +37,7 @@ def fast_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettin
     finishing.to_thresholds(nearest, *span_of(settings))
     shrink_mask = np.ones(size, np.uint8)
     for number in np.flatnonzero(drawn == 0):
-        cv2.fillPoly(shrink_mask, [polygons.polygon(number).astype(np.int32)], 0)
+        cv2.fillPoly(shrink_mask, [polygons.polygon(int(number)).astype(np.int32)], 0)
     return Maps(shrink.reshape(size), shrink_mask, nearest.reshape(size), thresh_mask.reshape(size))
 
 
