@@ -229,6 +229,7 @@ WORKER = """
 import os, sys
 from numba.core import event
 from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from upshift.recipes.ocr.maps.packed import pack, unpack
 from upshift.recipes.ocr.maps.ready import compiled, warm
 
 if sys.argv[1] == "warm":
@@ -242,7 +243,8 @@ with event.install_recorder("numba:compile") as recorder:
         polygons.points.setflags(write=False)
         for kernel in ("exact", "fast"):
             for given in (polygons, PolygonArray.from_list([]), PolygonArray.from_list(several[:1])):
-                make_maps(given, (50, 60), MapSettings(kernel=kernel, min_text_size=3))
+                settings = MapSettings(kernel=kernel, min_text_size=3)
+                unpack(pack(make_maps(given, (51, 61), settings), settings))
         os._exit(0 if not recorder.buffer and compiled() == before else 3)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """

@@ -20,8 +20,8 @@ BORDER = 0.5
 FAR = np.float32(1e30)
 """A squared distance that no edge has."""
 X1, Y1, Y2, ALONG, DOWN, LEFT, RIGHT, TOP, BOTTOM, INVERSE, SLOPE, HALF = range(12)
-"""Facts of an edge: where it begins and ends, its run in x and y, the box in its reach, 1 / length^2, its run in x a row, and
-half the length of the part of a row that lies in its reach."""
+"""Facts of an edge: where it begins and ends, its run in x and y, the box in its reach, 1 / length^2, its run in x a row,
+and half the length of the part of a row that lies in its reach."""
 NUM_FACTS = 12
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from upshift.recipes.ocr.maps.make import make_maps
 from upshift.recipes.ocr.maps.needed import needed
+from upshift.recipes.ocr.maps.packed import pack, unpack
 from upshift.recipes.ocr.maps.polygons import PolygonArray
 from upshift.recipes.ocr.maps.settings import MapSettings
 
-MODULES = ("kernels_measure", "kernels_dilate", "kernels_exact", "kernels_fast")
+MODULES = ("kernels_measure", "kernels_dilate", "kernels_exact", "kernels_fast", "kernels_packed")
 
 
 def warm() -> None:
@@ -21,7 +22,7 @@ def warm() -> None:
     """
     polygons = PolygonArray.from_list([[[2, 2], [14, 2], [14, 13], [2, 13]]])
     for settings in (MapSettings(kernel="exact"), MapSettings(kernel="fast")):
-        make_maps(polygons, (16, 16), settings)
+        unpack(pack(make_maps(polygons, (16, 16), settings), settings))
 
 
 def compiled() -> dict[str, int]:
