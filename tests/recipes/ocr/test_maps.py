@@ -15,7 +15,8 @@ pyclipper = pytest.importorskip("pyclipper")
 pytest.importorskip("numba")
 shapely = pytest.importorskip("shapely")
 
-from benchmarks.recipes.maps import text_lines  # noqa: E402  after what decides whether it can be imported
+from benchmarks.recipes import maps as benchmark  # noqa: E402  after what decides whether it can be imported
+from benchmarks.recipes.maps import text_lines  # noqa: E402
 from benchmarks.recipes.official import official_maps  # noqa: E402
 from upshift.core.errors import DataError, JobError  # noqa: E402
 from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps  # noqa: E402
@@ -273,6 +274,17 @@ def test_settings_out_of_range_are_refused(setting: dict[str, object]) -> None:
 def test_a_picture_without_pixels_is_refused() -> None:
     with pytest.raises(DataError, match="at least one pixel"):
         maps([SQUARE], (0, 10), "exact")
+
+
+def test_the_benchmark_measures_every_way_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "PICTURES", 1)
+    found = benchmark.run(1)
+    ways = {"official", "exact", "fast", "fast_two_threads"}
+    for case in found["cases"].values():
+        assert {way: len(times) for way, times in case["raw_ms"].items()} == dict.fromkeys(ways, 1)
+        assert 0 < case["fast_differs_frac"]["shrink"] < 0.5
+    assert found["goals"].keys() == benchmark.GOALS.keys()
+    assert all(goal["met"] is (goal["seen"] >= goal["goal"]) for name, goal in found["goals"].items() if "_ms" not in name)
 
 
 def maps(polygons: Sequence[npt.ArrayLike], size: tuple[int, int], kernel: str) -> Maps:

@@ -12,9 +12,8 @@ Take it where the accuracy of the trained model says that this does not matter; 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from upshift.recipes.ocr.maps.exact import measured, span_of
+from upshift.recipes.ocr.maps.exact import blank, measured, span_of
 from upshift.recipes.ocr.maps.needed import needed
 from upshift.recipes.ocr.maps.polygons import PolygonArray
 from upshift.recipes.ocr.maps.settings import Maps, MapSettings
@@ -26,21 +25,16 @@ def fast_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettin
         needed(name) for name in ("cv2", f"{__package__}.kernels_fast", f"{__package__}.kernels_exact")
     )
     points, offsets, distances = measured(polygons, settings)
-    num_pixels, drawn = size[0] * size[1], np.empty(len(polygons), np.int64)
+    drawn = np.empty(len(polygons), np.int64)
     while True:
-        nearest, shrink, thresh_mask = _empty(num_pixels)
-        kernels.draw_distances(points, offsets, distances, size[1], nearest, shrink, thresh_mask, drawn)
+        nearest, shrink, thresh_mask, shrink_mask = blank(size)
+        flat = shrink.reshape(-1), thresh_mask.reshape(-1)
+        kernels.draw_distances(points, offsets, distances, size[1], nearest, *flat, drawn)
         vanished = (drawn == 0) & (distances > 0)
         if not vanished.any():
             break
         distances[vanished] = 0.0  # rare: text with no pixel left when shrunk leaves no trace in the other maps either
     finishing.to_thresholds(nearest, *span_of(settings))
-    shrink_mask = np.ones(size, np.uint8)
     for number in np.flatnonzero(drawn == 0):
         cv2.fillPoly(shrink_mask, [polygons.polygon(int(number)).astype(np.int32)], 0)
-    return Maps(shrink.reshape(size), shrink_mask, nearest.reshape(size), thresh_mask.reshape(size))
-
-
-def _empty(num_pixels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """The maps before anything is drawn: distances, shrunk text, the mask of the thresholds."""
-    return np.ones(num_pixels, np.float32), np.zeros(num_pixels, np.uint8), np.zeros(num_pixels, np.uint8)
+    return Maps(shrink, shrink_mask, nearest.reshape(size), thresh_mask)
