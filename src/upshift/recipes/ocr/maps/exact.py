@@ -62,7 +62,7 @@ def blank(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """What is drawn on, in one piece of memory.
 
-    Several pieces would go back to the system each time, and fetching them anew takes longer than much of the drawing.
+    Several pieces would go back to the system each time, and fetching them anew can take longer than the drawing.
 
     Returns:
         d^2 / D^2 at its 1 [height * width]; shrunk text at 0, the mask of thresholds at 0, the mask of shrunk text at 1
