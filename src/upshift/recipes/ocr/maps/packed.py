@@ -45,7 +45,7 @@ def unpack(data: bytes | memoryview) -> Maps | None:
     size, num_pixels, words = (height, width), height * width, -(-height * width // 8)
     steps = np.frombuffer(data, np.uint8, num_pixels, _HEAD.size)
     bits = np.frombuffer(data, np.uint8, 3 * words, _HEAD.size + num_pixels)
-    # One piece of memory: several would go back to the system each time, and fetching them anew can take longer than unpacking.
+    # One piece of memory: several would go back to the system each time, and fetching them anew can take longer than this.
     room = np.empty(7 * words, np.uint64)
     thresh, masks = room[: 4 * words].view(np.float32)[:num_pixels], room[4 * words :]
     kernels = needed(f"{__package__}.kernels_packed")
