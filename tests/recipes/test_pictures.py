@@ -105,7 +105,9 @@ def test_arrays_of_every_shape_and_kind_come_out_alike(tmp_path: Path, shape: tu
         array = array * np.iinfo(dtype).max
     np.save(tmp_path / "a.npy", array.astype(dtype))
     read = read_picture(tmp_path / "a.npy")
-    assert (read.shape, read.dtype, type(read)) == ((24, 40, 3), np.uint8, np.ndarray)
+    assert read.shape == (24, 40, 3)
+    assert read.dtype == np.uint8
+    assert type(read) is np.ndarray  # a mapped array cannot be kept
     assert picture_size(tmp_path / "a.npy") == (24, 40)
     read[:] = 0  # in memory of its own
 
@@ -128,8 +130,20 @@ def test_floats_go_from_0_to_1(tmp_path: Path) -> None:
 )
 def test_arrays_that_are_no_pictures_are_refused_by_name(tmp_path: Path, array: Any, words: str) -> None:
     np.save(tmp_path / "odd.npy", array)
-    with pytest.raises(DataError, match=rf"odd\.npy.*{words}"):
-        read_picture(tmp_path / "odd.npy")
+    for look in (read_picture, check_picture):
+        with pytest.raises(DataError, match=rf"odd\.npy.*{words}"):
+            look(tmp_path / "odd.npy")
+
+
+def test_an_array_with_a_damaged_header_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "odd.npy", np.zeros((8, 8), np.uint8))
+    whole = (tmp_path / "odd.npy").read_bytes()
+    for broken in (whole.replace(b"}", b" "), whole.replace(b"descr", b"desc\xff"), whole.replace(b"8, 8", b"8, -8")):
+        assert broken != whole
+        (tmp_path / "odd.npy").write_bytes(broken)
+        for look in (read_picture, picture_size):
+            with pytest.raises(DataError, match=r"odd\.npy"):
+                look(tmp_path / "odd.npy")
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:

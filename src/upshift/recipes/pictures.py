@@ -122,6 +122,7 @@ def check_picture(path: Path) -> tuple[int, int]:
     """`picture_size`, and a look at the file's end: a file that was cut is found without being decoded.
 
     JPEG must end with its mark and PNG must have the right checksums. What does not, and files of other kinds, are decoded.
+    Of arrays some rows are looked at: their kind and their range are mostly those of all.
 
     Raises:
         DataError: The file is missing, empty, cut, or no picture; names it.
@@ -129,7 +130,10 @@ def check_picture(path: Path) -> tuple[int, int]:
     """
     path = Path(path)
     size = picture_size(path)
-    if path.suffix.lower() == ".npy" or _ends_as_it_should(path):  # NumPy compared the array's size with the file's
+    if path.suffix.lower() == ".npy":  # NumPy compared the array's size with the file's
+        _rgb(_load_npy(path)[:: 1 + size[0] // 16], path)
+        return size
+    if _ends_as_it_should(path):
         return size
     height, width = read_picture(path).shape[:2]
     return height, width
@@ -244,7 +248,9 @@ def _load_npy(path: Path) -> npt.NDArray[Any]:
         _read_bytes(path)  # says why
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # as of pictures: a damaged header makes NumPy raise anything
         raise _undecodable(path, error) from error
     _npy_shape(array.shape, path)
     return array
@@ -289,7 +295,7 @@ def _rgb(array: npt.NDArray[Any], path: Path) -> Picture:
         return np.repeat(pixels, 3, axis=2)
     if pixels.shape[2] == 4:
         alpha = pixels[:, :, 3:].astype(np.uint32)
-        on_white = (pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
+        on_white: npt.NDArray[np.uint32] = (pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
         return on_white.astype(np.uint8)
     return np.array(pixels, order="C")
 
@@ -298,12 +304,14 @@ def _eight_bits(array: npt.NDArray[Any], path: Path) -> Picture:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind == "u" and array.dtype.itemsize == 2:
-        return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        rounded: npt.NDArray[np.uint32] = (array.astype(np.uint32) + 128) // 257
+        return rounded.astype(np.uint8)
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())  # NaN where there is one
         if not (low >= -_SLACK and high <= 1 + _SLACK):
             raise BadFileError(path, f"its floats go from {low:g} to {high:g}, and a picture's go from 0 to 1")
-        return np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
+        levels: npt.NDArray[np.floating[Any]] = np.rint(np.clip(array, 0, 1) * 255)
+        return levels.astype(np.uint8)
     raise BadFileError(path, f"numbers of the kind {array.dtype} are no picture: save uint8, uint16, or floats of 0 to 1")
 
 
@@ -345,7 +353,7 @@ def _unreadable(path: Path, error: OSError) -> BadFileError:
 
 def _undecodable(path: Path, error: Exception) -> BadFileError:
     what = str(error).replace("\n", " ").removesuffix(".")
-    what = "" if "<_io." in what or not what else f" ({what})"
+    what = "" if not what or "cannot identify" in what else f" ({what})"  # Pillow knows no more, and names the file again
     return BadFileError(path, f"it is no picture that can be decoded, or a damaged one{what}: get it again, or remove it")
 
 

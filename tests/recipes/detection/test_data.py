@@ -166,7 +166,8 @@ class MosaicJob(upshift.Job):
         return Batch(batch.images.float() / 255, batch.targets)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        return model(batch.images).square().mean() + 0.01 * batch.targets.sum() / 1000
+        seen: torch.Tensor = model(batch.images)
+        return seen.square().mean() + batch.targets.sum() / 100_000
 
 
 @pytest.mark.parametrize(

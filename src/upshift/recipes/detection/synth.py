@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,10 @@ NOTE_HEIGHT, NOTE_WIDTH = 180, 380
 """Pixels of a note before it is laid down."""
 MIN_SEEN_FRAC = 0.25
 """A note of which less is seen, beneath others and within the picture, is not labelled: nobody could tell which it is."""
+
+
+THREADS = 4
+"""Pictures that are drawn at the same time: most of the work is done outside of Python."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,6 @@ def write(
     images, texts = folder / "images", folder / "labels"
     if images.is_dir() and any(images.iterdir()):
         raise DataError(f"{images} is not empty: name another folder, or remove it.")
-    cv2 = opencv()
     images.mkdir(parents=True, exist_ok=True)
     texts.mkdir(exist_ok=True)
     content: dict[str, list[Any]] = {
@@ -143,17 +147,22 @@ def write(
         "annotations": [],
         "categories": [{"id": at + 1, "name": name} for at, name in enumerate(CLASSES)],
     }
-    for index in range(count):
+
+    def one(index: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        cv2 = opencv()
         picture, boxes, classes = draw(seed, index, size)
-        name = f"{index:06d}.jpg"
         _, encoded = cv2.imencode(".jpg", np.ascontiguousarray(picture[:, :, ::-1]), [cv2.IMWRITE_JPEG_QUALITY, 90])
-        (images / name).write_bytes(encoded.tobytes())
-        if labels == "yolo":
-            (texts / f"{index:06d}.txt").write_text(_yolo(boxes, classes, size), encoding="utf-8")
-        else:
-            content["images"].append({"id": index, "file_name": name, "width": size, "height": size})
-            content["annotations"] += _coco(boxes, classes, index, len(content["annotations"]))
-        told()
+        (images / f"{index:06d}.jpg").write_bytes(encoded.tobytes())
+        return boxes, classes
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for index, (boxes, classes) in enumerate(pool.map(one, range(count))):
+            if labels == "yolo":
+                (texts / f"{index:06d}.txt").write_text(_yolo(boxes, classes, size), encoding="utf-8")
+            else:
+                content["images"].append({"id": index, "file_name": f"{index:06d}.jpg", "width": size, "height": size})
+                content["annotations"] += _coco(boxes, classes, index, len(content["annotations"]))
+            told()
     if labels == "yolo":
         write_atomically(texts / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
     else:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
 from upshift.recipes.pictures import Picture, opencv
+
+Plane: TypeAlias = npt.NDArray[np.float32]
 
 
 def table(chance: np.random.Generator, size: int) -> Picture:
@@ -36,41 +40,51 @@ def finish(picture: Picture, chance: np.random.Generator) -> Picture:
     return np.clip(seen, 0, 255).astype(np.uint8)
 
 
-def _smooth(chance: np.random.Generator, size: int, cells: int) -> npt.NDArray[np.float32]:
+def _smooth(chance: np.random.Generator, size: int, cells: int) -> Plane:
     """Smooth noise from -1 to 1, `float32 [size, size]`, with about `cells` hills a side."""
     coarse = chance.uniform(-1, 1, (cells + 1, cells + 1)).astype(np.float32)
-    made: npt.NDArray[np.float32] = opencv().resize(coarse, (size, size), interpolation=opencv().INTER_CUBIC)
+    made: Plane = opencv().resize(coarse, (size, size), interpolation=opencv().INTER_CUBIC)
     return np.clip(made, -1, 1)
 
 
-def _wood(chance: np.random.Generator, size: int) -> npt.NDArray[np.float32]:
+def _colour(chance: np.random.Generator) -> Plane:
+    """A colour that tables have: rarely a bright one."""
+    grey, vivid = chance.uniform(50, 220), chance.uniform(0, 0.7) ** 1.5
+    made: Plane = (grey + vivid * (chance.uniform(0, 255, 3) - grey)).astype(np.float32)
+    return made
+
+
+def _wood(chance: np.random.Generator, size: int) -> Plane:
     y, x = np.mgrid[:size, :size].astype(np.float32) / size
     if chance.random() < 0.5:
         x, y = y, x
     grain = np.sin(2 * np.pi * (chance.uniform(6, 16) * y + 0.8 * _smooth(chance, size, 4) + 0.3 * x))
     colour = np.array([chance.uniform(90, 190), chance.uniform(60, 130), chance.uniform(30, 80)], np.float32)
-    return colour * (1 + 0.16 * grain + 0.1 * _smooth(chance, size, 40))[:, :, None]
+    made: Plane = colour * (1 + 0.16 * grain + 0.1 * _smooth(chance, size, 40))[:, :, None]
+    return made
 
 
-def _cloth(chance: np.random.Generator, size: int) -> npt.NDArray[np.float32]:
+def _cloth(chance: np.random.Generator, size: int) -> Plane:
     y, x = np.mgrid[:size, :size].astype(np.float32)
     step = size / chance.uniform(8, 40)
     checks = np.sign(np.sin(2 * np.pi * x / step)) + np.sign(np.sin(2 * np.pi * y / step))
-    first, second = chance.uniform(30, 230, 3), chance.uniform(30, 230, 3)
+    first, second = _colour(chance), _colour(chance)
     share = ((checks + 2) / 4)[:, :, None]
-    made = first.astype(np.float32) * share + second.astype(np.float32) * (1 - share)
-    return made * (1 + 0.08 * _smooth(chance, size, size // 8))[:, :, None]
+    made: Plane = (first * share + second * (1 - share)) * (1 + 0.08 * _smooth(chance, size, size // 8))[:, :, None]
+    return made
 
 
-def _stone(chance: np.random.Generator, size: int) -> npt.NDArray[np.float32]:
-    colour = chance.uniform(80, 210, 3).astype(np.float32)
+def _stone(chance: np.random.Generator, size: int) -> Plane:
+    colour = _colour(chance)
     pattern = 0.18 * _smooth(chance, size, 6) + 0.14 * _smooth(chance, size, 30) + 0.1 * _smooth(chance, size, size // 4)
-    return colour * (1 + pattern)[:, :, None]
+    made: Plane = colour * (1 + pattern)[:, :, None]
+    return made
 
 
-def _plain(chance: np.random.Generator, size: int) -> npt.NDArray[np.float32]:
-    colour = chance.uniform(40, 235, 3).astype(np.float32)
-    return colour * (1 + 0.12 * _smooth(chance, size, 2))[:, :, None]
+def _plain(chance: np.random.Generator, size: int) -> Plane:
+    colour = _colour(chance)
+    made: Plane = colour * (1 + 0.12 * _smooth(chance, size, 2))[:, :, None]
+    return made
 
 
 def _thing(picture: Picture, chance: np.random.Generator) -> None:

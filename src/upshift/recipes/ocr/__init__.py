@@ -1,0 +1,1 @@
+"""Text detection for OCR: DBNet, its targets, its training and its validation."""
