@@ -1,9 +1,9 @@
 """From a map of text probabilities to boxes: one rectangle, turned as the text is, for each patch of text.
 
 A patch is what hangs together above a threshold. Its smallest rectangle is scored by the mean probability inside it, and
-grown, since the network was taught shrunk texts. `naive_boxes` goes contour by contour as the paper's code does; `fast_boxes`
-labels the whole map at once, leaves specks out before anything is done for them, and grows rectangles in closed form. Both
-give the same boxes.
+grown, since the network was taught shrunk texts. `naive_boxes` goes contour by contour as the paper's code does;
+`fast_boxes` labels the whole map at once, leaves specks out before anything is done for them, and grows rectangles in
+closed form. Both give the same boxes.
 
 How far to grow: the paper takes a fixed ratio, which is right for words and makes long lines too thin. Without a ratio, the
 shrinking is undone exactly: of a rectangle with the area A' and half the perimeter S, grown by D, the shrinking law

@@ -100,7 +100,7 @@ def fast_counts(found: npt.NDArray[np.float32], truth: PolygonArray) -> Counts:
     return Counts(int(matched), int(num_truth), int(num_found))
 
 
-def count_matches(  # noqa: C901, PLR0912, PLR0914, PLR0915  one kernel: Numba calls no plain Python function
+def count_matches(  # noqa: C901, PLR0912, PLR0915, PLR0917  one kernel: Numba calls no plain Python
     boxes: npt.NDArray[np.float64],
     points: npt.NDArray[np.float64],
     offsets: npt.NDArray[np.int64],
@@ -110,8 +110,8 @@ def count_matches(  # noqa: C901, PLR0912, PLR0914, PLR0915  one kernel: Numba c
 ) -> tuple[int, int, int]:
     """Matches, labels and boxes that count. Compiled where it is used.
 
-    Intersections are clipped by the box's edges, one after another (Sutherland and Hodgman 1974), which is right for a convex
-    box and a label of any shape.
+    Labels are clipped by the box's edges, one after another (Sutherland and Hodgman 1974), which is right for a convex box
+    and a label of any shape.
 
     Args:
         boxes: `[n, 4, 2]`.

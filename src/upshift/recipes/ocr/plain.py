@@ -39,23 +39,22 @@ def plain_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSetti
             cv2.fillPoly(shrink_mask, [corners.astype(np.int32)], 0)
             continue
         distance = shrink_distance(corners, settings.shrink_ratio)
-        inner = _moved(corners, -distance)
+        inner = _moved(corners, -distance) if distance > 0 else []
         if not inner:
             cv2.fillPoly(shrink_mask, [corners.astype(np.int32)], 0)
             continue
         for part in inner:
             cv2.fillPoly(shrink, [part], 1)
-        if distance > 0:
-            _add_border(corners, distance, border, border_mask)
+        _add_border(corners, distance, border, border_mask)
     low, high = settings.thresh_min, settings.thresh_max
     thresh = (border * (high - low) + low).astype(np.float32)
     return Maps(shrink=shrink, shrink_mask=shrink_mask, thresh=thresh, thresh_mask=border_mask)
 
 
 def shrink_distance(corners: npt.NDArray[Any], shrink_ratio: float) -> float:
-    """How far a polygon's edges are moved in, in pixels: `D = A (1 - r^2) / L` (equation 10); 0 without a length."""
+    """How far a polygon's edges are moved in, in pixels: `D = A (1 - r^2) / L` (equation 10); 0 below one square pixel."""
     polygon = geometry().Polygon(corners)
-    if polygon.length == 0:
+    if polygon.area < 1:
         return 0.0
     return float(polygon.area * (1 - shrink_ratio**2) / polygon.length)
 
