@@ -6,9 +6,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MAX_LINES := 400
-IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/benchmarks tests/integrations tests/optimizations \
+IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/benchmarks tests/integrations tests/optimizations tests/recipes \
 	tests/cli/test_catalogue.py tests/cli/test_data.py tests/cli/test_scripts.py tests/tune/test_gate.py tests/tune/test_group.py \
-	tests/tune/test_script_trial.py tests/tune/test_trial.py
+	tests/tune/test_objective_real.py tests/tune/test_script_trial.py tests/tune/test_trial.py
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
 	"$(BIN)/python" -m pip install -q -c constraints.txt torch==2.13.0
-	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[dev,examples]'
+	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[dev,examples,recipes]'
 	@touch "$(STAMP)"
 
 demo: setup  ## see Upshift profile and tune an example

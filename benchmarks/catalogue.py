@@ -168,7 +168,7 @@ def _facts(evidence: Evidence) -> Facts:
         readings.setdefault(item.name, value)
     return Facts(
         machine=Machine(**readings),
-        job=JobFacts(**{**known, "param_dtypes": tuple(known.get("param_dtypes", ("float32",)))}),
+        job=JobFacts(**known),
         phase_frac=evidence["phases"],
         ceilings=evidence["ceilings"],
         memory_limit_bytes=readings["memory_limit_bytes"].value,

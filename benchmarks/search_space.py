@@ -16,7 +16,7 @@ from typing import Any
 from upshift.core.facts import Facts
 from upshift.core.optimization import Card, Judge, Optimization, clash
 
-MAX_SUBSETS = 128
+MAX_SUBSETS = 256
 """Every further candidate doubles the subsets, and costs the ladder one more trial."""
 
 Kind = type[Optimization]

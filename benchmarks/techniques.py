@@ -148,9 +148,7 @@ class Bench:
         except BaseException:
             self.screen.close()
             raise
-        told = answer["profile"]["job"]
-        job = JobFacts(**{**told, "param_dtypes": tuple(told["param_dtypes"])})
-        self.facts = Facts(machine=read_machine(), job=job, **answer["facts"])
+        self.facts = Facts(machine=read_machine(), job=JobFacts(**answer["profile"]["job"]), **answer["facts"])
 
     def close(self) -> None:
         """End the resident processes."""

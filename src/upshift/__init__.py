@@ -17,7 +17,7 @@ from upshift.core.errors import (
 from upshift.core.version import __version__
 
 if TYPE_CHECKING:
-    from upshift.core.job import Job, Loss, Mean, Quality
+    from upshift.core.job import Gathered, Job, Loss, Mean, Quality
     from upshift.core.packing import Packing, packed_attention
     from upshift.script.api import attach
     from upshift.script.marks import step
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CorruptError",
     "DataError",
+    "Gathered",
     "GoneError",
     "Job",
     "JobError",
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 _NEED_TORCH = {
-    **dict.fromkeys(("Job", "Loss", "Mean", "Quality"), "upshift.core.job"),
+    **dict.fromkeys(("Gathered", "Job", "Loss", "Mean", "Quality"), "upshift.core.job"),
     **dict.fromkeys(("Packing", "packed_attention"), "upshift.core.packing"),
     "attach": "upshift.script.api",
     "step": "upshift.script.marks",

@@ -105,6 +105,9 @@ VERBS: dict[str, set[str]] = {
     "doctor": {"--json", "--catalogue"},
     "explain": {"name", "--out", "--json"},
     "demo": {"example", "--budget", "--out"},
+    "data synth": {"recipe", "folder", "--count", "--seed"},
+    "recipes list": set(),
+    "recipes new": {"recipe", "name", "--images", "--labels"},
 }
 
 

@@ -127,6 +127,7 @@ def test_evidence_is_absent_present_and_gone(name: str) -> None:
 def visible(live: LiveJob) -> dict[str, Any]:
     """What of a live job an optimization may change."""
     return {
+        "job": type(live.job),
         "threads": torch.get_num_threads(),
         "denormals": count_denormals_kept(1),
         "garbage": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),

@@ -245,6 +245,35 @@ def test_an_infinite_gradient_skips_the_update_and_the_schedule(accumulation: in
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_job_hears_of_each_update_that_was_taken(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Averaging(Stormy):
+        def model(self) -> nn.Module:
+            model = super().model()
+            model.register_buffer("heard", torch.zeros(()))
+            model.register_buffer("mean", torch.zeros(()))
+            return model
+
+        def after_update(self, model: nn.Module) -> None:
+            assert not torch.is_grad_enabled()
+            model.heard += 1
+            model.mean += next(model.parameters()).mean()
+
+    monkeypatch.setattr(Stormy, "accumulation", accumulation)
+    live = build(Averaging(), device=CPU)
+    live.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    loop = Loop(live)
+    seen = 0.0
+    for skips in (False, True, False):
+        handle = next(live.model.parameters()).register_hook(lambda grad, by=torch.inf if skips else 1.0: grad * by)
+        loop.run(1)
+        handle.remove()
+        seen += 0.0 if skips else float(next(live.model.parameters()).mean())
+    assert isinstance(live.model.heard, torch.Tensor)
+    assert isinstance(live.model.mean, torch.Tensor)
+    assert (live.model.heard, float(live.model.mean)) == (2, pytest.approx(seen))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
 def test_without_the_optimizer_nothing_moves(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plain, "accumulation", accumulation)
     live = build(Plain(), device=CPU)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from upshift.core.errors import JobError
 from upshift.core.job import Job
 from upshift.train.build import build
 from upshift.train.loop import Loop
+from upshift.train.tally import MAX_IN_FLIGHT
 from upshift.train.validate import HeldOut
 
 
@@ -41,6 +44,65 @@ def test_means_are_weighted() -> None:
     with torch.no_grad():
         first = float((live.model(x[:4]) - y[:4]).abs().mean())
     assert held.measure(max_batches=1)["error"] == pytest.approx(first, rel=1e-6)
+
+
+class Ranked(Measured):
+    """A metric over the whole set, found in threads where there is a pool: none ends before as many are open as may be."""
+
+    def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
+        self.pool, self.begun, self.ended, self.full = pool, 0, [], threading.Event()
+
+    def metric(self, model: nn.Module, batch: Any) -> Any:
+        errors = (model(batch[0]) - batch[1]).abs().flatten()
+        self.begun += 1
+        if self.begun > MAX_IN_FLIGHT:
+            self.full.set()
+        return self.pool.submit(self.found, errors) if self.pool else self.measured(errors)
+
+    def found(self, errors: torch.Tensor) -> dict[str, Any]:
+        overlapped = self.full.wait(60)
+        self.ended.append(overlapped)
+        return self.measured(errors)
+
+    def measured(self, errors: torch.Tensor) -> dict[str, Any]:
+        return {"error": upshift.Mean(errors.sum(), len(errors)), "ranked": upshift.Gathered(errors.tolist())}
+
+    def whole_metric(self, name: str, items: list[Any]) -> dict[str, float]:
+        return {"worst": max(items), f"first {name}": items[0], "last": items[-1], "count": len(items)}
+
+
+class RankedOneByOne(Ranked):
+    batch_size = 1  # seven batches: more than may be at work in threads
+
+
+@pytest.mark.parametrize("in_threads", [False, True])
+def test_a_metric_over_the_whole_set_gets_all_items_in_order(in_threads: bool) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        live = build(job := RankedOneByOne(pool if in_threads else None), device=CPU)
+        data = live.job.valid_data()
+        assert isinstance(data, TensorDataset)
+        x, y = data.tensors
+        with torch.no_grad():
+            errors = (live.model(x) - y).abs().flatten()
+        measured = HeldOut(live).measure()
+    assert measured["error"] == pytest.approx(float(errors.mean()), rel=1e-5)
+    expected = {"worst": errors.max(), "first ranked": errors[0], "last": errors[-1]}
+    assert {name: measured[name] for name in expected} == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
+    assert measured["count"] == len(errors)
+    assert job.ended == ([True] * len(errors) if in_threads else [])
+
+
+def test_what_goes_wrong_in_a_thread_is_raised_when_the_others_have_ended() -> None:
+    class Broken(RankedOneByOne):
+        def measured(self, errors: torch.Tensor) -> dict[str, Any]:
+            raise ArithmeticError("no boxes")
+
+    with ThreadPoolExecutor(8) as pool:
+        live = build(job := Broken(pool), device=CPU)
+        with pytest.raises(ArithmeticError, match="no boxes"):
+            HeldOut(live).measure()
+        assert len(job.ended) == job.begun
+    assert live.model.training
 
 
 def test_losses_by_item_are_weighted_by_item() -> None:
@@ -155,6 +217,7 @@ def _job(name: str, value: Any) -> Job:
         (_job("metric", {"f1": 0.5}), "metric 'f1' must be upshift.Mean"),
         (_job("metric", {"f1": upshift.Mean(0.0, 0)}), "metric 'f1' has the total weight 0"),
         (_job("metric", 0.5), "metric returned float; return a dict"),
+        (_job("metric", {"map": upshift.Gathered([1])}), r"has no whole_metric: write `def whole_metric"),
         (_job("loss", None), "loss returned NoneType"),
     ],
 )

@@ -60,8 +60,8 @@ def test_what_no_update_tells_is_no_candidate() -> None:
 def test_the_declared_candidates_have_no_more_subsets_than_are_allowed() -> None:
     kinds = {f"t{number}": technique(f"t{number}", gain=0.5, prior=0.5) for number in range(9)}
     space = declare(facts(), kinds, {})
-    assert len(space.chosen) == 7
-    assert len(subsets([item.settings for item in space.chosen])) == 127 <= MAX_SUBSETS
+    assert len(space.chosen) == 8
+    assert len(subsets([item.settings for item in space.chosen])) == 255 <= MAX_SUBSETS
 
 
 def test_subsets_are_all_that_can_be_and_nothing_else() -> None:

@@ -13,6 +13,7 @@ import upshift
 from upshift.cli.say import console, parse_duration
 from upshift.cli.tune import DEFAULT_OUT, run_session
 from upshift.core.errors import UpshiftError
+from upshift.recipes.known import RECIPES
 from upshift.tune.session import TuneRequest
 
 
@@ -21,6 +22,8 @@ class Example(enum.StrEnum):
 
     TEXT = "text"
     IMAGE = "image"
+    DETECTION = "detection"
+    OCR = "ocr"
 
 
 JOBS = {Example.TEXT: "text.py:TextJob", Example.IMAGE: "image.py:DigitsJob"}
@@ -36,8 +39,13 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for plan, evidence and report.")] = DEFAULT_OUT,
 ) -> None:
     """Tune a real training job that ships with Upshift; no data, no download, no server."""
-    target = example_target(JOBS[example])
-    console.print(f"Tuning {target}: {WORDS[example]}. Budget {budget}.")
+    if example in JOBS:
+        target, words = example_target(JOBS[example]), WORDS[example]
+    else:
+        recipe = RECIPES[example.value]
+        recipe.load()
+        target, words = recipe.naive_target, recipe.words
+    console.print(f"Tuning {target}: {words}. Budget {budget}.", soft_wrap=True)
     run_session(TuneRequest(target=target, out=out, budget_s=parse_duration(budget)))
 
 

@@ -16,6 +16,7 @@ from upshift.cli.demo import demo
 from upshift.cli.doctor import doctor
 from upshift.cli.explain import explain
 from upshift.cli.profile import profile
+from upshift.cli.recipes import recipes, synth
 from upshift.cli.run import run
 from upshift.cli.runs import runs
 from upshift.cli.say import errors
@@ -31,7 +32,9 @@ app = typer.Typer(
 )
 for verb in (profile, tune, run, compare, batch, doctor, explain, demo):
     app.command()(verb)
+data.command()(synth)
 app.add_typer(data, name="data")
+app.add_typer(recipes, name="recipes")
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(runs, name="runs")
 

@@ -76,9 +76,8 @@ def of_script(command: tuple[str, ...], json: Path | None, seconds: float) -> No
 
 def remedies(answer: dict[str, Any], ranks: int = 1) -> list[dict[str, Any]]:
     """Every optimization with the most it could bring, or why it does not fit; best first."""
-    job = dict(answer["profile"]["job"])
-    job["param_dtypes"] = tuple(job["param_dtypes"])
-    facts = Facts(machine=read_shared_machine(ranks), job=JobFacts(**job), **answer["facts"])
+    job = JobFacts(**answer["profile"]["job"])
+    facts = Facts(machine=read_shared_machine(ranks), job=job, **answer["facts"])
     found = []
     for name, kind in catalogue().items():
         fit = kind.fit(facts)

@@ -55,6 +55,7 @@ class JobFacts:
         finish_is_random: The job has a random transform.
         collate_is_random: Collating may draw random numbers.
         ranks: Processes that train together.
+        forms: Names of the other forms of the job.
         gradient_sync: How their gradients become one: `flat` (one message after the backward pass), `buckets`, `shards`.
     """
 
@@ -93,7 +94,12 @@ class JobFacts:
     finish_is_random: bool = False
     collate_is_random: bool = False
     ranks: int = 1
+    forms: tuple[str, ...] = ()
     gradient_sync: str = "flat"
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtypes", "forms"):  # lists where they come from another process
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ process makes its own job, with `Job()`, and asks it for a model, data and an op
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -46,12 +48,23 @@ class Mean:
     weight: Number
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """What one batch adds to a metric that is no mean over batches, such as the mean average precision.
+
+    Attributes:
+        items: Plain data (numbers, strings, NumPy arrays); `Job.whole_metric` gets those of all batches and ranks.
+    """
+
+    items: Sequence[Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """What "not worse" means for this job.
 
     Attributes:
-        metric: A name returned by `Job.metric`; `loss` is there always.
+        metric: A name returned by `Job.metric` or `Job.whole_metric`; `loss` is there always.
         direction: `min` where less is better, `max` where more is better.
         margin: How much worse the metric may become, in its own units, and still count as not worse. Greater than 0.
     """
@@ -113,6 +126,8 @@ class Job:
         zero_grad_to_none: Free gradients (True) or fill them with zeros (False) between updates.
         output_layer: Name in the model of the layer that gives the output which `counted` speaks of, as
             `model.get_submodule` takes it; None has it looked for. It must work on each position by itself.
+        forms: Other ways to write the same job: classes of jobs that train the same model in the same batches. `upshift
+            tune` tries them like any technique, and proves by held-out quality that they are no worse.
         scratch: Folders where a checkpoint may be written first, before it is copied to the run's folder: faster disks, a
             RAM disk. None unless given, here or with `--scratch`.
     """
@@ -128,6 +143,7 @@ class Job:
     read_every: ClassVar[int] = 1
     zero_grad_to_none: ClassVar[bool] = True
     output_layer: ClassVar[str | None] = None
+    forms: ClassVar[tuple[type[Job], ...]] = ()
     scratch: ClassVar[tuple[str, ...]] = ()
 
     # What every job must say.
@@ -169,9 +185,28 @@ class Job:
         """Make the held-out data; None when there is none."""
         return None
 
-    def metric(self, model: nn.Module, batch: Any) -> dict[str, Mean]:
-        """Measure a held-out batch, without gradients. The loss is always measured; add what else matters."""
+    def metric(self, model: nn.Module, batch: Any) -> Mapping[str, Mean | Gathered] | Future[Mapping[str, Mean | Gathered]]:
+        """Measure a held-out batch, without gradients. The loss is always measured; add what else matters.
+
+        What follows the model and takes the host long (boxes out of maps, matching) may be given to a thread: return its
+        `Future`, and the next batch is computed meanwhile. What the thread reads must be its own: results, not the model.
+        """
         return {}
+
+    def whole_metric(self, name: str, items: list[Any]) -> Mapping[str, float]:
+        """Make final numbers, by name, of what `metric` gave as `Gathered` under one name.
+
+        Args:
+            name: The name.
+            items: Those of all batches in their order, and within a batch those of rank 0, rank 1 and so on.
+        """
+        raise JobError(_missing(self, "whole_metric(self, name, items)", f"make numbers of the items gathered as {name!r}"))
+
+    def after_update(self, model: nn.Module) -> None:
+        """Do what follows each update that was taken, such as moving an average of the weights; without gradients.
+
+        What it keeps must be in the model (a buffer, a part without gradients), so that checkpoints hold it.
+        """
 
     def schedule(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
         """Make the learning-rate schedule, stepped once per optimizer update; None keeps the rate."""
@@ -249,6 +284,7 @@ def check_job(job: Job) -> None:
     if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
         raise JobError(f"{where}.clip_norm must be None or greater than 0, not {job.clip_norm!r}.")
     _check_scratch(job)
+    _check_forms(job)
     if job.quality is not None and not isinstance(job.quality, Quality):
         raise JobError(f"{where}.quality must be an upshift.Quality, not {type(job.quality).__name__}.")
     if job.quality is not None and not job.overrides("valid_data"):
@@ -262,6 +298,12 @@ def _check_scratch(job: Job) -> None:
     scratch: Any = job.scratch
     if not isinstance(scratch, tuple | list) or not all(isinstance(folder, str) and folder for folder in scratch):
         raise JobError(f"{type(job).__name__}.scratch must be a tuple of folder names, not {scratch!r}.")
+
+
+def _check_forms(job: Job) -> None:
+    forms: Any = job.forms
+    if not isinstance(forms, tuple) or not all(isinstance(form, type) and issubclass(form, Job) for form in forms):
+        raise JobError(f"{type(job).__name__}.forms must be a tuple of classes of jobs, not {forms!r}.")
 
 
 def planned_updates(job: Job, updates_per_epoch: int | None) -> int | None:

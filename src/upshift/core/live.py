@@ -170,11 +170,13 @@ class LiveJob:
     """A job alive in this process. Optimizations change its fields and hand back how to undo that.
 
     Attributes:
-        job: The user's job.
+        job: The user's job, in the form at work.
+        as_written: The user's job as it was named.
         device: Where the model lives.
         seed: The run's seed.
         pipeline: How batches are made (seam `dataset`).
         dataset: The training dataset.
+        reopen: Makes anew what the seam `dataset` begins with; None before it was made.
         num_samples: Its length; None for an iterable dataset.
         model: The model, on `device` (seam `model`).
         optimizer: Its optimizer (seam `optimizer`).
@@ -198,10 +200,12 @@ class LiveJob:
     """
 
     job: Job
+    as_written: Job = field(init=False)
     device: torch.device
     seed: int
     pipeline: Pipeline = field(init=False)
     dataset: Any = field(init=False)
+    reopen: Callable[[LiveJob], None] | None = None
     num_samples: int | None = None
     model: nn.Module = field(init=False)
     optimizer: Optimizer = field(init=False)
@@ -222,6 +226,9 @@ class LiveJob:
     prime: list[Callable[[Sequence[int]], None]] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
     applied: list[tuple[Optimization, Undo]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.as_written = self.job
 
     def apply(self, optimization: Optimization) -> None:
         """Apply one optimization and remember how to undo it."""

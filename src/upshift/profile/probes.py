@@ -155,6 +155,7 @@ def job_facts(live: LiveJob) -> JobFacts:
         finish_is_random=live.pipeline.finish_is_random,
         collate_is_random=live.pipeline.collate_is_random,
         ranks=current_ranks().world,
+        forms=tuple(form.__name__ for form in live.job.forms if form is not type(live.job)),
         gradient_sync="flat" if live.sync is None else live.sync.kind,
     )
 

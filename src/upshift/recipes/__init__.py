@@ -1,1 +1,1 @@
-"""Training jobs that a person points at their own data: complete, and fast by Upshift's general parts."""
+"""Reference workloads: complete training jobs to point at data of one's own, built from the public parts alone."""

@@ -78,6 +78,7 @@ def _check_environment(plan: Plan) -> None:
 
 
 def _open_dataset(live: LiveJob) -> None:
+    live.reopen = _open_dataset
     job, dataset = live.job, live.job.train_data()
     name = type(job).__name__
     if dataset is None:

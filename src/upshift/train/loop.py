@@ -337,6 +337,8 @@ class Loop:
                 return
         if live.scheduler is not None:
             live.scheduler.step()
+        with torch.no_grad():
+            live.job.after_update(live.model)
 
     def _checked(self, loss: object) -> torch.Tensor | Loss:
         name = type(self.live.job).__name__

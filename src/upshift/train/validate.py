@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from upshift.core.job import Loss, is_iterable
 from upshift.core.live import LiveJob
 from upshift.core.seeding import kept_random_state, seed_sample
 from upshift.train.ranks import Ranks, current_ranks
+from upshift.train.tally import Tally
 
 _HELD_OUT = 4
 """Salt of the random numbers that reading a held-out sample may draw: the same at every measurement."""
@@ -21,20 +23,27 @@ _HELD_OUT = 4
 class HeldOut:
     """The held-out data of a job, read once and measured as often as asked.
 
+    Args:
+        live: The live job.
+        ranks: Those that measure together; those of this process unless given.
+        data: The data; the job's own unless given.
+        as_written: Measure by the job as it was named, whatever form of it is at work.
+
     Raises:
         JobError: The job has none, or it is empty.
     """
 
-    def __init__(self, live: LiveJob, ranks: Ranks | None = None, data: Any = None) -> None:
+    def __init__(self, live: LiveJob, ranks: Ranks | None = None, data: Any = None, *, as_written: bool = False) -> None:
         self._live, self._ranks = live, ranks or current_ranks()
+        job = self._job = live.as_written if as_written else live.job
         if data is None:
-            data = live.job.valid_data()
+            data = job.valid_data()
         if data is None:
-            raise JobError(f"{type(live.job).__name__} has no held-out data: write valid_data(self).")
+            raise JobError(f"{type(job).__name__} has no held-out data: write valid_data(self).")
         self._data: Any = list(data) if is_iterable(data) else data
         self._count: int = len(self._data)
         if self._count == 0:
-            raise JobError(f"{type(live.job).__name__}.valid_data() has 0 samples.")
+            raise JobError(f"{type(job).__name__}.valid_data() has 0 samples.")
 
     @classmethod
     def where_given(cls, live: LiveJob) -> Self | None:
@@ -48,7 +57,7 @@ class HeldOut:
         return -(-self._count // self._live.job.batch_size)
 
     def measure(self, *, max_batches: int | None = None, plain: bool = False) -> dict[str, float]:
-        """Give `loss` and the job's own metrics, each a mean by weight over the data and all ranks.
+        """Give `loss` and the job's own metrics over the data and all ranks.
 
         Args:
             max_batches: Stop after the samples of so many batches of the training's size; None measures all.
@@ -56,31 +65,33 @@ class HeldOut:
                 with the same ruler.
 
         Raises:
-            JobError: The metric is no `Mean`, or the total weight is 0.
+            JobError: The metric is neither `Mean` nor `Gathered`, or the total weight is 0.
         """
         live = self._live
         contexts, live.forward_contexts = live.forward_contexts, [] if plain else live.forward_contexts
+        at_work, live.job = live.job, self._job
         collate = live.job.collate if plain else live.pipeline.collate
         modes = [(module, module.training) for module in live.model.modules()]
         live.model.eval()
-        sums: dict[str, list[float]] = {}
+        tally = Tally(live.job, self._ranks)
         try:
             with ExitStack() as stack:
                 stack.enter_context(torch.inference_mode())
                 stack.enter_context(kept_random_state())
                 for make in () if plain else live.around.validation_contexts:
                     stack.enter_context(make())
-                for indices in self._batches(max_batches, plain=plain):
+                for number, indices in enumerate(self._batches(max_batches, plain=plain)):
                     mine = self._ranks.share(indices)
                     if len(mine) == 0 and live.sync is not None and live.sync.each_pass:
-                        self._measure_batch(indices, {}, collate)  # the others cannot pass without this rank
+                        self._measure_batch(number, indices, None, collate)  # the others cannot pass without this rank
                     else:
-                        self._measure_batch(mine, sums, collate)
+                        self._measure_batch(number, mine, tally, collate)
+                return tally.result(live.device)
         finally:
-            live.forward_contexts = contexts
+            tally.drop()
+            live.job, live.forward_contexts = at_work, contexts
             for module, training in modes:  # a part that the user froze in eval mode stays so
                 module.training = training
-        return self._means(sums)
 
     def _batches(self, max_batches: int | None, *, plain: bool) -> list[range]:
         """The samples of each batch, several training batches in one where the plan says so."""
@@ -89,7 +100,7 @@ class HeldOut:
         size = training * together
         return [range(at, min(at + size, count)) for at in range(0, count, size)]
 
-    def _measure_batch(self, indices: Any, sums: dict[str, list[float]], collate: Callable[[list[Any]], Any]) -> None:
+    def _measure_batch(self, number: int, indices: Any, tally: Tally | None, collate: Callable[[list[Any]], Any]) -> None:
         live = self._live
         if not len(indices):
             return
@@ -110,24 +121,7 @@ class HeldOut:
         part = loss if isinstance(loss, Loss) else Loss(loss * len(loaded), len(loaded))
         with live.contexts():
             measured: Any = live.job.metric(live.model, batch)
-        if not isinstance(measured, dict):
-            kind = type(measured).__name__
-            raise JobError(f"{type(live.job).__name__}.metric returned {kind}; return a dict of upshift.Mean.")
-        found: dict[str, Any] = {"loss": part, **measured}
-        for name, value in found.items():
-            if not (hasattr(value, "total") and hasattr(value, "weight")):
-                raise JobError(f"metric {name!r} must be upshift.Mean(total, weight), not {type(value).__name__}.")
-            entry = sums.setdefault(name, [0.0, 0.0])
-            entry[0] += float(value.total)
-            entry[1] += float(value.weight)
-
-    def _means(self, sums: dict[str, list[float]]) -> dict[str, float]:
-        means, device = {}, self._live.device
-        kind = torch.float32 if device.type == "mps" else torch.float64
-        for name in self._ranks.union(sums):
-            mine = torch.tensor(sums.get(name, [0.0, 0.0]), dtype=kind, device=device)
-            total, weight = self._ranks.sum(mine).tolist()
-            if weight == 0:
-                raise JobError(f"metric {name!r} has the total weight 0 over the held-out data: it cannot be a mean.")
-            means[name] = total / weight
-        return means
+        if tally is not None:
+            tally.add(number, part, measured)
+        elif isinstance(measured, Future):
+            measured.result()

@@ -198,8 +198,7 @@ class Session:
             if self.job.quality is not None:
                 self._check_metric(self.job.quality.metric, trial.call("validate", max_batches=1)["metrics"])
         profile = answer["profile"]
-        job = {**profile["job"], "param_dtypes": tuple(profile["job"]["param_dtypes"])}
-        facts = Facts(machine=self.dossier.machine, job=JobFacts(**job), **answer["facts"])
+        facts = Facts(machine=self.dossier.machine, job=JobFacts(**profile["job"]), **answer["facts"])
         self.planned_updates = facts.job.planned_updates
         self.dossier.note_profile(profile, facts)
         self.turns = turns_that_fit(facts)

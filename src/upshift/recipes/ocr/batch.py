@@ -16,7 +16,7 @@ class OcrBatch(NamedTuple):
     """Pictures and what is to be found in them.
 
     Attributes:
-        images: Normalised `float32 [batch, 3, height, width]`, or `uint8 [batch, height, width, 3]` on its way to the device.
+        images: Normalised `float32 [batch, 3, height, width]`; `uint8 [batch, height, width, 3]` until it is on the device.
         shrink: Where shrunk texts are, `uint8 [batch, height, width]`.
         shrink_mask: Where that counts.
         thresh: The threshold map, `float32 [batch, height, width]`; None for held-out pictures whose targets are kept.

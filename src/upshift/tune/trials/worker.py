@@ -183,9 +183,9 @@ class Worker:
         return {"profile": profile.to_dict(), "facts": sent}
 
     def validate(self, *, max_batches: int | None) -> dict[str, Any]:
-        """Measure the held-out data with the plain arithmetic, whatever the plan."""
+        """Measure the held-out data with the plain arithmetic, by the job as it was named, whatever the plan."""
         if self._held_out is None:
-            self._held_out = HeldOut(self.live)
+            self._held_out = HeldOut(self.live, as_written=True)
         return {"metrics": self._held_out.measure(max_batches=max_batches, plain=True)}
 
     def event(self, *, folder: str, **asked: Any) -> dict[str, Any]:

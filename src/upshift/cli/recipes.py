@@ -1,0 +1,106 @@
+"""`upshift recipes`: reference workloads for data of one's own, and `upshift data synth` for who has none yet."""
+
+from __future__ import annotations
+
+import enum
+import keyword
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upshift.cli.say import console, progress_bar
+from upshift.core.errors import DataError, UpshiftError
+from upshift.recipes.known import RECIPES
+
+recipes = typer.Typer(
+    help="Reference workloads: list them, and begin one on your own data.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class RecipeName(enum.StrEnum):
+    """The recipes."""
+
+    DETECTION = "detection"
+    OCR = "ocr"
+
+
+_JOB = '''"""{words}"""
+
+from pathlib import Path
+
+from {module} import {job}
+
+HERE = Path(__file__).parent
+
+
+class {name}({job}):
+    """Everything that can be set is an attribute: see {job}."""
+
+    images = {images}
+    labels = {labels}
+'''
+
+
+@recipes.command("list")
+def list_() -> None:
+    """List the recipes."""
+    for recipe in RECIPES.values():
+        console.print(f"{recipe.name}: {recipe.target} (naive: {recipe.naive})", soft_wrap=True)
+
+
+@recipes.command()
+def new(
+    recipe: Annotated[RecipeName, typer.Argument(help="Which recipe.")],
+    name: Annotated[str, typer.Argument(help="Name of the job; NAME.py is written here.")],
+    images: Annotated[Path, typer.Option(help="Folder of pictures.")],
+    labels: Annotated[Path, typer.Option(help="Folder or file of labels; the format is found from the files.")],
+) -> None:
+    """Look through pictures and labels, and write a job that trains on them."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UpshiftError(f"{name!r} cannot name a class: take letters, digits and underscores, no digit first.")
+    path = Path(f"{name}.py")
+    if path.exists():
+        raise UpshiftError(f"{path} is there already: take another name, or move it away.")
+    for given in (images, labels):
+        if not given.exists():
+            raise DataError(f"there is no {given}.")
+    chosen = RECIPES[recipe.value]
+    job = type(name, (getattr(chosen.load(), chosen.job),), {"images": str(images), "labels": str(labels)})
+    findings = job().look_through()
+    console.print(findings.words(), markup=False, soft_wrap=True)
+    if findings.items:
+        aside = path.with_suffix(".findings.jsonl")
+        findings.write(aside)
+        console.print(f"Each with file and line: {aside}")
+    written = _JOB.format(
+        words=f"{name}: {chosen.name} on pictures of one's own.", module=chosen.module, job=chosen.job, name=name,
+        images=_beside(images), labels=_beside(labels),
+    )  # fmt: skip
+    path.write_text(written, encoding="utf-8")
+    console.print(f"Wrote {path}. Next: upshift tune {path}:{name}", soft_wrap=True)
+
+
+def synth(
+    recipe: Annotated[RecipeName, typer.Argument(help="Which recipe to draw for.")],
+    folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
+    count: Annotated[int, typer.Option(min=1, help="Pictures to draw.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same pictures.")] = 0,
+) -> None:
+    """Draw pictures with labels, for who has no data of their own yet: FOLDER/images and FOLDER/labels."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} is there and not empty: name a new folder.")
+    with progress_bar("drawing", count) as advance:
+        RECIPES[recipe.value].synthesise(folder, count, seed, lambda: advance(1))
+    console.print(f"Drew {count} pictures: {folder / 'images'}, {folder / 'labels'}", soft_wrap=True)
+
+
+def _beside(path: Path) -> str:
+    """A path in the job's own file: from its folder on where that is above it, else whole."""
+    whole, here = path.resolve(), Path.cwd().resolve()
+    if whole.is_relative_to(here):
+        return f"str(HERE / {os.fspath(whole.relative_to(here))!r})"
+    return repr(str(whole))

@@ -1,0 +1,82 @@
+"""`upshift recipes` and `upshift data synth`: from nothing, or from one's own pictures, to a job that trains."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from upshift.cli.main import app
+from upshift.core.errors import DataError, UpshiftError
+from upshift.core.target import load_job
+from upshift.recipes.known import RECIPES, Recipe
+
+pytestmark = pytest.mark.slow
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_pictures_drawn_become_a_job_that_names_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn = invoke("data", "synth", name, "drawn", "--count", "3")
+    assert drawn.exit_code == 0, drawn.output
+    assert len(list(Path("drawn/images").iterdir())) == 3
+    made = invoke("recipes", "new", name, "Mine", "--images", "drawn/images", "--labels", "drawn/labels")
+    assert made.exit_code == 0, made.output
+    assert "upshift tune Mine.py:Mine" in made.output
+    job: Any = load_job("Mine.py:Mine")
+    assert job.images == str(tmp_path / "drawn" / "images")
+    assert len(job.train_data()) + len(job.valid_data()) == 3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_broken_picture_is_told_with_its_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke("data", "synth", name, "drawn", "--count", "12").exit_code == 0
+    broken = sorted(Path("drawn/images").iterdir())[5]
+    broken.write_bytes(b"no picture")
+    made = invoke("recipes", "new", name, "Mine", "--images", "drawn/images", "--labels", "drawn/labels")
+    assert made.exit_code == 0, made.output
+    assert broken.name in Path("Mine.findings.jsonl").read_text(encoding="utf-8")
+
+
+def test_what_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pictures").mkdir()
+    Image.new("RGB", (8, 8)).save("pictures/a.png")
+    Path("There.py").touch()
+    for name, images, words in (
+        ("3d", "pictures", "cannot name a class"),
+        ("class", "pictures", "cannot name a class"),
+        ("There", "pictures", "is there already"),
+        ("Mine", "nowhere", "there is no nowhere"),
+    ):
+        done = invoke("recipes", "new", "detection", name, "--images", images, "--labels", "pictures")
+        assert isinstance(done.exception, UpshiftError), name
+        assert words in str(done.exception)
+    full = invoke("data", "synth", "ocr", "pictures")
+    assert isinstance(full.exception, DataError)
+    assert "not empty" in str(full.exception)
+    assert sorted(path.name for path in Path("pictures").iterdir()) == ["a.png"]
+
+
+def test_the_list_names_what_can_be_trained() -> None:
+    shown = invoke("recipes", "list").output
+    for recipe in RECIPES.values():
+        assert recipe.target in shown
+        assert importlib.util.find_spec(recipe.module)
+        assert load_job(recipe.target)
+        assert load_job(recipe.naive_target)
+
+
+def test_a_package_that_lacks_is_named() -> None:
+    odd = Recipe(name="odd", module="tests.cli.needs_a_package", job="A", naive="B", words="")
+    with pytest.raises(UpshiftError, match=r"the recipe odd needs the package no_such_package.*upshift\[recipes\]"):
+        odd.load()

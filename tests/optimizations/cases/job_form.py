@@ -1,0 +1,47 @@
+"""How job_form is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+import upshift
+from tests.optimizations.contract import Case, Pictures, facts
+from upshift.core.job import Job
+from upshift.optimizations.job_form import JobForm
+
+
+class Mirrored(Pictures):
+    """The pictures mirrored in the dataset; and the same done while collating."""
+
+    quality = upshift.Quality(margin=0.1)
+
+    def valid_data(self) -> Dataset[Any] | None:
+        return self.train_data()
+
+    def collate(self, samples: list[Any]) -> Any:
+        pictures, targets = zip(*samples, strict=True)
+        return torch.stack([picture.flip(-1) for picture in pictures]), torch.stack(targets)
+
+
+class MirroredTogether(Mirrored):
+    zero_grad_to_none = False
+
+    def collate(self, samples: list[Any]) -> Any:
+        pictures, targets = zip(*samples, strict=True)
+        return torch.stack(pictures).flip(-1), torch.stack(targets)
+
+
+class Offering(Mirrored):
+    forms: tuple[type[Job], ...] = (MirroredTogether,)
+
+
+CASE = Case(
+    make=lambda: JobForm(form="MirroredTogether"), job=Offering, facts=facts(job={"forms": ("MirroredTogether", "Other")}),
+    refused=(
+        (facts(), "no other form"),
+        (facts(job={"forms": ("Other",), "has_quality": False}), "set quality"),
+    ),
+)  # fmt: skip
