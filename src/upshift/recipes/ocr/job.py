@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 
 from upshift.core.errors import JobError
 from upshift.core.job import Job, Mean, Quality
+from upshift.recipes.findings import Findings
 from upshift.recipes.ocr import measure
 from upshift.recipes.ocr.augment import Augment, AugmentSettings
 from upshift.recipes.ocr.batch import OcrBatch, polygons_in, truth_of
@@ -39,7 +40,7 @@ from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps
 from upshift.recipes.ocr.maps.ready import warm as warm_maps
 from upshift.recipes.ocr.model import STRIDE, Backbone, DBNet
 from upshift.recipes.ocr.plain import plain_maps
-from upshift.recipes.ocr.regions import Item
+from upshift.recipes.ocr.regions import Item, read_regions
 from upshift.recipes.ocr.synth import drawn_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -100,6 +101,12 @@ class NaiveOcrJob(Job):
     _items: tuple[tuple[Item, ...], tuple[Item, ...]] | None = None
     _change: Augment | None = None
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """A job of one's own has no other form than those it names: ours are of other pictures."""
+        super().__init_subclass__(**settings)
+        if "forms" not in vars(cls):
+            cls.forms = ()
+
     def __getstate__(self) -> dict[str, Any]:
         """A worker process gets the job without what belongs to this one."""
         return {name: value for name, value in vars(self).items() if name not in {"_change", "_seen"}}
@@ -151,6 +158,14 @@ class NaiveOcrJob(Job):
         spent_ms = 1e3 * (time.perf_counter() - start) / len(samples)
         return _batch(images, maps, samples, [spent_ms] * len(samples))
 
+    def device_transform(self, batch: OcrBatch) -> OcrBatch:
+        """Normalise pictures that are still bytes, as those of `OcrJob` are."""
+        if batch.images.dtype != torch.uint8:
+            return batch
+        images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (MEAN, STD))
+        return batch._replace(images=images.div_(255).sub_(mean).div_(std))
+
     def loss(self, model: nn.Module, batch: OcrBatch) -> torch.Tensor:
         """The three losses of DBNet; of held-out pictures that of the probability map alone."""
         logits = model(batch.images)
@@ -161,6 +176,18 @@ class NaiveOcrJob(Job):
     def metric(self, model: nn.Module, batch: OcrBatch) -> Any:
         """H-mean, precision and recall, and what targets, boxes and counting took: while the model waits."""
         return self._measured(_probability(model(batch.images)), batch, fast=False)
+
+    def look_through(self) -> Findings:
+        """What is wrong with the pictures and labels, each with its file and line; nothing where they are drawn.
+
+        Raises:
+            DataError: A folder cannot be used at all.
+        """
+        findings = Findings()
+        for images, labels in ((self.images, self.labels), (self.valid_images, self.valid_labels)):
+            if images is not None:
+                read_regions(Path(images), Path(labels or images), findings)
+        return findings
 
     def canonical_size(self) -> tuple[int, int]:
         """Height and width that pictures are fitted into.
@@ -236,14 +263,6 @@ class OcrJob(NaiveOcrJob):
         spent_ms = 1e3 * (time.perf_counter() - start) / len(samples)
         return _batch(images, maps, samples, [spent_ms] * len(samples))
 
-    def device_transform(self, batch: OcrBatch) -> OcrBatch:
-        """Normalise the pictures on the device."""
-        if batch.images.dtype != torch.uint8:
-            return batch
-        images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (MEAN, STD))
-        return batch._replace(images=images.div_(255).sub_(mean).div_(std))
-
     def loss(self, model: nn.Module, batch: OcrBatch) -> torch.Tensor:
         """As the naive form; what the model says of a held-out batch is kept for `metric`."""
         logits = model(batch.images)
@@ -260,6 +279,9 @@ class OcrJob(NaiveOcrJob):
         probability = _probability(logits).cpu()
         pending: Future[dict[str, Mean]] = _pool(os.getpid()).submit(self._measured, probability, batch, fast=True)
         return pending
+
+
+NaiveOcrJob.forms = (OcrJob,)
 
 
 @lru_cache(maxsize=1)
