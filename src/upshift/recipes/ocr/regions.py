@@ -2,7 +2,7 @@
 
 | files | a row or an annotation |
 |---|---|
-| `NAME.txt`, `gt_NAME.txt` | `x1,y1,...,xn,yn,transcript`: quads where most rows have eight numbers, else polygons |
+| `NAME.txt`, `gt_NAME.txt` | `x1,y1,...,xn,yn,transcript`; n is 4 in most files, and may differ from row to row |
 | `NAME.csv` | `x1,y1,...,x4,y4,transcript`; the transcript may hold commas |
 | one `.json` | COCO-Text (`imgs`, `anns`) or COCO (`images`, `annotations`): a mask, a polygon or a box |
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ ILLEGIBLE = frozenset({"###", "*", "#"})
 _THREADS = 8
 _QUAD = 8
 """Numbers of a quadrilateral."""
+Rows: TypeAlias = Literal["quads", "mixed", "polygons"]
+"""What a file holds: eight numbers in each row; mostly eight, and polygons of six corners or more; or any polygons."""
 _ENDS = {".jpg": b"\xff\xd9", ".jpeg": b"\xff\xd9", ".jpe": b"\xff\xd9", ".png": b"IEND"}
 """What the last bytes of a whole file hold."""
 _TAIL_BYTES = 4096
@@ -106,24 +108,25 @@ def read_regions(images: Path, labels: Path, findings: Findings) -> tuple[Item, 
     )
 
 
-def parse_rows(text: str, path: Path, findings: Findings, *, num_points: int | None) -> list[Row]:
+def parse_rows(text: str, path: Path, findings: Findings, *, rows: Rows) -> list[Row]:
     """Read the rows of one label file.
 
     Args:
         text: What the file holds.
         path: The file, for the findings.
         findings: Takes each row that is none, with its line.
-        num_points: Corners in every row; None where polygons of any number of corners stand in the file.
+        rows: Which rows to expect. Where quads are usual, numbers behind the eighth belong to the transcript, unless they go
+            on around the text.
     """
-    rows = []
-    for line, row in enumerate(text.splitlines(), start=1):
+    read = []
+    for line, row in enumerate(text.split("\n"), start=1):
         if not row.strip():
             continue
         fields = row.split(",")
         numbers = _leading_numbers(fields)
-        wanted = 2 * num_points if num_points is not None else _polygon_numbers(fields, len(numbers))
+        wanted = _num_coordinates(fields, numbers, rows)
         if wanted < 6 or len(numbers) < wanted:
-            at_least = 2 * num_points if num_points is not None else 6
+            at_least = 6 if rows == "polygons" else _QUAD
             reason = (
                 f"a row needs {at_least} numbers and a transcript, and this begins with {len(numbers)}: {row.strip()[:60]!r}"
             )
@@ -131,8 +134,8 @@ def parse_rows(text: str, path: Path, findings: Findings, *, num_points: int | N
             continue
         transcript = ",".join(fields[wanted:]).strip().strip('"')
         corners = np.asarray(numbers[:wanted], dtype=np.float32).reshape(-1, 2)
-        rows.append(Row(line, corners, transcript in ILLEGIBLE))
-    return rows
+        read.append(Row(line, corners, transcript in ILLEGIBLE))
+    return read
 
 
 def _leading_numbers(fields: list[str]) -> list[float]:
@@ -149,11 +152,23 @@ def _leading_numbers(fields: list[str]) -> list[float]:
     return numbers
 
 
-def _polygon_numbers(fields: list[str], num_numbers: int) -> int:
-    """How many fields of a polygon's row are coordinates: all but the transcript, which may itself be a number."""
-    if num_numbers == len(fields) and num_numbers % 2 == 1:
-        return num_numbers - 1
-    return num_numbers - num_numbers % 2
+def _num_coordinates(fields: list[str], numbers: list[float], rows: Rows) -> int:
+    """How many fields of a row are coordinates: the others are the transcript, which may itself hold numbers and commas."""
+    if rows == "quads":
+        return _QUAD
+    all_numbers = len(numbers) == len(fields) and len(numbers) % 2 == 1  # the last one is the transcript
+    polygon = len(numbers) - 1 if all_numbers else len(numbers) - len(numbers) % 2
+    if rows == "polygons":
+        return polygon
+    return polygon if polygon >= _QUAD + 4 and _goes_on(numbers[:polygon]) else _QUAD
+
+
+def _goes_on(numbers: list[float]) -> bool:
+    """Whether the numbers behind the first eight are corners too: none lies far from the first four."""
+    corners = np.asarray(numbers, dtype=np.float64).reshape(-1, 2)
+    low, high = corners[:4].min(axis=0), corners[:4].max(axis=0)
+    far = 2 * float((high - low).max())
+    return bool((corners >= low - far).all() and (corners <= high + far).all())
 
 
 def _label_files(labels: Path) -> Path | dict[str, Path]:
@@ -198,9 +213,9 @@ def _text_rows(pictures: list[Path], files: dict[str, Path], findings: Findings)
     for picture, (path, text) in texts.items():
         if picture in bad:
             continue
-        num_points = 4 if quads or path.suffix.lower() == ".csv" else None
+        expected: Rows = "quads" if path.suffix.lower() == ".csv" else "mixed" if quads else "polygons"
         before = len(findings)
-        rows[picture] = (path, parse_rows(text, path, findings, num_points=num_points))
+        rows[picture] = (path, parse_rows(text, path, findings, rows=expected))
         if len(findings) > before and not rows[picture][1]:  # nothing of the file could be read: that is no empty picture
             findings.add(path, None, "none of its rows could be read", lost="picture", about=picture)
             del rows[picture]
@@ -208,8 +223,8 @@ def _text_rows(pictures: list[Path], files: dict[str, Path], findings: Findings)
 
 
 def _mostly_quads(texts: Iterable[str]) -> bool:
-    """Whether most rows begin with eight or nine numbers: what comes after them belongs to the transcript then."""
-    counts = [len(_leading_numbers(row.split(","))) for text in texts for row in text.splitlines() if row.strip()]
+    """Whether at least half of the rows begin with eight or nine numbers."""
+    counts = [len(_leading_numbers(row.split(","))) for text in texts for row in text.split("\n") if row.strip()]
     return 2 * sum(_QUAD <= count <= _QUAD + 1 for count in counts) >= len(counts)
 
 

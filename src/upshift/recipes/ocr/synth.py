@@ -29,11 +29,11 @@ from upshift.recipes.pictures import Picture, opencv
 
 Floats = npt.NDArray[np.float32]
 
-WORDS = (
-    "total cash change tax date time table invoice receipt number amount paid card street road market coffee bread milk tea "
-    "rice paper water fresh store open daily welcome thank you please come again discount item price each net gross rounding "
-    "office station garden river house north south east west first second third morning evening letter page chapter title"
-).split()
+WORDS = """
+total cash change tax date time table invoice receipt number amount paid card street road market coffee bread milk tea rice
+paper water fresh store open daily welcome thank you please come again discount item price each net gross rounding office
+station garden river house north south east west first second third morning evening letter page chapter title
+""".split()  # noqa: SIM905  words are read as words
 """What lines are made of, beside numbers."""
 
 _FACES = (

@@ -1,0 +1,1 @@
+"""The recipes' jobs on real data."""
