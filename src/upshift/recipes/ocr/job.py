@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -145,8 +146,8 @@ class NaiveOcrJob(Job):
     def random_transform(self, sample: Sample) -> Sample:
         """Turn, scale, crop and light the picture a little otherwise at each visit."""
         if self._change is None:
-            crop = None if self.crop is None else _both_sides(self.crop, f"{type(self).__name__}.crop")
-            self._change = Augment(self.augment if crop is None else _with_crop(self.augment, crop))
+            crop = self._crop()
+            self._change = Augment(self.augment if crop is None else replace(self.augment, crop=crop))
         return self._change(sample)
 
     def collate(self, samples: list[Any]) -> OcrBatch:
@@ -209,8 +210,18 @@ class NaiveOcrJob(Job):
     def _both(self) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """The pictures to learn from and those held out, read once."""
         if self._items is None:
+            self._check()
             self._items = self._read()
         return self._items
+
+    def _check(self) -> None:
+        """Refuse settings that cannot be, before anything is read."""
+        self.canonical_size()
+        self.map_settings()
+        self._crop()
+
+    def _crop(self) -> tuple[int, int] | None:
+        return None if self.crop is None else _both_sides(self.crop, f"{type(self).__name__}.crop")
 
     def _read(self) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         if self.images is None:
@@ -315,10 +326,6 @@ def _both_sides(size: int | tuple[int, int], name: str) -> tuple[int, int]:
     if min(height, width) < STRIDE or height % STRIDE or width % STRIDE:
         raise JobError(f"{name} must be a multiple of {STRIDE} pixels (or two of them: height, width), not {size!r}.")
     return height, width
-
-
-def _with_crop(settings: AugmentSettings, crop: tuple[int, int]) -> AugmentSettings:
-    return AugmentSettings(**{**vars(settings), "crop": crop})
 
 
 def _mean() -> np.ndarray[Any, np.dtype[np.float32]]:
