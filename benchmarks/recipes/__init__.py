@@ -1,1 +1,1 @@
-"""The recipes, measured against what their users had and against what they would take."""
+"""What the recipes bring, against what their users have."""

@@ -34,12 +34,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job_of(kind: type[NaiveOcrJob], pages: Path, **settings: Any) -> NaiveOcrJob:
+def job_of(kind: type[NaiveOcrJob], pages: Path, **settings: Any) -> Any:
     """A small job on the pages, which are held out too."""
     images, labels = str(pages / "images"), str(pages / "labels")
     told = {"images": images, "labels": labels, "valid_images": images, "valid_labels": labels}
     small = {"size": 192, "width": 8, "batch_size": 2, "epochs": 40, "min_text_size": 3.0, "shrink_ratio": 0.6}
-    made: NaiveOcrJob = type("Mine", (kind,), {**told, **small, **settings})()
+    made = type("Mine", (kind,), {**told, **small, **settings})()
     check_job(made)
     return made
 
@@ -118,7 +118,7 @@ def test_a_small_network_learns_to_find_text(pages: Path) -> None:
     for name in ("loss", "hmean", "precision", "recall"):
         assert after[name] == pytest.approx(plain[name], abs=0.03), name
 
-    path = sorted((pages / "images").iterdir())[0]
+    path = min((pages / "images").iterdir())
     picture = read_picture(path)
     boxes = find_text(loop.live.model, picture, job)
     assert len(boxes.scores) > 0

@@ -178,6 +178,16 @@ def test_every_kind_of_picture_has_a_size(tmp_path: Path, mode: str) -> None:
     assert not len(findings)
 
 
+def test_labels_of_no_picture_are_a_remark(tmp_path: Path) -> None:
+    picture(tmp_path / "images")
+    for name in ("a", "gone"):
+        (tmp_path / f"{name}.txt").write_text(f"{QUAD},x\n")
+    findings = Findings()
+    assert len(read_regions(tmp_path / "images", tmp_path, findings)) == 1
+    (finding,) = findings.items
+    assert (finding.path.name, finding.lost) == ("gone.txt", "nothing")
+
+
 def test_names_that_stand_twice_are_refused(tmp_path: Path) -> None:
     picture(tmp_path, "a.png")
     (tmp_path / "a.txt").write_text(f"{QUAD},x\n")

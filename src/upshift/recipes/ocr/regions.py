@@ -26,7 +26,7 @@ from upshift.recipes.findings import BadFileError, Findings
 from upshift.recipes.ocr.coco_text import LARGEST, read_coco_text
 from upshift.recipes.ocr.maps import PolygonArray
 from upshift.recipes.ocr.maps.validity import mend
-from upshift.recipes.pictures import list_pictures, picture_size, read_text
+from upshift.recipes.pictures import check_picture, list_pictures, read_text
 
 ILLEGIBLE = frozenset({"###", "*", "#"})
 """Transcripts that say "there is text, and nobody can read it": ICDAR's, ArT's and Total-Text's."""
@@ -36,9 +36,6 @@ _QUAD = 8
 """Numbers of a quadrilateral."""
 Rows: TypeAlias = Literal["quads", "mixed", "polygons"]
 """What a file holds: eight numbers in each row; mostly eight, and polygons of six corners or more; or any polygons."""
-_ENDS = {".jpg": b"\xff\xd9", ".jpeg": b"\xff\xd9", ".jpe": b"\xff\xd9", ".png": b"IEND"}
-"""What the last bytes of a whole file hold."""
-_TAIL_BYTES = 4096
 
 Corners = npt.NDArray[np.float32]
 """The corners of one polygon in pixels, x and y: `[n, 2]`."""
@@ -101,6 +98,8 @@ def read_regions(images: Path, labels: Path, findings: Findings) -> tuple[Item, 
         _report_missing(pictures, rows, findings, f"{files.name} does not name this picture")
     else:
         rows = _text_rows(pictures, files, findings)
+        for stem in sorted(files.keys() - {picture.stem for picture in pictures}):
+            findings.add(files[stem], None, f"{images} has no picture of this name", lost="nothing")
         _report_missing(pictures, rows, findings, f"{labels} has no label file for it (looked for .txt, gt_*.txt and .csv)")
     usable = [picture for picture in pictures if picture in rows and picture in sizes]
     return tuple(
@@ -240,11 +239,9 @@ def _sizes(pictures: list[Path], findings: Findings) -> dict[Path, tuple[int, in
 
     def look(path: Path) -> tuple[int, int] | BadFileError:
         try:
-            size = picture_size(path)
-            _check_end(path)
+            return check_picture(path)
         except BadFileError as error:
             return error
-        return size
 
     sizes = {}
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -254,21 +251,6 @@ def _sizes(pictures: list[Path], findings: Findings) -> dict[Path, tuple[int, in
             else:
                 sizes[path] = seen
     return sizes
-
-
-def _check_end(path: Path) -> None:
-    """Refuse a file that was cut off, as by a full disk or a broken download."""
-    end = _ENDS.get(path.suffix.lower())
-    if end is None:
-        return
-    with path.open("rb") as file:
-        head = file.read(4)
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - _TAIL_BYTES))
-        tail = file.read()
-    named_rightly = head.startswith(b"\xff\xd8") if end == b"\xff\xd9" else head == b"\x89PNG"
-    if named_rightly and end not in tail:
-        raise BadFileError(path, "the file ends before the picture does: get it again, or remove it")
 
 
 def _regions(picture: Path, size: tuple[int, int], read: tuple[Path, list[Row]], findings: Findings) -> PolygonArray:
