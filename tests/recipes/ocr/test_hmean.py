@@ -99,7 +99,7 @@ def test_both_ways_count_alike_on_many_random_pages() -> None:
             many = np.linspace(0, 2 * np.pi, 12, endpoint=False)
             bent = np.stack([np.cos(many), np.sin(many)], axis=1) * half * rng.uniform(0.5, 1.4, (12, 1)) @ turn + middle
             polygons.append(bent if rng.random() < 0.4 else corners)
-        truth = PolygonArray.from_list([np.asarray(one, np.float32) for one in polygons], rng.random(12) < 0.2)
+        truth = PolygonArray.from_list([np.asarray(one, np.float32) for one in polygons], (rng.random(12) < 0.2).tolist())
         ours, plain = fast_counts(np.asarray(boxes), truth), naive_counts(np.asarray(boxes), truth)
         assert ours == plain
         total += ours

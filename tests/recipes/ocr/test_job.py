@@ -86,10 +86,11 @@ def test_the_real_form_runs_the_model_once_a_batch_and_returns_a_future(pages: P
         live.model.register_forward_hook(lambda *_, seen=seen: seen.append(1))
         HeldOut(live).measure()
         runs[kind] = len(seen)
-        batch = live.to_device(live.job.collate([live.job.deterministic_transform(live.job.valid_data()[0])]))
+        job: Any = live.job
+        batch = live.to_device(job.collate([job.deterministic_transform(job.valid_data()[0])]))
         live.model.eval()
         with torch.inference_mode():
-            assert isinstance(live.job.metric(live.model, batch), Future) == (kind is OcrJob)
+            assert isinstance(job.metric(live.model, batch), Future) == (kind is OcrJob)
     assert runs == {NaiveOcrJob: 4, OcrJob: 2}
 
 
@@ -143,7 +144,11 @@ def test_without_pictures_pages_are_drawn_once(tmp_path: Path, monkeypatch: pyte
 def test_the_naive_job_names_its_other_form_and_a_job_of_ones_own_does_not() -> None:
     assert NaiveOcrJob.forms == (OcrJob,)
     assert OcrJob.forms == ()
-    assert type("Mine", (NaiveOcrJob,), {}).forms == ()
+
+    class Mine(NaiveOcrJob):
+        pass
+
+    assert Mine.forms == ()
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def _seen(rng: np.random.Generator, page: Floats, polygons: list[Floats]) -> tup
     matrix = cv2.getPerspectiveTransform(flat, away.astype(np.float32))
     seen = cv2.warpPerspective(page, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
     moved = [cv2.perspectiveTransform(polygon[None], matrix)[0].astype(np.float32) for polygon in polygons]
-    light = np.linspace(rng.uniform(0.8, 1.05), rng.uniform(0.8, 1.05), width, dtype=np.float32)[None, :]
+    light: Floats = np.linspace(rng.uniform(0.8, 1.05), rng.uniform(0.8, 1.05), width, dtype=np.float32)[None, :]
     light = light * np.linspace(rng.uniform(0.85, 1.05), rng.uniform(0.85, 1.05), height, dtype=np.float32)[:, None]
     seen = seen * light[:, :, None]
     if rng.random() < 0.6:
