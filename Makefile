@@ -34,8 +34,8 @@ demo: setup  ## see Upshift profile and tune an example
 
 test: lint  ## lint, then run every test; those that start processes and measure run one after the other
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
-	$(BIN)/python -m pytest -q -n 2 -m slow $(IN_PAIRS)
-	$(BIN)/python -m pytest -q -m slow --durations=10 $(IN_PAIRS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n 2 -m slow --durations=25 $(IN_PAIRS)
+	$(BIN)/python -m pytest -q -m slow --durations=15 $(IN_PAIRS:%=--ignore=%)
 
 lint: setup  ## rules, format, types, floors, and the size of modules
 	$(BIN)/ruff check

@@ -59,6 +59,7 @@ def headline_table(found: dict[str, Any]) -> str:
     if not rows:
         return ""
     machine = next(iter(found.values()))["machine"]
+    rows = [_with_machine(row, found, machine) for row in rows]
     lines = [f"## Measured ({machine})", "", "| what | result | repeat it |", "|---|---|---|", *rows]
     where = "Raw samples, versions and commits: `benchmarks/results/`; all rungs: [docs/results.md](docs/results.md)."
     return "\n".join(["", *lines, "", where, ""])
@@ -87,6 +88,16 @@ def _proved(job: dict[str, Any], result: dict[str, Any]) -> str:
     if not job["reached"]:
         words += f"; goal of {job['goal_low']}x at the lower end: missed"
     return f"| the plan of `{job['target']}`, {found['pairs']} fresh pairs | {words} | `{result['command']}` |"
+
+
+def _with_machine(row: str, found: dict[str, Any], machine: str) -> str:
+    """A row of the table, with the machine it was measured on where that is another one than the heading says."""
+    others = {item["command"]: item["machine"] for item in found.values() if item["machine"] != machine}
+    name = next((name for command, name in others.items() if row.endswith(f"| `{command}` |")), None)
+    if name is None:
+        return row
+    result, _, command = row.rpartition(" | ")
+    return f"{result} (on {name}) | {command}"
 
 
 def _honesty(found: dict[str, Any]) -> list[str]:

@@ -129,6 +129,7 @@ NOT_HERE: Mapping[str, str] = {
     "cuda_graphs": f"{_NEEDS_GPU}: CUDA graphs are launched there alone",
     "cudnn_benchmark": f"{_NEEDS_GPU}: cuDNN chooses among kernels there alone",
     "device_prefetch": f"{_NEEDS_GPU}: only there a copy runs beside the kernels",
+    "job_form": "is worth what a job's owner wrote: those of the recipes are measured with the recipes",
     "pinned_memory": f"{_NEEDS_GPU}: page-locked memory speeds up copies to one",
     "sharding": "needs several ranks, each with memory of its own: on one machine they share what it would save",
 }

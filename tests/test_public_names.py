@@ -8,6 +8,7 @@ from upshift import data
 NAMES = [
     "CorruptError",
     "DataError",
+    "Gathered",
     "GoneError",
     "Job",
     "JobError",

@@ -72,8 +72,8 @@ def test_the_list_names_what_can_be_trained() -> None:
     for recipe in RECIPES.values():
         assert recipe.target in shown
         assert importlib.util.find_spec(recipe.module)
-        assert load_job(recipe.target)
-        assert load_job(recipe.naive_target)
+        assert type(load_job(recipe.target)).__name__ == recipe.job
+        assert type(load_job(recipe.naive_target)).__name__ == recipe.naive
 
 
 def test_a_package_that_lacks_is_named() -> None:

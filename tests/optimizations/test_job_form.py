@@ -47,7 +47,7 @@ def test_held_out_quality_is_measured_by_the_job_as_it_was_written() -> None:
             return {"accuracy": upshift.Mean(1.0, 1)}
 
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
-            return super().loss(model, batch) * 0.0  # type: ignore[operator]
+            return 0.0 * nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     job: type[Job] = type("Strict", (Mirrored,), {
         "forms": (Flattering,), "metric": lambda *_: {"accuracy": upshift.Mean(0.25, 1)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,25 @@ def test_reports_come_at_most_so_often(tmp_path: Path, loop: Loop) -> None:
         for _ in range(5):
             around.after_update()
     assert len(told) == 5
+
+
+def test_dear_reports_come_less_often_than_asked_for(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    told: list[float] = []
+
+    def report(_: Report) -> None:
+        nonlocal now
+        told.append(now)
+        now += 1.0
+
+    monkeypatch.setattr("upshift.train.around.perf_counter", lambda: now)
+    with AroundWork(loop, tmp_path, on_report=report) as around:
+        loop.live.around.report_every_s = 10.0
+        for _ in range(9000):
+            now += 0.1
+            around.after_update()
+    assert told[0] == pytest.approx(10, rel=0.02)
+    assert [after - before for before, after in itertools.pairwise(told)] == [pytest.approx(400, rel=0.01)] * 2
 
 
 @pytest.mark.parametrize("background", [True, False])

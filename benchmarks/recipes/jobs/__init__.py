@@ -1,1 +1,1 @@
-"""The recipes' jobs on real data."""
+"""The recipes pointed at real data, each in its two forms."""

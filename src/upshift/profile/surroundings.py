@@ -19,7 +19,7 @@ from upshift.core.facts import RUN_FOLDER
 from upshift.core.live import LiveJob
 from upshift.core.scratch import allowed_scratch
 from upshift.profile.storage import WriteSpeed, measure_write_speeds
-from upshift.train.around import AroundWork
+from upshift.train.around import MOST_REPORTS_FRAC, AroundWork
 from upshift.train.checkpoint import DEFLATE_LEVEL
 from upshift.train.loop import Loop
 
@@ -166,6 +166,7 @@ def _measure_reports(work: AroundWork, around: Around) -> None:
         work.report()
     work.wait()
     around.report_s = (perf_counter() - started) / REPORTS
+    around.report_every_s = max(around.report_every_s, around.report_s / MOST_REPORTS_FRAC)
 
 
 def _measure_checkpoint(loop: Loop, work: AroundWork, around: Around) -> None:

@@ -21,6 +21,8 @@ from upshift.train.validate import HeldOut
 from upshift.train.vitals import Memory, SampledClock
 
 METRICS, WEIGHTS = "metrics.jsonl", "model.pt"
+MOST_REPORTS_FRAC = 0.0025
+"""Share of the training time that reports may take: dear ones come less often than they were asked for."""
 REHEARSED_BATCHES = 2
 
 
@@ -96,14 +98,19 @@ class AroundWork:
         self.checkpoint = CheckpointWriter(out / WEIGHTS, live.around, live.count)
         self._memory = Memory(live.device)
         self._last_report, self._last_samples = perf_counter(), loop.position.samples
-        self._started = self._last_report - seconds_before
+        self._started, self._report_s = self._last_report - seconds_before, 0.0
 
     def after_update(self) -> None:
         """Report where it is time to, and raise what went wrong in the background."""
         self._lines.check()
         self.checkpoint.check()
-        if self._loop.losses and perf_counter() - self._last_report >= self._loop.live.around.report_every_s:
+        every_s = self._loop.live.around.report_every_s
+        if every_s:
+            every_s = max(every_s, self._report_s / MOST_REPORTS_FRAC)
+        now = perf_counter()
+        if self._loop.losses and now - self._last_report >= every_s:
             self.report()
+            self._report_s = perf_counter() - now
 
     def report(self, held_out: dict[str, float] | None = None) -> None:
         """Report how the run stands, with held-out metrics where there are new ones."""

@@ -34,12 +34,20 @@ class MirroredTogether(Mirrored):
         return torch.stack(pictures).flip(-1), torch.stack(targets)
 
 
+class Dimmed(MirroredTogether):
+    """Mirrored, and darker: it is for quality to say whether that is the same job."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        pictures, targets = super().collate(samples)
+        return pictures * 0.9, targets
+
+
 class Offering(Mirrored):
-    forms: tuple[type[Job], ...] = (MirroredTogether,)
+    forms: tuple[type[Job], ...] = (MirroredTogether, Dimmed)
 
 
 CASE = Case(
-    make=lambda: JobForm(form="MirroredTogether"), job=Offering, facts=facts(job={"forms": ("MirroredTogether", "Other")}),
+    make=lambda: JobForm(form="Dimmed"), job=Offering, facts=facts(job={"forms": ("MirroredTogether", "Other")}),
     refused=(
         (facts(), "no other form"),
         (facts(job={"forms": ("Other",), "has_quality": False}), "set quality"),

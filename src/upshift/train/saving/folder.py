@@ -22,10 +22,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from upshift.core.errors import CorruptError, DataError
 from upshift.core.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
+Checksum, CHECKSUM = xxhash.xxh3_128, "xxh3_128"
+"""It finds what a disk or a crash did to a file, in a tenth of the time that SHA-256 would take from training. Against
+forgers neither helps: who can change a file can change the manifest as well."""
 CHECKPOINTS, MANIFEST, LATEST, BEST = "checkpoints", "manifest.json", "latest", "best"
 _NAME = re.compile(r"\d{8,}")
 
@@ -38,7 +43,7 @@ class Saved:
         path: Its folder.
         update: Updates that were done.
         world: Ranks that wrote it.
-        files: Size and SHA-256 of each file, by name.
+        files: Size and checksum of each file, by name.
         created: When, in ISO 8601.
         facts: What else the run noted: fingerprints, metrics, the plan.
     """
@@ -80,7 +85,7 @@ class CheckpointFolder:
 
         Args:
             update: Updates that were done.
-            files: Size and SHA-256 of each, by name.
+            files: Size and checksum of each, by name.
             world: Ranks that wrote it.
             facts: Plain data, kept beside.
         """
@@ -90,7 +95,7 @@ class CheckpointFolder:
             "update": update,
             "world": world,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "files": {name: {"num_bytes": size, "sha256": digest} for name, (size, digest) in files.items()},
+            "files": {name: {"num_bytes": size, CHECKSUM: digest} for name, (size, digest) in files.items()},
             "facts": dict(facts or {}),
         }
         write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
@@ -173,16 +178,17 @@ def read_saved(folder: Path) -> Saved:
 
     Raises:
         CorruptError: There is none, or it cannot be read.
-        DataError: It is of a newer format.
+        DataError: It is of another format.
     """
     try:
         read = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if read["format"] > FORMAT:
+        if read["format"] != FORMAT:
+            which, then = ("a newer", "upgrade") if read["format"] > FORMAT else ("an older", "go on with that one")
             raise DataError(
-                f"{folder} was written by a newer version of Upshift (format {read['format']}; this one reads {FORMAT}): "
-                f"upgrade."
+                f"{folder} was written by {which} version of Upshift (format {read['format']}; this one reads {FORMAT}): "
+                f"{then}."
             )
-        files = {_safe(name): (int(file["num_bytes"]), str(file["sha256"])) for name, file in read["files"].items()}
+        files = {_safe(name): (int(file["num_bytes"]), str(file[CHECKSUM])) for name, file in read["files"].items()}
         return Saved(
             path=folder,
             update=int(read["update"]),
@@ -205,7 +211,7 @@ def damage(saved: Saved) -> str:
             have = path.stat().st_size
             if have != size:
                 return f"{name} has {have:,} bytes instead of {size:,}"
-            if file_sha256(path) != digest:
+            if file_checksum(path) != digest:
                 return f"{name} is not what was written: its checksum differs"
         except FileNotFoundError:
             return f"{name} is missing"
@@ -214,10 +220,10 @@ def damage(saved: Saved) -> str:
     return ""
 
 
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+def file_checksum(path: Path) -> str:
+    """The checksum of a file, in hexadecimal."""
     with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, Checksum).hexdigest()
 
 
 def _safe(name: str) -> str:

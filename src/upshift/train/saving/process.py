@@ -22,14 +22,14 @@ class Done:
     Attributes:
         path: The file.
         num_bytes: Its size.
-        sha256: Of its bytes; empty where it was not written.
+        checksum: Of its bytes, as `folder.Checksum` has it; empty where it was not written.
         seconds: That writing took.
         error: What went wrong, in the system's words; empty where nothing did.
     """
 
     path: Path
     num_bytes: int
-    sha256: str
+    checksum: str
     seconds: float
     error: str = ""
 
@@ -109,7 +109,7 @@ class WriterProcess:
             self._drop()
             return Done(path, num_bytes, "", 0.0, f"the process that writes checkpoints ended with code {code}")
         answer = json.loads(line)
-        return Done(path, num_bytes, answer.get("sha256", ""), answer["seconds"], answer.get("error", ""))
+        return Done(path, num_bytes, answer.get("checksum", ""), answer["seconds"], answer.get("error", ""))
 
     def close(self) -> None:
         """Wait for the order under way, and end the process."""

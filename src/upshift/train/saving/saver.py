@@ -269,7 +269,7 @@ class Saver:
         if done is None:
             return None
         self._under_way, self._done = False, None
-        told = ranks.gathered((done.num_bytes, done.sha256, done.error))
+        told = ranks.gathered((done.num_bytes, done.checksum, done.error))
         errors = [error for _, _, error in told if error]
         if errors:
             self._fail(errors[0])
