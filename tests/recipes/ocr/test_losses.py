@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from upshift.recipes.ocr.losses import balanced_cross_entropy, db_loss, dice, masked_l1, probability_loss
+from upshift.recipes.ocr.losses import (
+    balanced_cross_entropy,
+    db_loss,
+    dice,
+    masked_l1,
+    probability_loss,
+    sum_of_largest,
+)
 
 
 def logit(probability: float) -> float:
@@ -20,6 +27,23 @@ def test_three_negatives_are_kept_for_each_positive_and_they_are_the_hardest() -
     logits = torch.tensor([[[logit(p) for p in said]]])
     wanted = -(math.log(0.5) + math.log(0.1) + math.log(0.2) + math.log(0.3)) / 4
     assert float(balanced_cross_entropy(logits, truth, torch.ones_like(truth))) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 299, 300])
+def test_the_largest_are_summed_as_topk_would(count: int) -> None:
+    values = torch.rand(300, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    plain = values.detach().clone().requires_grad_()
+    torch.topk(plain, count).values.sum().backward()
+    ours = sum_of_largest(values, count)
+    ours.backward()
+    assert float(ours.detach()) == pytest.approx(float(torch.topk(plain.detach(), count).values.sum()), rel=1e-5)
+    assert plain.grad is not None
+    assert values.grad is not None
+    torch.testing.assert_close(values.grad, plain.grad)
+
+
+def test_values_that_are_tied_are_counted_as_often_as_asked() -> None:
+    assert float(sum_of_largest(torch.tensor([0.5, 0.5, 0.5, 0.9, 0.1]), 3)) == pytest.approx(1.9)
 
 
 def test_pixels_that_are_masked_count_for_nothing() -> None:

@@ -41,3 +41,18 @@ def test_every_weight_can_learn(backbone: Backbone) -> None:
 def test_the_published_width_is_about_as_large_as_the_published_network() -> None:
     model = DBNet("resnet", width=64)
     assert 11e6 < sum(parameter.numel() for parameter in model.parameters()) < 14e6
+
+
+@pytest.mark.parametrize("backbone", ["resnet", "mobile"])
+def test_folded_norms_give_the_same_map_and_keep_the_same_weights(backbone: Backbone) -> None:
+    torch.manual_seed(0)
+    plain, folded = DBNet(backbone, width=8), DBNet(backbone, width=8, folds=True)
+    images = torch.randn(2, 3, 64, 64)
+    for _ in range(3):
+        plain(images)  # running statistics that are not those of the start
+    folded.load_state_dict(plain.state_dict())
+    with torch.inference_mode():
+        one, other = plain.eval()(images), folded.eval()(images)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert one.abs().max() > 0.5
+    torch.testing.assert_close(plain.train()(images), folded.train()(images))

@@ -1,9 +1,8 @@
 """From a map of text probabilities to boxes: one rectangle, turned as the text is, for each patch of text.
 
 A patch is what hangs together above a threshold. Its smallest rectangle is scored by the mean probability inside it, and
-grown, since the network was taught shrunk texts. `naive_boxes` goes contour by contour as the paper's code does;
-`fast_boxes` labels the whole map at once, leaves specks out before anything is done for them, and grows rectangles in
-closed form. Both give the same boxes.
+grown, since the network was taught shrunk texts. `naive_boxes` grows it by a clipper and looks for the smallest rectangle
+again, as the paper's code does; `fast_boxes` grows it in closed form and leaves specks out early. Both give the same boxes.
 
 How far to grow: the paper takes a fixed ratio, which is right for words and makes long lines too thin. Without a ratio, the
 shrinking is undone exactly: of a rectangle with the area A' and half the perimeter S, grown by D, the shrinking law
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upshift.recipes.ocr.needs import clipper, compiled, geometry
+from upshift.recipes.ocr.needs import clipper, geometry
 from upshift.recipes.pictures import opencv
 
 Floats = npt.NDArray[np.float32]
@@ -74,12 +73,8 @@ def naive_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
     """
     cv2 = opencv()
     mask = (probability > settings.thresh).astype(np.uint8)
-    contours, tree = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
-    outer = [contour for contour, links in zip(contours, tree[0], strict=True) if links[3] < 0] if len(contours) else []
-    if len(outer) > settings.max_boxes:
-        outer = sorted(outer, key=_bounds_first)[: settings.max_boxes]
     corners, scores = [], []
-    for contour in outer:
+    for contour in _outer_contours(mask, settings):
         rectangle = cv2.minAreaRect(contour)
         if min(rectangle[1]) < settings.min_side:
             continue
@@ -96,7 +91,7 @@ def naive_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
 
 
 def fast_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
-    """The same boxes from one labelling of the whole map.
+    """The same boxes, grown in closed form.
 
     Args:
         probability: `float32 [height, width]`.
@@ -107,20 +102,11 @@ def fast_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
     """
     cv2 = opencv()
     mask = (probability > settings.thresh).view(np.uint8)
-    _, labels, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8, ltype=cv2.CV_32S)
-    chosen = np.arange(1, len(stats))
-    if len(chosen) > settings.max_boxes:
-        left, top, width, height = (stats[1:, at] for at in (cv2.CC_STAT_LEFT, cv2.CC_STAT_TOP, cv2.CC_STAT_WIDTH, 3))
-        chosen = 1 + np.lexsort((left, top, -width * height))[: settings.max_boxes]
-    # The smallest rectangle has no more area than the upright one, so its shorter side is at most the root of that area.
-    upright = (stats[chosen, 2] - 1).astype(np.float64) * (stats[chosen, 3] - 1)
-    chosen = chosen[upright >= settings.min_side**2]
-    bounds = np.ascontiguousarray(stats[chosen, :4])
-    starts = np.concatenate([[0], np.cumsum(2 * bounds[:, 3])])
-    ends = compiled(row_ends)(labels, chosen, bounds, int(starts[-1]))
     corners, scores = [], []
-    for number in range(len(chosen)):
-        rectangle = cv2.minAreaRect(ends[starts[number] : starts[number + 1]])
+    for contour in _outer_contours(mask, settings):
+        if len(contour) < 3:  # a straight row of pixels has no area
+            continue
+        rectangle = cv2.minAreaRect(contour)
         centre, (width, height), angle = rectangle
         if min(width, height) < settings.min_side:
             continue
@@ -172,33 +158,16 @@ def box_score(probability: Floats, corners: Floats) -> float:
     return mean
 
 
-def row_ends(
-    labels: npt.NDArray[np.int32], chosen: npt.NDArray[np.int64], bounds: npt.NDArray[np.int32], num_points: int
-) -> npt.NDArray[np.int32]:
-    """The first and the last pixel of each row of each patch, as x and y: they span the patch. Compiled where it is used.
-
-    Args:
-        labels: The patch that each pixel belongs to, `int32 [height, width]`.
-        chosen: The patches to go through, `[k]`.
-        bounds: Left, top, width and height of each, `[k, 4]`.
-        num_points: Twice the sum of the heights.
-    """
-    points = np.empty((num_points, 2), dtype=np.int32)
-    at = 0
-    for number in range(len(chosen)):
-        label = chosen[number]
-        left, top, width, height = bounds[number, 0], bounds[number, 1], bounds[number, 2], bounds[number, 3]
-        for y in range(top, top + height):
-            first = left
-            while labels[y, first] != label:
-                first += 1
-            last = left + width - 1
-            while labels[y, last] != label:
-                last -= 1
-            points[at, 0], points[at, 1] = first, y
-            points[at + 1, 0], points[at + 1, 1] = last, y
-            at += 2
-    return points
+def _outer_contours(mask: npt.NDArray[np.uint8], settings: BoxSettings) -> list[Any]:
+    """The outlines of the patches, those inside the holes of others too; the largest where there are too many."""
+    cv2 = opencv()
+    contours, tree = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    if not len(contours):
+        return []
+    outer = [contours[number] for number in np.flatnonzero(tree.reshape(-1, 4)[:, 3] < 0)]
+    if len(outer) > settings.max_boxes:
+        outer = sorted(outer, key=_bounds_first)[: settings.max_boxes]
+    return outer
 
 
 def _bounds_first(contour: Any) -> tuple[int, int, int]:

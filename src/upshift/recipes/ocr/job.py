@@ -114,11 +114,14 @@ class NaiveOcrJob(Job):
 
     def model(self) -> nn.Module:
         """Make the network."""
+        return self._network(folds=False)
+
+    def _network(self, *, folds: bool) -> nn.Module:
         if self.backbone not in {"resnet", "mobile"}:
             raise JobError(f"{type(self).__name__}.backbone must be 'resnet' or 'mobile', not {self.backbone!r}.")
         if self.width < 4 or self.width % 4:
             raise JobError(f"{type(self).__name__}.width must be a multiple of 4, not {self.width}.")
-        return DBNet(self.backbone, self.width)
+        return DBNet(self.backbone, self.width, folds=folds)
 
     def train_data(self) -> Dataset[Any]:
         """Make the pictures to learn from, decoded anew at every visit."""
@@ -245,6 +248,10 @@ class OcrJob(NaiveOcrJob):
     """Text detection: see `NaiveOcrJob` for the attributes."""
 
     _seen: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def model(self) -> nn.Module:
+        """Make the same network, which folds its norms into its convolutions on held-out pictures."""
+        return self._network(folds=True)
 
     def train_data(self) -> Dataset[Any]:
         """Make the pictures to learn from: file names and polygons; nothing is decoded yet."""
