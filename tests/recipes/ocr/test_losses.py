@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
+from upshift.recipes.ocr.fused import fused_db_loss, fused_probability_loss
 from upshift.recipes.ocr.losses import (
     balanced_cross_entropy,
     db_loss,
     dice,
     masked_l1,
     probability_loss,
-    sum_of_largest,
 )
 
 
@@ -27,23 +27,6 @@ def test_three_negatives_are_kept_for_each_positive_and_they_are_the_hardest() -
     logits = torch.tensor([[[logit(p) for p in said]]])
     wanted = -(math.log(0.5) + math.log(0.1) + math.log(0.2) + math.log(0.3)) / 4
     assert float(balanced_cross_entropy(logits, truth, torch.ones_like(truth))) == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 299, 300])
-def test_the_largest_are_summed_as_topk_would(count: int) -> None:
-    values = torch.rand(300, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    plain = values.detach().clone().requires_grad_()
-    torch.topk(plain, count).values.sum().backward()
-    ours = sum_of_largest(values, count)
-    ours.backward()
-    assert float(ours.detach()) == pytest.approx(float(torch.topk(plain.detach(), count).values.sum()), rel=1e-5)
-    assert plain.grad is not None
-    assert values.grad is not None
-    torch.testing.assert_close(values.grad, plain.grad)
-
-
-def test_values_that_are_tied_are_counted_as_often_as_asked() -> None:
-    assert float(sum_of_largest(torch.tensor([0.5, 0.5, 0.5, 0.9, 0.1]), 3)) == pytest.approx(1.9)
 
 
 def test_pixels_that_are_masked_count_for_nothing() -> None:
@@ -98,3 +81,54 @@ def test_half_precision_is_computed_in_whole() -> None:
     logits = torch.full((1, 2, 8, 8), 3.0, dtype=torch.bfloat16)
     loss = db_loss(logits, torch.ones(1, 8, 8), torch.ones(1, 8, 8), torch.full((1, 8, 8), 0.3), torch.ones(1, 8, 8))
     assert loss.dtype == torch.float32
+
+
+def maps(num_text: float, seed: int) -> tuple[torch.Tensor, ...]:
+    """Logits, and targets of which a share is text."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(2, 2, 24, 20, generator=generator)
+    shrink = (torch.rand(2, 24, 20, generator=generator) < num_text).to(torch.uint8)
+    mask = (torch.rand(2, 24, 20, generator=generator) < 0.9).to(torch.uint8)
+    thresh = 0.3 + 0.4 * torch.rand(2, 24, 20, generator=generator)
+    border = (torch.rand(2, 24, 20, generator=generator) < 0.3).to(torch.uint8)
+    return logits, shrink, mask, thresh, border
+
+
+@pytest.mark.parametrize("num_text", [0.0, 0.1, 0.6, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_compiled_losses_and_their_gradient_are_the_same(num_text: float, seed: int) -> None:
+    logits, *targets = maps(num_text, seed)
+    ways = []
+    for way in (db_loss, fused_db_loss):
+        mine = logits.clone().requires_grad_()
+        loss = way(mine, *targets)
+        (3 * loss).backward()
+        ways.append((loss.detach(), mine.grad))
+    torch.testing.assert_close(ways[0][0], ways[1][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ways[0][1], ways[1][1], rtol=1e-4, atol=1e-7)
+    held = [way(logits[:, :1], *targets[:2]) for way in (probability_loss, fused_probability_loss)]
+    torch.testing.assert_close(held[0], held[1], rtol=1e-5, atol=1e-6)
+
+
+def test_the_compiled_losses_hold_where_logits_are_large_and_masks_are_empty() -> None:
+    logits, shrink, mask, thresh, border = maps(0.2, 0)
+    large = (60 * logits).requires_grad_()
+    loss = fused_db_loss(large, shrink, mask, thresh, border)
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), db_loss(large.detach(), shrink, mask, thresh, border), rtol=1e-5, atol=1e-6)
+    assert large.grad is not None
+    assert torch.isfinite(large.grad).all()
+    nothing = torch.zeros_like(mask)
+    empty = fused_db_loss(logits, shrink, nothing, thresh, nothing)
+    torch.testing.assert_close(empty, db_loss(logits, shrink, nothing, thresh, nothing))
+
+
+def test_the_compiled_losses_take_half_precision_in_any_memory_order() -> None:
+    logits, *targets = maps(0.2, 1)
+    half = logits.bfloat16()
+    strided = half.contiguous(memory_format=torch.channels_last).requires_grad_()
+    loss = fused_db_loss(strided, *targets)
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), db_loss(half, *targets), rtol=1e-5, atol=1e-6)
+    assert strided.grad is not None
+    assert strided.grad.dtype == torch.bfloat16

@@ -2,8 +2,9 @@
 
 Both train the same mathematics: the same pictures, random changes, targets, losses and metrics. `NaiveOcrJob` decodes each
 picture at every visit, makes targets polygon by polygon in Python (for held-out pictures too), sends float32, and looks for
-boxes while the model waits. `OcrJob` says what may be kept, makes targets by compiled kernels, keeps those of held-out
-pictures, sends bytes, runs the model once on a held-out batch, and looks for boxes in threads beside the next batch.
+boxes while the model waits. `OcrJob` says what may be kept, makes targets and losses by compiled kernels, keeps the targets
+of held-out pictures, sends bytes, runs the model once on a held-out batch, and looks for boxes in threads beside the next
+one.
 
 On held-out pictures the loss is that of the probability map alone, in both: boxes need no threshold map, so the model makes
 none there.
@@ -30,11 +31,12 @@ from torch.utils.data import Dataset
 from upshift.core.errors import JobError
 from upshift.core.job import Job, Mean, Quality
 from upshift.recipes.findings import Findings
-from upshift.recipes.ocr import measure
+from upshift.recipes.ocr import fused, measure
 from upshift.recipes.ocr.augment import Augment, AugmentSettings
 from upshift.recipes.ocr.batch import OcrBatch, polygons_in, truth_of
 from upshift.recipes.ocr.boxes import BoxSettings
 from upshift.recipes.ocr.data import DecodedData, OcrData, Sample, polygons_of, prepared, read_items, split
+from upshift.recipes.ocr.fused import fused_db_loss, fused_probability_loss
 from upshift.recipes.ocr.kept import HeldData, KeptData
 from upshift.recipes.ocr.losses import db_loss, probability_loss
 from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps
@@ -256,11 +258,13 @@ class OcrJob(NaiveOcrJob):
     def train_data(self) -> Dataset[Any]:
         """Make the pictures to learn from: file names and polygons; nothing is decoded yet."""
         warm_maps()  # here, so that no worker process compiles in its first batch
+        fused.warm()
         return OcrData(self._both()[0])
 
     def valid_data(self) -> Dataset[Any]:
         """Make the held-out pictures, kept with their targets from the first pass on."""
         warm_maps()
+        fused.warm()
         measure.warm()
         return KeptData(OcrData(self._both()[1]), self.canonical_size(), self.map_settings())
 
@@ -286,9 +290,10 @@ class OcrJob(NaiveOcrJob):
         logits = model(batch.images)
         if logits.shape[1] == 1:
             self._seen = (batch.images, logits)
-        if logits.shape[1] == 1 or batch.thresh is None or batch.thresh_mask is None:
+            return fused_probability_loss(logits, batch.shrink, batch.shrink_mask)
+        if batch.thresh is None or batch.thresh_mask is None:
             return probability_loss(logits, batch.shrink, batch.shrink_mask)
-        return db_loss(logits, batch.shrink, batch.shrink_mask, batch.thresh, batch.thresh_mask)
+        return fused_db_loss(logits, batch.shrink, batch.shrink_mask, batch.thresh, batch.thresh_mask)
 
     def metric(self, model: nn.Module, batch: OcrBatch) -> Any:
         """The same numbers, without running the model again, and beside the next batch."""

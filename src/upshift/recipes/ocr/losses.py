@@ -6,7 +6,6 @@ Source: Liao et al. 2020, section 3.5; the weights 5, 10 and 1 are those of the 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
@@ -67,26 +66,8 @@ def balanced_cross_entropy(logits: torch.Tensor, truth: torch.Tensor, mask: torc
     each = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
     num_positive = positive.sum()
     wanted = torch.minimum(negative.sum(), num_positive * NEGATIVES_PER_POSITIVE)
-    hardest = sum_of_largest((each * negative).flatten(), int(wanted))
-    return ((each * positive).sum() + hardest) / (num_positive + wanted + _EPS)
-
-
-def sum_of_largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """The sum of the `count` largest values, none of which is negative.
-
-    On a CPU the smallest of them is found by a partition, which takes less than `topk`. Of values that are equal to it, all
-    get a gradient then.
-
-    Args:
-        values: `[n]`.
-        count: 0 to n.
-    """
-    if values.device.type != "cpu" or not 0 < count < values.numel():
-        return torch.topk(values, count, sorted=False).values.sum()
-    place = values.numel() - count
-    smallest = float(np.partition(values.detach().numpy(), place)[place])
-    counted = values >= smallest
-    return (values * counted).sum() - smallest * (counted.sum() - count)
+    hardest = torch.topk((each * negative).flatten(), int(wanted), sorted=False).values
+    return ((each * positive).sum() + hardest.sum()) / (num_positive + wanted + _EPS)
 
 
 def masked_l1(found: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
