@@ -1,7 +1,8 @@
 """The losses of `losses`, and their gradient, in two compiled passes over the pixels of a CPU.
 
 As tensor operations they are some forty passes, each of which reads and writes whole maps: a good part of an update. The
-mathematics is the same. The hardest negatives are found among the logits, with which their cross entropy rises.
+mathematics is the same. The hardest negatives are found among the logits, with which their cross entropy rises. They are
+sorted: NumPy sorts by vector instructions, and is slow to partition the even stretches that maps are made of.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def fused_probability_loss(logits: torch.Tensor, shrink: torch.Tensor, shrink_ma
         return probability_loss(logits, shrink, shrink_mask)
     said, negatives = _flat(logits.float()), np.empty(shrink.numel(), dtype=np.float32)
     positive_loss, num_positive, num_negative = compiled(positives)(said, _flat(shrink), _flat(shrink_mask), negatives)
-    wanted, least = _hardest(negatives[:num_negative], num_positive)
-    loss = positive_loss + compiled(negative_loss)(negatives[:num_negative], least, wanted)
-    return torch.tensor(PROBABILITY_WEIGHT * loss / (num_positive + wanted + _EPS), dtype=torch.float32)
+    hardest = _hardest(negatives[:num_negative], num_positive)
+    loss = positive_loss + compiled(negative_loss)(hardest)
+    return torch.tensor(PROBABILITY_WEIGHT * loss / (num_positive + len(hardest) + _EPS), dtype=torch.float32)
 
 
 class _Losses(torch.autograd.Function):
@@ -84,9 +85,8 @@ class _Losses(torch.autograd.Function):
         negatives = np.empty(truth.size, dtype=np.float32)
         sums = compiled(first_pass)(said, truth, mask, thresh, thresh_mask, gradient, steep, negatives)
         positive_loss, num_positive, num_negative, away, num_border, overlap, found, real = sums
-        wanted, least = _hardest(negatives[: int(num_negative)], int(num_positive))
-        both, counted, union = num_positive + wanted + _EPS, max(num_border, 1.0), found + real + _EPS
-        hard = compiled(negative_loss)(negatives[: int(num_negative)], least, wanted)
+        hardest = _hardest(negatives[:num_negative], num_positive)
+        both, counted, union = num_positive + len(hardest) + _EPS, max(num_border, 1.0), found + real + _EPS
         compiled(second_pass)(
             said,
             truth,
@@ -95,7 +95,7 @@ class _Losses(torch.autograd.Function):
             thresh_mask,
             gradient,
             steep,
-            np.float32(least if wanted else np.inf),
+            hardest[0] if len(hardest) else np.float32(np.inf),
             np.float32(PROBABILITY_WEIGHT / both),
             np.float32(THRESHOLD_WEIGHT / counted),
             np.float32(BINARY_WEIGHT * 2 * overlap / union**2),
@@ -103,7 +103,7 @@ class _Losses(torch.autograd.Function):
         )
         ctx.gradient = torch.from_numpy(gradient).view(logits.shape).to(logits.dtype)
         loss = (
-            PROBABILITY_WEIGHT * (positive_loss + hard) / both
+            PROBABILITY_WEIGHT * (positive_loss + compiled(negative_loss)(hardest)) / both
             + THRESHOLD_WEIGHT * away / counted
             + BINARY_WEIGHT * (1 - 2 * overlap / union)
         )
@@ -134,13 +134,10 @@ def _flat(values: torch.Tensor) -> npt.NDArray[Any]:
     return flat
 
 
-def _hardest(negatives: Floats, num_positive: int) -> tuple[int, float]:
-    """How many negatives count, and the least logit among them."""
+def _hardest(negatives: Floats, num_positive: int) -> Floats:
+    """The logits of the negatives that count, rising."""
     wanted = min(len(negatives), int(num_positive * NEGATIVES_PER_POSITIVE))
-    if not wanted:
-        return 0, math.inf
-    place = len(negatives) - wanted
-    return wanted, float(np.partition(negatives, place)[place])
+    return np.sort(negatives)[len(negatives) - wanted :]
 
 
 def positives(said: Floats, truth: Bytes, mask: Bytes, negatives: Floats) -> tuple[float, int, int]:
@@ -158,15 +155,11 @@ def positives(said: Floats, truth: Bytes, mask: Bytes, negatives: Floats) -> tup
     return loss, num_positive, num_negative
 
 
-def negative_loss(negatives: Floats, least: float, wanted: int) -> float:
-    """The cross entropy of the negatives that count: those from `least` on, ties as often as wanted."""
-    loss, counted = 0.0, 0
-    for x in negatives:
-        if x >= least:
-            counted += 1
-            loss += math.log1p(math.exp(-abs(x))) + max(x, np.float32(0))
-    if counted > wanted:
-        loss -= (counted - wanted) * (math.log1p(math.exp(-abs(least))) + max(least, 0.0))
+def negative_loss(hardest: Floats) -> float:
+    """The cross entropy of the negatives that count."""
+    loss = 0.0
+    for x in hardest:
+        loss += math.log1p(math.exp(-abs(x))) + max(x, np.float32(0))
     return loss
 
 
@@ -183,7 +176,8 @@ def first_pass(  # noqa: PLR0917  a kernel: Numba takes no keywords
     """All sums over the pixels; leaves the two probabilities in `gradient` and the slope of the binary map in `steep`."""
     loss, num_positive, num_negative, away, num_border = 0.0, 0, 0, 0.0, 0.0
     overlap, found, real = 0.0, 0.0, 0.0
-    one, k = np.float32(1), np.float32(STEEPNESS)
+    one: Any = np.float32(1)
+    k = np.float32(STEEPNESS)
     for row in range(said.shape[0]):
         for i in range(said.shape[2]):
             x = said[row, 0, i]

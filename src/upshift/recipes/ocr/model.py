@@ -59,9 +59,9 @@ class ConvNorm(nn.Module):
         bias = norm.bias - mean * scale
         if isinstance(layer, nn.ConvTranspose2d):
             weight = layer.weight * scale.view(1, -1, 1, 1)
-            return F.conv_transpose2d(x, weight, bias, layer.stride, groups=layer.groups)  # type: ignore[arg-type]
+            return F.conv_transpose2d(x, weight, bias, layer.stride, groups=layer.groups)
         weight = layer.weight * scale.view(-1, 1, 1, 1)
-        return F.conv2d(x, weight, bias, layer.stride, layer.padding, groups=layer.groups)  # type: ignore[arg-type]
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding, groups=layer.groups)
 
 
 def conv(inputs: int, outputs: int, size: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:

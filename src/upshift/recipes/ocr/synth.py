@@ -241,7 +241,8 @@ def _printed(text: str, face: int, pixels: int) -> Floats:
     left, top, right, bottom = font.getbbox(text)
     canvas = _pillow("Image").new("L", (max(1, int(right - left)) + 2, max(1, int(bottom - top)) + 2))
     _pillow("ImageDraw").Draw(canvas).text((1 - left, 1 - top), text, fill=255, font=font)
-    return np.asarray(canvas, dtype=np.float32) / 255
+    covered: Floats = np.asarray(canvas, dtype=np.float32)
+    return covered / np.float32(255)
 
 
 def _free_place(rng: np.random.Generator, taken: npt.NDArray[np.bool_], shape: tuple[int, ...]) -> tuple[int, int] | None:
