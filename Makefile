@@ -12,7 +12,7 @@ IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/be
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench bench-groundtruth bench-data chaos docs clean help
+.PHONY: setup demo test lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
@@ -57,6 +57,9 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	@# Of what LitData asks for, torchvision would bring another torch, and text and tokens need neither it nor obstore.
 	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps litdata
 	$(BIN)/python -m benchmarks data
+
+bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); UPSHIFT_DATA names the data
+	$(BIN)/python -m benchmarks recipes
 
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)
 	$(BIN)/python -m benchmarks chaos $(if $(QUICK),--quick)

@@ -1,1 +1,1 @@
-"""The recipes on real data: what tuning wins over the naive form, what a model learns, and how long a validation pass takes."""
+"""The recipes on real data: what tuning wins over the naive form, what a model learns, what a validation pass takes."""

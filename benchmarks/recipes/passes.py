@@ -15,6 +15,7 @@ from typing import Any
 
 from upshift.core.plan import Plan
 from upshift.core.stats import paired_interval
+from upshift.core.target import load_job
 from upshift.tune.trials.trial import Trial, TrialSetting
 
 PAIRS = 5
@@ -25,44 +26,47 @@ CONFIDENCE = 0.95
 NAIVE, REAL = "naive", "real"
 
 
-def run_passes(target: str, plan: Plan, pairs: int = PAIRS, max_batches: int | None = None) -> dict[str, Any]:
+def run_passes(target: str, plan: Plan, pairs: int = PAIRS) -> dict[str, Any]:
     """Measure.
 
     Args:
         target: The job in its naive form.
         plan: What tuning found; it names the real form.
         pairs: Pairs of processes.
-        max_batches: Held-out batches of a pass; None takes all.
 
     Returns:
         `valid_gain` (naive over real) and, for each form, `valid_over_train`, with intervals and the raw seconds.
+
+    Raises:
+        TrialError: A process failed.
     """
     rows = []
+    pictures = _held_out(target)
     with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder), hang_s=1200.0)
         for pair in range(pairs):
-            rows.append(_pair(setting, {NAIVE: Plan(), REAL: plan}, pair, max_batches))
+            rows.append(_pair(setting, {NAIVE: Plan(), REAL: plan}, pair, pictures))
             words = ", ".join(
                 f"{form}: training {rows[-1][form]['train_s']:.2f} s, validation {rows[-1][form]['valid_s']:.2f} s"
                 for form in (NAIVE, REAL)
             )
             print(f"pair {pair + 1}: {words}", flush=True)
-    gain = paired_interval([row[NAIVE]["valid_s"] for row in rows], [row[REAL]["valid_s"] for row in rows], CONFIDENCE)
-    over = {
-        form: paired_interval([row[form]["valid_s"] for row in rows], [row[form]["train_s"] for row in rows], CONFIDENCE)
-        for form in (NAIVE, REAL)
-    }
+    seconds = {key: {form: [row[form][key] for row in rows] for form in (NAIVE, REAL)} for key in ("train_s", "valid_s")}
+    valid, train = seconds["valid_s"], seconds["train_s"]
     return {
         "plan": plan.to_dict(),
-        "valid_gain": {"ratio": gain.ratio, "low": gain.low, "high": gain.high},
-        "valid_over_train": {
-            form: {"ratio": found.ratio, "low": found.low, "high": found.high} for form, found in over.items()
-        },
+        "valid_gain": _interval(valid[NAIVE], valid[REAL]),
+        "valid_over_train": {form: _interval(valid[form], train[form]) for form in (NAIVE, REAL)},
         "rows": rows,
     }
 
 
-def _pair(setting: TrialSetting, plans: dict[str, Plan], pair: int, max_batches: int | None) -> dict[str, Any]:
+def _interval(over: list[float], under: list[float]) -> dict[str, float]:
+    found = paired_interval(over, under, CONFIDENCE)
+    return {"ratio": found.ratio, "low": found.low, "high": found.high}
+
+
+def _pair(setting: TrialSetting, plans: dict[str, Plan], pair: int, pictures: int) -> dict[str, Any]:
     """One process of each form: median seconds of a pass over the held-out pictures, and of training on as many."""
     order = random.Random(f"passes-{pair}")
     forms = list(plans)
@@ -71,15 +75,21 @@ def _pair(setting: TrialSetting, plans: dict[str, Plan], pair: int, max_batches:
         for form in forms:
             trials[form] = stack.enter_context(Trial(setting, plans[form], seed=pair))
             trials[form].call("warm", updates=3)
-            _validate(trials[form], setting, max_batches)
+            _validate(trials[form], setting)
             trials[form].freeze()
         turns: dict[str, list[dict[str, Any]]] = {form: [] for form in forms}
         for _ in range(TURNS):
             order.shuffle(forms)
             for form in forms:
                 with _awake(trials[form]) as trial:
-                    turns[form].append(_turn(trial, setting, max_batches))
-    return {form: _summary(turns[form]) for form in plans}
+                    turns[form].append(_turn(trial, setting))
+    return {form: _summary(turns[form], pictures) for form in plans}
+
+
+def _held_out(target: str) -> int:
+    """Pictures of a validation pass."""
+    data: Any = load_job(target).valid_data()
+    return len(data)
 
 
 @contextmanager
@@ -89,9 +99,9 @@ def _awake(trial: Trial) -> Iterator[Trial]:
     trial.freeze()
 
 
-def _turn(trial: Trial, setting: TrialSetting, max_batches: int | None) -> dict[str, Any]:
+def _turn(trial: Trial, setting: TrialSetting) -> dict[str, Any]:
     trained = trial.call("run", updates=UPDATES)
-    validated = _validate(trial, setting, max_batches)
+    validated = _validate(trial, setting)
     return {
         "train_s_per_picture": sum(trained["times"]) / sum(trained["items"]),
         "valid_s": validated["seconds"],
@@ -100,16 +110,15 @@ def _turn(trial: Trial, setting: TrialSetting, max_batches: int | None) -> dict[
     }
 
 
-def _validate(trial: Trial, setting: TrialSetting, max_batches: int | None) -> dict[str, Any]:
+def _validate(trial: Trial, setting: TrialSetting) -> dict[str, Any]:
     return trial.call(
-        "event", event="validation", updates=0, repeats=1, max_batches=max_batches, folder=str(setting.folder.resolve())
+        "event", event="validation", updates=0, repeats=1, max_batches=None, folder=str(setting.folder.resolve())
     )
 
 
-def _summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    pictures = turns[0]["metrics"].get("pictures")
+def _summary(turns: list[dict[str, Any]], pictures: int) -> dict[str, Any]:
     return {
         "turns": turns,
         "valid_s": median(turn["valid_s"] for turn in turns),
-        "train_s": median(turn["train_s_per_picture"] for turn in turns) * float(pictures or 1),
+        "train_s": pictures * median(turn["train_s_per_picture"] for turn in turns),
     }

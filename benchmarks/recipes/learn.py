@@ -1,0 +1,47 @@
+"""What a model learns: a whole run under a plan, by the command that a user gives, and the held-out metric at its points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.record import ROOT
+from upshift.train.records.found import read_reports
+
+
+def run_learning(target: str, plan_toml: str, metric: str, updates: int | None = None) -> dict[str, Any]:
+    """Train, and read what the run reported.
+
+    Args:
+        target: The job.
+        plan_toml: The plan it runs under.
+        metric: Name of the held-out metric.
+        updates: Stop after so many; None trains as long as the job says.
+
+    Returns:
+        `best` and `last` of the metric, `seconds` of the whole command, and the `curve` of held-out metrics by update.
+
+    Raises:
+        RuntimeError: The run failed, or reported no such metric.
+    """
+    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        plan, out = Path(folder) / "upshift.toml", Path(folder) / "run"
+        plan.write_text(plan_toml, encoding="utf-8")
+        command = [sys.executable, "-m", "upshift", "run", target, "--plan", str(plan), "--out", str(out)]
+        command += [] if updates is None else ["--updates", str(updates)]
+        started = monotonic()
+        done = subprocess.run(command, cwd=ROOT, check=False)
+        seconds = monotonic() - started
+        if done.returncode:
+            raise RuntimeError(f"training {target} ended with {done.returncode}")
+        curve = [
+            {"update": report["update"], **report["held_out"]} for report in read_reports(out) if report.get("held_out")
+        ]
+    values = [point[metric] for point in curve if metric in point]
+    if not values:
+        raise RuntimeError(f"the run of {target} reported no held-out {metric}")
+    return {"metric": metric, "best": max(values), "last": values[-1], "seconds": seconds, "curve": curve}

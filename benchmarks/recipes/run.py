@@ -1,0 +1,127 @@
+"""`python -m benchmarks recipes`: both recipes on real data, part by part; what was measured stays until asked for again.
+
+detection-train   tuning the naive detection job on blood cells
+ocr-train         tuning the naive text detection job on receipts
+ocr-valid         a validation pass of either form, and beside a training pass over as many pictures
+maps              target maps against the official algorithm
+detection-learn   a whole run under the plan that tuning found, until it has learnt
+ocr-learn         the same for receipts
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recipes.learn import run_learning
+from benchmarks.recipes.maps import run as run_maps
+from benchmarks.recipes.passes import NAIVE, REAL, run_passes
+from benchmarks.record import RESULTS, record
+from benchmarks.tuning import tuned
+from upshift.core.plan import Plan
+from upshift.optimizations import catalogue
+
+JOBS = {
+    "detection": "benchmarks/recipes/jobs/bccd.py:NaiveBccdJob",
+    "ocr": "benchmarks/recipes/jobs/sroie.py:NaiveSroieJob",
+}
+METRICS = {"detection": "map50", "ocr": "hmean"}
+GOALS = {
+    "detection_train_low": 2.5, "ocr_train_low": 3.0, "ocr_valid_low": 8.0, "detection_map50": 0.80, "ocr_hmean": 0.75,
+    "ocr_maps_exact": 10.0, "ocr_maps_fast": 20.0,
+}  # fmt: skip
+"""The least that is wanted."""
+VALID_GOAL = 0.7
+"""The most that a validation pass may take of a training pass."""
+BUDGET = "30m"
+
+
+def run(parts: list[str], budget: str = BUDGET, *, again: bool = False) -> Path:
+    """Measure the parts that are asked for and missing.
+
+    Args:
+        parts: Their names.
+        budget: Of each tuning.
+        again: Measure what is there as well.
+    """
+    path = RESULTS / "recipes.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    for part in parts:
+        if part in found and not again:
+            print(f"{part} is there", flush=True)
+            continue
+        print(f"measuring {part}", flush=True)
+        found[part] = PARTS[part](found, budget)
+        path = record("recipes", {**figures(found), "parts": found}, "python -m benchmarks recipes")
+    return path
+
+
+def figures(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures that are asked about, None where they were not measured, and whether each reaches its goal."""
+    valid, maps = found.get("ocr-valid"), found.get("maps")
+    figure: dict[str, float | None] = {
+        "detection_train_low": _low(found.get("detection-train")),
+        "ocr_train_low": _low(found.get("ocr-train")),
+        "ocr_valid_low": valid["valid_gain"]["low"] if valid else None,
+        "ocr_valid_over_train": valid["valid_over_train"][REAL]["ratio"] if valid else None,
+        "ocr_valid_over_train_naive": valid["valid_over_train"][NAIVE]["ratio"] if valid else None,
+        "detection_map50": found["detection-learn"]["best"] if "detection-learn" in found else None,
+        "ocr_hmean": found["ocr-learn"]["best"] if "ocr-learn" in found else None,
+        "ocr_maps_exact": maps["goals"]["exact_quads"]["seen"] if maps else None,
+        "ocr_maps_fast": maps["goals"]["fast_two_threads"]["seen"] if maps else None,
+    }
+    reached = {name: seen >= GOALS[name] for name, seen in figure.items() if seen is not None and name in GOALS}
+    if valid:
+        reached["ocr_valid_over_train"] = valid["valid_over_train"][REAL]["ratio"] <= VALID_GOAL
+    return {**figure, "goals": {**GOALS, "ocr_valid_over_train": VALID_GOAL}, "reached": reached}
+
+
+def _low(part: dict[str, Any] | None) -> float | None:
+    """The lower end of a tuning's proof; 0 where nothing was kept."""
+    if part is None:
+        return None
+    return float((part["evidence"]["final"] or {}).get("low") or 0.0)
+
+
+def _train(recipe: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
+    return lambda _found, budget: {"target": JOBS[recipe], "budget": budget, "evidence": tuned(JOBS[recipe], budget)}
+
+
+def _plan(found: dict[str, Any], recipe: str) -> str:
+    part = found.get(f"{recipe}-train")
+    if part is None:
+        raise SystemExit(f"{recipe} has no plan yet: measure {recipe}-train first")
+    return str(part["evidence"]["plan_toml"])
+
+
+def _valid(found: dict[str, Any], _budget: str) -> dict[str, Any]:
+    return run_passes(JOBS["ocr"], Plan.from_toml(_plan(found, "ocr"), catalogue()))
+
+
+def _learn(recipe: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
+    return lambda found, _budget: run_learning(JOBS[recipe], _plan(found, recipe), METRICS[recipe])
+
+
+PARTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "detection-train": _train("detection"),
+    "ocr-train": _train("ocr"),
+    "ocr-valid": _valid,
+    "maps": lambda _found, _budget: run_maps(),
+    "detection-learn": _learn("detection"),
+    "ocr-learn": _learn("ocr"),
+}
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", choices=list(PARTS), nargs="+", default=list(PARTS))
+    parser.add_argument("--budget", default=BUDGET, help="of each tuning")
+    parser.add_argument("--again", action="store_true", help="measure anew what is there")
+    given = parser.parse_args(arguments)
+    print(f"wrote {run(given.part, given.budget, again=given.again)}", flush=True)

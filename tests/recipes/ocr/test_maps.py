@@ -1,0 +1,291 @@
+"""Target maps: the exact kernel is the official code, pixel by pixel; the fast one differs near borders alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+cv2 = pytest.importorskip("cv2")
+pyclipper = pytest.importorskip("pyclipper")
+pytest.importorskip("numba")
+shapely = pytest.importorskip("shapely")
+
+from benchmarks.recipes import maps as benchmark  # noqa: E402  after what decides whether it can be imported
+from benchmarks.recipes.maps import text_lines  # noqa: E402
+from benchmarks.recipes.official import official_maps  # noqa: E402
+from upshift.core.errors import DataError, JobError  # noqa: E402
+from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps  # noqa: E402
+from upshift.recipes.ocr.maps.exact import measured  # noqa: E402
+from upshift.recipes.ocr.maps.kernels_dilate import dilate  # noqa: E402
+
+Shapes = list[npt.NDArray[np.float32]]
+KERNELS = ["exact", "fast"]
+both = pytest.mark.parametrize("kernel", KERNELS)
+# A first call compiles, which takes seconds; that is no slow example.
+many = settings(max_examples=150, deadline=None)
+SQUARE = [[20, 20], [60, 20], [60, 60], [20, 60]]
+DUMBBELL = [
+    [10, 10], [60, 10], [60, 33], [120, 33], [120, 10], [170, 10],
+    [170, 60], [120, 60], [120, 37], [60, 37], [60, 60], [10, 60],
+]  # fmt: skip
+THREAD = [[10, 10.2], [110, 10.2], [110, 10.8], [10, 10.8]]
+"""Between two rows of pixels: nothing is left of it on integers."""
+
+
+def same(shapes: Shapes, ignored: list[bool], size: tuple[int, int], chosen: MapSettings | None = None) -> None:
+    """Assert that the exact maps are the official ones."""
+    chosen = chosen or MapSettings()
+    made = make_maps(PolygonArray.from_list(shapes, ignored), size, chosen)
+    official = official_maps(
+        shapes,
+        ignored,
+        size,
+        shrink_ratio=chosen.shrink_ratio,
+        thresh_min=chosen.thresh_min,
+        thresh_max=chosen.thresh_max,
+        min_text_size=chosen.min_text_size,
+    )
+    for name in ("shrink", "shrink_mask", "thresh_mask"):
+        assert np.array_equal(getattr(made, name), getattr(official, name)), name
+    assert np.abs(made.thresh - official.thresh).max() <= 1e-6
+
+
+def stars(seed: int, size: tuple[int, int]) -> Shapes:
+    """Polygons with 3 to 14 corners around a middle, convex or not, that overlap and reach out of the picture."""
+    draw = np.random.default_rng(seed)
+    shapes = []
+    for _ in range(draw.integers(1, 9)):
+        corners = draw.integers(3, 15)
+        angles = np.sort(draw.uniform(0, 2 * np.pi, corners))
+        reach = draw.uniform(5, 60) * draw.uniform(draw.uniform(0.2, 1), 1, corners)
+        stretch = draw.uniform(0.2, 1.5, 2)
+        middle = draw.uniform(-10, 10 + max(size), 2)
+        shape = np.stack([np.cos(angles), np.sin(angles)], 1) * reach[:, None] * stretch + middle
+        if draw.random() < 0.3:
+            shape = shape.round()
+        if draw.random() < 0.2:
+            shape = np.repeat(shape, draw.integers(1, 3, corners), axis=0)
+        shapes.append((shape if draw.random() < 0.5 else shape[::-1]).astype(np.float32))
+    return shapes
+
+
+def box(draw: np.random.Generator) -> npt.NDArray[np.float32]:
+    """A rotated box of any proportion, in whole, half or any pixels."""
+    width, height = draw.uniform(4, 120), draw.uniform(4, 60)
+    angle = draw.choice([0.0, np.pi / 4, draw.uniform(0, np.pi)])
+    corners = np.array([[-width, -height], [width, -height], [width, height], [-width, height]]) / 2
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    turned = corners @ turn + draw.uniform(20, 140, 2)
+    step = draw.choice([1.0, 0.5, 1e-4])
+    return np.asarray(np.round(turned / step) * step, np.float32)
+
+
+@many
+@given(seed=st.integers(0, 2**32 - 1))
+def test_exact_maps_of_boxes_are_the_official_ones(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    shapes = [box(draw) for _ in range(draw.integers(1, 12))]
+    same(shapes, (draw.random(len(shapes)) < 0.2).tolist(), (160, 144))
+
+
+@many
+@given(seed=st.integers(0, 2**32 - 1))
+def test_exact_maps_of_any_polygons_are_the_official_ones(seed: int) -> None:
+    draw = np.random.default_rng(seed + 1)
+    shapes = stars(seed, (96, 128))
+    chosen = MapSettings(
+        shrink_ratio=draw.uniform(0.1, 0.9), thresh_min=0.2, thresh_max=0.9, min_text_size=draw.choice([0.0, 8.0])
+    )
+    same(shapes, (draw.random(len(shapes)) < 0.2).tolist(), (96, 128), chosen)
+
+
+@pytest.mark.parametrize("corners", [4, 12])
+def test_exact_maps_of_pages_are_the_official_ones(corners: int) -> None:
+    for seed in range(3):
+        shapes = text_lines(60, corners, seed)
+        same(shapes, [number % 9 == 0 for number in range(60)], (640, 640))
+
+
+@many
+@given(seed=st.integers(0, 2**32 - 1))
+def test_distances_are_those_of_shapely_to_the_last_bit(seed: int) -> None:
+    shapes = stars(seed, (200, 200))
+    *_, distances = measured(PolygonArray.from_list(shapes), MapSettings(min_text_size=0))
+    for shape, distance in zip(shapes, distances, strict=True):
+        polygon = shapely.Polygon(shape.astype(np.float64))
+        assert distance == (polygon.area * (1 - np.power(0.4, 2)) / polygon.length if polygon.area >= 1 else 0)
+
+
+def test_most_boxes_are_dilated_without_clipper_and_give_its_polygon() -> None:
+    draw = np.random.default_rng(3)
+    polygons = PolygonArray.from_list([box(draw) for _ in range(400)])
+    _, offsets, distances = measured(polygons, MapSettings())
+    ring_offsets, boxes = np.empty(len(offsets), np.int64), np.zeros((len(polygons), 4), np.int64)
+    rings = dilate(polygons.points.astype(np.int32), offsets, distances, ring_offsets, boxes)
+    own = 0
+    for number, distance in enumerate(distances):
+        ring = rings[ring_offsets[number] : ring_offsets[number + 1]].tolist()
+        if not ring:
+            continue
+        own += 1
+        clipper = pyclipper.PyclipperOffset()
+        clipper.AddPath(polygons.polygon(number).tolist(), pyclipper.JT_ROUND, pyclipper.ET_CLOSEDPOLYGON)
+        (wanted,) = clipper.Execute(distance)
+        start = ring.index(wanted[0])
+        assert ring[start:] + ring[:start] == wanted
+        assert boxes[number].tolist() == [*np.min(ring, axis=0), *np.max(ring, axis=0)]
+    assert own > 0.7 * np.count_nonzero(distances)
+
+
+@both
+def test_of_text_that_falls_apart_all_parts_are_drawn(kernel: str) -> None:
+    made = maps([DUMBBELL], (80, 180), kernel)
+    assert cv2.connectedComponents(made.shrink)[0] == 3, "the ground and two parts"
+    assert made.shrink[35, 35] == made.shrink[35, 145] == 1
+    assert made.shrink_mask.all()
+
+
+@both
+def test_text_that_vanishes_is_masked_and_leaves_no_other_trace(kernel: str) -> None:
+    chosen = MapSettings(kernel=kernel, min_text_size=0)  # type: ignore[arg-type]
+    made = make_maps(PolygonArray.from_list([THREAD]), (40, 128), chosen)
+    assert not made.shrink.any()
+    assert not made.thresh_mask.any()
+    assert np.allclose(made.thresh, 0.3)
+    assert np.argwhere(made.shrink_mask == 0).tolist() == [[10, x] for x in range(10, 111)]
+
+
+@both
+@pytest.mark.parametrize(
+    ("polygon", "ignored"),
+    [
+        (SQUARE, True),
+        ([[20, 20], [60, 20], [60, 27], [20, 27]], False),
+        ([[20, 20], [60, 20], [60, 20.01], [20, 20.01]], False),
+    ],
+    ids=["ignored", "small", "without area"],
+)
+def test_what_is_not_trained_is_masked_and_leaves_no_other_trace(
+    kernel: str, polygon: list[list[float]], ignored: bool
+) -> None:
+    chosen = MapSettings(kernel=kernel, min_text_size=8 if polygon[2][1] == 27 else 0)  # type: ignore[arg-type]
+    made = make_maps(PolygonArray.from_list([polygon], [ignored]), (80, 80), chosen)
+    assert not made.shrink.any()
+    assert not made.thresh_mask.any()
+    assert np.allclose(made.thresh, 0.3)
+    assert made.shrink_mask[20, 20] == made.shrink_mask[20, 60] == 0
+    assert made.shrink_mask[19].all()
+    assert made.shrink_mask[70].all()
+
+
+@both
+def test_maps_of_a_square_are_what_the_paper_says(kernel: str) -> None:
+    made = maps([SQUARE], (80, 80), kernel)  # A = 1600, L = 160, D = 8.4
+    assert np.flatnonzero(made.shrink[40]).tolist() == list(range(28, 53))
+    assert np.flatnonzero(made.thresh_mask[40]).tolist() == list(range(12, 69))
+    assert made.thresh[40, 20] == pytest.approx(0.7)
+    assert made.thresh[40, 16] == made.thresh[40, 24] == pytest.approx(0.7 - 0.4 * 4 / 8.4)
+    assert made.thresh[40, 40] == pytest.approx(0.3)
+    assert made.thresh[5, 5] == pytest.approx(0.3)
+
+
+@both
+def test_no_polygon_gives_empty_maps(kernel: str) -> None:
+    made = maps([], (12, 7), kernel)
+    assert made.thresh.shape == (12, 7)
+    assert not made.shrink.any()
+    assert not made.thresh_mask.any()
+    assert made.shrink_mask.all()
+
+
+@both
+def test_what_lies_outside_the_picture_is_cut_off(kernel: str) -> None:
+    shapes = [np.array(SQUARE) + move for move in ((-200, 0), (40, 40), (-40, -30), (0, 300), (-8, 0))]
+    large = maps([shape + 400 for shape in shapes], (800, 800), kernel)
+    small = maps(shapes, (80, 80), kernel)
+    for name in ("shrink", "shrink_mask", "thresh", "thresh_mask"):
+        assert np.allclose(getattr(small, name), getattr(large, name)[400:480, 400:480], atol=1e-6), name
+
+
+@both
+def test_what_is_passed_may_be_read_only_and_is_not_changed(kernel: str) -> None:
+    polygons = PolygonArray.from_list([SQUARE, DUMBBELL], [False, True])
+    before = polygons.points.copy(), polygons.offsets.copy(), polygons.ignored.copy()
+    for array in (polygons.points, polygons.offsets, polygons.ignored):
+        array.setflags(write=False)
+    make_maps(polygons, (80, 180), MapSettings(kernel=kernel))  # type: ignore[arg-type]
+    assert all(map(np.array_equal, before, (polygons.points, polygons.offsets, polygons.ignored)))
+
+
+@many
+@given(seed=st.integers(0, 2**32 - 1), corners=st.sampled_from([4, 12]))
+def test_fast_masks_differ_near_their_borders_alone(seed: int, corners: int) -> None:
+    line = text_lines(6, corners, seed, (160, 200))[0] + 50  # clear of the picture's own border
+    exact, fast = (maps([line], (260, 300), kernel) for kernel in KERNELS)
+    around = np.ones((5, 5), np.uint8)  # corners are cut to integers, which is up to a pixel, before they are rounded
+    for name in ("shrink", "thresh_mask"):
+        one, other = getattr(exact, name), getattr(fast, name)
+        border = cv2.dilate(one, around) != cv2.erode(one, around)
+        assert one.any()
+        assert not ((one != other) & ~border).any(), name
+    assert np.array_equal(exact.shrink_mask, fast.shrink_mask)
+    assert np.abs(exact.thresh - fast.thresh).mean() < 0.01
+    assert (fast.thresh >= exact.thresh - 1e-3)[exact.thresh_mask > 0].all(), "no pixel is further than the law says"
+
+
+@pytest.mark.parametrize(
+    ("polygons", "ignored", "message"),
+    [
+        ([[[0, 0], [1, 1]]], None, "polygon 0 has less than three corners"),
+        ([SQUARE, [[0, 0, 0]]], None, "polygon 1 must be"),
+        ([SQUARE, [[0, 0], [1, 1], [np.nan, 2]]], None, "not finite"),
+        ([SQUARE, [[0, 0], [1, 1], [1e9, 2]]], None, "not finite, or beyond"),
+        ([SQUARE], [True, False], "polygons, not"),
+    ],
+)
+def test_polygons_that_cannot_be_drawn_are_refused(polygons: list[object], ignored: list[bool] | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        PolygonArray.from_list(polygons, ignored)  # type: ignore[arg-type]
+
+
+def test_polygons_come_out_as_they_went_in() -> None:
+    polygons = PolygonArray.from_list([SQUARE, DUMBBELL], [True, False])
+    assert len(polygons) == 2
+    assert polygons.polygon(0).tolist() == SQUARE
+    assert polygons.polygon(1).tolist() == DUMBBELL
+    assert polygons.ignored.tolist() == [True, False]
+    assert len(PolygonArray.from_list([])) == 0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"shrink_ratio": 1.0}, {"shrink_ratio": 0.0}, {"thresh_min": 0.7}, {"min_text_size": -1}, {"kernel": "other"}],
+)
+def test_settings_out_of_range_are_refused(setting: dict[str, object]) -> None:
+    with pytest.raises(JobError, match=next(iter(setting)).split("_")[0]):
+        MapSettings(**setting)  # type: ignore[arg-type]
+
+
+def test_a_picture_without_pixels_is_refused() -> None:
+    with pytest.raises(DataError, match="at least one pixel"):
+        maps([SQUARE], (0, 10), "exact")
+
+
+def test_the_benchmark_measures_every_way_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "PICTURES", 1)
+    found = benchmark.run(1)
+    ways = {"official", "exact", "fast", "fast_two_threads"}
+    for case in found["cases"].values():
+        assert {way: len(times) for way, times in case["raw_ms"].items()} == dict.fromkeys(ways, 1)
+        assert 0 < case["fast_differs_frac"]["shrink"] < 0.5
+    assert found["goals"].keys() == benchmark.GOALS.keys()
+    assert all(goal["met"] is (goal["seen"] >= goal["goal"]) for name, goal in found["goals"].items() if "_ms" not in name)
+
+
+def maps(polygons: Sequence[npt.ArrayLike], size: tuple[int, int], kernel: str) -> Maps:
+    return make_maps(PolygonArray.from_list(polygons), size, MapSettings(kernel=kernel))  # type: ignore[arg-type]
