@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import keyword
 import os
 from pathlib import Path
@@ -71,8 +72,10 @@ def new(
     chosen = RECIPES[recipe.value]
     job = type(name, (getattr(chosen.load(), chosen.job),), {"images": str(images), "labels": str(labels)})
     findings = job().look_through()
-    console.print(findings.words(), markup=False, soft_wrap=True)
-    if findings.items:
+    if not findings.items:
+        console.print("Nothing is wrong with the pictures and their labels.")
+    else:
+        console.print(findings.words(), markup=False, soft_wrap=True)
         aside = path.with_suffix(".findings.jsonl")
         findings.write(aside)
         console.print(f"Each with file and line: {aside}")
@@ -102,5 +105,10 @@ def _beside(path: Path) -> str:
     """A path in the job's own file: from its folder on where that is above it, else whole."""
     whole, here = path.resolve(), Path.cwd().resolve()
     if whole.is_relative_to(here):
-        return f"str(HERE / {os.fspath(whole.relative_to(here))!r})"
-    return repr(str(whole))
+        return f"str(HERE / {_quoted(whole.relative_to(here))})"
+    return _quoted(whole)
+
+
+def _quoted(path: Path) -> str:
+    """A path as source shows it."""
+    return json.dumps(os.fspath(path), ensure_ascii=False)

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 from upshift.core.errors import DataError
 from upshift.core.files import write_atomically
 
-Lost: TypeAlias = Literal["picture", "label"]
-"""What a fault costs: a whole picture with its labels, or one label of it."""
+Lost: TypeAlias = Literal["picture", "label", "nothing"]
+"""What a fault costs: a whole picture with its labels, one label of it, or nothing, where it is only worth knowing."""
 
 _SHOWN = 5
 """Findings that `words` spells out."""
@@ -78,7 +78,7 @@ class Findings:
             path: The file in which it stands.
             line: Where, counted from 1; None where the whole file is meant.
             reason: What is wrong, without the file's name.
-            lost: `picture` where the whole picture is left out, `label` where one label of it is.
+            lost: `picture` where the whole picture is left out, `label` where one label of it is, `nothing` for a remark.
             about: The picture that loses something, where one file tells of many; None means `path`.
         """
         self._items.append(Finding(Path(path), line, reason, lost, Path(path if about is None else about)))
@@ -87,7 +87,11 @@ class Findings:
         """Put a file that could not be used on the list."""
         self.add(error.path, error.line, error.reason, lost=lost, about=about)
 
-    def counts(self) -> dict[Lost, int]:
+    def take(self, others: Findings) -> None:
+        """Put all findings of another list at the end of this one."""
+        self._items.extend(others.items)
+
+    def counts(self) -> dict[str, int]:
         """How many pictures and how many labels were left out."""
         pictures = {item.about for item in self._items if item.lost == "picture"}
         return {"picture": len(pictures), "label": sum(item.lost == "label" for item in self._items)}
@@ -126,16 +130,17 @@ class Findings:
 
         Args:
             num_pictures: How many pictures there were, the bad ones included.
-            max_bad_frac: The largest share of pictures that may be left out or have lost a label, 0 to 1.
+            max_bad_frac: The largest share of pictures that may be left out or have lost a label, 0 to 1; above 0 it allows
+                one at least.
 
         Raises:
             DataError: More is bad, or no picture is left; shows the first findings.
         """
-        touched = {item.about for item in self._items}
+        touched = {item.about for item in self._items if item.lost != "nothing"}
         lost = self.counts()["picture"]
         if num_pictures - lost < 1:
             raise DataError(f"No picture of {num_pictures} can be used.\n{self.words()}".rstrip())
-        if len(touched) > max_bad_frac * num_pictures:
+        if len(touched) > max(max_bad_frac * num_pictures, 1 if max_bad_frac else 0):
             raise DataError(
                 f"{len(touched)} of {num_pictures} pictures have faults, more than the {max_bad_frac:.0%} that are allowed: "
                 f"something is wrong with the whole, such as a format, a folder or an order of classes.\n{self.words()}\n"

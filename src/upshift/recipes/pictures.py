@@ -118,6 +118,27 @@ def picture_size(path: Path) -> tuple[int, int]:
     return (width, height) if turned else (height, width)
 
 
+def check_picture(path: Path) -> tuple[int, int]:
+    """`picture_size`, and a look at the file's end: a file that was cut is found without being decoded.
+
+    JPEG must end with its mark and PNG must have the right checksums. What does not, and files of other kinds, are decoded.
+    Of arrays some rows are looked at: their kind and their range are mostly those of all.
+
+    Raises:
+        DataError: The file is missing, empty, cut, or no picture; names it.
+        MachineError: Pillow is not installed.
+    """
+    path = Path(path)
+    size = picture_size(path)
+    if path.suffix.lower() == ".npy":  # NumPy compared the array's size with the file's
+        _rgb(_load_npy(path)[:: 1 + size[0] // 16], path)
+        return size
+    if _ends_as_it_should(path):
+        return size
+    height, width = read_picture(path).shape[:2]
+    return height, width
+
+
 def letterbox(picture: Picture, size: int) -> tuple[Picture, float, tuple[int, int]]:
     """Fit a picture into a square, its sides in proportion, in the middle, with grey beside it.
 
@@ -157,7 +178,7 @@ def read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BadFileError(path, f"it cannot be read ({error.strerror or error})") from error
+        raise _unreadable(path, error) from error
     encoding = next((name for mark, name in _BOMS if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(encoding)
@@ -191,7 +212,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BadFileError(path, f"it cannot be read ({error.strerror or error})") from error
+        raise _unreadable(path, error) from error
     if not data:
         raise BadFileError(path, "the file is empty: get the picture again, or remove it")
     return data
@@ -227,7 +248,9 @@ def _load_npy(path: Path) -> npt.NDArray[Any]:
         _read_bytes(path)  # says why
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # as of pictures: a damaged header makes NumPy raise anything
         raise _undecodable(path, error) from error
     _npy_shape(array.shape, path)
     return array
@@ -243,6 +266,26 @@ def _npy_shape(shape: tuple[int, ...], path: Path) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
+def _ends_as_it_should(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            file.seek(-min(64, path.stat().st_size), io.SEEK_END)
+            tail = file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if head[:3] == b"\xff\xd8\xff":
+        return tail.rstrip(b"\0").endswith(b"\xff\xd9")
+    if head != b"\x89PNG\r\n\x1a\n":
+        return False
+    try:
+        with _pillow().open(path) as opened:
+            opened.verify()
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error):
+        return False
+    return True
+
+
 def _rgb(array: npt.NDArray[Any], path: Path) -> Picture:
     """Any kind of pixels as `uint8 [height, width, 3]`."""
     pixels = _eight_bits(np.asarray(array), path)  # a mapped array is of a class of its own
@@ -252,7 +295,7 @@ def _rgb(array: npt.NDArray[Any], path: Path) -> Picture:
         return np.repeat(pixels, 3, axis=2)
     if pixels.shape[2] == 4:
         alpha = pixels[:, :, 3:].astype(np.uint32)
-        on_white = (pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
+        on_white: npt.NDArray[np.uint32] = (pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
         return on_white.astype(np.uint8)
     return np.array(pixels, order="C")
 
@@ -261,12 +304,14 @@ def _eight_bits(array: npt.NDArray[Any], path: Path) -> Picture:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind == "u" and array.dtype.itemsize == 2:
-        return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        rounded: npt.NDArray[np.uint32] = (array.astype(np.uint32) + 128) // 257
+        return rounded.astype(np.uint8)
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())  # NaN where there is one
         if not (low >= -_SLACK and high <= 1 + _SLACK):
             raise BadFileError(path, f"its floats go from {low:g} to {high:g}, and a picture's go from 0 to 1")
-        return np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
+        levels: npt.NDArray[np.floating[Any]] = np.rint(np.clip(array, 0, 1) * 255)
+        return levels.astype(np.uint8)
     raise BadFileError(path, f"numbers of the kind {array.dtype} are no picture: save uint8, uint16, or floats of 0 to 1")
 
 
@@ -300,6 +345,10 @@ def _upright(pixels: Picture, orientation: int) -> Picture:
     if orientation in {2, 3, 6, 7}:
         pixels = pixels[:, ::-1]
     return np.ascontiguousarray(pixels)
+
+
+def _unreadable(path: Path, error: OSError) -> BadFileError:
+    return BadFileError(path, f"it cannot be read ({error.strerror or error})")
 
 
 def _undecodable(path: Path, error: Exception) -> BadFileError:

@@ -1,0 +1,57 @@
+"""Blood cells (BCCD): 205 microscope pictures to learn from and 87 held out, as the set's own lists split them.
+
+upshift tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 30m --out upshift-out
+upshift run benchmarks/recipes/jobs/bccd.py:BccdJob --plan upshift-out/upshift.toml --out upshift-run
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from upshift.core.errors import MachineError
+from upshift.recipes.detection.augment import Augmentation
+from upshift.recipes.detection.job import DetectionJob, NaiveDetectionJob
+from upshift.recipes.detection.labels import Labelled, read_labels
+from upshift.recipes.findings import Findings
+
+FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "bccd"
+"""Where the set lies: beside the checkout, not in it."""
+AUGMENTATION = Augmentation(upside_down_frac=0.5)
+"""A microscope's picture has no up and no down."""
+
+
+class _Cells(NaiveDetectionJob):
+    """The pictures, in the set's own split."""
+
+    images = str(FOLDER / "images")
+    labels = str(FOLDER / "annotations")
+    size = 320
+    model_size = "nano"
+    epochs = 100
+    augmentation = AUGMENTATION
+
+    @cached_property
+    def labelled(self) -> tuple[Labelled, Labelled]:
+        """What is trained on, and what is held out.
+
+        Raises:
+            MachineError: The set is not there.
+            DataError: It is damaged.
+        """
+        if not FOLDER.is_dir():
+            raise MachineError(f"the blood cells are not in {FOLDER}: get Shenggan/BCCD_Dataset, and lay it there.")
+        # Two boxes of two pictures have no area; nothing else is wrong with the set.
+        known = read_labels(FOLDER / "images", FOLDER / "annotations", Findings(), max_bad_frac=0.01)
+        train, valid = ((FOLDER / "splits" / f"{name}.txt").read_text(encoding="utf-8").split() for name in ("train", "val"))
+        return known.only(train), known.only(valid)
+
+
+class BccdJob(_Cells, DetectionJob):
+    """Blood cells, as they should be learned."""
+
+
+class NaiveBccdJob(_Cells):
+    """Blood cells, as a tired person writes it; its other form is `BccdJob`."""
+
+    forms = (BccdJob,)

@@ -1,0 +1,45 @@
+"""The drawn pictures of a job without folders: whole or not there, and made once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from upshift.core.errors import MachineError
+from upshift.core.sample_folder import FOLDER_VARIABLE
+from upshift.recipes.detection.drawn import drawn_pictures
+from upshift.recipes.detection.job import DetectionJob
+
+
+def test_pictures_are_drawn_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with ThreadPoolExecutor(2) as pool:  # as two processes that begin at the same time
+        folder, also = pool.map(lambda _: drawn_pictures(3), range(2))
+    assert folder == also
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    pictures = sorted((folder / "images").iterdir())
+    assert len(pictures) == 3
+    before = [path.stat().st_mtime_ns for path in pictures]
+    assert drawn_pictures(3) == folder
+    assert [path.stat().st_mtime_ns for path in pictures] == before
+    assert drawn_pictures(3, seed=1) != folder
+
+
+def test_a_job_without_folders_learns_drawn_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+    class Few(DetectionJob):
+        num_drawn = 10
+
+    train, held = Few().labelled
+    assert [len(train.items), len(held.items)] == [8, 2]
+    assert len(Few().classes) > 1
+
+
+def test_a_place_that_takes_no_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(MachineError, match=FOLDER_VARIABLE):
+        drawn_pictures(1)

@@ -1,0 +1,84 @@
+"""What is wrong with somebody's data is told: a few lines, a file with all, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from upshift.core.errors import DataError
+from upshift.recipes.findings import BadFileError, Findings
+
+
+def some() -> Findings:
+    findings = Findings()
+    findings.add(Path("a.txt"), 3, "its box has no area", lost="label", about=Path("a.jpg"))
+    findings.add(Path("a.txt"), 4, "its box has no area", lost="label", about=Path("a.jpg"))
+    findings.add(Path("b.jpg"), None, "the file is empty", lost="picture")
+    findings.add(Path("labels"), None, "a file has no picture", lost="nothing")
+    return findings
+
+
+def test_pictures_are_counted_once_and_labels_each() -> None:
+    assert some().counts() == {"picture": 1, "label": 2}
+    assert len(some()) == 4
+
+
+def test_words_name_file_line_and_reason() -> None:
+    words = some().words()
+    assert "1 picture and 2 labels" in words
+    assert "a.txt, line 3: its box has no area" in words
+    assert Findings().words() == ""
+
+
+def test_words_stay_short() -> None:
+    findings = Findings()
+    for line in range(100):
+        findings.add(Path("a.txt"), line, "wrong", lost="label")
+    assert len(findings.words().splitlines()) < 10
+    assert "95 more" in findings.words()
+
+
+def test_all_are_written_as_lines_of_json(tmp_path: Path) -> None:
+    some().write(tmp_path / "found.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == 4
+    told = {"path": "a.txt", "line": 3, "reason": "its box has no area", "lost": "label", "about": "a.jpg"}
+    assert lines[0] == told
+
+
+def test_too_much_is_refused_and_a_little_is_not() -> None:
+    some().check(20)
+    some().check(3, max_bad_frac=0.7)
+    with pytest.raises(DataError, match=r"2 of 10 pictures have faults, more than the 10%.*\n.*1 picture and 2 labels"):
+        some().check(10)
+
+
+def test_remarks_are_not_faults() -> None:
+    findings = Findings()
+    findings.add(Path("labels"), None, "a file has no picture", lost="nothing")
+    findings.check(1, max_bad_frac=0)
+
+
+def test_one_fault_is_allowed_among_few_pictures_unless_none_is() -> None:
+    findings = Findings()
+    findings.add(Path("a.txt"), 1, "wrong", lost="label")
+    findings.check(3)
+    with pytest.raises(DataError, match="1 of 3"):
+        findings.check(3, max_bad_frac=0)
+
+
+def test_nothing_left_is_refused_whatever_is_allowed() -> None:
+    findings = Findings()
+    findings.add(Path("a.jpg"), None, "the file is empty", lost="picture")
+    with pytest.raises(DataError, match=r"No picture of 1 can be used[\s\S]*a\.jpg: the file is empty"):
+        findings.check(1, max_bad_frac=1)
+
+
+def test_an_error_about_a_file_becomes_a_finding() -> None:
+    findings = Findings()
+    error = BadFileError(Path("a.xml"), "it is no XML", line=7)
+    findings.add_error(error, lost="picture", about=Path("a.jpg"))
+    assert str(error) == "a.xml, line 7: it is no XML."
+    assert str(findings.items[0]) == "a.xml, line 7: it is no XML"
