@@ -1,0 +1,116 @@
+"""Held-out pictures with their targets, made once: every further pass reads them from memory-mapped files.
+
+Held-out pictures never change, so neither do their targets. Both are kept under keys that say all they depend on (the file
+and when it was written, its polygons, the size, the settings of the maps, the code that makes them), in a temporary folder
+that goes with the process, or under UPSHIFT_CACHE_DIR, where the next run and other processes find them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from upshift.core.records import decode, encode
+from upshift.core.sample_folder import FOLDER_VARIABLE
+from upshift.data.cache.keys import key_of
+from upshift.data.cache.mapped import MappedCache
+from upshift.recipes.ocr.data import DecodedData, Ignored, OcrData, Offsets, Points, RawSample, Sample, polygons_of, prepared
+from upshift.recipes.ocr.maps import MapSettings
+from upshift.recipes.ocr.maps.store import MapCache, content_of, map_key
+from upshift.recipes.pictures import Picture
+
+Targets: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], float]"
+"""The shrunk texts and where they count, each `uint8 [height, width]`, and the milliseconds it took to have them."""
+HeldSample: TypeAlias = "tuple[Picture, Points, Offsets, Ignored, Targets | None]"
+"""A canonical picture, its polygons, and its targets where they are at hand."""
+
+MAX_BYTES = 16 * 2**30
+"""What pictures, and what targets, may take on disk each; when it is full, the rest is made anew at each pass."""
+
+
+class HeldData(Dataset[HeldSample]):
+    """Held-out pictures decoded anew at every pass, without targets.
+
+    Args:
+        data: The raw samples.
+        size: Height and width of the canonical pictures.
+    """
+
+    def __init__(self, data: OcrData, size: tuple[int, int]) -> None:
+        self._data = DecodedData(data, size)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> HeldSample:
+        return (*self._data[index], None)
+
+
+class KeptData(Dataset[HeldSample]):
+    """Held-out pictures and their targets, kept.
+
+    Args:
+        data: The raw samples.
+        size: Height and width of the canonical pictures.
+        settings: How targets are made.
+        folder: Where both are kept; None for UPSHIFT_CACHE_DIR, or a temporary folder without it.
+
+    Raises:
+        DataError: The folder cannot be made.
+    """
+
+    def __init__(self, data: OcrData, size: tuple[int, int], settings: MapSettings, folder: Path | None = None) -> None:
+        self._data, self._size, self._settings = data, size, settings
+        place = folder or _folder(os.environ.get(FOLDER_VARIABLE, ""))
+        self.pictures = MappedCache(place / "pictures", MAX_BYTES)
+        self.targets = MapCache(place / "targets", MAX_BYTES)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> HeldSample:
+        sample = self._canonical(self._data[index])
+        start = time.perf_counter()
+        polygons = polygons_of(*sample[1:])
+        key = map_key(self._data[index][0], content_of(polygons), "canonical", self._size, self._settings)
+        maps = self.targets.get_or_make(key, polygons, self._size, self._settings)
+        spent_ms = 1e3 * (time.perf_counter() - start)
+        return (*sample, (maps.shrink, maps.shrink_mask, spent_ms))
+
+    def _canonical(self, raw: RawSample) -> Sample:
+        path, points, offsets, ignored = raw
+        written = os.stat(path) if os.path.exists(path) else None  # noqa: PTH110, PTH116  per sample: no Path is made
+        stamp = None if written is None else (written.st_mtime_ns, written.st_size)
+        key = key_of("ocr picture", 1, path, stamp, points, offsets, ignored, self._size)
+        (kept,) = self.pictures.read([key])
+        if kept is not None:
+            sample: Sample = decode(bytearray(kept))
+            return sample
+        sample = prepared(raw, self._size)
+        self.pictures.write({key: encode(sample)})
+        return sample
+
+
+@lru_cache(maxsize=4)
+def _folder(kept: str) -> Path:
+    """The folder of this process, the same at each call."""
+    if kept:
+        return Path(kept).expanduser() / "ocr"
+    folder, owner = Path(tempfile.mkdtemp(prefix="upshift-ocr-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not when a fork of it ends
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder

@@ -1,0 +1,68 @@
+"""Measure a batch of probability maps: boxes, matches, and what finding and counting them took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from upshift.core.job import Mean
+from upshift.recipes.ocr.boxes import Boxes, BoxSettings, fast_boxes, naive_boxes
+from upshift.recipes.ocr.hmean import Counts, fast_counts, naive_counts
+from upshift.recipes.ocr.maps import PolygonArray
+
+_NEVER_ZERO = 1e-9
+"""Added to weights: a pass in which nothing at all was found has the precision 0, and is no error."""
+
+Floats = npt.NDArray[np.float32]
+
+
+def measured(
+    probability: Floats, truth: Sequence[PolygonArray], polygon_ms: Sequence[float], settings: BoxSettings, *, fast: bool
+) -> dict[str, Mean]:
+    """The metrics of a batch.
+
+    Args:
+        probability: Of text, `float32 [batch, height, width]`.
+        truth: The labels of each picture.
+        polygon_ms: What the targets of each picture took, in milliseconds.
+        settings: What counts as a text.
+        fast: By `fast_boxes` and `fast_counts`, else by the naive ones.
+
+    Returns:
+        `hmean`, `precision` and `recall`, from 0 to 1, over all texts together; `polygon_ms`, `postprocess_ms` and
+        `metric_ms`, milliseconds a picture.
+    """
+    find: Callable[[Floats, BoxSettings], Boxes] = fast_boxes if fast else naive_boxes
+    count: Callable[[Floats, PolygonArray], Counts] = fast_counts if fast else naive_counts
+    counts, postprocess_s, metric_s = Counts(0, 0, 0), 0.0, 0.0
+    for one, labels in zip(probability, truth, strict=True):
+        start = time.perf_counter()
+        boxes = find(one, settings)
+        found = time.perf_counter()
+        counts += count(boxes.corners, labels)
+        postprocess_s += found - start
+        metric_s += time.perf_counter() - found
+    pictures = len(truth)
+    return {
+        "hmean": Mean(2 * counts.matched, counts.num_truth + counts.num_found + _NEVER_ZERO),
+        "precision": Mean(counts.matched, counts.num_found + _NEVER_ZERO),
+        "recall": Mean(counts.matched, counts.num_truth + _NEVER_ZERO),
+        "polygon_ms": Mean(float(sum(polygon_ms)), pictures),
+        "postprocess_ms": Mean(1e3 * postprocess_s, pictures),
+        "metric_ms": Mean(1e3 * metric_s, pictures),
+    }
+
+
+def warm() -> None:
+    """Compile the kernels, or load them from disk, before anything waits for them.
+
+    Raises:
+        MachineError: A package of the extra `recipes` is missing.
+    """
+    probability = np.zeros((32, 32), dtype=np.float32)
+    probability[8:20, 8:28] = 1
+    truth = PolygonArray.from_list([[(6, 6), (30, 6), (30, 22), (6, 22)]])
+    measured(probability[None], [truth], [0.0], BoxSettings(), fast=True)

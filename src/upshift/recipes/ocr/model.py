@@ -1,0 +1,224 @@
+"""DBNet: a backbone, a feature pyramid, and two heads that map a picture to text probability and threshold.
+
+Trained from scratch, so nothing is downloaded: BatchNorm everywhere, each residual branch begins as nothing (its last scale
+is 0), and the heads begin with what is true of most pixels: text is rare, and the threshold map is at its floor. The widths
+are small enough for two CPU cores; `width=64` is the published ResNet-18.
+
+Source: Liao et al. 2020, "Real-time Scene Text Detection with Differentiable Binarization"; He et al. 2016 (ResNet); Sandler
+et al. 2018 (MobileNetV2); Lin et al. 2017 (feature pyramids, and the prior of the output's bias, in "Focal Loss").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  the name everybody uses
+
+Backbone: TypeAlias = Literal["resnet", "mobile"]
+
+STRIDE = 32
+"""Sides of a picture must be multiples of it."""
+TEXT_PRIOR = 0.05
+"""Share of pixels that the untrained network takes for text."""
+THRESHOLD_PRIOR = 0.3
+"""The threshold map far from text."""
+
+
+class ConvNorm(nn.Module):
+    """A convolution, BatchNorm, and ReLU where it is wanted.
+
+    Args:
+        convolution: Without a bias.
+        relu: Whether ReLU follows.
+
+    Attributes:
+        folds: Whether, when not in training, the norm is made part of the convolution: one pass over memory in place of
+            two. The same mathematics, rounded otherwise. The folded weights are made at each call, never kept.
+    """
+
+    def __init__(self, convolution: nn.Conv2d | nn.ConvTranspose2d, *, relu: bool = True) -> None:
+        super().__init__()
+        self.convolution, self.relu, self.folds = convolution, relu, False
+        self.norm = nn.BatchNorm2d(convolution.out_channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `[batch, inputs, height, width]` to `[batch, outputs, ...]`."""
+        out: torch.Tensor = self.norm(self.convolution(x)) if self.training or not self.folds else self._folded(x)
+        return F.relu_(out) if self.relu else out
+
+    def _folded(self, x: torch.Tensor) -> torch.Tensor:
+        layer, norm = self.convolution, self.norm
+        mean, variance = norm.running_mean, norm.running_var
+        if mean is None or variance is None:
+            raise AssertionError("a BatchNorm of this network keeps running statistics")
+        scale = norm.weight * torch.rsqrt(variance + norm.eps)
+        bias = norm.bias - mean * scale
+        if isinstance(layer, nn.ConvTranspose2d):
+            weight = layer.weight * scale.view(1, -1, 1, 1)
+            return F.conv_transpose2d(x, weight, bias, layer.stride, groups=layer.groups)
+        weight = layer.weight * scale.view(-1, 1, 1, 1)
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding, groups=layer.groups)
+
+
+def conv(inputs: int, outputs: int, size: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the size (divided by the stride), without a bias."""
+    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, groups=groups, bias=False)
+
+
+class Residual(nn.Module):
+    """Two convolutions and a way around them, as in ResNet-18."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = ConvNorm(conv(inputs, outputs, stride=stride))
+        self.last = ConvNorm(conv(outputs, outputs), relu=False)
+        same = stride == 1 and inputs == outputs
+        self.around = nn.Identity() if same else ConvNorm(conv(inputs, outputs, 1, stride=stride), relu=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `[batch, inputs, height, width]` to `[batch, outputs, height / stride, width / stride]`."""
+        return F.relu(self.last(self.first(x)) + self.around(x))
+
+
+class Inverted(nn.Module):
+    """Widen, filter each channel by itself, narrow: a block of MobileNetV2."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, widen: int = 3) -> None:
+        super().__init__()
+        inner = widen * inputs
+        self.keeps = stride == 1 and inputs == outputs
+        self.widen = ConvNorm(conv(inputs, inner, 1))
+        self.filter = ConvNorm(conv(inner, inner, stride=stride, groups=inner))
+        self.last = ConvNorm(conv(inner, outputs, 1), relu=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `[batch, inputs, height, width]` to `[batch, outputs, height / stride, width / stride]`."""
+        out: torch.Tensor = self.last(self.filter(self.widen(x)))
+        return x + out if self.keeps else out
+
+
+class Stages(nn.Module):
+    """A backbone: features at a quarter, an eighth, a sixteenth and a thirty-second of the picture's sides.
+
+    Args:
+        kind: `resnet` (two residual blocks a stage) or `mobile` (inverted ones; fewer operations, more memory traffic).
+        width: Channels of the first stage; each further one has twice as many.
+    """
+
+    def __init__(self, kind: Backbone, width: int) -> None:
+        super().__init__()
+        block = Residual if kind == "resnet" else Inverted
+        self.stem = nn.Sequential(ConvNorm(conv(3, width, stride=2)), ConvNorm(conv(width, width)))
+        self.channels = [width * 2**stage for stage in range(4)]
+        inputs = [width, *self.channels[:-1]]
+        self.stages = nn.ModuleList(
+            nn.Sequential(block(before, after, 2), block(after, after, 1))
+            for before, after in zip(inputs, self.channels, strict=True)
+        )
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Map `[batch, 3, height, width]` to four tensors, the finest first."""
+        features = []
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+            features.append(x)
+        return features
+
+
+class Pyramid(nn.Module):
+    """A feature pyramid: what coarse features know is added to the fine ones, and all four are laid side by side.
+
+    Args:
+        channels: Of the four features, the finest first.
+        inner: Channels of the output; a multiple of 4.
+    """
+
+    def __init__(self, channels: Sequence[int], inner: int) -> None:
+        super().__init__()
+        self.lateral = nn.ModuleList(conv(count, inner, 1) for count in channels)
+        self.smooth = nn.ModuleList(conv(inner, inner // 4) for _ in channels)
+
+    def forward(self, features: list[torch.Tensor]) -> torch.Tensor:
+        """Map the features to `[batch, inner, height / 4, width / 4]`."""
+        levels = [lateral(feature) for lateral, feature in zip(self.lateral, features, strict=True)]
+        for fine in range(len(levels) - 2, -1, -1):
+            levels[fine] = levels[fine] + F.interpolate(levels[fine + 1], scale_factor=2.0, mode="nearest")
+        smooth = [layer(level) for layer, level in zip(self.smooth, levels, strict=True)]
+        out = [smooth[0]]
+        out += [F.interpolate(level, scale_factor=float(2**at), mode="nearest") for at, level in enumerate(smooth[1:], 1)]
+        return torch.cat(out, dim=1)
+
+
+class Head(nn.Sequential):
+    """From the pyramid to one map of the picture's size, as logits.
+
+    Args:
+        inner: Channels of the pyramid.
+        prior: What the map is everywhere before training, as a probability.
+    """
+
+    def __init__(self, inner: int, prior: float) -> None:
+        narrow = inner // 4
+        last = nn.ConvTranspose2d(narrow, 1, 2, stride=2)
+        wider = nn.ConvTranspose2d(narrow, narrow, 2, stride=2, bias=False)
+        super().__init__(ConvNorm(conv(inner, narrow)), ConvNorm(wider), last)
+        _init_convolutions(self)
+        nn.init.normal_(last.weight, std=0.01)
+        nn.init.constant_(_bias(last), math.log(prior / (1 - prior)))
+
+
+class DBNet(nn.Module):
+    """Text detection by differentiable binarisation.
+
+    Args:
+        backbone: `resnet` or `mobile`.
+        width: Channels of the backbone's first stage; a multiple of 4.
+        folds: Make norms part of their convolutions when not in training: faster there, and rounded otherwise.
+    """
+
+    def __init__(self, backbone: Backbone = "resnet", width: int = 16, *, folds: bool = False) -> None:
+        super().__init__()
+        self.backbone = Stages(backbone, width)
+        self.pyramid = Pyramid(self.backbone.channels, 4 * width)
+        _init_convolutions(self)
+        for module in self.backbone.modules():
+            if isinstance(module, Residual) or (isinstance(module, Inverted) and module.keeps):
+                nn.init.zeros_(module.last.norm.weight)  # the branch begins as nothing
+        self.probability = Head(4 * width, TEXT_PRIOR)
+        self.threshold = Head(4 * width, THRESHOLD_PRIOR)
+        for module in self.modules():
+            if isinstance(module, ConvNorm):
+                module.folds = folds
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map pictures to logits.
+
+        Args:
+            images: Normalised, `[batch, 3, height, width]`, sides multiples of 32.
+
+        Returns:
+            In training `[batch, 2, height, width]`: probability and threshold. Else `[batch, 1, height, width]`: the
+            probability alone, since boxes need no more.
+        """
+        features = self.pyramid(self.backbone(images))
+        probability: torch.Tensor = self.probability(features)
+        if not self.training:
+            return probability
+        return torch.cat([probability, self.threshold(features)], dim=1)
+
+
+def _init_convolutions(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _bias(layer: nn.ConvTranspose2d) -> torch.Tensor:
+    if layer.bias is None:
+        raise AssertionError("the last layer of a head has a bias")
+    return layer.bias

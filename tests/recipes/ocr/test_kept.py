@@ -1,0 +1,77 @@
+"""Held-out pictures and their targets, kept from the first pass on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from upshift.recipes.findings import Findings
+from upshift.recipes.ocr.data import OcrData, prepared
+from upshift.recipes.ocr.kept import HeldData, KeptData
+from upshift.recipes.ocr.maps import MapSettings
+from upshift.recipes.ocr.plain import plain_maps
+from upshift.recipes.ocr.regions import Item, read_regions
+from upshift.recipes.ocr.synth import write
+
+SIZE = (128, 160)
+SETTINGS = MapSettings(min_text_size=3)
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> OcrData:
+    write(tmp_path, 3, seed=1, size=192)
+    return OcrData(read_regions(tmp_path / "images", tmp_path / "labels", Findings()))
+
+
+def test_what_is_kept_is_what_is_made_anew(pages: OcrData, tmp_path: Path) -> None:
+    kept = KeptData(pages, SIZE, SETTINGS, tmp_path / "kept")
+    for _ in range(2):
+        for index in range(len(kept)):
+            picture, points, offsets, ignored, targets = kept[index]
+            fresh = HeldData(pages, SIZE)[index]
+            for one, other in zip((picture, points, offsets, ignored), fresh[:4], strict=True):
+                np.testing.assert_array_equal(one, other)
+            assert targets is not None
+            from upshift.recipes.ocr.data import polygons_of
+
+            plain = plain_maps(polygons_of(points, offsets, ignored), SIZE, SETTINGS)
+            np.testing.assert_array_equal(targets[0], plain.shrink)
+            np.testing.assert_array_equal(targets[1], plain.shrink_mask)
+            assert targets[2] > 0
+    assert (len(kept.pictures), len(kept.targets)) == (3, 3)
+    assert (kept.targets.stats.hits, kept.targets.stats.misses) == (3, 3)
+
+
+def test_another_process_finds_what_was_kept(pages: OcrData, tmp_path: Path) -> None:
+    first = KeptData(pages, SIZE, SETTINGS, tmp_path / "kept")
+    wanted = first[0][0]
+    again = KeptData(pages, SIZE, SETTINGS, tmp_path / "kept")
+    np.testing.assert_array_equal(again[0][0], wanted)
+    assert again.targets.stats.hits == 1
+
+
+def test_a_changed_file_setting_or_size_finds_nothing(pages: OcrData, tmp_path: Path) -> None:
+    place = tmp_path / "kept"
+    KeptData(pages, SIZE, SETTINGS, place)[0]
+    other = KeptData(pages, SIZE, MapSettings(min_text_size=3, shrink_ratio=0.6), place)
+    other[0]
+    assert other.targets.stats.misses == 1
+    wider = KeptData(pages, (160, 160), SETTINGS, place)
+    assert wider[0][0].shape == (160, 160, 3)
+    item: Item = pages.items[0]
+    os.utime(item.path, ns=(1, 1))
+    KeptData(pages, SIZE, SETTINGS, place)[0]
+    assert len(wider.pictures) == 3
+    assert len(wider.targets) == 3  # the same polygons in the same size need no new targets
+
+
+def test_without_a_folder_they_lie_where_the_cache_variable_says(
+    pages: OcrData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPSHIFT_CACHE_DIR", str(tmp_path / "all"))
+    kept = KeptData(pages, SIZE, SETTINGS)
+    np.testing.assert_array_equal(kept[1][0], prepared(pages[1], SIZE)[0])
+    assert (tmp_path / "all" / "ocr" / "pictures").is_dir()
