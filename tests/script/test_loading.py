@@ -137,14 +137,14 @@ class Attached:
 
 @contextmanager
 def attached(*items: Optimization) -> Iterator[Attached]:
-    found, patches = Attached(*items), Patches()
+    found, patches, before = Attached(*items), Patches(), threading.enumerate()
     found.loading.install(patches)
     try:
         yield found
     finally:
         found.loading.close()
         patches.restore()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("upshift")]
+        assert not [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("upshift")]
         assert multiprocessing.active_children() == []
         assert found.live.applied == []
 
