@@ -74,9 +74,10 @@ def test_the_list_names_what_can_be_trained() -> None:
         assert importlib.util.find_spec(recipe.module)
         assert type(load_job(recipe.target)).__name__ == recipe.job
         assert type(load_job(recipe.naive_target)).__name__ == recipe.naive
+        assert type(load_job(recipe.demo_target)).__name__ == recipe.demo
 
 
 def test_a_package_that_lacks_is_named() -> None:
-    odd = Recipe(name="odd", module="tests.cli.needs_a_package", job="A", naive="B", words="")
+    odd = Recipe(name="odd", module="tests.cli.needs_a_package", job="A", naive="B", demo="C", words="")
     with pytest.raises(UpshiftError, match=r"the recipe odd needs the package no_such_package.*upshift\[recipes\]"):
         odd.load()

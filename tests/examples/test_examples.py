@@ -112,7 +112,7 @@ def test_quality_names_a_metric_that_held_out_data_gives(name: str) -> None:
     batch = job.collate([job.deterministic_transform(data[index]) for index in range(NUM_SAMPLES)])
     model = job.model().eval()
     with torch.no_grad():
-        metrics = job.metric(model, batch)
+        metrics: Any = job.metric(model, batch)
     assert job.quality is not None
     assert job.quality.metric in {"loss", *metrics}
     assert all(float(mean.weight) > 0 for mean in metrics.values())

@@ -50,7 +50,8 @@ class Ranked(Measured):
     """A metric over the whole set, found in threads where there is a pool: none ends before as many are open as may be."""
 
     def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
-        self.pool, self.begun, self.ended, self.full = pool, 0, [], threading.Event()
+        self.pool, self.begun, self.full = pool, 0, threading.Event()
+        self.ended: list[bool] = []
 
     def metric(self, model: nn.Module, batch: Any) -> Any:
         errors = (model(batch[0]) - batch[1]).abs().flatten()

@@ -44,7 +44,7 @@ def demo(
     else:
         recipe = RECIPES[example.value]
         recipe.load()
-        target, words = recipe.naive_target, recipe.words
+        target, words = recipe.demo_target, recipe.words
     console.print(f"Tuning {target}: {words}. Budget {budget}.", soft_wrap=True)
     run_session(TuneRequest(target=target, out=out, budget_s=parse_duration(budget)))
 

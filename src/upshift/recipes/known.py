@@ -20,6 +20,7 @@ class Recipe:
         module: Where its jobs are.
         job: The job's class.
         naive: The class of the same job as a tired person writes it.
+        demo: The class of a small naive job, in the module `demo` of the recipe.
         words: What it trains.
     """
 
@@ -27,6 +28,7 @@ class Recipe:
     module: str
     job: str
     naive: str
+    demo: str
     words: str
 
     @property
@@ -38,6 +40,11 @@ class Recipe:
     def naive_target(self) -> str:
         """The naive form, as every verb takes it."""
         return f"{self.module}:{self.naive}"
+
+    @property
+    def demo_target(self) -> str:
+        """The small job that `upshift demo` tunes."""
+        return f"{self.module}.demo:{self.demo}"
 
     def load(self, part: str = "") -> Any:
         """Import the recipe, or a module of it.
@@ -67,6 +74,7 @@ RECIPES = {
             module="upshift.recipes.detection",
             job="DetectionJob",
             naive="NaiveDetectionJob",
+            demo="NaiveDrawnNotes",
             words="an object detector on drawn banknotes, written naively",
         ),
         Recipe(
@@ -74,6 +82,7 @@ RECIPES = {
             module="upshift.recipes.ocr",
             job="OcrJob",
             naive="NaiveOcrJob",
+            demo="NaiveDrawnPages",
             words="a DBNet that finds text on drawn pages, written naively",
         ),
     )

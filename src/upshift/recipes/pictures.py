@@ -353,7 +353,7 @@ def _unreadable(path: Path, error: OSError) -> BadFileError:
 
 def _undecodable(path: Path, error: Exception) -> BadFileError:
     what = str(error).replace("\n", " ").removesuffix(".")
-    what = "" if "<_io." in what or not what else f" ({what})"
+    what = "" if not what or "cannot identify" in what else f" ({what})"  # Pillow knows no more, and names the file again
     return BadFileError(path, f"it is no picture that can be decoded, or a damaged one{what}: get it again, or remove it")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset
@@ -43,7 +43,7 @@ class Dimmed(MirroredTogether):
 
 
 class Offering(Mirrored):
-    forms: tuple[type[Job], ...] = (MirroredTogether, Dimmed)
+    forms: ClassVar[tuple[type[Job], ...]] = (MirroredTogether, Dimmed)
 
 
 CASE = Case(

@@ -214,7 +214,7 @@ def _row(wish: Wish, rungs: Mapping[str, list[Mapping[str, Any]]]) -> Row:
     return Row(wish=wish, state=_state_of(tried[0]) if tried else "not tried", tried=tuple(tried))
 
 
-_ORDER: tuple[State, ...] = ("applied", "tried", "failed", "refused", "not tried", "of the job")
+_ORDER: tuple[State, ...] = ("applied", "tried", "failed", "not tried", "refused", "of the job")
 
 
 def _state_of(tried: Tried) -> State:
