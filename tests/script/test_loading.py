@@ -187,6 +187,7 @@ def given_generator() -> dict[str, Any]:
     return {"generator": torch.Generator().manual_seed(3)}
 
 
+ROWS = torch.randn(NUM, 2, generator=torch.Generator().manual_seed(5))
 LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "shuffled": lambda: DataLoader(Rows(), batch_size=4, shuffle=True),
     "in order": lambda: DataLoader(Rows(), batch_size=4),
@@ -196,7 +197,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "lists of indices": lambda: DataLoader(
         ListRows(), batch_size=None, sampler=BatchSampler(RandomSampler(range(NUM)), 4, drop_last=False)
     ),
-    "tensors": lambda: DataLoader(TensorDataset(torch.arange(NUM), torch.randn(NUM, 2)), batch_size=4, shuffle=True),
+    "tensors": lambda: DataLoader(TensorDataset(torch.arange(NUM), ROWS), batch_size=4, shuffle=True),
     "a subset": lambda: DataLoader(Subset(Rows(), range(3, 20)), batch_size=4, shuffle=True),
     "a generator": lambda: DataLoader(Rows(), batch_size=4, shuffle=True, **given_generator()),
     "replacement": lambda: DataLoader(
