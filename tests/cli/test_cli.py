@@ -36,6 +36,8 @@ VERBS: dict[str, set[str]] = {
         "--objective",
         "--max-slowdown",
         "--price-per-hour",
+        "--only",
+        "--without",
         "--scratch",
         "--ranks",
     },

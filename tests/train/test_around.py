@@ -61,7 +61,8 @@ def test_reports_come_at_most_so_often(tmp_path: Path, loop: Loop) -> None:
         for _ in range(5):
             around.after_update()
         assert told == []
-        loop.live.around.report_every_s = 0.0
+    loop.live.around.report_every_s = 0.0
+    with AroundWork(loop, tmp_path, on_report=told.append) as around:
         for _ in range(5):
             around.after_update()
     assert len(told) == 5
@@ -77,8 +78,8 @@ def test_dear_reports_come_less_often_than_asked_for(tmp_path: Path, loop: Loop,
         now += 1.0
 
     monkeypatch.setattr("upshift.train.around.perf_counter", lambda: now)
+    loop.live.around.report_every_s = 10.0
     with AroundWork(loop, tmp_path, on_report=report) as around:
-        loop.live.around.report_every_s = 10.0
         for _ in range(9000):
             now += 0.1
             around.after_update()

@@ -201,6 +201,33 @@ def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[st
     assert (out / "evidence.json").read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    ("asked", "tried", "reason"),
+    [
+        ({"without": ("cpu_threads",)}, {"sample_cache", "zero_grad_to_none"}, "--without names it"),
+        ({"only": ("sample_cache", "cpu_threads"), "without": ("cpu_threads",)}, {"sample_cache"}, "--only names others"),
+    ],
+)
+def test_what_is_left_out_is_told_and_not_tried(
+    tmp_path: Path, few: None, asked: dict[str, Any], tried: set[str], reason: str
+) -> None:
+    session = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", **asked))
+    assert set(session.catalogue()) == tried
+    session._note_left_out()
+    session._note_left_out()
+    told = {rung.name: rung.reason for rung in session.dossier.rungs}
+    assert len(session.dossier.rungs) == len(told)
+    assert set(told) == {"sample_cache", "cpu_threads", "zero_grad_to_none"} - tried
+    assert reason in told["cpu_threads" if "only" not in asked else "zero_grad_to_none"]
+    for name, names in asked.items():
+        assert f"--{name} {names[-1]}" in session.dossier.evidence["commands"][0]
+
+
+def test_a_technique_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UpshiftError, match=r"no technique 'precison'\. Did you mean precision\?"):
+        Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", without=("precison",)))
+
+
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
     with pytest.raises(UpshiftError, match="nothing to resume"):
         Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", resume=True))

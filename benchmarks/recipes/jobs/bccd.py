@@ -28,7 +28,7 @@ class _Cells(NaiveDetectionJob):
     labels = str(FOLDER / "annotations")
     size = 320
     model_size = "nano"
-    epochs = 100
+    epochs = 40
     augmentation = AUGMENTATION
 
     @cached_property

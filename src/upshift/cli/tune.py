@@ -32,6 +32,8 @@ def tune(
         float | None, typer.Option(help="With memory: an update may take so many times as long; 1.5 unless given.")
     ] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="With cost: of this machine, in any currency.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Try this technique and no others; may be repeated.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Leave this technique out; may be repeated.")] = None,
     scratch: ScratchOption = None,
     ranks: RanksOption = 1,
 ) -> None:
@@ -46,7 +48,7 @@ def tune(
     wanted = Objective(goal=objective, price_per_hour=price_per_hour, **bound)
     request = TuneRequest(
         target=target, out=out, budget_s=parse_duration(budget), seed=seed, resume=resume, objective=wanted, ranks=ranks,
-        command=command,
+        command=command, only=tuple(only or ()), without=tuple(without or ()),
     )  # fmt: skip
     run_session(request)
 

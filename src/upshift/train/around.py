@@ -98,19 +98,21 @@ class AroundWork:
         self.checkpoint = CheckpointWriter(out / WEIGHTS, live.around, live.count)
         self._memory = Memory(live.device)
         self._last_report, self._last_samples = perf_counter(), loop.position.samples
-        self._started, self._report_s = self._last_report - seconds_before, 0.0
+        self._started = self._last_report - seconds_before
+        self._may_fail_later = in_background or live.around.checkpoint_background
+        self._every_s = live.around.report_every_s
+        self._due = self._last_report + self._every_s
 
     def after_update(self) -> None:
         """Report where it is time to, and raise what went wrong in the background."""
-        self._lines.check()
-        self.checkpoint.check()
-        every_s = self._loop.live.around.report_every_s
-        if every_s:
-            every_s = max(every_s, self._report_s / MOST_REPORTS_FRAC)
+        if self._may_fail_later:
+            self._lines.check()
+            self.checkpoint.check()
         now = perf_counter()
-        if self._loop.losses and now - self._last_report >= every_s:
+        if now >= self._due and self._loop.losses:
             self.report()
-            self._report_s = perf_counter() - now
+            done = perf_counter()
+            self._due = max(now + self._every_s, done + (done - now) / MOST_REPORTS_FRAC) if self._every_s else now
 
     def report(self, held_out: dict[str, float] | None = None) -> None:
         """Report how the run stands, with held-out metrics where there are new ones."""

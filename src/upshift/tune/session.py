@@ -6,13 +6,14 @@ session early (Ctrl-C, the budget, a failing trial), what is known by then is in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
 
-from upshift.core.errors import JobError, TrialError
+from upshift.core.errors import JobError, PlanError, TrialError
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.job import Job
 from upshift.core.optimization import Judge, Numerics, Optimization
@@ -26,6 +27,7 @@ from upshift.tune.budget import FINAL_SHARE, REPORT_S, Budget, Costs
 from upshift.tune.climb.decide import MEMORY_SAVED
 from upshift.tune.climb.ladder import MAX_TURN_UPDATES, TURN_S, Ladder
 from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.rung import Rung
 from upshift.tune.climb.screen import SLICES, Screen
 from upshift.tune.dossier import Dossier
 from upshift.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
@@ -58,6 +60,8 @@ class TuneRequest:
         objective: What is wanted.
         ranks: Processes that train together in each trial.
         command: Where no job but a script is tuned: the script, or `-m` and a module, and its arguments.
+        only: Names of techniques; no others are tried. Empty tries all.
+        without: Names of techniques that are not tried.
     """
 
     target: str
@@ -68,6 +72,8 @@ class TuneRequest:
     objective: Objective = TIME
     ranks: int = 1
     command: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class Session:
@@ -78,7 +84,7 @@ class Session:
         say: Told in words what is going on.
 
     Raises:
-        UpshiftError: The job cannot be loaded, or there is nothing to resume.
+        UpshiftError: The job cannot be loaded, there is nothing to resume, or a technique is named that there is not.
     """
 
     events_apart: ClassVar[bool] = True
@@ -86,6 +92,7 @@ class Session:
 
     def __init__(self, request: TuneRequest, say: Callable[[str], None] = lambda _: None) -> None:
         self.request, self.say = request, say
+        check_names((*request.only, *request.without))
         self.budget = Budget.begin(request.budget_s)
         self.job: Job = self._load_job()
         machine = read_shared_machine(request.ranks)
@@ -95,6 +102,8 @@ class Session:
             self.dossier.evidence["machine"]["fingerprint"] += f" x{request.ranks}"
             commands = self.dossier.evidence["commands"]
             self.dossier.evidence["commands"] = [f"{line} --ranks {request.ranks}" for line in commands]
+        for flag, names in (("--only", request.only), ("--without", request.without)):
+            self.dossier.evidence["commands"][0] += "".join(f" {flag} {name}" for name in names)
         if request.resume:
             self.dossier.take_up()
         self.dossier.set_aside()
@@ -177,15 +186,30 @@ class Session:
             target_design=self._target_design(), events_apart=self.events_apart,
         )  # fmt: skip
         self._take_up(ladder)
+        self._note_left_out()
         return ladder
 
     def _make_screen(self, others: list[list[float]], slices: int) -> Screen:
         uneven = self.job.overrides("length")
         return Screen(self.setting, EMPTY, uneven=uneven, others=others, seed=self.seed, say=self.say, slices=slices)
 
-    def catalogue(self) -> Mapping[str, type[Optimization]]:
-        """What may be tried."""
+    def kinds(self) -> Mapping[str, type[Optimization]]:
+        """What could be tried here."""
         return catalogue()
+
+    def catalogue(self) -> Mapping[str, type[Optimization]]:
+        """What may be tried: all that could be, less what was asked to be left out."""
+        only, without = self.request.only, self.request.without
+        return {name: kind for name, kind in self.kinds().items() if (name in only or not only) and name not in without}
+
+    def _note_left_out(self) -> None:
+        """A rung for each technique that was asked to be left out."""
+        known, tried = {rung.name for rung in self.dossier.rungs}, self.catalogue()
+        for name in self.kinds():
+            if name not in tried and name not in known:
+                flag = "--without names it" if name in self.request.without else "--only names others"
+                reason = f"left out, as was asked: {flag}"
+                self.dossier.rungs.append(Rung(name=name, settings={}, outcome="refused", reason=reason))
 
     def _profile(self) -> Facts:
         """Profile the plain job in a process of its own; learns what things cost here."""
@@ -348,3 +372,17 @@ class Session:
                 rung.outcome, rung.reason = "refused", f"held-out quality is not proved to hold: {quality.why}"
                 rung.numerics = {**(rung.numerics or {}), "verdict": "failed", "why": quality.why}
                 self.say(f"refused: {rung.name}: {rung.reason}")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names that no technique has.
+
+    Raises:
+        PlanError: Names it, and the nearest there is.
+    """
+    known = list(catalogue())
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "`upshift doctor --catalogue` lists all."
+            raise PlanError(f"there is no technique {name!r}. {hint}")

@@ -43,7 +43,7 @@ class Wish:
     @property
     def switch(self) -> str:
         """How it is switched on and off, in words."""
-        plan = f"plan: {', '.join(f'[optimizations.{name}]' for name in self.techniques)}" if self.techniques else ""
+        plan = f"`--only` or `--without` {', '.join(self.techniques)}" if self.techniques else ""
         job = f"job: {', '.join(self.attributes)}" if self.attributes else ""
         return "; ".join(part for part in (plan, job, self.command) if part)
 

@@ -67,7 +67,7 @@ class ScriptSession(Session):
         self.dossier.finish(evidence["ended"])
         return evidence
 
-    def catalogue(self) -> Mapping[str, type[Optimization]]:
+    def kinds(self) -> Mapping[str, type[Optimization]]:
         """What has a seam in a script."""
         return {name: kind for name, kind in catalogue().items() if name in REACHED}
 
