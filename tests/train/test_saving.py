@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import multiprocessing
@@ -26,7 +27,8 @@ from upshift import Job, Loss
 from upshift.core.errors import CorruptError, DataError, MachineError
 from upshift.train.build import build
 from upshift.train.loop import Loop
-from upshift.train.saving.folder import CheckpointFolder
+from upshift.train.saving.child import BLOCK, PART, write_file
+from upshift.train.saving.folder import CheckpointFolder, file_checksum
 from upshift.train.saving.layout import lay_out, read_layout
 from upshift.train.saving.memory import SnapshotMemory
 from upshift.train.saving.process import WriterProcess
@@ -311,6 +313,48 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert saver.save() is None
     assert "cannot be written" in said[0]
     saver.close()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, PART, PART + BLOCK, 2 * PART + 5])
+def test_a_file_of_any_size_is_written_whole(
+    tmp_path: Path, size: int, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not direct:
+        monkeypatch.delattr(os, "O_DIRECT")
+    data = np.random.default_rng(size).bytes(size)
+    handle = os.memfd_create("test")
+    try:
+        os.write(handle, data)
+        digest = write_file(handle, size, tmp_path / "file")
+    finally:
+        os.close(handle)
+    assert (tmp_path / "file").read_bytes() == data
+    assert digest == file_checksum(tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_takes_no_direct_writes_gets_them_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, write = [], os.write
+
+    def picky(handle: int, data: Any) -> int:
+        if len(refused) == 0:
+            refused.append(len(data))
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(handle, data)
+
+    handle = os.memfd_create("test")
+    try:
+        write(handle, b"7" * (PART + 3))
+        monkeypatch.setattr("upshift.train.saving.child.fcntl.fcntl", lambda *_: 0)  # it says that it can
+        monkeypatch.setattr("upshift.train.saving.child.os.write", picky)
+        write_file(handle, PART + 3, tmp_path / "file")
+    finally:
+        os.close(handle)
+    assert refused == [PART]
+    assert (tmp_path / "file").read_bytes() == b"7" * (PART + 3)
 
 
 def test_a_writer_that_was_killed_is_told_and_replaced(tmp_path: Path) -> None:

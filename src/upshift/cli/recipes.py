@@ -13,6 +13,7 @@ import typer
 
 from upshift.cli.say import console, progress_bar
 from upshift.core.errors import DataError, UpshiftError
+from upshift.core.files import write_atomically
 from upshift.recipes.known import RECIPES
 
 recipes = typer.Typer(
@@ -83,7 +84,10 @@ def new(
         words=f"{name}: {chosen.name} on pictures of one's own.", module=chosen.module, job=chosen.job, name=name,
         images=_beside(images), labels=_beside(labels),
     )  # fmt: skip
-    path.write_text(written, encoding="utf-8")
+    try:
+        write_atomically(path, written)
+    except OSError as error:
+        raise UpshiftError(f"{path} cannot be written ({error.strerror}): go to a folder that takes files.") from error
     console.print(f"Wrote {path}. Next: upshift tune {path}:{name}", soft_wrap=True)
 
 
@@ -96,8 +100,11 @@ def synth(
     """Draw pictures with labels, for who has no data of their own yet: FOLDER/images and FOLDER/labels."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is there and not empty: name a new folder.")
-    with progress_bar("drawing", count) as advance:
-        RECIPES[recipe.value].synthesise(folder, count, seed, lambda: advance(1))
+    try:
+        with progress_bar("drawing", count) as advance:
+            RECIPES[recipe.value].synthesise(folder, count, seed, lambda: advance(1))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written ({error.strerror}): make room, or name another folder.") from error
     console.print(f"Drew {count} pictures: {folder / 'images'}, {folder / 'labels'}", soft_wrap=True)
 
 

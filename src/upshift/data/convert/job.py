@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -22,6 +19,7 @@ from typing import Any, Protocol
 
 from upshift.core.errors import DataError
 from upshift.core.machine import read_cores
+from upshift.core.processes import in_processes
 from upshift.data.convert.choose import reader_for, reader_named
 from upshift.data.convert.contract import Choices, Reader, Unit
 from upshift.data.convert.quarantine import BAD, check_rate, set_aside
@@ -30,9 +28,6 @@ from upshift.data.convert.unit import Converted, Task, convert_unit
 from upshift.data.store.layout import BLOCK_ROWS, QUARANTINE, WRITING, Manifest
 from upshift.data.store.publish import Mode, current, exists
 from upshift.data.store.write import SHARD_BYTES, publish_written
-
-_AHEAD = 2
-"""Units handed to each worker before they are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,30 +186,11 @@ class Processes:
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
         """Convert the tasks."""
-        if self._count <= 1 or len(tasks) <= 1:
-            yield from map(convert_unit, tasks)
-            return
-        # A fork of a process that has threads (torch's, Arrow's) may wait for ever for a lock that one of them held.
-        context = multiprocessing.get_context("spawn")
-        waiting = iter(tasks)
-        pool = ProcessPoolExecutor(min(self._count, len(tasks)), mp_context=context)
-        try:
-            running: set[Future[Converted]] = set()
-            for task in waiting:
-                running.add(pool.submit(convert_unit, task))
-                if len(running) >= _AHEAD * self._count:
-                    ended, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in ended)
-            while running:
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in ended)
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process of the conversion was killed, perhaps for lack of memory: what is done is kept. Start the same "
-                "command again, with fewer --processes."
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        yield from in_processes(
+            convert_unit, tasks, self._count,
+            killed="a process of the conversion was killed, perhaps for lack of memory: what is done is kept. Start the "
+            "same command again, with fewer --processes.",
+        )  # fmt: skip
 
 
 def _typed(reader: type[Reader], units: Sequence[Unit], choices: Choices, have: Manifest | None) -> Choices:

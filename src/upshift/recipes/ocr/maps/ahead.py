@@ -6,23 +6,19 @@ SIGKILL, loses only what was under way.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from upshift.core.errors import DataError, MachineError
 from upshift.core.machine import read_cores
+from upshift.core.processes import AHEAD, in_processes
 from upshift.recipes.ocr.maps.ready import warm
 from upshift.recipes.ocr.maps.settings import MapSettings
 from upshift.recipes.ocr.maps.store import MapCache
 from upshift.recipes.ocr.maps.task import Item, Packed, Task, make_task
 
-_AHEAD = 2
-"""Tasks handed to each worker before they are asked for."""
 _RETRIES = 3
 """How often a task is begun anew on a cluster whose worker died."""
 _OBJECT_BYTES = 512 * 2**20
@@ -120,28 +116,11 @@ class Processes:
             DataError: A process was killed.
         """
         warm()  # workers find the kernels on disk, instead of compiling them all at once
-        if self._count <= 1 or len(tasks) <= 1:
-            yield from map(make_task, tasks)
-            return
-        # A fork of a process that has threads may wait for ever for a lock that one of them held.
-        pool = ProcessPoolExecutor(min(self._count, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
-        try:
-            running: set[Future[Packed]] = set()
-            for task in tasks:
-                running.add(pool.submit(make_task, task))
-                if len(running) >= _AHEAD * self._count:
-                    ended, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in ended)
-            while running:
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in ended)
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that makes target maps was killed, perhaps for lack of memory: what is done is kept. Start "
-                "again, with fewer processes."
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        yield from in_processes(
+            make_task, tasks, self._count,
+            killed="a process that makes target maps was killed, perhaps for lack of memory: what is done is kept. Start "
+            "again, with fewer processes.",
+        )  # fmt: skip
 
 
 class RayRunner:
@@ -171,7 +150,7 @@ class RayRunner:
             local: dict[str, Any] = {"object_store_memory": _OBJECT_BYTES, "include_dashboard": False}
             ray.init(logging_level="ERROR", log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else local))
         make = ray.remote(max_retries=_RETRIES)(make_task)
-        ahead = max(1, int(_AHEAD * ray.cluster_resources().get("CPU", 1)))
+        ahead = max(1, int(AHEAD * ray.cluster_resources().get("CPU", 1)))
         try:
             running: list[Any] = []
             for task in tasks:
