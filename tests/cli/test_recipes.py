@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,22 @@ def test_what_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(full.exception, DataError)
     assert "not empty" in str(full.exception)
     assert sorted(path.name for path in Path("pictures").iterdir()) == ["a.png"]
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    assert invoke("data", "synth", "detection", "drawn", "--count", "3").exit_code == 0
+    monkeypatch.setattr("upshift.cli.recipes.write_atomically", full)
+    made = invoke("recipes", "new", "detection", "Mine", "--images", "drawn/images", "--labels", "drawn/labels")
+    monkeypatch.setattr("upshift.recipes.detection.synth.write", full)
+    drawn = invoke("data", "synth", "detection", "more")
+    for done, what in ((made, "Mine.py"), (drawn, "more")):
+        assert isinstance(done.exception, UpshiftError)
+        assert f"{what} cannot be written (No space left on device)" in str(done.exception)
+    assert not Path("Mine.py").exists()
 
 
 def test_the_list_names_what_can_be_trained() -> None:

@@ -337,7 +337,8 @@ def test_a_file_of_any_size_is_written_whole(
 def test_a_disk_that_takes_no_direct_writes_gets_them_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused, write = [], os.write
+    refused: list[int] = []
+    write = os.write
 
     def picky(handle: int, data: Any) -> int:
         if len(refused) == 0:

@@ -129,10 +129,11 @@ def test_a_small_network_learns_to_find_text(pages: Path) -> None:
 
 
 def test_without_pictures_pages_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UPSHIFT_CACHE_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = type("Drawn", (OcrJob,), {"num_drawn": 5, "size": 96})()
     assert (len(job.train_data()), len(job.valid_data())) == (4, 1)
-    (folder,) = tmp_path.glob("upshift-pages-*")
+    (folder,) = tmp_path.glob("upshift-drawn-*/pages-*")
     written = {path.name: path.stat().st_mtime_ns for path in (folder / "images").iterdir()}
     assert len(written) == 5
     again = type("Drawn", (OcrJob,), {"num_drawn": 5, "size": 96})()

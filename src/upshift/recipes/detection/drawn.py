@@ -1,47 +1,25 @@
-"""The drawn pictures that a job learns where it was given none: made once, found again by every process."""
+"""The banknotes that a job learns where it was given no pictures."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
-from upshift.core.errors import MachineError
-from upshift.core.sample_folder import FOLDER_VARIABLE
+from upshift.recipes.drawn import drawn_once
 
 VERSION = 1
 """Of what `synth` draws: raised with it."""
 
 
 def drawn_pictures(count: int, seed: int = 0) -> Path:
-    """A folder of drawn pictures, `images` and `labels` (YOLO) in it; it lies in UPSHIFT_CACHE_DIR where that is set.
-
-    It is published by one renaming when it is whole, so processes that draw at the same time do not meet.
+    """A folder of drawn pictures, `images` and `labels` (YOLO) in it.
 
     Raises:
         MachineError: It cannot be written.
     """
-    kept = os.environ.get(FOLDER_VARIABLE)
-    place = Path(kept).expanduser() if kept else Path(tempfile.gettempdir()) / f"upshift-drawn-{os.getuid()}"
-    folder = place / f"detection-{VERSION}-{seed}-{count}"
-    if folder.is_dir():
-        return folder
-    from upshift.recipes.detection.synth import write  # noqa: PLC0415  only who draws needs what it draws with
 
-    try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mine = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=place))
-        try:
-            write(mine / folder.name, count, seed)
-            (mine / folder.name).rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was first
-                raise
-        finally:
-            shutil.rmtree(mine, ignore_errors=True)
-    except OSError as error:
-        raise MachineError(
-            f"pictures cannot be drawn into {place} ({error.strerror}): set {FOLDER_VARIABLE} to a folder that takes files."
-        ) from error
-    return folder
+    def draw(folder: Path) -> None:
+        from upshift.recipes.detection.synth import write  # noqa: PLC0415  only who draws needs what it draws with
+
+        write(folder, count, seed)
+
+    return drawn_once(f"detection-{VERSION}-{seed}-{count}", draw)

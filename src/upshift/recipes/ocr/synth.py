@@ -11,9 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.errors import DataError, MachineError
+from upshift.recipes.drawn import drawn_once
 from upshift.recipes.ocr.maps import PolygonArray
 from upshift.recipes.pictures import Picture, opencv
 
@@ -136,23 +134,11 @@ def write(
 def drawn_folder(count: int, seed: int, size: tuple[int, int]) -> Path:
     """A folder of drawn pages, drawn once on this machine and used again by every process that asks for the same.
 
-    It lies in the temporary folder of the system, which the system empties.
+    Raises:
+        MachineError: It cannot be written.
     """
     said = hashlib.sha256(repr((_DRAWING, count, seed, size, [path.name for path in _fonts()])).encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"upshift-pages-{os.getuid()}-{said}"
-    if folder.is_dir():
-        return folder
-    drawing = Path(tempfile.mkdtemp(prefix="upshift-pages-"))
-    try:
-        write(drawing, count, seed, size=size)
-        try:
-            drawing.rename(folder)
-        except OSError:  # another process was first
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(drawing, ignore_errors=True)
-    return folder
+    return drawn_once(f"pages-{said}", lambda folder: write(folder, count, seed, size=size))
 
 
 def _rows(regions: PolygonArray) -> Iterator[str]:
