@@ -54,7 +54,8 @@ def test_a_picture_of_the_right_size_is_not_touched() -> None:
 def test_samples_can_be_kept_by_the_general_caches(tmp_path: Path) -> None:
     sample = prepared(OcrData((marked(tmp_path),))[0], (64, 64))
     again = decode(bytearray(encode(sample)))
-    for one, other in zip(sample, again, strict=True):
+    arrays: tuple[np.ndarray[tuple[int, ...], np.dtype[np.generic]], ...] = sample
+    for one, other in zip(arrays, again, strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
 
