@@ -59,6 +59,8 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	$(BIN)/python -m benchmarks data
 
 bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); UPSHIFT_DATA names the data
+	@# Only docTR's maker of target maps is run, which needs nothing of what docTR asks for.
+	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps python-doctr
 	$(BIN)/python -m benchmarks recipes
 
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)

@@ -39,7 +39,7 @@ NAMES = (
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
     "data", "proof", "chaos", "checkpoints", "progress", "scaling",
 )  # fmt: skip
-PACKING_BUDGET, SEARCH_BUDGET = "3m", "40m"
+PACKING_BUDGET, SEARCH_BUDGET = "3m", "50m"
 
 
 def _recipes(arguments: list[str]) -> None:

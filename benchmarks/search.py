@@ -41,7 +41,7 @@ TRIES = 2
 SIDE_TURNS, ROUNDS, MAX_ROUNDS = 20, 5, 9
 
 
-def run_search(only: Sequence[str] = (), budget_s: float = 2400.0) -> Path:
+def run_search(only: Sequence[str] = (), budget_s: float = 3000.0) -> Path:
     """Search the example jobs both ways; jobs that are not in `only` keep their last result.
 
     Raises:

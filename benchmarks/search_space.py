@@ -2,7 +2,8 @@
 
 With every technique that fits there are thousands of subsets. The reduction is a rule that looks at nothing but the facts of
 the plain job and at what an earlier, recorded tuning kept: its techniques are all in, and the others follow in the order of
-the logarithm of their ceiling times their prior, as long as there are no more than `MAX_SUBSETS` subsets.
+the logarithm of their ceiling times their prior, each where it leaves no more than `MAX_SUBSETS` subsets and no more than
+`MAX_SECONDS` to measure them in: one that compiles would double the subsets and cost each of the new ones a minute.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from upshift.core.optimization import Card, Judge, Optimization, clash
 
 MAX_SUBSETS = 256
 """Every further candidate doubles the subsets, and costs the ladder one more trial."""
+MAX_SECONDS = 2400.0
+"""Of the exhaustive search, by what is declared: `SUBSET_S` a subset, and the set-up of its techniques."""
+SUBSET_S = 9.0
 
 Kind = type[Optimization]
 Settings = tuple[Optimization, ...]
@@ -72,15 +76,20 @@ def declare(
         facts: Of the plain job.
         kinds: The catalogue.
         kept: What a recorded tuning kept, name -> settings.
-        limit: The most subsets; what was kept is in whatever it says.
+        limit: The most subsets; what was kept is in, whatever this and `MAX_SECONDS` say.
     """
     found = sorted(_fitting(facts, kinds, kept), key=lambda item: (not item.recorded, -item.score, item.name))
     chosen = [item for item in found if item.recorded]
     for item in found[len(chosen) :]:
-        if len(subsets([other.settings for other in (*chosen, item)])) > limit:
-            break
-        chosen.append(item)
-    return Space(chosen=tuple(chosen), left_out=tuple(found[len(chosen) :]))
+        plans = subsets([other.settings for other in (*chosen, item)])
+        if len(plans) <= limit and declared_seconds(plans) <= MAX_SECONDS:
+            chosen.append(item)
+    return Space(chosen=tuple(chosen), left_out=tuple(item for item in found if item not in chosen))
+
+
+def declared_seconds(plans: Sequence[Settings]) -> float:
+    """What measuring these plans takes, by what their techniques declare."""
+    return sum(SUBSET_S + sum(item.card.setup_s for item in plan) for plan in plans)
 
 
 def subsets(offers: Sequence[Settings]) -> list[Settings]:

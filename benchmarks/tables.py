@@ -18,6 +18,7 @@ from benchmarks.more_tables import (
     techniques_words,
 )
 from benchmarks.public import page as public
+from benchmarks.recipes import table as recipes
 from benchmarks.record import ROOT
 from benchmarks.saving import table as saving
 from benchmarks.tuning import DIAGNOSIS, results
@@ -38,6 +39,9 @@ def main() -> None:
         put_between(ROOT / "docs" / "public.md", public.tables(found["public"]))
     if "checkpoints" in found:
         put_between(ROOT / "docs" / "resume.md", saving.table(found["checkpoints"]))
+    if "recipes" in found:
+        put_between(ROOT / "docs" / "detection.md", recipes.detection(found["recipes"]))
+        put_between(ROOT / "docs" / "ocr.md", recipes.ocr(found["recipes"]))
     write_atomically(ROOT / "docs" / "results.md", details(found))
     catalogue.main()
 
@@ -56,6 +60,8 @@ def headline_table(found: dict[str, Any]) -> str:
     rows += _honesty(found)
     if stores := found.get("data"):
         rows.append(f"| the data layer against other libraries | {data_layer.headline(stores)} | `{stores['command']}` |")
+    if trained := found.get("recipes"):
+        rows.append(f"| detection and text detection, whole jobs | {recipes.headline(trained)} | `{trained['command']}` |")
     if not rows:
         return ""
     machine = next(iter(found.values()))["machine"]

@@ -116,7 +116,7 @@ def _measure(num_lines: int, corners: int, rounds: int) -> dict[str, Any]:
             "fast": lambda: _make_all(_fast, arrays),
             "fast_two_threads": lambda: list(pool.map(_make_all, (_fast, _fast), (arrays[::2], arrays[1::2]))),
         }
-        raw = _in_turns(ways, rounds)
+        raw = in_turns(ways, rounds)
     ratios = {way: median(map(_ratio, raw["official"], raw[way])) for way in ways if way != "official"}
     exact, fast = ([make_maps(array, SIZE, settings) for array in arrays] for settings in (EXACT, FAST))
     return {
@@ -141,8 +141,13 @@ def _make_all(make: Callable[[Any], Any], pictures: Sequence[Any]) -> None:
         make(picture)
 
 
-def _in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds a picture of each way in each round, the ways in an order of its own; one round before warms up."""
+def in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds a picture of each way in each round, the ways in an order of its own; one round before warms up.
+
+    Args:
+        ways: Each makes the maps of `PICTURES` pictures.
+        rounds: That count.
+    """
     order = random.Random(7)
     raw: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(rounds + 1):

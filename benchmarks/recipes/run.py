@@ -3,7 +3,9 @@
 detection-train   tuning the naive detection job on blood cells
 ocr-train         tuning the naive text detection job on receipts
 ocr-valid         a validation pass of either form, and beside a training pass over as many pictures
-maps              target maps against the official algorithm
+maps              target maps against the official algorithm, and docTR's where it is installed
+detection-rivals  the same training by Lightning, in turns
+ocr-rivals        likewise
 detection-learn   a whole run under the plan that tuning found, until it has learnt
 ocr-learn         the same for receipts
 """
@@ -16,10 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recipes.doctr_maps import run as run_doctr
 from benchmarks.recipes.learn import run_learning
+from benchmarks.recipes.maps import ROUNDS
 from benchmarks.recipes.maps import run as run_maps
 from benchmarks.recipes.passes import NAIVE, REAL, run_passes
-from benchmarks.record import RESULTS, record
+from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.rivals.compare import side_by_side
 from benchmarks.tuning import tuned
 from upshift.core.plan import Plan
 from upshift.optimizations import catalogue
@@ -28,6 +33,7 @@ JOBS = {
     "detection": "benchmarks/recipes/jobs/bccd.py:NaiveBccdJob",
     "ocr": "benchmarks/recipes/jobs/sroie.py:NaiveSroieJob",
 }
+ARMS = ("naive", "Lightning", "Lightning, bf16-mixed", "Lightning, bf16-mixed, 2 workers", "Upshift")
 METRICS = {"detection": "map50", "ocr": "hmean"}
 GOALS = {
     "detection_train_low": 2.5, "ocr_train_low": 3.0, "ocr_valid_low": 8.0, "detection_map50": 0.80, "ocr_hmean": 0.75,
@@ -101,6 +107,19 @@ def _valid(found: dict[str, Any], _budget: str) -> dict[str, Any]:
     return run_passes(JOBS["ocr"], Plan.from_toml(_plan(found, "ocr"), catalogue()))
 
 
+def _maps(_found: dict[str, Any], _budget: str) -> dict[str, Any]:
+    measured = run_maps()
+    return {**measured, "doctr": run_doctr(ROUNDS)}
+
+
+def _rivals(recipe: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
+    def measure(found: dict[str, Any], _budget: str) -> dict[str, Any]:
+        plan = Plan.from_toml(_plan(found, recipe), catalogue()).to_dict()
+        return side_by_side(f"{ROOT / JOBS[recipe]}", plan, ARMS)
+
+    return measure
+
+
 def _learn(recipe: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
     return lambda found, _budget: run_learning(JOBS[recipe], _plan(found, recipe), METRICS[recipe])
 
@@ -109,7 +128,9 @@ PARTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "detection-train": _train("detection"),
     "ocr-train": _train("ocr"),
     "ocr-valid": _valid,
-    "maps": lambda _found, _budget: run_maps(),
+    "maps": _maps,
+    "detection-rivals": _rivals("detection"),
+    "ocr-rivals": _rivals("ocr"),
     "detection-learn": _learn("detection"),
     "ocr-learn": _learn("ocr"),
 }

@@ -110,12 +110,13 @@ def by_hand(job: Job, pause: Pause, guess: Guess | None = None) -> None:
         optimizer.zero_grad(set_to_none=guess is not None or job.zero_grad_to_none)
         if schedule is not None:
             schedule.step()
+        job.after_update(model)
         if update % read_every == 0:
             mean.item()
         pause(job.batch_size)
 
 
-def by_lightning(job: Job, pause: Pause, precision: str = "32-true", *, tunes: bool = False) -> None:
+def by_lightning(job: Job, pause: Pause, precision: str = "32-true", *, tunes: bool = False, workers: int = 0) -> None:
     """Lightning's Trainer with its own flags; `tunes` lets its tuner choose the batch size first."""
     import lightning  # noqa: PLC0415  an extra
     from lightning.pytorch.tuner import Tuner  # noqa: PLC0415
@@ -136,9 +137,10 @@ def by_lightning(job: Job, pause: Pause, precision: str = "32-true", *, tunes: b
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
         def train_dataloader(self) -> Any:
-            return loader(job, batch_size=self.batch_size)
+            return loader(job, batch_size=self.batch_size, workers=workers)
 
         def on_train_batch_end(self, *_: Any) -> None:
+            job.after_update(self.net)
             if self.stops:
                 pause(self.batch_size)
 
@@ -172,6 +174,7 @@ def by_accelerate(job: Job, pause: Pause, mixed_precision: str = "no") -> None:
         optimizer.zero_grad()
         if schedule is not None:
             schedule.step()
+        job.after_update(model)
         if update % READ_EVERY == 0:
             mean.item()
         pause(job.batch_size)
@@ -197,6 +200,8 @@ def arms(job: Job, plan: dict[str, Any]) -> dict[str, Callable[[Pause], None]]:
         "engineer, compile": lambda pause: by_hand(job, pause, Guess(channels_last=image, compiled=True)),
         "Lightning": lambda pause: by_lightning(job, pause),
         "Lightning, bf16-mixed": lambda pause: by_lightning(job, pause, "bf16-mixed"),
+        "Lightning, 2 workers": lambda pause: by_lightning(job, pause, workers=2),
+        "Lightning, bf16-mixed, 2 workers": lambda pause: by_lightning(job, pause, "bf16-mixed", workers=2),
         "Lightning, tuned batch size": lambda pause: by_lightning(job, pause, tunes=True),
         "Accelerate": lambda pause: by_accelerate(job, pause),
         "Accelerate, bf16": lambda pause: by_accelerate(job, pause, "bf16"),

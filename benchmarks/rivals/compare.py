@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,24 @@ def run_rivals(name: str, rounds: int = ROUNDS) -> Path:
     target = f"{ROOT / EXAMPLES[name]}"
     recorded = json.loads((RESULTS / f"tune_{name}.json").read_text(encoding="utf-8"))
     plan = Plan.from_toml(recorded["evidence"]["plan_toml"], catalogue()).to_dict()
-    names = _names(target)
-    order = random.Random(f"rivals-{name}")
+    return record(f"rivals_{name}", side_by_side(target, plan, rounds=rounds), f"python -m benchmarks rivals-{name}")
+
+
+def side_by_side(target: str, plan: dict[str, Any], only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
+    """Measure the arms of a job in turns.
+
+    Args:
+        target: The job.
+        plan: What Upshift's arm trains under.
+        only: Names of arms, those of the naive form and of Upshift among them; all unless given.
+        rounds: Of fresh processes.
+
+    Returns:
+        By arm its ratio to the naive arm and Upshift's to it, with intervals and raw seconds; the best of the rivals; and
+        the raw rows.
+    """
+    names = list(only) or _names(target)
+    order = random.Random(f"rivals-{Path(target).stem}")
     rows: list[dict[str, Any]] = []
     for number in range(rounds):
         rows.append(_round(target, names, plan, number, order))
@@ -79,7 +96,7 @@ def run_rivals(name: str, rounds: int = ROUNDS) -> Path:
         }  # fmt: skip
     best = max((arm for arm in names if arm not in ("naive", "Upshift")), key=lambda arm: result[arm]["ratio"])
     head = {"plan": plan, "best_rival": best, "upshift_is_better": result[best]["upshift_over_it_low"] > 1.0}
-    return record(f"rivals_{name}", {**head, "arms": result, "rows": rows}, f"python -m benchmarks rivals-{name}")
+    return {**head, "arms": result, "rows": rows}
 
 
 def _names(target: str) -> list[str]:

@@ -110,6 +110,8 @@ VERBS: dict[str, set[str]] = {
     "data synth": {"recipe", "folder", "--count", "--seed"},
     "recipes list": set(),
     "recipes new": {"recipe", "name", "--images", "--labels"},
+    "recipes look": {"target", "weights", "pictures", "--out"},
+    "recipes export": {"target", "weights", "file"},
 }
 
 

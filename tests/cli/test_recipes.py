@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from tests.tune.jobs import write_job
 from upshift.cli.main import app
 from upshift.core.errors import DataError, UpshiftError
 from upshift.core.target import load_job
 from upshift.recipes.known import RECIPES, Recipe
+from upshift.recipes.onnx_file import runner_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +51,61 @@ def test_a_broken_picture_is_told_with_its_file(name: str, tmp_path: Path, monke
     made = invoke("recipes", "new", name, "Mine", "--images", "drawn/images", "--labels", "drawn/labels")
     assert made.exit_code == 0, made.output
     assert broken.name in Path("Mine.findings.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_trained_model_looks_at_pictures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke("data", "synth", name, "drawn", "--count", "3").exit_code == 0
+    assert invoke("recipes", "new", name, "Mine", "--images", "drawn/images", "--labels", "drawn/labels").exit_code == 0
+    job: Any = load_job("Mine.py:Mine")
+    torch.save(job.model().state_dict(), "model.pt")
+    Path("drawn/images/zz-broken.jpg").write_bytes(b"no picture")
+    Path("alone.png").write_bytes(min(Path("drawn/images").iterdir()).read_bytes())
+
+    done = invoke("recipes", "look", "Mine.py:Mine", "model.pt", "drawn/images", "alone.png", "--out", "seen")
+    assert done.exit_code == 0, done.output
+    assert "left out: " in done.output
+    assert "zz-broken.jpg" in done.output
+    rows = [json.loads(line) for line in Path("seen/found.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 4
+    for row in rows:
+        with Image.open(row["picture"]) as before, Image.open(f"seen/{Path(row['picture']).stem}.jpg") as after:
+            assert before.size == after.size
+
+    again = invoke("recipes", "look", "Mine.py:Mine", "model.pt", "alone.png", "--out", "seen")
+    assert isinstance(again.exception, DataError)
+    assert "not empty" in str(again.exception)
+    twice = invoke("recipes", "look", "Mine.py:Mine", "model.pt", "alone.png", "alone.png", "--out", "other")
+    assert "would overwrite each other" in str(twice.exception)
+    wrong = invoke("recipes", "look", "Mine.py:Mine", "nowhere.pt", "alone.png", "--out", "other")
+    assert "there is no file nowhere.pt" in str(wrong.exception)
+    assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(("name", "outputs"), [("detection", ["boxes", "scores"]), ("ocr", ["probability"])])
+def test_a_trained_model_becomes_an_onnx_file(
+    name: str, outputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke("data", "synth", name, "drawn", "--count", "3").exit_code == 0
+    assert invoke("recipes", "new", name, "Mine", "--images", "drawn/images", "--labels", "drawn/labels").exit_code == 0
+    source = Path("Mine.py").read_text(encoding="utf-8").replace("    images", "    size = 96\n    images")
+    Path("Small.py").write_text(source, encoding="utf-8")
+    job: Any = load_job("Small.py:Mine")
+    torch.save(job.model().state_dict(), "model.pt")
+    done = invoke("recipes", "export", "Small.py:Mine", "model.pt", "mine.onnx")
+    assert done.exit_code == 0, done.output
+    assert all(f"{name} within" in done.output for name in outputs)
+    (seen, *_) = runner_of(Path("mine.onnx"), outputs)(np.zeros((2, 3, 96, 96), np.float32))
+    assert len(seen) == 2
+
+
+def test_a_job_of_no_recipe_is_refused(tmp_path: Path) -> None:
+    target = write_job(tmp_path)
+    done = invoke("recipes", "export", target, "model.pt", "mine.onnx")
+    assert isinstance(done.exception, UpshiftError)
+    assert "is of no recipe (detection, ocr)" in str(done.exception)
 
 
 def test_what_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,6 +331,50 @@ def test_a_small_gain_is_left_to_fresh_processes(monkeypatch: pytest.MonkeyPatch
     assert outcomes(ladder) == {"slight": outcome}
 
 
+@pytest.mark.parametrize(
+    ("longer", "outcome"), [(measured(1.06), "applied"), (measured(1.0), "refused"), (measured(1.06, 0.2), "undecided")]
+)
+def test_what_fresh_processes_leave_open_gets_a_longer_look_when_all_else_was_tried(
+    monkeypatch: pytest.MonkeyPatch, longer: Comparison, outcome: str
+) -> None:
+    asked: list[tuple[Any, int]] = []
+
+    def compared(_setting: Any, _base: Plan, candidate: Plan, design: Design) -> Comparison:
+        asked.append((candidate.names, design.updates))
+        found = measured(1.06, 0.2) if len(asked) == 1 else longer
+        found.kind = "confirmation"
+        return found
+
+    monkeypatch.setattr(module, "compare", compared)
+    screen = FakeScreen(answers={"slight": 1.05, "large": 2.0})
+    ladder = make([technique("slight", prior=1.0), technique("large", prior=0.1)], screen)
+    ladder.climb()
+    (first, before), (second, after) = asked
+    assert (first, second) == (("slight",), ("large", "slight"))
+    assert after > 1.5 * before
+    assert outcomes(ladder) == {"slight": outcome, "large": "applied"}
+    assert ("slight" in screen.plan.names) == (outcome == "applied")
+    assert "fresh processes leave it open" in reason(ladder, "slight")
+    assert "a second, longer look: " in reason(ladder, "slight")
+    assert ladder.newest == ("slight" if outcome == "applied" else "large")
+
+
+@pytest.mark.parametrize("seen", [measured(1.0, 0.2, pairs=4), measured(0.9, 0.3)])
+def test_what_would_bring_nothing_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, seen: Comparison) -> None:
+    asked: list[Plan] = []
+
+    def compared(_setting: Any, _base: Plan, candidate: Plan, _design: Design) -> Comparison:
+        asked.append(candidate)
+        seen.kind = "confirmation"
+        return seen
+
+    monkeypatch.setattr(module, "compare", compared)
+    ladder = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
+    ladder.climb()
+    assert len(asked) == 1
+    assert outcomes(ladder) == {"slight": "undecided"}
+
+
 def test_a_small_gain_that_fails_in_fresh_processes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def compared(*_: Any) -> Comparison:
         raise TrialError("it hung", kind="hung")

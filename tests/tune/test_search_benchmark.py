@@ -12,7 +12,7 @@ from benchmarks import rows as rows_module
 from benchmarks.more_tables import packing_table, search_table
 from benchmarks.packing import goal_verdict
 from benchmarks.rows import Rows
-from benchmarks.search_space import MAX_SUBSETS, declare, subsets
+from benchmarks.search_space import MAX_SECONDS, MAX_SUBSETS, declare, declared_seconds, subsets
 from benchmarks.search_verdict import arms_of, best_plans, judge_search, latest, summary
 from tests.optimizations.contract import facts
 from tests.tune.test_ladder import technique
@@ -62,6 +62,16 @@ def test_the_declared_candidates_have_no_more_subsets_than_are_allowed() -> None
     space = declare(facts(), kinds, {})
     assert len(space.chosen) == 8
     assert len(subsets([item.settings for item in space.chosen])) == 255 <= MAX_SUBSETS
+
+
+@pytest.mark.parametrize(("others", "left_out"), [(5, []), (7, ["compiles"])])
+def test_what_would_make_the_exhaustive_search_too_long_is_left_out(others: int, left_out: list[str]) -> None:
+    kinds = {f"t{number}": technique(f"t{number}", gain=0.5, prior=0.5) for number in range(others)}
+    kinds |= {"compiles": technique("compiles", gain=0.1, prior=0.1, setup_s=45.0)}
+    space = declare(facts(), kinds, {})
+    assert [item.name for item in space.left_out] == left_out
+    assert len(subsets([item.settings for item in (*space.chosen, *space.left_out)])) <= MAX_SUBSETS
+    assert declared_seconds(subsets([item.settings for item in space.chosen])) <= MAX_SECONDS
 
 
 def test_subsets_are_all_that_can_be_and_nothing_else() -> None:

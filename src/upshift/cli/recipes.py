@@ -6,15 +6,18 @@ import enum
 import json
 import keyword
 import os
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from upshift.cli.say import console, progress_bar
 from upshift.core.errors import DataError, UpshiftError
 from upshift.core.files import write_atomically
-from upshift.recipes.known import RECIPES
+from upshift.core.target import load_job
+from upshift.recipes.known import RECIPES, recipe_of
+from upshift.recipes.pictures import list_pictures, read_picture, write_picture
 
 recipes = typer.Typer(
     help="Reference workloads: list them, and begin one on your own data.",
@@ -91,6 +94,61 @@ def new(
     console.print(f"Wrote {path}. Next: upshift tune {path}:{name}", soft_wrap=True)
 
 
+@recipes.command()
+def look(
+    target: Annotated[str, typer.Argument(help="The job: FILE.py:NAME.")],
+    weights: Annotated[Path, typer.Argument(help="Of a run of it: model.pt, or FILE.safetensors of `checkpoints export`.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    out: Annotated[Path, typer.Option(help="A folder that is new or empty.")] = Path("upshift-seen"),
+) -> None:
+    """Look at pictures with a trained model: OUT gets each with what was found drawn in, and found.jsonl."""
+    paths = [path for given in pictures for path in (list_pictures(given) if given.is_dir() else [given])]
+    if twice := sorted({path.stem for path in paths if sum(other.stem == path.stem for other in paths) > 1}):
+        raise DataError(f"pictures of one name would overwrite each other: {', '.join(twice[:3])}. Look at them apart.")
+    _refuse_full(out)
+    job: Any = load_job(target)
+    predict = recipe_of(job).load("predict")
+    model = predict.trained(job, weights)
+    rows, bad = [], []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with progress_bar("looking", len(paths)) as advance:
+            for path in paths:
+                try:
+                    picture = read_picture(path)
+                except DataError as error:
+                    bad.append(str(error))
+                else:
+                    found, drawn = predict.look(model, picture, job)
+                    write_picture(out / f"{path.stem}.jpg", drawn)
+                    rows.append(json.dumps({"picture": str(path), "found": found}, ensure_ascii=False))
+                advance(1)
+        write_atomically(out / "found.jsonl", "".join(f"{row}\n" for row in rows))
+    except OSError as error:
+        raise DataError(f"{out} cannot be written ({error.strerror}): make room, or name another folder.") from error
+    for words in bad:
+        console.print(f"left out: {words}", markup=False, soft_wrap=True)
+    if not rows:
+        raise DataError("none of the pictures could be read.")
+    console.print(f"Looked at {len(rows)} pictures: {out}, what was found in {out / 'found.jsonl'}", soft_wrap=True)
+
+
+@recipes.command()
+def export(
+    target: Annotated[str, typer.Argument(help="The job: FILE.py:NAME.")],
+    weights: Annotated[Path, typer.Argument(help="Of a run of it: model.pt, or FILE.safetensors of `checkpoints export`.")],
+    file: Annotated[Path, typer.Argument(help="The ONNX file; replaced only by one that agrees with the model.")],
+) -> None:
+    """Write a trained model as an ONNX file, and keep it only where it gives what the model gives."""
+    job: Any = load_job(target)
+    recipe_of(job)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's exporter warns of parts of torch that it uses itself
+        differences = job.export(str(weights), str(file))
+    told = ", ".join(f"{name} within {value:.1g}" for name, value in differences.items())
+    console.print(f"Wrote {file}; run beside the model it gives the same: {told}.", soft_wrap=True)
+
+
 def synth(
     recipe: Annotated[RecipeName, typer.Argument(help="Which recipe to draw for.")],
     folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
@@ -98,14 +156,18 @@ def synth(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same pictures.")] = 0,
 ) -> None:
     """Draw pictures with labels, for who has no data of their own yet: FOLDER/images and FOLDER/labels."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} is there and not empty: name a new folder.")
+    _refuse_full(folder)
     try:
         with progress_bar("drawing", count) as advance:
             RECIPES[recipe.value].synthesise(folder, count, seed, lambda: advance(1))
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror}): make room, or name another folder.") from error
     console.print(f"Drew {count} pictures: {folder / 'images'}, {folder / 'labels'}", soft_wrap=True)
+
+
+def _refuse_full(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} is there and not empty: name a new folder.")
 
 
 def _beside(path: Path) -> str:

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from upshift.core.errors import MachineError
+from upshift.core.errors import JobError, MachineError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,20 @@ class Recipe:
     def synthesise(self, folder: Path, count: int, seed: int, told: Callable[[], None]) -> None:
         """Draw pictures with their labels into a folder that is new or empty; `told` is called after each."""
         self.load("synth").write(folder, count, seed, told=told)
+
+
+def recipe_of(job: object) -> Recipe:
+    """The recipe that a job is of.
+
+    Raises:
+        JobError: It is of none.
+    """
+    homes = {base.__module__ for base in type(job).__mro__}
+    for recipe in RECIPES.values():
+        if f"{recipe.module}.job" in homes:
+            return recipe
+    jobs = ", ".join(f"{recipe.naive} and {recipe.job}" for recipe in RECIPES.values())
+    raise JobError(f"{type(job).__name__} is of no recipe ({', '.join(RECIPES)}): derive it from one of {jobs}.")
 
 
 RECIPES = {

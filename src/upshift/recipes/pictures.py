@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upshift.core.errors import DataError, MachineError
+from upshift.core.errors import DataError
 from upshift.recipes.findings import BadFileError
+from upshift.recipes.needed import needed
 
 Picture = npt.NDArray[np.uint8]
 
@@ -93,6 +94,20 @@ def read_picture(path: Path) -> Picture:
     return _by_pillow(data, path)
 
 
+def write_picture(path: Path, picture: Picture) -> None:
+    """Write a picture as a file of the kind that its name says.
+
+    Args:
+        path: The file; a JPEG gets the quality 90.
+        picture: `uint8 [height, width, 3]`, RGB.
+
+    Raises:
+        OSError: It cannot be written.
+        MachineError: Pillow is not installed.
+    """
+    needed("PIL.Image").fromarray(picture).save(path, quality=90)
+
+
 def picture_size(path: Path) -> tuple[int, int]:
     """Height and width of a picture file as `read_picture` would give it, read from its header alone.
 
@@ -104,7 +119,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     if path.suffix.lower() == ".npy":
         height, width = _npy_shape(_load_npy(path).shape, path)
         return height, width
-    image = _pillow()
+    image = needed("PIL.Image")
     if not path.is_file() or path.stat().st_size == 0:
         _read_bytes(path)  # says why
     try:
@@ -200,10 +215,7 @@ def opencv() -> Any:
     Raises:
         MachineError: It is not installed.
     """
-    try:
-        import cv2  # noqa: PLC0415  of the extra `recipes`
-    except ImportError as error:
-        raise MachineError("the recipes need OpenCV: pip install 'upshift[recipes]'.") from error
+    cv2 = needed("cv2")
     cv2.setNumThreads(1)
     return cv2
 
@@ -219,7 +231,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _by_pillow(data: bytes, path: Path) -> Picture:
-    image = _pillow()
+    image = needed("PIL.Image")
     try:
         with image.open(io.BytesIO(data)) as opened:
             turned = _orientation(opened)
@@ -279,7 +291,7 @@ def _ends_as_it_should(path: Path) -> bool:
     if head != b"\x89PNG\r\n\x1a\n":
         return False
     try:
-        with _pillow().open(path) as opened:
+        with needed("PIL.Image").open(path) as opened:
             opened.verify()
     except (OSError, SyntaxError, ValueError, EOFError, struct.error):
         return False
@@ -330,7 +342,7 @@ def _jpeg_orientation(data: bytes, path: Path) -> int:
     if b"Exif\0\0" not in data:
         return 1
     try:
-        with _pillow().open(io.BytesIO(data)) as opened:
+        with needed("PIL.Image").open(io.BytesIO(data)) as opened:
             return _orientation(opened)
     except (OSError, SyntaxError, ValueError) as error:
         raise _undecodable(path, error) from error
@@ -355,15 +367,6 @@ def _undecodable(path: Path, error: Exception) -> BadFileError:
     what = str(error).replace("\n", " ").removesuffix(".")
     what = "" if not what or "cannot identify" in what else f" ({what})"  # Pillow knows no more, and names the file again
     return BadFileError(path, f"it is no picture that can be decoded, or a damaged one{what}: get it again, or remove it")
-
-
-@lru_cache(maxsize=1)
-def _pillow() -> Any:
-    try:
-        from PIL import Image  # noqa: PLC0415  of the extra `recipes`
-    except ImportError as error:
-        raise MachineError("pictures need Pillow: pip install 'upshift[recipes]'.") from error
-    return Image
 
 
 @lru_cache(maxsize=1)

@@ -13,13 +13,15 @@ import torch
 
 from tests.recipes.detection.shapes import SIDE, job_on, write_pictures
 from upshift.core.errors import MachineError, UpshiftError
-from upshift.recipes.detection import export
+from upshift.recipes import onnx_file
 from upshift.recipes.detection.average import Averaged
-from upshift.recipes.detection.export import TOLERANCES, export_onnx, runner_of
+from upshift.recipes.detection.export import TOLERANCES, export_onnx
 from upshift.recipes.detection.model import SHAPES, Detector
+from upshift.recipes.onnx_file import Run, runner_of
 
 pytest.importorskip("onnxscript")
 SIZE = 64
+NAMES = list(TOLERANCES)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,7 @@ def test_the_file_gives_what_the_average_gives_for_any_batch_size(tmp_path: Path
     differences = export_onnx(model, path, size=SIZE, classes=("square", "disc"))
     assert all(differences[name] <= limit for name, limit in TOLERANCES.items())
     images = np.random.default_rng(1).random((5, 3, SIZE, SIZE), dtype=np.float32)
-    boxes, scores = runner_of(path)(images)
+    boxes, scores = runner_of(path, NAMES)(images)
     with torch.inference_mode():
         expected = model.eval()(torch.from_numpy(images))
     np.testing.assert_allclose(boxes, expected.boxes.numpy(), atol=0.05)
@@ -67,11 +69,11 @@ def test_a_file_that_gives_other_numbers_is_removed(tmp_path: Path, monkeypatch:
     path = tmp_path / "detector.onnx"
     path.write_text("the good one of yesterday", encoding="utf-8")
 
-    def off_by_a_pixel(made: Path) -> export.Run:
-        run = runner_of(made)
+    def off_by_a_pixel(made: Path, names: list[str]) -> Run:
+        run = runner_of(made, names)
         return lambda images: [run(images)[0] + 1.0, run(images)[1]]
 
-    monkeypatch.setattr(export, "runner_of", off_by_a_pixel)
+    monkeypatch.setattr(onnx_file, "runner_of", off_by_a_pixel)
     with pytest.raises(UpshiftError, match=r"boxes by 1 \(allowed: 0.05\)"):
         export_onnx(trained(), path, size=SIZE)
     assert path.read_text(encoding="utf-8") == "the good one of yesterday"
@@ -93,7 +95,7 @@ def test_a_trained_job_writes_its_average(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "model.pt")
     job.export(str(tmp_path / "model.pt"), str(tmp_path / "shapes.onnx"))
     images = np.zeros((2, 3, SIDE, SIDE), np.float32)
-    _, scores = runner_of(tmp_path / "shapes.onnx")(images)
+    _, scores = runner_of(tmp_path / "shapes.onnx", NAMES)(images)
     with torch.inference_mode():
         expected = model.eval()(torch.from_numpy(images))
     np.testing.assert_allclose(scores, expected.scores.numpy(), atol=1e-3)

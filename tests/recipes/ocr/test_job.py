@@ -15,6 +15,7 @@ from upshift.core.errors import JobError
 from upshift.core.job import check_job
 from upshift.recipes.ocr import NaiveOcrJob, OcrJob
 from upshift.recipes.ocr.augment import AugmentSettings
+from upshift.recipes.ocr.boxes import Boxes
 from upshift.recipes.ocr.predict import find_text, shown
 from upshift.recipes.ocr.synth import write
 from upshift.recipes.pictures import read_picture
@@ -122,6 +123,7 @@ def test_a_small_network_learns_to_find_text(pages: Path) -> None:
     path = min((pages / "images").iterdir())
     picture = read_picture(path)
     boxes = find_text(loop.live.model, picture, job)
+    assert isinstance(boxes, Boxes)
     assert len(boxes.scores) > 0
     assert boxes.corners.min() > -10
     assert boxes.corners.max() < 266

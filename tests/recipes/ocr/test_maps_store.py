@@ -20,7 +20,6 @@ for package in ("cv2", "pyclipper", "numba", "shapely"):
 
 from upshift.core.errors import DataError, MachineError  # noqa: E402  after what decides whether it can be imported
 from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps  # noqa: E402
-from upshift.recipes.ocr.maps import needed as needing  # noqa: E402
 from upshift.recipes.ocr.maps.ahead import Processes, Progress, RayRunner, make_ahead  # noqa: E402
 from upshift.recipes.ocr.maps.packed import pack, unpack  # noqa: E402
 from upshift.recipes.ocr.maps.ready import compiled, warm  # noqa: E402
@@ -272,7 +271,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(needing, "import_module", missing)
+    monkeypatch.setattr("upshift.recipes.needed.import_module", missing)
     with pytest.raises(MachineError, match=r"package cv2, which is not installed: pip install 'upshift\[recipes\]'"):
         make_maps(POLYGONS, SIZE)
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from upshift.core.errors import MachineError
+from upshift.recipes.needed import compiled
 
 Floats = npt.NDArray[np.float32]
 Keep = Callable[[Floats, npt.NDArray[np.int64], float], npt.NDArray[np.bool_]]
@@ -96,29 +94,12 @@ def suppress(found: Candidates, settings: Suppression | None = None) -> list[Flo
     Raises:
         MachineError: numba is not installed.
     """
-    return _suppressed(found, settings or Suppression(), compiled_keep())
+    return _suppressed(found, settings or Suppression(), compiled(_keep))
 
 
 def suppress_naive(found: Candidates, settings: Suppression | None = None) -> list[Floats]:
     """The same by NumPy: one loop over the classes, one over the boxes."""
     return _suppressed(found, settings or Suppression(), _keep_naive)
-
-
-@cache
-def compiled_keep() -> Keep:
-    """The kernel that keeps boxes; compiled at its first call and then read from numba's cache on disk.
-
-    Raises:
-        MachineError: numba is not installed.
-    """
-    try:
-        from numba import njit  # noqa: PLC0415  an extra, and slow to import
-    except ImportError as error:
-        raise MachineError(
-            "boxes are suppressed by a numba kernel, and numba is not installed: pip install 'upshift[recipes]'"
-        ) from error
-    kernel: Any = njit(cache=True, nogil=True)(_keep)
-    return kernel  # type: ignore[no-any-return]
 
 
 def _suppressed(found: Candidates, settings: Suppression, keep: Keep) -> list[Floats]:

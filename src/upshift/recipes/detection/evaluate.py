@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upshift.core.errors import MachineError
+from upshift.recipes.needed import needed
 
 Floats = npt.NDArray[np.float32]
 Judged = tuple[Floats, Floats]
@@ -31,23 +31,18 @@ def mean_average_precision(pictures: Sequence[Judged], num_classes: int) -> dict
     Raises:
         MachineError: faster-coco-eval is not installed.
     """
-    try:
-        from faster_coco_eval import COCO, COCOeval_faster  # noqa: PLC0415  an extra, and slow to import
-    except ImportError as error:
-        raise MachineError(
-            "detections are judged by faster-coco-eval, which is not installed: pip install 'upshift[recipes]'"
-        ) from error
+    judging = needed("faster_coco_eval")
     objects, detections = _annotations(pictures)
     if not objects or not detections:
         return {"map50": 0.0, "map": 0.0}
-    truth = COCO(
+    truth = judging.COCO(
         {
             "images": [{"id": number} for number in range(1, len(pictures) + 1)],
             "categories": [{"id": number, "name": str(number)} for number in range(num_classes)],
             "annotations": objects,
         }
     )
-    judge = COCOeval_faster(truth, truth.loadRes(detections), iouType="bbox")
+    judge = judging.COCOeval_faster(truth, truth.loadRes(detections), iouType="bbox")
     judge.evaluate()
     judge.accumulate()
     # [overlaps, recalls, classes, areas, numbers of detections]; all areas come first, the most detections last.

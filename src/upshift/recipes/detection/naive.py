@@ -8,7 +8,6 @@ the host makes floats of all pixels, which then travel at four times the size. W
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +17,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from upshift.core.errors import MachineError
 from upshift.recipes.detection.augment import MIN_AREA_FRAC, MIN_SIDE, Augmentation, Draw, Tile, draw, tiles
 from upshift.recipes.detection.data import Batch
 from upshift.recipes.detection.labels import Item
+from upshift.recipes.needed import needed
 from upshift.recipes.pictures import PADDING, Picture, read_picture
 
 NaiveSample: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -62,7 +61,7 @@ class NaiveDetectionData(Dataset[NaiveSample]):
         canvas: Picture = np.full((self.size, self.size, 3), PADDING, dtype=np.uint8)
         found: list[list[float]] = []
         for (picture, boxes), tile in zip(loaded, placed, strict=True):
-            scaled = np.array(picture.resize((tile.width, tile.height), _pillow("Image").Resampling.BILINEAR))
+            scaled = np.array(picture.resize((tile.width, tile.height), needed("PIL.Image").Resampling.BILINEAR))
             left, top, right, bottom = tile.seen
             if right > left and bottom > top:
                 part = scaled[top - tile.top : bottom - tile.top, left - tile.left : right - tile.left]
@@ -90,7 +89,7 @@ class NaiveDetectionData(Dataset[NaiveSample]):
         boxes = []
         for box, number in zip(item.boxes.tolist(), item.classes.tolist(), strict=True):
             boxes.append([number, *(edge * scale for edge in box)])
-        return opened.resize(small, _pillow("Image").Resampling.BILINEAR), boxes
+        return opened.resize(small, needed("PIL.Image").Resampling.BILINEAR), boxes
 
 
 def naive_collate(samples: list[NaiveSample]) -> Batch:
@@ -115,7 +114,7 @@ def _cut(box: list[float], tile: Tile) -> list[float] | None:
 def _recoloured(canvas: Picture, gains: tuple[float, float, float]) -> Picture:
     if gains == (1.0, 1.0, 1.0):
         return canvas
-    image = _pillow("Image")
+    image = needed("PIL.Image")
     hsv = np.array(image.fromarray(np.ascontiguousarray(canvas)).convert("HSV"), dtype=np.float32)
     hsv[..., 0] = (hsv[..., 0] * gains[0]) % 256
     hsv[..., 1] = np.clip(hsv[..., 1] * gains[1], 0, 255)
@@ -126,15 +125,8 @@ def _recoloured(canvas: Picture, gains: tuple[float, float, float]) -> Picture:
 
 def _opened(path: Path) -> Any:
     """A picture as Pillow opens it, upright."""
-    image, operations = _pillow("Image"), _pillow("ImageOps")
+    image, operations = needed("PIL.Image"), needed("PIL.ImageOps")
     if path.suffix.lower() == ".npy":
         return image.fromarray(read_picture(path))
     with image.open(path) as opened:
         return operations.exif_transpose(opened).convert("RGB")
-
-
-def _pillow(module: str) -> Any:
-    try:
-        return importlib.import_module(f"PIL.{module}")
-    except ImportError as error:
-        raise MachineError("pictures need Pillow: pip install 'upshift[recipes]'.") from error

@@ -1,4 +1,4 @@
-"""Text detection (DBNet, Liao et al. 2020): where in a picture text stands, as one quadrilateral a line or word.
+"""Text detection (DBNet, Liao et al. 2020): where in a picture text stands, as one rectangle or outline a line or word.
 
 `OcrJob` is the job to train; `NaiveOcrJob` is the same mathematics written the slow way, to measure against. Point either at
 pictures and labels by a subclass::

@@ -11,6 +11,9 @@ import torch
 
 from upshift.recipes.ocr.maps import PolygonArray
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of the red, green and blue of photographs, as ImageNet's models take them."""
+
 
 class OcrBatch(NamedTuple):
     """Pictures and what is to be found in them.

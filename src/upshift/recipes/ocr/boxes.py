@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upshift.recipes.ocr.needs import clipper, geometry
+from upshift.recipes.needed import needed
 from upshift.recipes.pictures import opencv
 
 Floats = npt.NDArray[np.float32]
@@ -38,6 +38,7 @@ class BoxSettings:
         max_boxes: Patches that are looked at, the largest first.
         shrink_ratio: What texts were shrunk by in training.
         unclip_ratio: Grow by this times area over perimeter; None undoes the shrinking.
+        outlines: Find the outline of each text, for bent lines, not a rectangle around it.
     """
 
     thresh: float = 0.3
@@ -46,6 +47,7 @@ class BoxSettings:
     max_boxes: int = 1000
     shrink_ratio: float = 0.4
     unclip_ratio: float | None = None
+    outlines: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Boxes:
 
     corners: Floats
     scores: Floats
+
+    @property
+    def shapes(self) -> list[Floats]:
+        """Corners of each text, `[4, 2]`."""
+        return list(self.corners)
 
 
 def naive_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
@@ -74,7 +81,7 @@ def naive_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
     cv2 = opencv()
     mask = (probability > settings.thresh).astype(np.uint8)
     corners, scores = [], []
-    for contour in _outer_contours(mask, settings):
+    for contour in outer_contours(mask, settings):
         rectangle = cv2.minAreaRect(contour)
         if min(rectangle[1]) < settings.min_side:
             continue
@@ -82,10 +89,11 @@ def naive_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
         score = box_score(probability, box)
         if score < settings.box_thresh:
             continue
-        grown = cv2.minAreaRect(_grown_by_clipper(box, settings))
-        if min(grown[1]) < settings.min_side + 2:
+        parts = grown(box, settings)
+        larger = cv2.minAreaRect(parts[0] if parts else box)
+        if min(larger[1]) < settings.min_side + 2:
             continue
-        corners.append(cv2.boxPoints(grown))
+        corners.append(cv2.boxPoints(larger))
         scores.append(score)
     return _sorted(corners, scores)
 
@@ -103,7 +111,7 @@ def fast_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
     cv2 = opencv()
     mask = (probability > settings.thresh).view(np.uint8)
     corners, scores = [], []
-    for contour in _outer_contours(mask, settings):
+    for contour in outer_contours(mask, settings):
         if len(contour) < 3:  # a straight row of pixels has no area
             continue
         rectangle = cv2.minAreaRect(contour)
@@ -125,7 +133,7 @@ def unclip_distance(area: float, length: float, settings: BoxSettings) -> float:
     """How far a box is grown on each side, in pixels.
 
     Args:
-        area: Of the box, in square pixels.
+        area: Of the box or outline, in square pixels.
         length: Its perimeter in pixels.
         settings: The ratio, or the shrinking to undo.
     """
@@ -139,11 +147,11 @@ def unclip_distance(area: float, length: float, settings: BoxSettings) -> float:
 
 
 def box_score(probability: Floats, corners: Floats) -> float:
-    """Mean probability over the pixels of a box, drawn as OpenCV fills polygons; 0 outside of the map.
+    """Mean probability over the pixels of a box or an outline, drawn as OpenCV fills polygons; 0 outside of the map.
 
     Args:
         probability: `float32 [height, width]`.
-        corners: `[4, 2]`.
+        corners: `[m, 2]`.
     """
     cv2 = opencv()
     drawn = np.rint(corners).astype(np.int32)
@@ -158,8 +166,13 @@ def box_score(probability: Floats, corners: Floats) -> float:
     return mean
 
 
-def _outer_contours(mask: npt.NDArray[np.uint8], settings: BoxSettings) -> list[Any]:
-    """The outlines of the patches, those inside the holes of others too; the largest where there are too many."""
+def outer_contours(mask: npt.NDArray[np.uint8], settings: BoxSettings) -> list[Any]:
+    """The contours of the patches, those inside the holes of others too; the largest where there are too many.
+
+    Args:
+        mask: Where the probability is above the threshold, `uint8 [height, width]`.
+        settings: How many patches are looked at.
+    """
     cv2 = opencv()
     contours, tree = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     if not len(contours):
@@ -176,18 +189,25 @@ def _bounds_first(contour: Any) -> tuple[int, int, int]:
     return -width * height, top, left
 
 
-def _grown_by_clipper(box: Floats, settings: BoxSettings) -> Floats:
-    """The outline of a box whose edges are moved out, with round corners."""
-    pyclipper = clipper()
-    polygon = geometry().Polygon(box)
+def grown(outline: Floats, settings: BoxSettings, *, sharp: bool = False) -> list[Floats]:
+    """The outline of a text whose edges are moved out: one polygon, or more where it crosses itself.
+
+    Args:
+        outline: `[m, 2]`.
+        settings: How far.
+        sharp: Corners stay corners, else they become round.
+
+    Raises:
+        MachineError: pyclipper or shapely is not installed.
+    """
+    pyclipper = needed("pyclipper")
+    polygon = needed("shapely").Polygon(outline)
     distance = unclip_distance(polygon.area, polygon.length, settings)
     offset = pyclipper.PyclipperOffset(2.0, 0.25 * _CLIPPER_SCALE)
-    path = [(round(x * _CLIPPER_SCALE), round(y * _CLIPPER_SCALE)) for x, y in box.tolist()]
-    offset.AddPath(path, pyclipper.JT_ROUND, pyclipper.ET_CLOSEDPOLYGON)
+    path = [(round(x * _CLIPPER_SCALE), round(y * _CLIPPER_SCALE)) for x, y in outline.tolist()]
+    offset.AddPath(path, pyclipper.JT_MITER if sharp else pyclipper.JT_ROUND, pyclipper.ET_CLOSEDPOLYGON)
     parts = offset.Execute(distance * _CLIPPER_SCALE)
-    if not parts:
-        return box
-    return (np.asarray(parts[0], dtype=np.float64) / _CLIPPER_SCALE).astype(np.float32)
+    return [(np.asarray(part, dtype=np.float64) / _CLIPPER_SCALE).astype(np.float32) for part in parts]
 
 
 def _sorted(corners: list[Floats], scores: list[float]) -> Boxes:

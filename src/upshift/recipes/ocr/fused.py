@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from upshift.recipes.needed import compiled
 from upshift.recipes.ocr.losses import (
     BINARY_WEIGHT,
     NEGATIVES_PER_POSITIVE,
@@ -23,7 +24,6 @@ from upshift.recipes.ocr.losses import (
     db_loss,
     probability_loss,
 )
-from upshift.recipes.ocr.needs import compiled
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -5,7 +5,7 @@ taken in their order and boxes in theirs. Labels that are ignored count for noth
 more than half of their own area. H-mean = 2 matched / (labels + boxes), over all pictures together.
 
 `naive_counts` does it with shapely, pair by pair; `fast_counts` looks at pairs whose bounds meet and clips polygons in a
-compiled kernel. Both count the same.
+compiled kernel. Both count the same. `outline_counts` counts outlines of any shape so.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from upshift.recipes.needed import compiled, needed
 from upshift.recipes.ocr.maps import PolygonArray
-from upshift.recipes.ocr.needs import compiled, geometry
 
 IOU = 0.5
 """The least intersection over union of a match."""
@@ -58,29 +58,67 @@ def naive_counts(found: npt.NDArray[np.float32], truth: PolygonArray) -> Counts:
     Raises:
         MachineError: shapely is not installed.
     """
-    make = geometry().Polygon
+    make = needed("shapely").Polygon
     labels: list[Any] = [make(truth.polygon(number)) for number in range(len(truth))]
     boxes: list[Any] = [make(corners) for corners in found]
     overlap = [[box.intersection(label).area for box in boxes] for label in labels]
-    ignored_box = [False] * len(boxes)
-    for number, box in enumerate(boxes):
-        for at in range(len(labels)):
-            if truth.ignored[at] and box.area > 0 and overlap[at][number] / box.area > ON_IGNORED:
-                ignored_box[number] = True
-    taken = [False] * len(boxes)
+    return _counted(overlap, [label.area for label in labels], [box.area for box in boxes], truth.ignored.tolist())
+
+
+def outline_counts(found: PolygonArray, truth: PolygonArray) -> Counts:
+    """Count the matches of one picture whose texts were found as outlines; only pairs that touch are looked at.
+
+    Args:
+        found: The outlines.
+        truth: The labels.
+
+    Raises:
+        MachineError: shapely is not installed.
+    """
+    shapely = needed("shapely")
+    labels, outlines = _shapes(truth), _shapes(found)
+    overlap = np.zeros((len(labels), len(outlines)))
+    at, number = shapely.STRtree(outlines).query(labels, predicate="intersects")
+    overlap[at, number] = shapely.area(shapely.intersection(labels[at], outlines[number]))
+    return _counted(overlap.tolist(), shapely.area(labels).tolist(), shapely.area(outlines).tolist(), truth.ignored.tolist())
+
+
+def _shapes(polygons: PolygonArray) -> npt.NDArray[Any]:
+    """Polygons as shapely has them; those that cross themselves mended."""
+    shapely = needed("shapely")
+    rings = shapely.linearrings(polygons.points, indices=np.repeat(np.arange(len(polygons)), np.diff(polygons.offsets)))
+    shapes: npt.NDArray[Any] = shapely.polygons(rings)
+    valid = shapely.is_valid(shapes)
+    return shapes if valid.all() else np.where(valid, shapes, shapely.make_valid(shapes))
+
+
+def _counted(overlap: list[list[float]], label_area: list[float], box_area: list[float], ignored: list[bool]) -> Counts:
+    """Match labels and boxes, both in their order.
+
+    Args:
+        overlap: Area of the intersection of each label with each box.
+        label_area: Of each label.
+        box_area: Of each box.
+        ignored: Which labels count for nothing.
+    """
+    ignored_box = [
+        area > 0 and any(ignored[at] and overlap[at][number] / area > ON_IGNORED for at in range(len(ignored)))
+        for number, area in enumerate(box_area)
+    ]
+    taken = [False] * len(box_area)
     matched = 0
-    for at, label in enumerate(labels):
-        if truth.ignored[at]:
+    for at, area in enumerate(label_area):
+        if ignored[at]:
             continue
-        for number, box in enumerate(boxes):
+        for number, other in enumerate(box_area):
             if taken[number] or ignored_box[number]:
                 continue
-            union = label.area + box.area - overlap[at][number]
+            union = area + other - overlap[at][number]
             if union > 0 and overlap[at][number] / union >= IOU:
                 taken[number] = True
                 matched += 1
                 break
-    return Counts(matched, len(labels) - int(np.sum(truth.ignored)), len(boxes) - sum(ignored_box))
+    return Counts(matched, len(label_area) - sum(ignored), len(box_area) - sum(ignored_box))
 
 
 def fast_counts(found: npt.NDArray[np.float32], truth: PolygonArray) -> Counts:

@@ -33,9 +33,10 @@ from upshift.core.job import Job, Mean, Quality
 from upshift.recipes.findings import Findings
 from upshift.recipes.ocr import fused, measure
 from upshift.recipes.ocr.augment import Augment, AugmentSettings
-from upshift.recipes.ocr.batch import OcrBatch, polygons_in, truth_of
+from upshift.recipes.ocr.batch import MEAN, STD, OcrBatch, polygons_in, truth_of
 from upshift.recipes.ocr.boxes import BoxSettings
 from upshift.recipes.ocr.data import DecodedData, OcrData, Sample, polygons_of, prepared, read_items, split
+from upshift.recipes.ocr.export import export_onnx
 from upshift.recipes.ocr.fused import fused_db_loss, fused_probability_loss
 from upshift.recipes.ocr.kept import HeldData, KeptData
 from upshift.recipes.ocr.losses import db_loss, probability_loss
@@ -45,9 +46,8 @@ from upshift.recipes.ocr.model import STRIDE, Backbone, DBNet
 from upshift.recipes.ocr.plain import plain_maps
 from upshift.recipes.ocr.regions import Item, read_regions
 from upshift.recipes.ocr.synth import drawn_folder
+from upshift.recipes.weights import load_weights
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the red, green and blue of photographs, as ImageNet's models take them."""
 _METRIC_THREADS = 2
 
 
@@ -71,6 +71,7 @@ class NaiveOcrJob(Job):
         shrink_ratio: What texts are shrunk by. Nearer to 1 keeps thin lines apart less well and finds them better.
         box_thresh: The least mean probability of a box.
         min_box_side: The shorter side that a shrunk text must have to be found, in pixels from centre to centre.
+        curved: Find the outline of each text, not a rectangle around it: for lines that are bent. It takes longer.
         augment: How far training pictures are changed at random.
         rate: The highest learning rate.
         warmup_frac: The share of the run in which the rate rises to it; it falls as a cosine then.
@@ -92,6 +93,7 @@ class NaiveOcrJob(Job):
     shrink_ratio: ClassVar[float] = 0.4
     box_thresh: ClassVar[float] = 0.5
     min_box_side: ClassVar[float] = 1.0
+    curved: ClassVar[bool] = False
     augment: ClassVar[AugmentSettings] = AugmentSettings()
     rate: ClassVar[float] = 2e-3
     warmup_frac: ClassVar[float] = 0.1
@@ -195,6 +197,23 @@ class NaiveOcrJob(Job):
                 read_regions(Path(images), Path(labels or images), findings)
         return findings
 
+    def export(self, weights: str, path: str) -> dict[str, float]:
+        """Write a trained network as an ONNX file; see `upshift.recipes.ocr.export`.
+
+        Args:
+            weights: Of a run of this job: FILE.safetensors, or the run's model.pt.
+            path: The ONNX file.
+
+        Returns:
+            The largest difference seen between the file and the network, of `probability`.
+
+        Raises:
+            UpshiftError: As `load_weights` and `export_onnx` have it.
+        """
+        network = self._network(folds=False)
+        load_weights(network, Path(weights))
+        return export_onnx(network, Path(path), size=self.canonical_size(), shrink_ratio=self.shrink_ratio)
+
     def canonical_size(self) -> tuple[int, int]:
         """Height and width that pictures are fitted into.
 
@@ -210,7 +229,12 @@ class NaiveOcrJob(Job):
 
     def box_settings(self) -> BoxSettings:
         """What counts as a text."""
-        return BoxSettings(box_thresh=self.box_thresh, min_side=self.min_box_side, shrink_ratio=self.shrink_ratio)
+        return BoxSettings(
+            box_thresh=self.box_thresh,
+            min_side=self.min_box_side,
+            shrink_ratio=self.shrink_ratio,
+            outlines=self.curved,
+        )
 
     def _both(self) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """The pictures to learn from and those held out, read once."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from upshift.core.job import Mean
 from upshift.recipes.ocr.boxes import Boxes, BoxSettings, fast_boxes, naive_boxes
-from upshift.recipes.ocr.hmean import Counts, fast_counts, naive_counts
+from upshift.recipes.ocr.hmean import Counts, fast_counts, naive_counts, outline_counts
 from upshift.recipes.ocr.maps import PolygonArray
+from upshift.recipes.ocr.outlines import Outlines, find_outlines
 
 _NEVER_ZERO = 1e-9
 """Added to weights: a pass in which nothing at all was found has the precision 0, and is no error."""
@@ -29,20 +30,18 @@ def measured(
         truth: The labels of each picture.
         polygon_ms: What the targets of each picture took, in milliseconds.
         settings: What counts as a text.
-        fast: By `fast_boxes` and `fast_counts`, else by the naive ones.
+        fast: By `fast_boxes` and `fast_counts`, else by the naive ones; outlines are found and counted in one way.
 
     Returns:
         `hmean`, `precision` and `recall`, from 0 to 1, over all texts together; `polygon_ms`, `postprocess_ms` and
         `metric_ms`, milliseconds a picture.
     """
-    find: Callable[[Floats, BoxSettings], Boxes] = fast_boxes if fast else naive_boxes
-    count: Callable[[Floats, PolygonArray], Counts] = fast_counts if fast else naive_counts
     counts, postprocess_s, metric_s = Counts(0, 0, 0), 0.0, 0.0
     for one, labels in zip(probability, truth, strict=True):
         start = time.perf_counter()
-        boxes = find(one, settings)
+        texts = find_texts(one, settings, fast=fast)
         found = time.perf_counter()
-        counts += count(boxes.corners, labels)
+        counts += _count(texts, labels, fast=fast)
         postprocess_s += found - start
         metric_s += time.perf_counter() - found
     pictures = len(truth)
@@ -54,6 +53,28 @@ def measured(
         "postprocess_ms": Mean(1e3 * postprocess_s, pictures),
         "metric_ms": Mean(1e3 * metric_s, pictures),
     }
+
+
+def find_texts(probability: Floats, settings: BoxSettings, *, fast: bool = True) -> Boxes | Outlines:
+    """The texts of one picture, as boxes or as outlines.
+
+    Args:
+        probability: Of text, `float32 [height, width]`.
+        settings: What counts as a text, and which of both.
+        fast: Boxes by `fast_boxes`, else by `naive_boxes`.
+
+    Raises:
+        MachineError: A package of the extra `recipes` is missing.
+    """
+    if settings.outlines:
+        return find_outlines(probability, settings)
+    return fast_boxes(probability, settings) if fast else naive_boxes(probability, settings)
+
+
+def _count(texts: Boxes | Outlines, truth: PolygonArray, *, fast: bool) -> Counts:
+    if isinstance(texts, Outlines):
+        return outline_counts(texts.polygons, truth)
+    return fast_counts(texts.corners, truth) if fast else naive_counts(texts.corners, truth)
 
 
 def warm() -> None:

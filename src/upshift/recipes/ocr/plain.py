@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray
-from upshift.recipes.ocr.needs import clipper, geometry
 from upshift.recipes.pictures import opencv
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ def plain_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSetti
 
 def shrink_distance(corners: npt.NDArray[Any], shrink_ratio: float) -> float:
     """How far a polygon's edges are moved in, in pixels: `D = A (1 - r^2) / L` (equation 10); 0 below one square pixel."""
-    polygon = geometry().Polygon(corners)
+    polygon = needed("shapely").Polygon(corners)
     if polygon.area < 1:
         return 0.0
     return float(polygon.area * (1 - shrink_ratio**2) / polygon.length)
@@ -61,7 +61,7 @@ def shrink_distance(corners: npt.NDArray[Any], shrink_ratio: float) -> float:
 
 def _moved(corners: npt.NDArray[Any], distance: float) -> list[npt.NDArray[np.int32]]:
     """The polygon with its edges moved out (or in, below 0), as Clipper gives it: whole pixels, in one part or several."""
-    pyclipper = clipper()
+    pyclipper = needed("pyclipper")
     offset = pyclipper.PyclipperOffset()
     offset.AddPath([tuple(corner) for corner in corners.tolist()], pyclipper.JT_ROUND, pyclipper.ET_CLOSEDPOLYGON)
     return [np.asarray(part, dtype=np.int32).reshape(-1, 2) for part in offset.Execute(distance)]

@@ -9,7 +9,6 @@ Fonts are those that matplotlib ships, or Pillow's own where it is not installed
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upshift.core.errors import DataError, MachineError
+from upshift.core.errors import DataError
 from upshift.recipes.drawn import drawn_once
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.maps import PolygonArray
 from upshift.recipes.pictures import Picture, opencv
 
@@ -118,7 +118,7 @@ def write(
     Raises:
         MachineError: Pillow or OpenCV is not installed.
     """
-    image = _pillow("Image")
+    image = needed("PIL.Image")
     images, labels = Path(folder) / "images", Path(folder) / "labels"
     for inner in (images, labels):
         inner.mkdir(parents=True, exist_ok=True)
@@ -225,8 +225,8 @@ def _printed(text: str, face: int, pixels: int) -> Floats:
     """Text in black: how much of each pixel is covered, cut to the text, with a margin of one pixel."""
     font = _font(face % max(1, len(_fonts())), pixels)
     left, top, right, bottom = font.getbbox(text)
-    canvas = _pillow("Image").new("L", (max(1, int(right - left)) + 2, max(1, int(bottom - top)) + 2))
-    _pillow("ImageDraw").Draw(canvas).text((1 - left, 1 - top), text, fill=255, font=font)
+    canvas = needed("PIL.Image").new("L", (max(1, int(right - left)) + 2, max(1, int(bottom - top)) + 2))
+    needed("PIL.ImageDraw").Draw(canvas).text((1 - left, 1 - top), text, fill=255, font=font)
     covered: Floats = np.asarray(canvas, dtype=np.float32)
     return covered / np.float32(255)
 
@@ -276,13 +276,5 @@ def _fonts() -> tuple[Path, ...]:
 @lru_cache(maxsize=512)
 def _font(face: int, pixels: int) -> Any:
     fonts = _fonts()
-    kind = _pillow("ImageFont")
+    kind = needed("PIL.ImageFont")
     return kind.truetype(str(fonts[face]), pixels) if fonts else kind.load_default(pixels)
-
-
-@lru_cache(maxsize=4)
-def _pillow(part: str) -> Any:
-    try:
-        return importlib.import_module(f"PIL.{part}")
-    except ImportError as error:
-        raise MachineError("drawing pages needs Pillow: pip install 'upshift[recipes]'.") from error

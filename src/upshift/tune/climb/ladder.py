@@ -17,6 +17,7 @@ from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
 from upshift.profile.diagnosis import Diagnosis, diagnose
 from upshift.tune.budget import Budget, Costs
+from upshift.tune.climb.again import try_again
 from upshift.tune.climb.decide import Given, decide, needs_confirmation
 from upshift.tune.climb.event_design import kept_event_facts
 from upshift.tune.climb.noting import NOT_TRIED, fill, note_unfit
@@ -131,6 +132,7 @@ class Ladder:
                 continue
             self._try(optimization, max_gain)
         try_pairs(self)
+        try_again(self)
         try_events(self)
         try_to_target(self)
         note_unfit(self)
@@ -237,10 +239,14 @@ class Ladder:
             outcome, reason = self.confirm(optimization, plan, screening)
         rung = self.note(optimization, outcome, reason, predicted=max_gain, screening=screening)
         if rung.outcome == "applied":
-            self.newest = rung.name
-            self.speed *= screening.comparison.interval.ratio if screening.comparison.interval else 1.0
-            self.screen.promote()
-            self.refresh()
+            self.keep(rung, screening)
+
+    def keep(self, rung: Rung, screening: Screening) -> None:
+        """Go on with the plan that was just screened."""
+        self.newest = rung.name
+        self.speed *= screening.comparison.interval.ratio if screening.comparison.interval else 1.0
+        self.screen.promote()
+        self.refresh()
 
     def note_failure(self, optimization: Optimization, error: TrialError, max_gain: float | None = None) -> None:
         """A dead trial is a failure; a loss that broke, where the base's did not, is the numerics gate's no."""
@@ -260,9 +266,18 @@ class Ladder:
         )  # fmt: skip
         return decide(optimization, screening, given)
 
-    def confirm(self, optimization: Optimization, plan: Plan, screening: Screening) -> tuple[Any, str]:
-        """Fresh processes decide over a small gain; without the time for them it stays undecided."""
-        updates = min(max(int(CONFIRM_UPDATES_S / self.update_s), 3 * self.updates), 400)
+    def confirm(
+        self, optimization: Optimization, plan: Plan, screening: Screening, *, seconds: float = CONFIRM_UPDATES_S
+    ) -> tuple[Any, str]:
+        """Fresh processes decide over a small gain; without the time for them it stays undecided.
+
+        Args:
+            optimization: What is in question.
+            plan: The present plan with it.
+            screening: Shows the gain; its comparison is replaced.
+            seconds: Of updates that each process counts, about.
+        """
+        updates = min(max(int(seconds / self.update_s), 3 * self.updates), 400)
         pair_s = 2 * self.costs.start_s + 2 * (updates + 4) * self.update_s
         screened = screening.comparison.interval
         gain = f"{screened.ratio:.2f}x" if screened else "a gain"

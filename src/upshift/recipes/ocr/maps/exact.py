@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upshift.recipes.ocr.maps.needed import needed
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.maps.polygons import PolygonArray
 from upshift.recipes.ocr.maps.settings import Maps, MapSettings
 

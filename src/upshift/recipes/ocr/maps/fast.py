@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.maps.exact import blank, measured, span_of
-from upshift.recipes.ocr.maps.needed import needed
 from upshift.recipes.ocr.maps.polygons import PolygonArray
 from upshift.recipes.ocr.maps.settings import Maps, MapSettings
 

@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 
-from upshift.recipes.ocr.maps.needed import needed
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.maps.settings import Maps, MapSettings
 
 _HEAD = struct.Struct("<4sIIIff")

@@ -5,8 +5,8 @@ Compiled kernels are kept on disk (`__pycache__`, or `NUMBA_CACHE_DIR`): only th
 
 from __future__ import annotations
 
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.maps.make import make_maps
-from upshift.recipes.ocr.maps.needed import needed
 from upshift.recipes.ocr.maps.packed import pack, unpack
 from upshift.recipes.ocr.maps.polygons import PolygonArray
 from upshift.recipes.ocr.maps.settings import MapSettings

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upshift.recipes.ocr.maps.needed import needed
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.maps.polygons import MAX_COORDINATE
 
 MIN_PART_AREA = 1.0

@@ -1,0 +1,77 @@
+"""docTR's own maker of target maps, unchanged, beside ours.
+
+docTR needs torchvision, which would bring another torch. Its maker does not: the one file that holds it is loaded from the
+installed package, with empty places where it imports what the maker never calls.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from benchmarks.recipes.maps import PICTURES, SIZE, in_turns, text_lines
+from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+
+_HOME = "doctr.models.detection.differentiable_binarization"
+NUM_LINES = 60
+
+
+def doctr_maker() -> tuple[Any, str] | None:
+    """DocTR's maker and its version; None where the package is not installed."""
+    try:
+        package = distribution("python-doctr")
+    except PackageNotFoundError:
+        return None
+    path = package.locate_file(f"{_HOME.replace('.', '/')}/base.py")
+    for name, attribute in (("doctr.utils", "order_points"), ("doctr.models.detection.core", "DetectionPostProcessor")):
+        place = ModuleType(name)
+        setattr(place, attribute, object)
+        sys.modules.setdefault(name, place)
+    spec = importlib.util.spec_from_file_location(f"{_HOME}.base", str(path))
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)["_DBNet"](), package.version
+
+
+def run(rounds: int) -> dict[str, Any] | None:
+    """Measure docTR's maker and the exact kernel on the same quads, in turns; None where docTR is not installed."""
+    found = doctr_maker()
+    if found is None:
+        print("docTR is not installed: make bench-recipes installs what is needed of it", flush=True)
+        return None
+    maker, version = found
+    pictures = [text_lines(NUM_LINES, 4, seed) for seed in range(PICTURES)]
+    shares = [np.clip(np.stack(lines) / np.asarray(SIZE[::-1], np.float32), 0, 1).astype(np.float32) for lines in pictures]
+    arrays = [PolygonArray.from_list(list(share * np.asarray(SIZE[::-1], np.float32))) for share in shares]
+    settings = MapSettings(kernel="exact")
+    raw = in_turns(
+        {
+            "doctr": lambda: [maker.build_target([{"words": share}], (1, *SIZE)) for share in shares],
+            "exact": lambda: [make_maps(array, SIZE, settings) for array in arrays],
+        },
+        rounds,
+    )
+    made = [maker.build_target([{"words": share}], (1, *SIZE))[0][0, 0] > 0 for share in shares]
+    ours = [make_maps(array, SIZE, settings).shrink > 0 for array in arrays]
+    differs = sum(int((one != other).sum()) for one, other in zip(made, ours, strict=True)) / sum(map(np.sum, ours))
+    ratios = [one / other for one, other in zip(raw["doctr"], raw["exact"], strict=True)]
+    medians = {way: float(np.median(times)) for way, times in raw.items()}
+    print(
+        f"docTR {version}: {medians['doctr']:.1f} ms a picture, exact {np.median(ratios):.1f}x; {differs:.1%} of shrunk "
+        f"texts differ, as docTR rounds their corners to pixels",
+        flush=True,
+    )
+    return {
+        "version": version,
+        "raw_ms": raw,
+        "median_ms": medians,
+        "exact_over_doctr": float(np.median(ratios)),
+        "shrink_differs_frac": float(differs),
+    }

@@ -1,0 +1,141 @@
+"""The tables of docs/detection.md and docs/ocr.md, and the recipes' line in README.md, from the result alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.recipes.passes import NAIVE, REAL
+from upshift.recipes.detection.wishes import report
+from upshift.recipes.detection.wishes import table as wishes_table
+
+Result = Mapping[str, Any]
+
+_SAID = {
+    "detection_train_low": "detection {:.2f}x at the lower end",
+    "detection_map50": "mAP50 {:.2f}",
+    "ocr_train_low": "OCR training {:.2f}x at the lower end",
+    "ocr_valid_low": "OCR validation {:.2f}x",
+    "ocr_hmean": "H-mean {:.2f}",
+    "ocr_maps_exact": "exact target maps {:.0f}x",
+}
+
+
+def headline(result: Result) -> str:
+    """What was measured of both recipes, in a line; a goal that was missed is named."""
+    words = []
+    for name, form in _SAID.items():
+        if (seen := result.get(name)) is None:
+            continue
+        missed = f" (goal {result['goals'][name]:g}: missed)" if not result["reached"].get(name, True) else ""
+        words.append(form.format(seen) + missed)
+    return "; ".join(words)
+
+
+def detection(result: Result) -> str:
+    """All that docs/detection.md tells: what learning came to, the wishes one by one, and others side by side."""
+    parts = result["parts"]
+    lines = ["", *_measured(result)]
+    if learnt := parts.get("detection-learn"):
+        lines += [_learnt(learnt, "blood cells (BCCD: 205 pictures, 87 held out)"), ""]
+    if trained := parts.get("detection-train"):
+        lines += [_proof(trained), "", wishes_table(report(trained["evidence"]))]
+    lines += _rivals(parts.get("detection-rivals"))
+    return "\n".join(lines)
+
+
+def ocr(result: Result) -> str:
+    """All that docs/ocr.md tells: what learning came to, training, validation, target maps, and others side by side."""
+    parts = result["parts"]
+    lines = ["", *_measured(result)]
+    if learnt := parts.get("ocr-learn"):
+        lines += [_learnt(learnt, "receipts (SROIE: 80 scans, 40 held out)"), ""]
+    if trained := parts.get("ocr-train"):
+        lines += [_proof(trained), "", *_rungs(trained["evidence"])]
+    if valid := parts.get("ocr-valid"):
+        lines += _valid(valid)
+    if maps := parts.get("maps"):
+        lines += _maps(maps)
+    lines += _rivals(parts.get("ocr-rivals"))
+    return "\n".join(lines)
+
+
+def _measured(result: Result) -> list[str]:
+    return [f"Measured on {result['machine']} with `{result['command']}`:", ""]
+
+
+def _learnt(part: Result, what: str) -> str:
+    goal = f"held-out {part['metric']} {part['best']:.3f} at its best and {part['last']:.3f} at the end"
+    return f"Of {what} a run under the plan learns in {part['seconds'] / 60:.0f} minutes: {goal}."
+
+
+def _proof(part: Result) -> str:
+    final = part["evidence"]["final"]
+    if final is None or final.get("low") is None:
+        return f"Tuning the naive form for {part['budget']} proved nothing."
+    words = f"Tuning the naive form for {part['budget']}: **{final['ratio']:.2f}x** "
+    words += f"({final['low']:.2f} to {final['high']:.2f}, {final['pairs']} pairs of fresh processes)"
+    if quality := final["quality"]:
+        words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: "
+        words += f"{quality['verdict'].replace('_', ' ')} (margin {quality['margin']})"
+    return f"{words}."
+
+
+def _rungs(evidence: Result) -> list[str]:
+    """What each technique that was measured brought."""
+    lines = ["| technique | outcome | measured | why |", "|---|---|---|---|"]
+    for rung in evidence["rungs"]:
+        seen = rung["comparison"]
+        if seen and seen["ratio"]:
+            ratio = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})"
+            lines.append(f"| {rung['name']} | {rung['outcome']} | {ratio} | {rung['reason'].replace('|', '/')} |")
+    return [*lines, ""]
+
+
+def _valid(part: Result) -> list[str]:
+    lines = ["| a validation pass | over a training pass | boxes and counting, ms a picture | targets, ms a picture |"]
+    lines += ["|---|---|---|---|"]
+    for form, name in ((NAIVE, "naive"), (REAL, "under the plan")):
+        metrics = part["rows"][-1][form]["turns"][-1]["metrics"]
+        found = metrics["postprocess_ms"] + metrics["metric_ms"]
+        ratio = _interval(part["valid_over_train"][form])
+        lines.append(f"| {name} | {ratio} | {found:.1f} | {metrics['polygon_ms']:.2f} |")
+    return [*lines, "", f"A validation pass is {_interval(part['valid_gain'])} as fast as the naive one.", ""]
+
+
+def _maps(part: Result) -> list[str]:
+    lines = [
+        f"Target maps at {part['size'][0]}x{part['size'][1]}, against the paper's way with the libraries it uses:", "",
+        "| polygons, corners | official, ms a picture | exact | fast | fast, two threads |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, case in part["cases"].items():
+        kind, _, count = name.partition("_")
+        corners = {"quads": 4, "gons": 12}[kind]
+        ratios = " | ".join(f"{case['ratios'][way]:.1f}x" for way in ("exact", "fast", "fast_two_threads"))
+        lines.append(f"| {count}, {corners} | {case['median_ms']['official']:.1f} | {ratios} |")
+    cache, speed = part["cache"], part["goals"]["images_per_s"]["seen"]
+    lines += [
+        "",
+        f"Reading them from the cache takes {cache['median_ms']:.2f} ms; for 60 polygons on two cores the fast kernel",
+    ]
+    lines += [f"makes those of {speed:.0f} pictures a second."]
+    if other := part.get("doctr"):
+        lines += [f"docTR's own maker takes {other['median_ms']['doctr']:.1f} ms for 60 quads: the exact kernel is"]
+        lines += [f"{other['exact_over_doctr']:.1f}x as fast."]
+    return [*lines, ""]
+
+
+def _rivals(part: Result | None) -> list[str]:
+    """The same training by other means, in turns."""
+    if part is None:
+        return []
+    lines = ["The same model, loss and pictures in fresh processes that take turns:", ""]
+    lines += ["| trained by | against the naive form | Upshift over it |", "|---|---|---|"]
+    for name, arm in part["arms"].items():
+        over = {"ratio": arm["upshift_over_it"], "low": arm["upshift_over_it_low"], "high": arm["upshift_over_it_high"]}
+        lines.append(f"| {name} | {_interval(arm)} | {'-' if name == 'Upshift' else _interval(over)} |")
+    return [*lines, ""]
+
+
+def _interval(found: Result) -> str:
+    return f"{found['ratio']:.2f}x ({found['low']:.2f} to {found['high']:.2f})"

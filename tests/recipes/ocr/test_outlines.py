@@ -1,0 +1,95 @@
+"""Outlines out of probability maps: bent lines, and their matches counted with shapely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from upshift.recipes.ocr.boxes import BoxSettings, fast_boxes
+from upshift.recipes.ocr.hmean import Counts, fast_counts, naive_counts, outline_counts
+from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from upshift.recipes.ocr.measure import measured
+from upshift.recipes.ocr.outlines import find_outlines
+
+SIZE = (320, 320)
+
+
+def arches(*, bend: float) -> PolygonArray:
+    """Four lines that rise and fall by `bend` of their height."""
+    along = np.linspace(0, 1, 8)
+    lines = []
+    for number in range(4):
+        width, height = 260.0 - 30 * number, 26.0
+        drop = bend * height * np.sin(np.pi * along)
+        upper = np.stack([20 + width * along, 12 + 75 * number + drop], axis=1)
+        lines.append(np.concatenate([upper, upper[::-1] + np.asarray((0, height))]).astype(np.float32))
+    return PolygonArray.from_list(lines)
+
+
+def perfect(truth: PolygonArray, ratio: float = 0.4) -> npt.NDArray[np.float32]:
+    return make_maps(truth, SIZE, MapSettings(shrink_ratio=ratio, min_text_size=3)).shrink.astype(np.float32)
+
+
+@pytest.mark.parametrize("bend", [0.0, 0.5, 1.0, 1.6])
+@pytest.mark.parametrize("ratio", [0.4, 0.6])
+def test_bent_lines_of_perfect_maps_are_the_labels(bend: float, ratio: float) -> None:
+    truth = arches(bend=bend)
+    found = find_outlines(perfect(truth, ratio), BoxSettings(min_side=1.0, shrink_ratio=ratio))
+    assert outline_counts(found.polygons, truth) == Counts(4, 4, 4)
+    tops = [shape[:, 1].min() for shape in sorted(found.shapes, key=lambda shape: float(shape[:, 1].min()))]
+    np.testing.assert_allclose(tops, [12, 87, 162, 237], atol=6)
+
+
+def test_rectangles_miss_what_outlines_find() -> None:
+    truth, settings = arches(bend=1.6), BoxSettings(min_side=1.0)
+    assert fast_counts(fast_boxes(perfect(truth), settings).corners, truth).matched == 0
+    matched = {
+        outlines: measured(perfect(truth)[None], [truth], [0.0], replace(settings, outlines=outlines), fast=True)["recall"]
+        for outlines in (False, True)
+    }
+    assert (matched[False].total, matched[True].total) == (0, 4)
+
+
+def test_boxes_counted_as_outlines_count_the_same() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        left, top = rng.uniform(0, 200, (2, 12))
+        width, height = rng.uniform(10, 90, (2, 12))
+        boxes = np.stack(
+            [
+                np.stack([left, top], axis=1), np.stack([left + width, top], axis=1),
+                np.stack([left + width, top + height], axis=1), np.stack([left, top + height], axis=1),
+            ],
+            axis=1,
+        ).astype(np.float32)  # fmt: skip
+        truth = PolygonArray.from_list(list(boxes[:6]), (rng.random(6) < 0.3).tolist())
+        near = boxes + rng.normal(0, 4, (12, 1, 2)).astype(np.float32)
+        assert outline_counts(PolygonArray.from_list(list(near)), truth) == naive_counts(near, truth)
+
+
+def test_nothing_found_and_nothing_to_find() -> None:
+    none, some = PolygonArray.from_list([]), arches(bend=0.5)
+    assert outline_counts(none, some) == Counts(0, 4, 0)
+    assert outline_counts(some, none) == Counts(0, 0, 4)
+    assert outline_counts(none, none) == Counts(0, 0, 0)
+    assert find_outlines(np.zeros(SIZE, dtype=np.float32), BoxSettings()).shapes == []
+
+
+def test_an_outline_that_crosses_itself_is_counted_by_what_it_covers() -> None:
+    bow_tie = PolygonArray.from_list([[(0, 0), (20, 20), (20, 0), (0, 20)]])
+    square = PolygonArray.from_list([[(0, 0), (20, 0), (20, 20), (0, 20)]])
+    assert outline_counts(bow_tie, square) == Counts(1, 1, 1)  # half of the square, and all of the bow
+
+
+def test_specks_weak_patches_and_the_sure_ones_first() -> None:
+    probability = np.zeros((96, 96), dtype=np.float32)
+    probability[4, 4:60] = 1  # one pixel thin
+    probability[12:24, 4:60] = 0.4
+    probability[32:44, 4:60] = 0.7
+    probability[56:68, 4:60] = 0.9
+    found = find_outlines(probability, BoxSettings(min_side=1.0))
+    assert found.scores == pytest.approx([0.9, 0.7])
+    assert [shape[:, 1].mean() > 50 for shape in found.shapes] == [True, False]
