@@ -137,6 +137,9 @@ SYSTEMS: dict[str, System] = {
     "Upshift, all mixed": System(open=lambda at: ours(at, strings=["text"], window_blocks=ALL_BLOCKS), files=("store",)),
     "Upshift, Arrow": System(open=ours, files=("store",), shuffle="window"),
     "Upshift, Arrow, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
+    "Upshift, Arrow, all mixed, 2 threads": System(
+        open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)
+    ),
     "list in memory": System(open=in_memory, files=("talks.parquet",), against="Upshift, all mixed", reference=True),
     "JSONL, DataLoader": System(open=lines, files=("talks.jsonl",), against="Upshift, all mixed"),
     "Parquet, row groups": System(open=parquet, files=("talks.parquet",), shuffle="window", against="Upshift"),

@@ -95,13 +95,14 @@ _FLAT, _LITDATA = ("tokens.bin",), ("litdata",)
 SYSTEMS: dict[str, System] = {
     "Upshift": System(open=ours, files=("store",), shuffle="window"),
     "Upshift, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
-    "NumPy by hand": System(open=by_hand, files=_FLAT, against="Upshift, all mixed", reference=True),
-    "DataLoader": System(open=loader, files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, listed __getitems__": System(open=loader_listed, files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, __getitems__": System(open=loader_many, files=_FLAT, against="Upshift, all mixed"),
+    "Upshift, all mixed, 2 threads": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)),
+    "NumPy by hand": System(open=by_hand, files=_FLAT, against="Upshift, all mixed, 2 threads", reference=True),
+    "DataLoader": System(open=loader, files=_FLAT, against="Upshift, all mixed, 2 threads"),
+    "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Upshift, all mixed, 2 threads"),
+    "DataLoader, listed __getitems__": System(open=loader_listed, files=_FLAT, against="Upshift, all mixed, 2 threads"),
+    "DataLoader, __getitems__": System(open=loader_many, files=_FLAT, against="Upshift, all mixed, 2 threads"),
     "DataLoader, __getitems__, 2 workers": System(
-        open=lambda at: loader_many(at, 2), files=_FLAT, against="Upshift, all mixed"
+        open=lambda at: loader_many(at, 2), files=_FLAT, against="Upshift, all mixed, 2 threads"
     ),
     "LitData": System(open=litdata, files=_LITDATA, shuffle="chunks", against="Upshift", needs="litdata"),
     "LitData, 2 workers": System(

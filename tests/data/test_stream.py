@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from upshift.core.errors import DataError
+from upshift.core.errors import CorruptError, DataError
 from upshift.data import MixedStream, PackedStream, Store, StoreWriter, Stream
 from upshift.data.stream.packed import best_fit
 
@@ -360,13 +360,65 @@ def test_forms() -> None:
 
 def test_batches_that_are_held_keep_their_content() -> None:
     with StoreWriter(folder() / "images", block_rows=8) as writer:
-        writer.write({"image": np.arange(64, dtype=np.uint8)[:, None] + np.zeros((64, 100_000), np.uint8)})
+        writer.write({"image": np.arange(64, dtype=np.uint8)[:, None] + np.zeros((64, 400_000), np.uint8)})
     stream = Stream(folder() / "images", batch_size=2, shuffle=False, form="torch", workers=2)
     held = [batch["image"] for batch in stream]
     assert [image[:, 0].tolist() for image in held] == [[2 * n, 2 * n + 1] for n in range(32)]
     assert all((image == image[:, :1]).all() for image in held)
-    addresses = {batch["image"].data_ptr() for batch in Stream(folder() / "images", batch_size=2, form="torch")}
+    large = Stream(folder() / "images", batch_size=8, form="torch")  # too large to be gathered with others
+    addresses = {batch["image"].data_ptr() for batch in large}
     assert len(addresses) <= 3  # let go, they are used again
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"strings": ["text"]},
+        {"form": "numpy", "views": ["raw"]},
+        {"form": "torch", "workers": 2},
+        {"bucket_by": "text", "window_blocks": 2},
+        {"window_blocks": 1, "rank": 1, "world_size": 3},
+        {"shuffle": False, "drop_last": True},
+    ],
+)
+def test_batches_gathered_together_are_those_gathered_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    together = Stream(numbers(500), batch_size=7, seed=3, **more)
+    found = [(_plain(batch), together.state_dict()) for batch in together]
+    monkeypatch.setattr("upshift.data.stream.stream._MOST_GATHERED", 1)
+    alone = Stream(numbers(500), batch_size=7, seed=3, **more)
+    assert found == [(_plain(batch), alone.state_dict()) for batch in alone]
+    assert len(found) > 20
+
+
+def _plain(batch: Any) -> dict[str, list[Any]]:
+    return {
+        name: [np.asarray(value).tolist() for value in values] if isinstance(values, list) else np.asarray(values).tolist()
+        for name, values in batch.items()
+    }
+
+
+def test_views_are_the_rows_in_place() -> None:
+    stream = Stream(numbers(200), batch_size=64, shuffle=False, views=["raw"])
+    batch = next(iter(stream))
+    assert [int(value) for value in batch["raw"]] == list(range(64))
+    assert not batch["raw"][0].flags.writeable
+    with pytest.raises(DataError, match="views names 'text', which is no raw column"):
+        Stream(numbers(100), batch_size=1, views=["text"])
+
+
+def test_a_damaged_block_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "store", block_rows=64) as writer:
+        writer.write({"text": [f"{number:05d}" for number in range(128)]})
+    offsets = np.arange(0, 5 * 65, 5, dtype=np.int32).tobytes()
+    (path,) = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and offsets in path.read_bytes()]
+    data = bytearray(path.read_bytes())
+    at = data.find(offsets)
+    data[at + 40 : at + 44] = (2**31 - 5).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match="upshift data verify"):
+        list(Stream(tmp_path / "store", batch_size=8))
 
 
 def test_windows_of_tokens_cross_shards() -> None:

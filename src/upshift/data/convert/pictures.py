@@ -1,8 +1,8 @@
 """Decode and resize images: by simplejpeg where it is installed and by Pillow otherwise, with the same pixels.
 
 Both decode by libjpeg-turbo, whose accurate integer transform is exact, so that the pixels are equal. A reduction by a whole
-number is a mean over squares, rounded half up, as Pillow's `Image.reduce` does it; any other size is Pillow's bilinear
-filter with antialiasing.
+number is a mean over squares, rounded half up, which for powers of two is Pillow's `Image.reduce`; by two OpenCV does the
+same several times as fast, where it is installed. Any other size is Pillow's bilinear filter with antialiasing.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ def resize(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 def reduced(pixels: Pixels, factor: int) -> Pixels:
     """The mean over squares of `factor` by `factor` pixels, rounded half up, `[height / factor, width / factor, 3]`."""
+    height, width = pixels.shape[:2]
+    if factor == 2 and height % 2 == width % 2 == 0 and (fast := _opencv()) is not None:
+        halved: Pixels = fast.resize(pixels, (width // 2, height // 2), interpolation=fast.INTER_AREA)
+        return halved
     rows: npt.NDArray[Any] = pixels[::factor].astype(np.uint16 if factor <= 16 else np.uint32)
     for row in range(1, factor):  # whole rows first: they lie together
         rows += pixels[row::factor]
@@ -109,3 +113,13 @@ def _simplejpeg() -> Any:
     except ImportError:
         return None
     return simplejpeg
+
+
+@lru_cache(maxsize=1)
+def _opencv() -> Any:
+    """What halves pictures faster, where it is installed."""
+    try:
+        import cv2  # noqa: PLC0415  of the extra `recipes`
+    except ImportError:
+        return None
+    return cv2

@@ -1,44 +1,50 @@
 """Rows picked from several Arrow blocks at once, each byte copied once.
 
 `pyarrow.compute.take` wants one contiguous array: to pick 256 rows of a window of 16 blocks it would first copy the window.
-Here the bytes of the picked rows are joined straight from the mapped blocks, and the offsets follow from the lengths. So a
-batch costs its own bytes and nothing else, in time and in memory. Types that are rarely met (dictionaries, unions, maps,
-views) do go through `take`.
+But the blocks are mapped files, all of them in one address space. So the rows of a column of several blocks are seen as one
+long array without a copy: its data begin at the block that lies lowest, its offsets reach into all of them, and between the
+rows of one block and those of the next stands a row that nobody asks for. Arrow's own kernel picks from that, without the
+interpreter. A batch costs its own bytes and nothing else, in time and in memory. Types that are rarely met (dictionaries,
+unions, maps, views) do go through a copy of their blocks.
 
-The arrays of a column are seen as one long column; `at` counts rows through all of them.
+The arrays of a column are seen as one long column; `at` counts rows through all of them, and `before` says how many arrays
+come before each row's own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from itertools import repeat
-from operator import getitem
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow._compute import get_function
 
-from upshift.core.errors import DataError
+from upshift.core.errors import CorruptError, DataError
 
 Index = npt.NDArray[np.int64]
+
+_TAKE = get_function("array_take")
+_POOL = pa.default_memory_pool()
+"""Arrow's own pool keeps several batches' worth of memory at hand."""
 
 
 class Picker(ABC):
     """A column of several blocks, to pick rows from."""
 
     @abstractmethod
-    def take(self, at: Index) -> pa.Array:
+    def take(self, at: Index, before: Index) -> pa.Array:
         """The rows, in the order asked for, as an array of its own memory, [rows]."""
 
-    def strings(self, at: Index) -> list[str | None]:
+    def strings(self, at: Index, before: Index) -> list[str | None]:
         """The rows of a text column as strings, [rows].
 
         Raises:
             DataError: The column holds no text.
         """
-        picked = self.take(at)
+        picked = self.take(at, before)
         if not (pa.types.is_string(picked.type) or pa.types.is_large_string(picked.type)):
             raise DataError(f"a column of {picked.type} holds no strings: name text columns alone.")
         found: list[str | None] = picked.to_pylist()
@@ -72,7 +78,7 @@ class _Fixed(Picker):
         )
         self._valid = _validity(arrays)
 
-    def take(self, at: Index) -> pa.Array:
+    def take(self, at: Index, before: Index) -> pa.Array:
         return pa.Array.from_buffers(self._type, len(at), [_bitmap(self._valid, at), pa.py_buffer(self._values[at])])
 
 
@@ -84,40 +90,36 @@ class _Ranges(Picker):
         self._wide = _is_wide(self._type)
         self._is_list = _is_list(self._type)
         self._item = self._type.value_type.bit_width // 8 if self._is_list else 1
-        self._views = [_bytes_of(a.values.buffers()[1] if self._is_list else a.buffers()[2]) for a in arrays]
-        self._ends = np.cumsum([len(a) for a in arrays])
-        offsets = [_offsets(a, wide=self._wide) for a in arrays]
-        self._starts = np.concatenate([part[:-1] for part in offsets]) * self._item
-        self._stops = np.concatenate([part[1:] for part in offsets]) * self._item
+        self._is_text = bool(pa.types.is_string(self._type) or pa.types.is_large_string(self._type))
+        self._rows = _spanning(arrays, pa.large_string() if self._is_text else pa.large_binary(), self._item)
         self._valid = _validity(arrays)
 
-    def take(self, at: Index) -> pa.Array:
-        starts, stops = self._starts[at], self._stops[at]
-        data = b"".join(self._slices(at, starts, stops))
-        offsets = _joined_offsets(stops - starts, self._item, wide=self._wide)
+    def take(self, at: Index, before: Index) -> pa.Array:
+        if not len(at):
+            return pa.array([], self._type)
+        _, offsets, data = self._picked(at, before).buffers()
         mask = _bitmap(self._valid, at)
+        if self._item > 1 or not self._wide:
+            offsets = _narrow(np.frombuffer(offsets, np.int64, len(at) + 1), self._item, wide=self._wide)
         if not self._is_list:
-            return pa.Array.from_buffers(self._type, len(at), [mask, offsets, pa.py_buffer(data)])
-        values = pa.Array.from_buffers(self._type.value_type, len(data) // self._item, [None, pa.py_buffer(data)])
+            return pa.Array.from_buffers(self._type, len(at), [mask, offsets, data])
+        values = pa.Array.from_buffers(self._type.value_type, data.size // self._item, [None, data])
         return pa.Array.from_buffers(self._type, len(at), [mask, offsets], children=[values])
 
-    def strings(self, at: Index) -> list[str | None]:
-        if not (pa.types.is_string(self._type) or pa.types.is_large_string(self._type)):
-            return super().strings(at)
-        found: list[str | None] = list(map(str, self._slices(at, self._starts[at], self._stops[at]), repeat("utf-8")))
+    def strings(self, at: Index, before: Index) -> list[str | None]:
+        if not self._is_text or not len(at):
+            return super().strings(at, before)
+        found: list[str | None] = self._picked(at, before).to_pylist()
         if self._valid is not None:
             for row in np.flatnonzero(~self._valid[at]).tolist():
                 found[row] = None
         return found
 
-    def _slices(self, at: Index, starts: Index, stops: Index) -> list[memoryview]:
-        """A view of the bytes of each row; by `map`, since this line is most of what a batch costs besides its bytes."""
-        cut: Callable[[Any, Any], Any] = getitem
-        cuts = map(slice, starts.tolist(), stops.tolist())
-        if len(self._views) == 1:
-            return list(map(cut, repeat(self._views[0]), cuts))
-        owners = np.searchsorted(self._ends, at, side="right").tolist()
-        return list(map(cut, map(self._views.__getitem__, owners), cuts))
+    def _picked(self, at: Index, before: Index) -> pa.Array:
+        """The bytes of rows, one after another, with 64-bit offsets."""
+        # Not `pa.array` and `take`: where pandas is installed they import it, and some megabytes more, to do the same.
+        places = pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at + before + 1)])
+        return _TAKE.call([self._rows, places], memory_pool=_POOL)
 
 
 class _Lists(Picker):
@@ -133,12 +135,14 @@ class _Lists(Picker):
         self._stops = np.concatenate([part[1:] for part in offsets])
         self._valid = _validity(arrays)
 
-    def take(self, at: Index) -> pa.Array:
+    def take(self, at: Index, before: Index) -> pa.Array:
         starts, lengths = self._starts[at], self._stops[at] - self._starts[at]
         ends = np.cumsum(lengths)
         inner = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-        buffers = [_bitmap(self._valid, at), _joined_offsets(lengths, 1, wide=self._wide)]
-        return pa.Array.from_buffers(self._type, len(at), buffers, children=[self._values.take(inner)])
+        buffers = [_bitmap(self._valid, at), _narrow(_from_lengths(lengths), 1, wide=self._wide)]
+        return pa.Array.from_buffers(
+            self._type, len(at), buffers, children=[self._values.take(inner, np.repeat(before, lengths))]
+        )
 
 
 class _Structs(Picker):
@@ -149,8 +153,8 @@ class _Structs(Picker):
         self._fields = [picker([a.field(number) for a in arrays]) for number in range(self._type.num_fields)]
         self._valid = _validity(arrays)
 
-    def take(self, at: Index) -> pa.Array:
-        children = [field.take(at) for field in self._fields]
+    def take(self, at: Index, before: Index) -> pa.Array:
+        children = [field.take(at, before) for field in self._fields]
         return pa.Array.from_buffers(self._type, len(at), [_bitmap(self._valid, at)], children=children)
 
 
@@ -160,7 +164,7 @@ class _Other(Picker):
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._whole = pa.concat_arrays(list(arrays))
 
-    def take(self, at: Index) -> pa.Array:
+    def take(self, at: Index, before: Index) -> pa.Array:
         return self._whole.take(pa.array(at))
 
 
@@ -181,8 +185,34 @@ def _is_wide(kind: pa.DataType) -> bool:
     return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind))
 
 
-def _bytes_of(buffer: pa.Buffer | None) -> memoryview:
-    return memoryview(b"" if buffer is None else buffer)
+def _spanning(arrays: Sequence[pa.Array], kind: pa.DataType, item: int) -> pa.Array:
+    """The bytes of the rows of all arrays as one array of a kind with 64-bit offsets.
+
+    Row r, counted through all arrays, stands at 1 + b + r where b arrays come before its own. An item takes `item` bytes.
+
+    It reaches from the lowest address of any array to the highest, and looks at nothing between them.
+
+    Raises:
+        CorruptError: A row reaches outside of its own array; Arrow would follow it.
+    """
+    buffers = [a.values.buffers()[1] if _is_list(a.type) else a.buffers()[2] for a in arrays]
+    there = [buffer for buffer in buffers if buffer is not None and buffer.size]
+    base = min((buffer.address for buffer in there), default=0)
+    size = max((buffer.address + buffer.size for buffer in there), default=base) - base
+    parts, num_bytes = [np.zeros(1, np.int64)], 0
+    for array, buffer in zip(arrays, buffers, strict=True):
+        offsets = _offsets(array, wide=_is_wide(array.type)) * item
+        if offsets[0] < 0 or offsets[-1] > (buffer.size if buffer is not None else 0) or (np.diff(offsets) < 0).any():
+            raise CorruptError("a row of a block reaches outside of it: the file is damaged; run `upshift data verify`.")
+        num_bytes += int(offsets[-1] - offsets[0])
+        parts.append(offsets + (buffer.address - base if buffer is not None and buffer.size else 0))
+    # Arrow makes room by the mean length of all rows, from the first offset to the last. What lies between the arrays must
+    # not count, so these two are set to what they would be without: they belong to rows that nobody asks for.
+    rows = sum(map(len, parts))
+    room = num_bytes + num_bytes // 8  # so that a batch of longer rows than the mean needs no second place
+    parts.append(np.array([room], dtype=np.int64))
+    data = pa.foreign_buffer(base, max(size, room), base=tuple(arrays)) if size else pa.py_buffer(b"")
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.concatenate(parts)), data])
 
 
 def _offsets(array: pa.Array, *, wide: bool) -> Index:
@@ -193,16 +223,27 @@ def _offsets(array: pa.Array, *, wide: bool) -> Index:
     return np.frombuffer(buffer, np.int64 if wide else np.int32, len(array) + 1).astype(np.int64)
 
 
-def _joined_offsets(lengths: Index, item: int, *, wide: bool) -> pa.Buffer:
+def _from_lengths(lengths: Index) -> Index:
     offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths // item if item > 1 else lengths, out=offsets[1:])
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _narrow(offsets: Index, item: int, *, wide: bool) -> pa.Buffer:
+    """Offsets in bytes as those of items, of the width of the type.
+
+    Raises:
+        DataError: They reach further than that.
+    """
+    if item > 1:
+        offsets = offsets // item
     if not wide:
         if offsets[-1] > np.iinfo(np.int32).max:
             raise DataError(
-                f"a batch of {len(lengths)} rows holds {int(offsets[-1]):,} bytes or items in one column, more than Arrow's "
-                f"32-bit offsets reach: use a smaller batch, or convert with a large type."
+                f"a batch of {len(offsets) - 1} rows holds {int(offsets[-1]):,} bytes or items in one column, more than "
+                f"Arrow's 32-bit offsets reach: use a smaller batch, or convert with a large type."
             )
-        offsets = offsets.astype(np.int32)
+        return pa.py_buffer(offsets.astype(np.int32))
     return pa.py_buffer(offsets)
 
 

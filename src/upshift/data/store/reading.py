@@ -53,11 +53,18 @@ class Reader:
 
     def blocks_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The block that each row stands in, [rows]."""
+        if len(self._shards) == 1:  # all blocks but the last are of one size
+            return rows // self._manifest.block_rows
         return np.searchsorted(self.block_firsts, rows, side="right") - 1
 
     def shards_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The shard that each row stands in, [rows]."""
         return np.searchsorted(self.shard_firsts, rows, side="right") - 1
+
+    def shard_of(self, first: int, last: int) -> int | None:
+        """The shard that all rows from `first` to `last` stand in; None where they are of several."""
+        one, other = self.shards_of(np.array([first, last])).tolist()
+        return int(one) if one == other else None
 
     def shard_at(self, row: int) -> Shard:
         """The shard that a row stands in."""

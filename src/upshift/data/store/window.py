@@ -28,34 +28,49 @@ class Window:
     def __init__(self, reader: Reader, blocks: Index) -> None:
         self._reader = reader
         self._blocks = np.sort(blocks)
-        self._firsts = reader.block_firsts[self._blocks]
         counts = reader.block_counts[self._blocks]
-        self._before = np.cumsum(counts) - counts
+        # Of each block of the store: its place among these, and what lies before it here less what lies before it there.
+        self._places = np.zeros(len(reader.block_counts), np.int64)
+        self._places[self._blocks] = np.arange(len(self._blocks))
+        self._shifts = np.zeros(len(reader.block_counts), np.int64)
+        self._shifts[self._blocks] = np.cumsum(counts) - counts - reader.block_firsts[self._blocks]
         self._pickers: dict[str, Picker] = {}
         self._guard = threading.Lock()
 
     def arrow(self, column: str, rows: Index) -> pa.Array:
         """Rows of the store, all within these blocks, of a column kept in Arrow blocks, [rows]."""
-        return self._picker(column).take(self._at(rows))
+        return self._picker(column).take(*self._at(rows))
 
     def strings(self, column: str, rows: Index) -> list[str | None]:
         """The same as strings, [rows]."""
-        return self._picker(column).strings(self._at(rows))
+        return self._picker(column).strings(*self._at(rows))
 
     def raw(self, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Rows of a raw column, [rows, *shape]; into `out`, where that is given."""
         return gather_raw(self._reader, column, rows, out)
+
+    def views(self, column: str, rows: Index) -> list[npt.NDArray[Any]]:
+        """The same without a copy: read-only views into the mapped files, [rows] of [*shape]."""
+        found: list[npt.NDArray[Any]] = [np.empty(0)] * len(rows)
+        shards = self._reader.shards_of(rows)
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            at = rows[places] - self._reader.shard_firsts[shard]
+            self._reader.need_raw(shard, column, at)
+            values = self._reader.raw(shard, column)
+            for place, row in zip(places.tolist(), at.tolist(), strict=True):
+                found[place] = values[row, ...]
+        return found
 
     def fetch(self) -> None:
         """Read the Arrow blocks now, several at a time: they come from afar."""
         with ThreadPoolExecutor(_FETCHING, thread_name_prefix="upshift-fetch") as pool:
             list(pool.map(self._reader.block, self._blocks.tolist()))
 
-    def _at(self, rows: Index) -> Index:
-        """Where rows of the store stand in this window."""
-        slots = np.searchsorted(self._firsts, rows, side="right") - 1
-        found: Index = rows - self._firsts[slots] + self._before[slots]
-        return found
+    def _at(self, rows: Index) -> tuple[Index, Index]:
+        """Where rows of the store stand in this window, and how many of its blocks come before their own."""
+        blocks = self._reader.blocks_of(rows)
+        return rows + self._shifts[blocks], self._places[blocks]
 
     def _picker(self, column: str) -> Picker:
         with self._guard:
@@ -66,6 +81,12 @@ class Window:
 
 def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
     """Rows of a raw column from anywhere in the store, [rows, *shape]; into `out`, where that is given."""
+    shard = reader.shard_of(int(rows.min()), int(rows.max())) if len(rows) else None
+    if shard is not None and out is not None:  # as in every store of one shard: nothing to sort out
+        at = rows - reader.shard_firsts[shard]
+        reader.need_raw(shard, column, at)
+        np.take(reader.raw(shard, column), at, axis=0, out=out, mode="clip")
+        return out
     shards = reader.shards_of(rows)
     firsts = rows - reader.shard_firsts[shards] if len(rows) else rows
     values = reader.raw(int(shards[0]) if len(rows) else 0, column)

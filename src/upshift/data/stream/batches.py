@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -38,6 +39,28 @@ class Step:
     after: Position
 
 
+@dataclass(frozen=True)
+class Maker:
+    """What makes the batches of an epoch, in any thread.
+
+    Attributes:
+        finish: Makes a batch of what was gathered for it.
+        gather: Gathers what several tasks need, each in its place; hands on the tasks themselves unless given.
+        close: Lets go of everything.
+    """
+
+    finish: Callable[[Any], Any]
+    close: Callable[[], None]
+    gather: Callable[[list[Any]], list[Any]] = list
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Stands at the place of a batch that could not be made, until the loop comes there."""
+
+    error: BaseException
+
+
 class Batches(IterableDataset[Any]):
     """Batches in an order that any number of workers and ranks can take up anywhere.
 
@@ -48,7 +71,7 @@ class Batches(IterableDataset[Any]):
 
     Args:
         workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
-        read_ahead: Batches each thread is ahead at most.
+        read_ahead: Batches each thread is ahead at most; where several small ones are gathered at once, so many times those.
 
     Attributes:
         epoch: The epoch that is under way, or comes next.
@@ -133,32 +156,46 @@ class Batches(IterableDataset[Any]):
         """The steps of an epoch from a position on."""
 
     @abstractmethod
-    def _maker(self, epoch: int) -> tuple[Callable[[Any], Any], Callable[[], None]]:
-        """What makes a batch of a task, in any thread; and what lets go of it at the end."""
+    def _maker(self, epoch: int) -> Maker:
+        """What makes the batches of an epoch."""
+
+    @property
+    def _at_once(self) -> int:
+        """How many batches to gather at once."""
+        return 1
+
+    def _groups(self, steps: Iterator[Step]) -> Iterator[list[Step]]:
+        """The steps, as many together as are gathered at once."""
+        while group := list(islice(steps, self._at_once)):
+            yield group
 
     def _here(self) -> Iterator[Any]:
         """What is left of an epoch; then the stream stands at the start of the next one."""
         epoch, start = self.epoch, self._begin or self._start()
         self._begin, self._skip, self._position = None, None, start
-        make, close = self._maker(epoch)
+        maker = self._maker(epoch)
 
-        def made(step: Step) -> tuple[Step, Any]:
-            return step, make(step.task)
+        def made(group: list[Step]) -> list[tuple[Step, Any]]:
+            return list(zip(group, _made(maker, [step.task for step in group]), strict=False))
 
-        batches = prepared(made, self._steps(epoch, start), threads=self._workers, ahead=self._workers * self._read_ahead)
+        groups = self._groups(self._steps(epoch, start))
+        batches = prepared(made, groups, threads=self._workers, ahead=self._workers * self._read_ahead)
         try:
             while True:
                 before = time.perf_counter()
                 found = next(batches, None)
-                self._times.add("wait_s", time.perf_counter() - before)
+                self._times.add(wait_s=time.perf_counter() - before)
                 if found is None:
                     break
-                step, batch = found
-                self._position = step.after
-                yield batch
+                for step, batch in found:
+                    if isinstance(batch, _Failed):
+                        raise batch.error
+                    self._position = step.after
+                    yield batch
+                del found, batch  # held no longer than whoever took them holds them: their memory is used again
         finally:
             batches.close()  # type: ignore[attr-defined]  # a generator
-            close()
+            maker.close()
         self.epoch, self._position = epoch + 1, self._following(self._position)
 
     def _in_worker(self, worker: int, num_workers: int) -> Iterator[Any]:
@@ -169,19 +206,45 @@ class Batches(IterableDataset[Any]):
             self._heard = heard
         epoch, start, skip = self.epoch, self._begin or self._start(), worker if self._skip is None else self._skip
         self._begin, self._skip, self._position = None, skip, start
-        make, close = self._maker(epoch)
+        maker = self._maker(epoch)
         try:
             for step in self._steps(epoch, start):
                 if skip:
                     skip -= 1
                     continue
-                batch = make(step.task)
+                batch = maker.finish(maker.gather([step.task])[0])
                 skip = num_workers - 1
                 self._position, self._skip = step.after, skip
                 yield batch
         finally:
-            close()
+            maker.close()
         self.epoch, self._position, self._skip = epoch + 1, self._following(self._position), None
+
+
+def _made(maker: Maker, tasks: list[Any]) -> list[Any]:
+    """The batches of tasks; up to the first that fails, which stands at its place."""
+    try:
+        gathered = maker.gather(tasks)
+    except Exception as error:  # noqa: BLE001  raised where the loop comes to it
+        if len(tasks) == 1:
+            return [_Failed(error)]
+        return _one_by_one(maker, tasks)  # the error belongs to one of them
+    found: list[Any] = []
+    for one in gathered:
+        try:
+            found.append(maker.finish(one))
+        except Exception as error:  # noqa: BLE001  as above
+            return [*found, _Failed(error)]
+    return found
+
+
+def _one_by_one(maker: Maker, tasks: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for task in tasks:
+        found += _made(maker, [task])
+        if isinstance(found[-1], _Failed):
+            break
+    return found
 
 
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from upshift.core.errors import DataError
 from upshift.core.seeding import mix
 from upshift.data.store.store import Store
 from upshift.data.stream.batch import Batch
-from upshift.data.stream.batches import Batches, Position, Step, place
+from upshift.data.stream.batches import Batches, Maker, Position, Step, place
 from upshift.data.stream.buffers import Buffers
 from upshift.data.stream.form import FORMS, Form, formed
 from upshift.data.stream.opened import Opened, joined
@@ -147,7 +147,7 @@ class MixedStream(Batches):
             counts[max(range(len(counts)), key=wanted.__getitem__)] += 1
         return counts, [round(want - count, 9) for want, count in zip(wanted, counts, strict=True)]
 
-    def _maker(self, epoch: int) -> tuple[Callable[[Any], Any], Callable[[], None]]:
+    def _maker(self, epoch: int) -> Maker:
         opened: dict[tuple[int, int], tuple[Order, Opened]] = {}
 
         def take(source: int, start: int, count: int) -> list[dict[str, Any]]:
@@ -181,15 +181,14 @@ class MixedStream(Batches):
                 columns = {name: _picked(values, order) for name, values in columns.items()}
             with self._times.stage("form"):
                 batch = Batch(formed(columns, self._form), self._batch)
-            self._times.add("batches", 1)
-            self._times.add("samples", self._batch)
+            self._times.add(batches=1, samples=self._batch)
             return batch
 
         def close() -> None:
             for _, window in opened.values():
                 window.close()
 
-        return make, close
+        return Maker(finish=make, close=close)
 
 
 def _shares(weights: Weights, step: int, count: int) -> list[float]:

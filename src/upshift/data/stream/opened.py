@@ -41,6 +41,19 @@ class Opened:
         taken = [self._part(part.window, part.samples, buffers) for part in parts]
         return taken[0] if len(taken) == 1 else {name: joined([part[name] for part in taken]) for name in taken[0]}
 
+    def take_all(self, batches: list[list[Part]], buffers: Buffers) -> list[Columns]:
+        """Samples of several batches: at once, where all lie within one window."""
+        windows = {part.window for parts in batches for part in parts}
+        if len(batches) == 1 or len(windows) > 1 or not all(batches):
+            return [self.take(parts, buffers) for parts in batches]
+        samples = [part.samples for parts in batches for part in parts]
+        columns = self._part(windows.pop(), np.concatenate(samples), buffers)
+        ends = np.cumsum([sum(len(part.samples) for part in parts) for parts in batches]).tolist()
+        return [
+            {name: _between(values, start, end) for name, values in columns.items()}
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+
     def close(self) -> None:
         """Open nothing more."""
         if self._ahead is not None:
@@ -74,6 +87,11 @@ class Opened:
             with self._guard:
                 self._kept.pop(window, None)  # and the next who asks tries again
             future.set_exception(error)
+
+
+def _between(values: Any, start: int, end: int) -> Any:
+    """Some rows of a column, without a copy."""
+    return values.slice(start, end - start) if isinstance(values, pa.Array) else values[start:end]
 
 
 def joined(parts: list[Any]) -> Any:

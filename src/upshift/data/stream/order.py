@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -87,6 +88,15 @@ class Order:
             found.append(Part(window, self._samples(window)[start - first : until - first]))
             start = until
         return found
+
+    def parts_of(self, ranges: list[tuple[int, int]]) -> list[list[Part]]:
+        """`parts` of several ranges; found at once where they follow one another within a window, as batches mostly do."""
+        start, end = ranges[0][0], ranges[-1][1]
+        if all(one[1] == other[0] for one, other in pairwise(ranges)) and start < end:
+            (first, *more) = self.parts(start, end)
+            if not more:
+                return [[Part(first.window, first.samples[one - start : other - start])] for one, other in ranges]
+        return [self.parts(*one) for one in ranges]
 
     def _samples(self, window: int) -> Rows:
         with self._guard:

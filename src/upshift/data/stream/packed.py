@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -23,7 +23,7 @@ from upshift.core.errors import DataError
 from upshift.core.seeding import mix
 from upshift.data.store.store import Store
 from upshift.data.stream.batch import Batch
-from upshift.data.stream.batches import Batches, Position, Step, place
+from upshift.data.stream.batches import Batches, Maker, Position, Step, place
 from upshift.data.stream.buffers import Buffers
 from upshift.data.stream.form import FORMS, Form, formed
 from upshift.data.stream.lengths import Lengths
@@ -166,7 +166,7 @@ class PackedStream(Batches):
             after = waiting[0] if waiting else (last, 0)
             yield Step(task, {"pool": after[0], "row": after[1]})
 
-    def _maker(self, epoch: int) -> tuple[Callable[[Any], Any], Callable[[], None]]:
+    def _maker(self, epoch: int) -> Maker:
         order = self._order(epoch)
         opened = Opened(self._samples, order)
 
@@ -176,11 +176,10 @@ class PackedStream(Batches):
                 columns = self._filled(rows, opened)
             with self._times.stage("form"):
                 batch = Batch(formed(columns, self._form), len(rows))
-            self._times.add("batches", 1)
-            self._times.add("samples", len(rows))
+            self._times.add(batches=1, samples=len(rows))
             return batch
 
-        return make, opened.close
+        return Maker(finish=make, close=opened.close)
 
     def _order(self, epoch: int) -> Order:
         counts = self._samples.counts

@@ -47,14 +47,21 @@ class RowSamples(Samples):
         store: Of the rows.
         columns: Those wanted.
         strings: Of these, text columns that come as lists of strings.
+        views: Of these, raw columns that come as lists of views into the mapped store.
     """
 
-    def __init__(self, store: Store, columns: Sequence[str] | None, strings: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, columns: Sequence[str] | None, strings: Sequence[str], views: Sequence[str] = ()
+    ) -> None:
         self._store = store
         self._columns = store.checked_columns(columns)
-        self._strings = frozenset(strings)
-        for name in sorted(self._strings - set(self._columns)):
-            raise DataError(f"strings names {name!r}, which is not among the columns {', '.join(self._columns)}.")
+        self._strings, self._views = frozenset(strings), frozenset(views)
+        for said, names in (("strings", self._strings), ("views", self._views)):
+            for name in sorted(names - set(self._columns)):
+                raise DataError(f"{said} names {name!r}, which is not among the columns {', '.join(self._columns)}.")
+        for name in sorted(self._views):
+            if store.manifest.raw_column(name) is None:
+                raise DataError(f"views names {name!r}, which is no raw column: only those can be seen in place.")
         self.counts = store.reader.block_counts
 
     @property
@@ -74,7 +81,9 @@ class RowSamples(Samples):
         taken: Columns = {}
         for name in self._columns:
             raw = self._store.manifest.raw_column(name)
-            if raw is not None:
+            if name in self._views:
+                taken[name] = opened.views(name, samples)
+            elif raw is not None:
                 out = buffers.empty((len(samples), *raw.shape), raw.numpy.newbyteorder("="))
                 taken[name] = opened.raw(name, samples, out)
             elif name in self._strings:
@@ -122,6 +131,13 @@ class WindowSamples(Samples):
         out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
         reader = self._store.reader
         firsts = samples * self._stride
+        if len(samples):
+            shard = reader.shard_of(int(firsts.min()), int(firsts.max()) + self._length - 1)
+            if shard is not None:  # as in every store of one shard: nothing to sort out
+                starts = firsts - reader.shard_firsts[shard]
+                reader.need_raw(shard, self._column, starts, self._length)
+                _cut(reader.raw(shard, self._column), starts, self._length, out, None)
+                return {self._column: out}
         shards, last = reader.shards_of(firsts), reader.shards_of(firsts + self._length - 1)
         for shard in np.unique(shards).tolist():
             whole = np.flatnonzero((shards == shard) & (last == shard))
@@ -147,15 +163,15 @@ class WindowSamples(Samples):
             done += len(part)
 
 
-def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[Any], rows: Index) -> None:
-    """Copy windows of `values` to rows of `out`: once, where they lie side by side."""
+def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[Any], rows: Index | None) -> None:
+    """Copy windows of `values` to rows of `out`, None for all of them: once, where they lie side by side."""
     first = int(starts[0]) % length
-    if not ((starts - first) % length).any():
+    numbers, rest = np.divmod(starts - first, length)
+    if not rest.any():
         table = values[first : first + (len(values) - first) // length * length].reshape(-1, length)
-        numbers = (starts - first) // length
-        if len(rows) == len(out):
+        if rows is None or len(rows) == len(out):
             np.take(table, numbers, axis=0, out=out, mode="clip")
         else:
             out[rows] = table[numbers]
         return
-    out[rows] = np.lib.stride_tricks.sliding_window_view(values, length)[starts]
+    out[slice(None) if rows is None else rows] = np.lib.stride_tricks.sliding_window_view(values, length)[starts]

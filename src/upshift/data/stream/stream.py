@@ -16,20 +16,26 @@ from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from upshift.core.errors import DataError
 from upshift.data.store.store import Store
 from upshift.data.stream.batch import Batch
-from upshift.data.stream.batches import Batches, Position, Step, place
+from upshift.data.stream.batches import Batches, Maker, Position, Step, place
 from upshift.data.stream.bucket import Buckets
 from upshift.data.stream.buffers import Buffers
-from upshift.data.stream.form import FORMS, Form, formed
+from upshift.data.stream.form import FORMS, Columns, Form, formed
 from upshift.data.stream.lengths import Lengths
 from upshift.data.stream.opened import Opened
 from upshift.data.stream.order import Order
 from upshift.data.stream.samples import RowSamples, Samples, WindowSamples
 from upshift.data.stream.shares import Shares
+
+_GATHERED_BYTES = 2**22
+_MOST_GATHERED = 16
+"""Batches gathered at once: small ones, up to about so many bytes. What a gathering costs besides them is then shared."""
+_LOOKED_AT = 8
 
 
 class Stream(Batches):
@@ -45,6 +51,8 @@ class Stream(Batches):
         columns: Which columns; None takes all.
         form: What numbers come as: `arrow`, `numpy` or `torch`.
         strings: Text columns that come as lists of strings instead of Arrow arrays.
+        views: Raw columns that come as a list of read-only views into the mapped store, for a `transform` that reads each
+            row once, such as one that makes pictures smaller: nothing is copied before.
         drop_last: Leave out what does not fill a batch on every rank.
         workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
         read_ahead: Batches each thread is ahead at most.
@@ -71,6 +79,7 @@ class Stream(Batches):
         columns: Sequence[str] | None = None,
         form: Form = "arrow",
         strings: Sequence[str] = (),
+        views: Sequence[str] = (),
         drop_last: bool = False,
         workers: int = 0,
         read_ahead: int = 2,
@@ -86,7 +95,7 @@ class Stream(Batches):
         if form not in FORMS:
             raise DataError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
         self._rank, world = place(rank, world_size)
-        self._samples = _samples(self.store, columns, strings, length, stride)
+        self._samples = _samples(self.store, columns, (strings, views), length, stride)
         count = int(self._samples.counts.sum())
         self._shares = Shares(num_samples=count, batch_size=batch_size, world_size=world, drop_last=drop_last)
         self._shares.check()
@@ -94,6 +103,7 @@ class Stream(Batches):
         self._lengths = _lengths(self.store, bucket_by, length)
         self._form, self._transform = form, transform
         self._buffers = Buffers(most=workers * read_ahead + 2)
+        self._together: int | None = None  # until a batch was seen
         super().__init__(workers=workers, read_ahead=read_ahead)
 
     def __len__(self) -> int:
@@ -131,28 +141,54 @@ class Stream(Batches):
             yield Step((first, end, at.get("bucket", 0)), at)
             first, end = self._shares.step(end)
 
-    def _maker(self, epoch: int) -> tuple[Callable[[Any], Any], Callable[[], None]]:
+    @property
+    def _at_once(self) -> int:
+        return self._together or 1
+
+    def _maker(self, epoch: int) -> Maker:
         order = Order(
             self._samples.counts, seed=self._seed, epoch=epoch, shuffle=self._shuffle, window_blocks=self._window_blocks
         )
         opened = Opened(self._samples, order)
         buckets = Buckets(order, self._lengths, seed=self._seed, epoch=epoch) if self._lengths is not None else None
 
-        def make(task: tuple[int, int, int]) -> Any:
-            start, stop = self._shares.share(task[0], task[1], self._rank)
+        def gather(tasks: list[tuple[int, int, int]]) -> list[tuple[Columns, int]]:
             with self._times.stage("gather"):
-                parts = order.parts(start, stop) if buckets is None else buckets.parts(start, stop, task[2])
-                columns = opened.take(parts, self._buffers)
+                shares = [self._shares.share(first, end, self._rank) for first, end, _ in tasks]
+                if buckets is not None:
+                    parts = [buckets.parts(*share, task[2]) for share, task in zip(shares, tasks, strict=True)]
+                else:
+                    parts = order.parts_of(shares)
+                taken = opened.take_all(parts, self._buffers)
+            if self._together is None:
+                self._together = _fitting(taken[0], shares[0][1] - shares[0][0], self._shares.batch_size)
+            return [(columns, stop - start) for columns, (start, stop) in zip(taken, shares, strict=True)]
+
+        def finish(gathered: tuple[Columns, int]) -> Any:
+            columns, num_rows = gathered
             with self._times.stage("form"):
-                batch: Any = Batch(formed(columns, self._form), stop - start)
-            self._times.add("batches", 1)
-            self._times.add("samples", stop - start)
+                batch: Any = Batch(formed(columns, self._form), num_rows)
+            self._times.add(batches=1, samples=num_rows)
             if self._transform is None:
                 return batch
             with self._times.stage("transform"):
                 return self._transform(batch)
 
-        return make, opened.close
+        return Maker(gather=gather, finish=finish, close=opened.close)
+
+
+def _fitting(columns: Columns, num_rows: int, batch_size: int) -> int:
+    """How many batches of rows like these to gather at once: what a gathering costs besides their bytes is then shared."""
+    num_bytes = sum(map(_num_bytes, columns.values())) * batch_size // max(num_rows, 1)
+    return min(max(_GATHERED_BYTES // max(num_bytes, 1), 1), _MOST_GATHERED)
+
+
+def _num_bytes(values: Any) -> int:
+    """About what a column takes; of strings and views, by the first few."""
+    if not isinstance(values, list):
+        return int(values.nbytes)
+    some = [value.nbytes if isinstance(value, np.ndarray) else len(value or "") for value in values[:_LOOKED_AT]]
+    return sum(some) * len(values) // max(len(some), 1)
 
 
 class _OneByOne(IterableDataset[dict[str, Any]]):
@@ -177,12 +213,17 @@ def _plain(value: Any) -> Any:
 
 
 def _samples(
-    store: Store, columns: Sequence[str] | None, strings: Sequence[str], length: int | None, stride: int | None
+    store: Store,
+    columns: Sequence[str] | None,
+    special: tuple[Sequence[str], Sequence[str]],
+    length: int | None,
+    stride: int | None,
 ) -> Samples:
     if length is None:
         if stride is not None:
             raise DataError("stride belongs to windows: give their length too.")
-        return RowSamples(store, columns, strings)
+        strings, views = special
+        return RowSamples(store, columns, strings, views)
     names = store.columns if columns is None else tuple(columns)
     if len(names) != 1:
         raise DataError(
