@@ -27,8 +27,6 @@ from upshift.core.errors import CorruptError, DataError
 Index = npt.NDArray[np.int64]
 
 _TAKE = get_function("array_take")
-_POOL = pa.default_memory_pool()
-"""Arrow's own pool keeps several batches' worth of memory at hand."""
 
 
 class Picker(ABC):
@@ -119,7 +117,7 @@ class _Ranges(Picker):
         """The bytes of rows, one after another, with 64-bit offsets."""
         # Not `pa.array` and `take`: where pandas is installed they import it, and some megabytes more, to do the same.
         places = pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at + before + 1)])
-        return _TAKE.call([self._rows, places], memory_pool=_POOL)
+        return _TAKE.call([self._rows, places])
 
 
 class _Lists(Picker):
@@ -203,7 +201,7 @@ def _spanning(arrays: Sequence[pa.Array], kind: pa.DataType, item: int) -> pa.Ar
     for array, buffer in zip(arrays, buffers, strict=True):
         offsets = _offsets(array, wide=_is_wide(array.type)) * item
         if offsets[0] < 0 or offsets[-1] > (buffer.size if buffer is not None else 0) or (np.diff(offsets) < 0).any():
-            raise CorruptError("a row of a block reaches outside of it: the file is damaged; run `upshift data verify`.")
+            raise CorruptError("a row of a block reaches outside of it")
         num_bytes += int(offsets[-1] - offsets[0])
         parts.append(offsets + (buffer.address - base if buffer is not None and buffer.size else 0))
     # Arrow makes room by the mean length of all rows, from the first offset to the last. What lies between the arrays must

@@ -51,6 +51,11 @@ class Reader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["source"], state["manifest"])  # type: ignore[misc]
 
+    @property
+    def where(self) -> str:
+        """The store's place, as a person would name it."""
+        return self._source.where
+
     def blocks_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The block that each row stands in, [rows]."""
         if len(self._shards) == 1:  # all blocks but the last are of one size

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from upshift.core.errors import CorruptError
 from upshift.data.store.gather import Index, Picker, picker
 from upshift.data.store.reading import Reader
 
@@ -75,7 +76,14 @@ class Window:
     def _picker(self, column: str) -> Picker:
         with self._guard:
             if column not in self._pickers:
-                self._pickers[column] = picker([self._reader.block(int(number)).column(column) for number in self._blocks])
+                arrays = [self._reader.block(int(number)).column(column) for number in self._blocks]
+                try:
+                    self._pickers[column] = picker(arrays)
+                except CorruptError as error:
+                    raise CorruptError(
+                        f"column {column!r} of {self._reader.where} is damaged: {error}. Run `upshift data verify`, which "
+                        f"says which file, and restore it or convert the source again."
+                    ) from error
             return self._pickers[column]
 
 

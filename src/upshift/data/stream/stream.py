@@ -160,8 +160,9 @@ class Stream(Batches):
                 else:
                     parts = order.parts_of(shares)
                 taken = opened.take_all(parts, self._buffers)
-            if self._together is None:
-                self._together = _fitting(taken[0], shares[0][1] - shares[0][0], self._shares.batch_size)
+            num_rows = shares[0][1] - shares[0][0]
+            if self._together is None and num_rows:  # a rank's share of a last batch may be empty: it tells nothing
+                self._together = _fitting(taken[0], num_rows, self._shares.batch_size)
             return [(columns, stop - start) for columns, (start, stop) in zip(taken, shares, strict=True)]
 
         def finish(gathered: tuple[Columns, int]) -> Any:
@@ -179,7 +180,7 @@ class Stream(Batches):
 
 def _fitting(columns: Columns, num_rows: int, batch_size: int) -> int:
     """How many batches of rows like these to gather at once: what a gathering costs besides their bytes is then shared."""
-    num_bytes = sum(map(_num_bytes, columns.values())) * batch_size // max(num_rows, 1)
+    num_bytes = sum(map(_num_bytes, columns.values())) * batch_size // num_rows
     return min(max(_GATHERED_BYTES // max(num_bytes, 1), 1), _MOST_GATHERED)
 
 

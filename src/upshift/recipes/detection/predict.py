@@ -65,7 +65,7 @@ def find_objects(
     with torch.inference_mode():
         output: Output = model(images)
         if output.boxes is None or output.scores is None:
-            raise JobError("this model makes no boxes: call eval() on it.")
+            raise JobError(f"{type(model).__name__} gives no boxes of held-out pictures: take what `trained` gives.")
         settings = replace(job.suppression, min_score=min_score)
         (found,) = suppress(candidates(output.boxes, output.scores, settings), settings)
     height, width = picture.shape[:2]
