@@ -76,9 +76,16 @@ def main() -> None:
         metavar="CASE",
         help="these cases or jobs alone (gate, techniques, search, proof); other rows stay",
     )
+    parser.add_argument("--kept", action="store_true", help="search: keep the recorded exhaustive search, and climb anew")
     asked = parser.parse_args()
+    if asked.kept and asked.name != "search":
+        parser.error("--kept is of search alone")
+    if asked.name == "search":
+        budget_s = parse_duration(asked.budget or SEARCH_BUDGET)
+        print(f"wrote {run_search(asked.only or (), budget_s, kept=asked.kept)}", flush=True)
+        return
     if asked.only:
-        print(f"wrote {_run_some(asked.name, asked.only, asked.count, asked.budget)}", flush=True)
+        print(f"wrote {_run_some(asked.name, asked.only, asked.count)}", flush=True)
         return
     for name in NAMES if asked.name == "all" else (asked.name,):
         print(f"measuring {name}", flush=True)
@@ -113,14 +120,12 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
     return run_example(name, budget or "10m", seed)
 
 
-def _run_some(name: str, only: list[str], number: int | None, budget: str | None) -> object:
+def _run_some(name: str, only: list[str], number: int | None) -> object:
     """Measure some rows of a benchmark; the others stay."""
     if name == "techniques":
         return run_techniques(number or PAIRS, only)
     if name == "proof":
         return run_proof(only, number or PROOF_PAIRS)
-    if name == "search":
-        return run_search(only, parse_duration(budget or SEARCH_BUDGET))
     return run_gate(only)
 
 

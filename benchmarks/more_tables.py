@@ -82,6 +82,8 @@ def _search(job: dict[str, Any]) -> list[str]:
     lines = [f"### `{job['target']}`: {job['verdict']}", ""]
     lines += [f"Candidates: {names}{others} (all together up to {space['most_subsets_of_all']:,} subsets).", ""]
     lines += [f"{took}; the ladder took {ladder['seconds']:.0f} s. {job['why'][:1].upper()}{job['why'][1:]}.", ""]
+    if job.get("exhaustive_commit", job["commit"]) != job["commit"]:
+        lines += [f"The subsets were measured at {job['exhaustive_commit']}, the ladder climbed at {job['commit']}.", ""]
     lines += ["| best subsets | screened, against the plain job | the ladder's plan against it |", "|---|---|---|"]
     for row in job["best"]:
         against = "the same plan" if row["is_the_ladders"] else _ratio(row, "ladder_over_it")

@@ -12,10 +12,13 @@ from benchmarks import rows as rows_module
 from benchmarks.more_tables import packing_table, search_table
 from benchmarks.packing import goal_verdict
 from benchmarks.rows import Rows
+from benchmarks.search import keep_exhaustive
 from benchmarks.search_space import MAX_SECONDS, MAX_SUBSETS, declare, declared_seconds, subsets
 from benchmarks.search_verdict import arms_of, best_plans, judge_search, latest, summary
 from tests.optimizations.contract import facts
 from tests.tune.test_ladder import technique
+from upshift.core.errors import UpshiftError
+from upshift.core.machine import read_machine
 from upshift.core.optimization import Judge, Optimization, clash
 
 KINDS = {
@@ -197,16 +200,38 @@ def test_rows_are_taken_up_by_the_same_code_alone(tmp_path: Path, monkeypatch: p
     assert not again.path.exists()
 
 
+def test_an_exhaustive_search_is_kept_from_this_machine_alone_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "ROOT", tmp_path)
+    monkeypatch.setattr(rows_module, "commit_of", lambda _: "abc")
+    subset = {"kind": "subset", "plan": {"one": {}}, "ratio": 1.5}
+    job = {"complete": True, "commit": "old", "candidates": {"chosen": []}, "rows": {"subset": [subset], "side": []}}
+    last: dict[str, Any] = {"machine_fingerprint": read_machine().fingerprint(), "jobs": {"image": job}}
+    kept = Rows("search-image")
+    assert keep_exhaustive(kept, last, "image") == ("old", {"chosen": []})
+    assert keep_exhaustive(kept, last, "image") == ("old", {"chosen": []})
+    assert kept.of("subset") == [subset]
+    elsewhere = {**last, "machine_fingerprint": "another"}
+    part = {**last, "jobs": {"image": {**job, "complete": False}}}
+    for wrong, name in ((elsewhere, "image"), (part, "image"), (last, "text")):
+        with pytest.raises(UpshiftError, match=f"No whole exhaustive search of {name} was recorded on this machine"):
+            keep_exhaustive(Rows("other"), wrong, name)
+
+
 def test_the_tables_show_what_was_measured_and_what_was_not() -> None:
-    job = {"target": "x.py:J", **summary(climbed(), MEASURED, rounds(1.0, 1.0), len(MEASURED))}
+    job = {"target": "x.py:J", "commit": "abc", **summary(climbed(), MEASURED, rounds(1.0, 1.0), len(MEASURED))}
     text = "\n".join(search_table({"command": "do it", "jobs": {"x": job}}))
     assert "| one, two | 2.00x |" in text
     assert "6 subsets in 120 s" in text
     assert "the ladder took 10 s" in text
     several = climbed(plan={"one": {"size": 2}})
     several["space"]["chosen"] = [{"name": "one", "settings": [{"size": 1}, {"size": 2}]}]
-    job = {"target": "x.py:J", **summary(several, MEASURED, [], len(MEASURED))}
-    assert "The ladder's plan: one (size=2)." in search_table({"command": "do it", "jobs": {"x": job}})
+    job = {"target": "x.py:J", "commit": "def", "exhaustive_commit": "abc", **summary(several, MEASURED, [], len(MEASURED))}
+    lines = search_table({"command": "do it", "jobs": {"x": job}})
+    assert "The ladder's plan: one (size=2)." in lines
+    assert "The subsets were measured at abc, the ladder climbed at def." in lines
+    assert "The subsets were measured at" not in text
     compared = {"ratio": 2.0, "low": 1.9, "high": 2.1}
     padding = {"padded": 0.8, "cut": 0.5, "like_length": 0.1}
     against = {"against_rival": compared, "against_cut": {"ratio": None}, "against_padded": compared}
