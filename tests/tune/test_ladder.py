@@ -59,6 +59,20 @@ def technique(
     return Invented
 
 
+def sized(name: str, sizes: tuple[int, ...] = (1, 2, 3, 4), **card: Any) -> type[Optimization]:
+    """Invent a technique with several settings."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Sized(technique(name, **card)):  # type: ignore[misc]
+        size: int = 1
+
+        @classmethod
+        def fit(cls, _facts: Facts) -> Fit:
+            return Fit.yes(max_gain_frac=0.5, settings=[cls(size=size) for size in sizes])
+
+    return Sized
+
+
 def measured(ratio: float, noise: float = 0.001, pairs: int = 5) -> Comparison:
     """A comparison in which B is `ratio` times as fast, read against the floor."""
     found = Comparison(kind="screening")
@@ -89,6 +103,7 @@ class FakeScreen:
     tried: list[str] = field(default_factory=list)
     profiles: int = 0
     on_screen: Callable[[], None] = lambda: None
+    again: Exception | None = None
 
     def __post_init__(self) -> None:
         trial = SimpleNamespace(freeze=lambda: None, thaw=lambda: None)
@@ -108,8 +123,9 @@ class FakeScreen:
             answer = self.without.get(name, 0.5)
             self.tried.append(f"without {name}")
         else:
-            answer = self.answers.get(candidate.card.name, 1.0)
-            self.tried.append(candidate.card.name)
+            words = " ".join([candidate.card.name, *(str(value) for value in candidate.settings().values())])
+            answer = self.answers.get(words, self.answers.get(candidate.card.name, 1.0))
+            self.tried.append(words)
         self.challenger = SimpleNamespace(losses=[1.0, 2.0], trial=self.base.trial, plan=plan)
         if isinstance(answer, Exception):
             raise answer
@@ -118,6 +134,15 @@ class FakeScreen:
         evidence = [{"name": "seen", "passed": True, "seen": "1"}]
         peaks = {"A": 100, "B": 50}
         return Screening(comparison=measured(answer), gate=PASSED, evidence=evidence, setup_s=3.0, peak_bytes=peaks)
+
+    def challenges(self, plan: Plan) -> bool:
+        return bool(self.challenger.plan == plan)
+
+    def stand_by(self, plan: Plan) -> None:
+        self.tried.append(f"started {plan.to_dict()}")
+        if isinstance(self.again, Exception):
+            raise self.again
+        self.challenger = SimpleNamespace(losses=[], trial=self.base.trial, plan=plan)
 
     def promote(self) -> None:
         self.plan, self.challenger = self.challenger.plan, None
@@ -483,3 +508,64 @@ def test_nothing_vanishes_every_name_of_the_catalogue_has_a_rung(ratio: Any, sec
     assert {rung.name for rung in ladder.rungs if rung.outcome == "applied"} == set(screen.plan.names)
     if not seconds:
         assert screen.tried == []
+
+
+def kept_sizes(ladder: Ladder) -> dict[int, str]:
+    """Outcomes of a technique's settings."""
+    return {rung.settings["size"]: rung.outcome for rung in ladder.rungs}
+
+
+def test_where_one_setting_is_faster_the_fastest_of_some_is_kept() -> None:
+    screen = FakeScreen(answers={"knob 1": 1.0, "knob 2": 1.3, "knob 3": 1.6, "knob 4": 1.4})
+    ladder = make([sized("knob", (1, 2, 3, 4, 5))], screen)
+    ladder.climb()
+    assert screen.tried == ["knob 1", "knob 2", "knob 3", "knob 4", "started {'knob': {'size': 3}}"]
+    assert kept_sizes(ladder) == {1: "refused", 3: "applied", 4: "refused", 2: "refused"}
+    assert screen.plan.to_dict() == {"knob": {"size": 3}}
+    assert "size=3 is faster still: 1.60x in turns" in next(r.reason for r in ladder.rungs if r.settings["size"] == 4)
+    assert ladder.speed == pytest.approx(1.6, rel=0.01)
+
+
+def test_the_setting_that_was_screened_last_need_not_be_started_again() -> None:
+    screen = FakeScreen(answers={"knob 1": 1.3, "knob 2": 1.6})
+    ladder = make([sized("knob", (1, 2))], screen)
+    ladder.climb()
+    assert screen.tried == ["knob 1", "knob 2"]
+    assert kept_sizes(ladder) == {2: "applied", 1: "refused"}
+
+
+def test_a_setting_that_fresh_processes_leave_open_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = {1: 1.06, 2: 1.0}
+    monkeypatch.setattr(module, "compare", lambda _s, _base, plan, _d: measured(fresh[plan.to_dict()["knob"]["size"]]))
+    screen = FakeScreen(answers={"knob 1": 1.06, "knob 2": 1.07})
+    ladder = make([sized("knob", (1, 2))], screen)
+    ladder.climb()
+    assert kept_sizes(ladder) == {2: "refused", 1: "applied"}
+    assert screen.plan.to_dict() == {"knob": {"size": 1}}
+
+
+def test_other_settings_wait_where_there_is_no_time_for_them() -> None:
+    screen = FakeScreen(answers={"knob": 1.5})
+    ladder = make([sized("knob")], screen, seconds=1e6)
+    screening_s = ladder.costs.screening_s(5, ladder.turn_updates, ladder.update_s)
+    answers = iter([2 * screening_s, screening_s / 2])
+    ladder.budget = type("Left", (), {"left": property(lambda _: next(answers, 0.0))})()
+    ladder.climb()
+    assert screen.tried == ["knob 1"]
+    assert kept_sizes(ladder) == {1: "applied"}
+
+
+def test_a_setting_that_cannot_be_started_again_has_failed_and_the_next_is_kept() -> None:
+    error = TrialError("It crashed.", kind="killed")
+    screen = FakeScreen(answers={"knob 1": 1.6, "knob 2": 1.3}, again=error)
+    ladder = make([sized("knob", (1, 2))], screen)
+    ladder.climb()
+    assert kept_sizes(ladder) == {1: "failed", 2: "applied"}
+    assert "when it was started again: It crashed." in ladder.rungs[0].reason
+
+
+def test_for_memory_the_first_setting_that_saves_enough_stays() -> None:
+    screen = FakeScreen(answers={"knob": 0.9})
+    ladder = make([sized("knob", gain=0.0, memory_technique=True)], screen, on=facts(peak_memory_bytes=7 * GIB))
+    ladder.climb()
+    assert screen.tried == ["knob 1"]

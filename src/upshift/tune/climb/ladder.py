@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from upshift.core.errors import TrialError
 from upshift.core.facts import Facts, JobFacts
@@ -18,9 +17,10 @@ from upshift.core.stats import Verdict
 from upshift.profile.diagnosis import Diagnosis, diagnose
 from upshift.tune.budget import Budget, Costs
 from upshift.tune.climb.again import try_again
-from upshift.tune.climb.decide import Given, decide, needs_confirmation
+from upshift.tune.climb.attempt import attempt
+from upshift.tune.climb.decide import Given, decide
 from upshift.tune.climb.event_design import kept_event_facts
-from upshift.tune.climb.noting import NOT_TRIED, fill, note_unfit
+from upshift.tune.climb.noting import NOT_TRIED, fill, note_unfit, rung_of
 from upshift.tune.climb.pairs import try_pairs
 from upshift.tune.climb.rung import Outcome, Rung
 from upshift.tune.climb.screen import TURNS, Screen, Screening
@@ -130,7 +130,7 @@ class Ladder:
                 why = f"{NOT_TRIED}: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
                 self.note(optimization, "undecided", why, predicted=max_gain)
                 continue
-            self._try(optimization, max_gain)
+            attempt(self, optimization, max_gain)
         try_pairs(self)
         try_again(self)
         try_events(self)
@@ -224,23 +224,6 @@ class Ladder:
         """Why it cannot stand beside what was kept; empty where it can."""
         return next((why for item in self.screen.plan.optimizations if (why := clash(item, optimization))), "")
 
-    def _try(self, optimization: Optimization, max_gain: float) -> None:
-        name = optimization.card.name
-        self.say(f"trying {name} {_brief(optimization)}".rstrip())
-        plan = self.screen.plan.plus(optimization)
-        updates = self.turn_updates * (2 if "order" in optimization.card.claims else 1)
-        try:
-            screening = self.screen.screen(optimization, plan, updates)
-        except TrialError as error:
-            self.note_failure(optimization, error, max_gain)
-            return
-        outcome, reason = self.decide(optimization, screening)
-        if outcome == "applied" and needs_confirmation(screening.comparison, self.objective):
-            outcome, reason = self.confirm(optimization, plan, screening)
-        rung = self.note(optimization, outcome, reason, predicted=max_gain, screening=screening)
-        if rung.outcome == "applied":
-            self.keep(rung, screening)
-
     def keep(self, rung: Rung, screening: Screening) -> None:
         """Go on with the plan that was just screened."""
         self.newest = rung.name
@@ -266,9 +249,17 @@ class Ladder:
         )  # fmt: skip
         return decide(optimization, screening, given)
 
+    def confirming_s(self, optimization: Optimization, seconds: float = CONFIRM_UPDATES_S) -> float:
+        """What fresh processes over a small gain take, in seconds."""
+        pair_s = 2 * self.costs.start_s + 2 * (self._confirming_updates(seconds) + 4) * self.update_s
+        return CONFIRM_LOOKS[0] * pair_s + 2 * optimization.card.setup_s
+
+    def _confirming_updates(self, seconds: float) -> int:
+        return min(max(int(seconds / self.update_s), 3 * self.updates), 400)
+
     def confirm(
         self, optimization: Optimization, plan: Plan, screening: Screening, *, seconds: float = CONFIRM_UPDATES_S
-    ) -> tuple[Any, str]:
+    ) -> tuple[Outcome, str]:
         """Fresh processes decide over a small gain; without the time for them it stays undecided.
 
         Args:
@@ -277,11 +268,10 @@ class Ladder:
             screening: Shows the gain; its comparison is replaced.
             seconds: Of updates that each process counts, about.
         """
-        updates = min(max(int(seconds / self.update_s), 3 * self.updates), 400)
-        pair_s = 2 * self.costs.start_s + 2 * (updates + 4) * self.update_s
+        updates = self._confirming_updates(seconds)
         screened = screening.comparison.interval
         gain = f"{screened.ratio:.2f}x" if screened else "a gain"
-        if self.budget.left - 5 * pair_s - 2 * optimization.card.setup_s < self.reserve_s(self.update_s):
+        if self.budget.left - self.confirming_s(optimization, seconds) < self.reserve_s(self.update_s):
             return (
                 "undecided",
                 f"{gain} in turns is too small to trust without fresh processes, and the budget has no room for them",
@@ -332,27 +322,25 @@ class Ladder:
     def note(
         self,
         optimization: Optimization,
-        outcome: Any,
+        outcome: Outcome,
         reason: str,
         *,
         predicted: float | None = None,
         screening: Screening | None = None,
     ) -> Rung:
         """Record what became of a candidate."""
-        rung = Rung(
-            name=optimization.card.name,
-            settings=optimization.settings(),
-            outcome=outcome,
-            reason=reason,
-            predicted_max_gain=predicted,
-        )
+        rung = rung_of(optimization, outcome, reason, predicted)
         if screening is not None:
-            fill(rung, screening, self.screen, self.update_s)
-        self.rungs.append(rung)
-        self.say(f"{outcome}: {rung.name}: {reason}")
-        self.save()
+            self.fill(rung, screening)
+        self.add(rung)
         return rung
 
+    def fill(self, rung: Rung, screening: Screening) -> None:
+        """Put into a rung what the screening gave that was just made."""
+        fill(rung, screening, self.screen, self.update_s)
 
-def _brief(optimization: Optimization) -> str:
-    return ", ".join(f"{name}={value}" for name, value in optimization.settings().items())
+    def add(self, rung: Rung) -> None:
+        """Record a rung."""
+        self.rungs.append(rung)
+        self.say(f"{rung.outcome}: {rung.name}: {rung.reason}")
+        self.save()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from upshift.core.optimization import Judge, Optimization
-from upshift.tune.climb.rung import Rung, break_even_updates
+from upshift.tune.climb.rung import Outcome, Rung, break_even_updates
 from upshift.tune.climb.screen import Screen, Screening
 from upshift.tune.objective import Goal
 
@@ -18,14 +18,9 @@ NOT_TRIED = "not tried"
 
 def fill(rung: Rung, screening: Screening, screen: Screen, update_s: float) -> None:
     """Put what a screening gave into its rung; `update_s`: seconds of an update without it."""
-    interval = screening.comparison.interval
-    rung.comparison = screening.comparison.to_dict() if interval else None
-    if interval is None:
-        rung.unused_samples = [sample.to_dict() for sample in screening.comparison.samples]
     rung.evidence = screening.evidence
     rung.setup_seconds = screening.setup_s
-    if interval:
-        rung.break_even_updates = break_even_updates(screening.setup_s, update_s, update_s / interval.ratio)
+    fill_times(rung, screening, update_s)
     if screening.gate:
         gate = screening.gate
         rung.numerics = {"class": str(gate.numerics), "verdict": gate.verdict, "why": gate.why}
@@ -34,6 +29,24 @@ def fill(rung: Rung, screening: Screening, screen: Screen, update_s: float) -> N
             rung.numerics["candidate_losses"] = list(screen.challenger.losses)
     if screening.peak_bytes.get("A"):
         rung.memory_ratio = screening.peak_bytes["B"] / screening.peak_bytes["A"]
+
+
+def fill_times(rung: Rung, screening: Screening, update_s: float) -> None:
+    """Put the comparison of a screening into its rung, or that of the fresh processes that took its place."""
+    interval = screening.comparison.interval
+    rung.comparison = screening.comparison.to_dict() if interval else None
+    if interval is None:
+        rung.unused_samples = [sample.to_dict() for sample in screening.comparison.samples]
+    else:
+        rung.break_even_updates = break_even_updates(screening.setup_s, update_s, update_s / interval.ratio)
+
+
+def rung_of(optimization: Optimization, outcome: Outcome, reason: str, predicted: float | None = None) -> Rung:
+    """A rung, without what was measured; `predicted`: the most it could bring."""
+    return Rung(
+        name=optimization.card.name, settings=optimization.settings(), outcome=outcome, reason=reason,
+        predicted_max_gain=predicted,
+    )  # fmt: skip
 
 
 def note_unfit(ladder: Ladder) -> None:

@@ -191,6 +191,18 @@ class Screen:
         self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed))
         return self.challenger
 
+    def challenges(self, plan: Plan) -> bool:
+        """Whether the challenger runs under exactly this plan."""
+        return self.challenger is not None and self.challenger.trial.plan == plan
+
+    def stand_by(self, plan: Plan) -> None:
+        """Make a fresh, warm process under `plan` the challenger: one that was screened before others were.
+
+        Raises:
+            TrialError: It could not be started.
+        """
+        self._awake(self.challenge(plan), lambda r: r.trial.call("warm", **warmup(r.trial, 2)))
+
     def promote(self) -> None:
         """Make the challenger the base."""
         if self.challenger is None:
