@@ -22,7 +22,7 @@ def tables(result: Mapping[str, Any]) -> str:
     """All tables, as the page has them between its markers."""
     rows, goals = result["rows"], result["goals"]
     commits = ", ".join(result["row_commits"]) or "unknown"
-    lines = ["", f"Measured on {result['machine']}, torch {result['versions']['torch']}, at {commits}: {headline(result)}."]
+    lines = ["", f"Measured on {result['machine']}, at {commits}: {headline(result)}."]
     lines += ["", "## What was found", ""]
     lines += ["| script | a step | bottleneck | most of the time | watching adds |", "|---|---|---|---|---|"]
     lines += [_profiled(row) for row in rows]
