@@ -87,6 +87,15 @@ def test_no_line_is_wider_than_the_console(name: str, width: int) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [72, 80, 100])
+def test_phases_keep_their_names_beside_two_bars(width: int) -> None:
+    evidence = full()
+    assert evidence["phases_after"]
+    shown = summary(evidence, width=width)
+    for name, share in evidence["phases"].items():
+        assert share < 0.005 or any(line.split()[:1] == [name] for line in shown.splitlines())
+
+
 def test_an_ascii_console_gets_ascii() -> None:
     shown = summary(full(), encoding="ascii")
     assert "+ applied" in shown

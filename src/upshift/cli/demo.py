@@ -27,6 +27,9 @@ class Example(enum.StrEnum):
 
 
 JOBS = {Example.TEXT: "text.py:TextJob", Example.IMAGE: "image.py:DigitsJob"}
+BUDGET = "5m"
+BUDGETS = {Example.DETECTION: "10m", Example.OCR: "10m"}
+"""What takes longer to start and to train gets longer."""
 WORDS = {
     Example.TEXT: "a byte-level GPT on the English text that every Python carries, written naively",
     Example.IMAGE: "an image classifier on scikit-learn's handwritten digits, written naively",
@@ -35,18 +38,19 @@ WORDS = {
 
 def demo(
     example: Annotated[Example, typer.Argument(help="Which job.")] = Example.TEXT,
-    budget: Annotated[str, typer.Option(help="Time to spend.")] = "5m",
+    budget: Annotated[str | None, typer.Option(help="Time to spend; 5m, and 10m for detection and ocr.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for plan, evidence and report.")] = DEFAULT_OUT,
 ) -> None:
     """Tune a real training job that ships with Upshift; no data, no download, no server."""
+    spend = budget or BUDGETS.get(example, BUDGET)
     if example in JOBS:
         target, words = example_target(JOBS[example]), WORDS[example]
     else:
         recipe = RECIPES[example.value]
         recipe.load()
         target, words = recipe.demo_target, recipe.words
-    console.print(f"Tuning {target}: {words}. Budget {budget}.", soft_wrap=True)
-    run_session(TuneRequest(target=target, out=out, budget_s=parse_duration(budget)))
+    console.print(f"Tuning {target}: {words}. Budget {spend}.", soft_wrap=True)
+    run_session(TuneRequest(target=target, out=out, budget_s=parse_duration(spend)))
 
 
 def example_target(job: str) -> str:

@@ -43,7 +43,8 @@ FILES = (
     ("upshift.patch", "the plan as changes of the script"),
     ("evidence.json", "every number"),
 )
-BAR_CELLS = 28
+BAR_CELLS, LEAST_BAR_CELLS = 28, 8
+"""Of the bar of a whole update; less where the console is too narrow for two."""
 
 
 def print_summary(evidence: Evidence, console: Console, folder: Path | None = None) -> None:
@@ -111,26 +112,34 @@ def _print_phases(evidence: Evidence, say: _Speaker) -> None:
     # Without times, both arms are drawn as shares of their own update.
     relative = (whole[1] / whole[0]) if after and whole[0] and whole[1] is not None else 1.0
     grid = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    grid.add_column("update")
+    grid.add_column("update", no_wrap=True)
+    cells = _bar_cells(say.console.width, 2 if after else 1)
     for title, total, present in (("before", whole[0], True), ("after", whole[1], bool(after))):
         if present:
-            grid.add_column(f"{title} {ms_words(total)}" if total is not None else title, width=BAR_CELLS, no_wrap=True)
+            grid.add_column(f"{title} {ms_words(total)}" if total is not None else title, width=cells, no_wrap=True)
             grid.add_column("", justify="right", no_wrap=True)
     block = "#" if say.plain else "█"
     for name in PHASES:
         shares = number(before, name) or 0.0, number(after, name) or 0.0
         if max(shares) < 0.005:
             continue
-        cells = [Text(name), _bar(shares[0], block, "cyan"), Text(percent(shares[0]))]
+        row = [Text(name), _bar(shares[0], block, "cyan", cells), Text(percent(shares[0]))]
         if after:
-            cells += [_bar(shares[1] * relative, block, "green"), Text(percent(shares[1]))]
-        grid.add_row(*cells)
+            row += [_bar(shares[1] * relative, block, "green", cells), Text(percent(shares[1]))]
+        grid.add_row(*row)
     say.console.print()
     say.line(grid)
 
 
-def _bar(frac: float, block: str, style: str) -> Text:
-    cells = round(min(max(frac, 0.0), 1.0) * BAR_CELLS)
+def _bar_cells(width: int, arms: int) -> int:
+    """Cells of the bar of a whole update, so that all columns fit beside each other."""
+    names = max(len(name) for name in PHASES) + 2
+    shares = len("100 %") + 4  # with the space around a bar and behind its share
+    return min(max((width - 2 - names) // arms - shares, LEAST_BAR_CELLS), BAR_CELLS)
+
+
+def _bar(frac: float, block: str, style: str, whole: int) -> Text:
+    cells = round(min(max(frac, 0.0), 1.0) * whole)
     return Text(block * cells or ("." if frac > 0 else ""), style=style)
 
 

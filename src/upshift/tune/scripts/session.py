@@ -24,7 +24,6 @@ from upshift.tune.proof.compare import Comparison
 from upshift.tune.proof.whole_runs import TargetDesign
 from upshift.tune.scripts.screen import BEFORE, ScriptScreen, other_curve
 from upshift.tune.session import EMPTY, Session, TuneRequest
-from upshift.tune.trials.trial import Trial
 
 MARGIN_FRAC = 0.01
 """The least by which a training loss may differ and still count as not worse, as a share of it; more where seeds do more."""
@@ -88,7 +87,7 @@ class ScriptSession(Session):
         return screen
 
     def _other_seed(self, updates: int) -> list[float]:
-        with Trial(self.setting, EMPTY, seed=self.seed + 1) as trial:
+        with self._trial_of_another_seed() as trial:
             return other_curve(trial, max(3 * updates // 2, 8))
 
     def _target_design(self) -> TargetDesign | None:
