@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.report.sample import SAMPLES, empty_plan, full, interrupted
 from upshift.report import print_summary
 from upshift.report.words import IN_GOOD_SHAPE, headline
+from upshift.tune.climb.noting import NOT_TRIED
 
 
 def summary(evidence: dict[str, Any], *, width: int = 100, encoding: str = "utf-8") -> str:
@@ -94,6 +95,17 @@ def test_phases_keep_their_names_beside_two_bars(width: int) -> None:
     shown = summary(evidence, width=width)
     for name, share in evidence["phases"].items():
         assert share < 0.005 or any(line.split()[:1] == [name] for line in shown.splitlines())
+
+
+def test_what_the_time_did_not_suffice_for_is_one_list() -> None:
+    evidence = full()
+    why = f"{NOT_TRIED}: it needs about 18 s and the budget must keep enough for the final proof"
+    rest = {"outcome": "undecided", "reason": why, "comparison": None}
+    evidence["rungs"] += [{"name": "knob", "settings": {"size": size}, **rest} for size in (1, 2)]
+    evidence["rungs"].append({"name": "lever", "settings": {}, **rest})
+    shown = flat(summary(evidence))
+    assert "Not tried for want of time; a larger --budget reaches them (3): knob (2 settings), lever" in shown
+    assert why not in shown
 
 
 def test_an_ascii_console_gets_ascii() -> None:

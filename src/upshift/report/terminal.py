@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ FILES = (
     ("upshift.patch", "the plan as changes of the script"),
     ("evidence.json", "every number"),
 )
+WAITING = "not tried: it needs about"
+"""Begins the reason of a candidate whose turn did not come."""
 BAR_CELLS, LEAST_BAR_CELLS = 28, 8
 """Of the bar of a whole update; less where the console is too narrow for two."""
 
@@ -134,7 +137,7 @@ def _print_phases(evidence: Evidence, say: _Speaker) -> None:
 def _bar_cells(width: int, arms: int) -> int:
     """Cells of the bar of a whole update, so that all columns fit beside each other."""
     names = max(len(name) for name in PHASES) + 2
-    shares = len("100 %") + 4  # with the space around a bar and behind its share
+    shares = len("0.018 %") + 4  # with the space behind a bar and behind its share
     return min(max((width - 2 - names) // arms - shares, LEAST_BAR_CELLS), BAR_CELLS)
 
 
@@ -151,8 +154,16 @@ def _print_rungs(evidence: Evidence, say: _Speaker) -> None:
     if not rungs:
         say.line(Text("No candidate was tried.", style="dim"))
     width = max((len(text(rung, "name")) for rung in rungs), default=0)
+    waiting = [rung for rung in tried if text(rung, "reason").startswith(WAITING)]
     for rung in tried:
-        _print_tried(rung, width, say)
+        if rung not in waiting:
+            _print_tried(rung, width, say)
+    if waiting:
+        counts = Counter(text(rung, "name") for rung in waiting)
+        names = ", ".join(name if count == 1 else f"{name} ({count} settings)" for name, count in counts.items())
+        say.console.print()
+        say.line(Text(f"Not tried for want of time; a larger --budget reaches them ({len(waiting)}):", style="yellow"))
+        say.line(Text(names, style="dim"))
     if refused:
         say.console.print()
         say.line(Text(f"Not run, because they cannot help here ({len(refused)}):", style="dim"))
