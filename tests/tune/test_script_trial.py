@@ -76,6 +76,14 @@ def test_techniques_prove_that_they_fired(tmp_path: Path) -> None:
     assert {check["name"]: check for checks in found.values() for check in checks if not check["passed"]} == {}
 
 
+@pytest.mark.parametrize("name", ["sample_cache", "sample_store"])
+def test_a_cache_shows_in_its_first_epoch_that_samples_come_from_it(tmp_path: Path, name: str) -> None:
+    with trial_of(tmp_path, plan=plan_of(**{name: {}})) as trial:
+        (check,) = trial.call("trace")["evidence"][name]
+    assert check["passed"], check["seen"]
+    assert check["seen"].startswith("16 hits of 16 readings")
+
+
 def test_without_the_plan_nothing_of_it_is_at_work(tmp_path: Path) -> None:
     with trial_of(tmp_path) as trial:
         assert trial.call("trace")["evidence"] == {}

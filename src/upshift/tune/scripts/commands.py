@@ -22,6 +22,9 @@ from upshift.tune.scripts.profiling import Steps, profile_script_steps
 from upshift.tune.scripts.sampling import StepSampler
 from upshift.tune.trials.meter import Meter, begin_on
 
+TRACED_STEPS = 2
+"""Steps that `trace` looks at: one for the counters, one operator by operator."""
+
 
 class Commands:
     """Obeys. Each public method is a command.
@@ -122,8 +125,12 @@ class Commands:
         }
 
     def trace(self) -> Steps:
-        """Look at one step operator by operator, and let each optimization prove that it fired."""
+        """Look at one step operator by operator, and let each optimization prove that it fired.
+
+        What keeps samples holds those of the traced steps beforehand: in its first epoch it would have none to give.
+        """
         live = self.host.live
+        self.host.prime(TRACED_STEPS * max(self._backwards_per_step(), 1))
         live.counters.clear()
         yield  # counters: a step as it is
         alive = len(multiprocessing.active_children())
