@@ -65,6 +65,8 @@ def search_table(result: dict[str, Any]) -> list[str]:
         "The same candidates for both, declared before any was measured: what the recorded tuning kept, then those of the",
         "largest ceiling times prior, as long as there are few enough subsets to measure them all. The best subsets and the",
         f"ladder's plan were measured again in fresh processes that take turns. Repeat it: `{result['command']}`.",
+        "The image job was missed before. The ladder was changed for what that showed, given a longer budget, and judged",
+        "again on the same job and its kept subsets (`--kept`).",
         "",
     ]
     for job in result["jobs"].values():
@@ -81,7 +83,9 @@ def _search(job: dict[str, Any]) -> list[str]:
     took += f", {job['failed']} of them without a result" if job["failed"] else ""
     lines = [f"### `{job['target']}`: {job['verdict']}", ""]
     lines += [f"Candidates: {names}{others} (all together up to {space['most_subsets_of_all']:,} subsets).", ""]
-    lines += [f"{took}; the ladder took {ladder['seconds']:.0f} s. {job['why'][:1].upper()}{job['why'][1:]}.", ""]
+    budget_s = ladder.get("budget_s")
+    given = f" of a budget of {budget_s:.0f} s, half of which is the proof's, which is left out here" if budget_s else ""
+    lines += [f"{took}; the ladder took {ladder['seconds']:.0f} s{given}. {job['why'][:1].upper()}{job['why'][1:]}.", ""]
     if job.get("exhaustive_commit", job["commit"]) != job["commit"]:
         lines += [f"The subsets were measured at {job['exhaustive_commit']}, the ladder climbed at {job['commit']}.", ""]
     lines += ["| best subsets | screened, against the plain job | the ladder's plan against it |", "|---|---|---|"]

@@ -147,7 +147,8 @@ def _climb(target: str, name: str, out: Path, space: Row | None) -> Row:
         raise TrialError(f"The ladder did not come to its end: {evidence.get('failure', evidence['ended'])}", kind="raised")
     rungs = [_brief(rung) for rung in evidence["rungs"]]
     plan = climb.dossier.applied_plan().to_dict()
-    return {**climb.facts, "plan": plan, "rungs": rungs, "space": climb.space, "max_subsets": MAX_SUBSETS}
+    found = {**climb.facts, "budget_s": LADDER_BUDGET_S, "plan": plan, "rungs": rungs}
+    return {**found, "space": climb.space, "max_subsets": MAX_SUBSETS}
 
 
 def _brief(rung: Row) -> Row:

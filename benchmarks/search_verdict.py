@@ -67,7 +67,7 @@ def summary(climbed: Row, measured: Sequence[Row], rounds: Sequence[Row], num_su
         "complete": complete,
         "measured_seconds": seconds,
         "exhaustive_seconds": exhaustive_s,
-        "ladder": {key: climbed[key] for key in ("seconds", "plan", "rungs", "floor_frac")},
+        "ladder": {key: climbed.get(key) for key in ("seconds", "plan", "rungs", "floor_frac", "budget_s")},
         "time_frac": climbed["seconds"] / exhaustive_s if exhaustive_s else None,
         "best": best,
         "rounds": len(clean),

@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.report.sample import SAMPLES, empty_plan, full, interrupted
 from upshift.report import print_summary
 from upshift.report.words import IN_GOOD_SHAPE, headline
-from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.noting import no_time
 
 
 def summary(evidence: dict[str, Any], *, width: int = 100, encoding: str = "utf-8") -> str:
@@ -99,7 +99,7 @@ def test_phases_keep_their_names_beside_two_bars(width: int) -> None:
 
 def test_what_the_time_did_not_suffice_for_is_one_list() -> None:
     evidence = full()
-    why = f"{NOT_TRIED}: it needs about 18 s and the budget must keep enough for the final proof"
+    why = no_time(18.0)
     rest = {"outcome": "undecided", "reason": why, "comparison": None}
     evidence["rungs"] += [{"name": "knob", "settings": {"size": size}, **rest} for size in (1, 2)]
     evidence["rungs"].append({"name": "lever", "settings": {}, **rest})

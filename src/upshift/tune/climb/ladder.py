@@ -20,7 +20,7 @@ from upshift.tune.climb.again import try_again
 from upshift.tune.climb.attempt import attempt
 from upshift.tune.climb.decide import Given, decide
 from upshift.tune.climb.event_design import kept_event_facts
-from upshift.tune.climb.noting import NOT_TRIED, fill, note_unfit, rung_of
+from upshift.tune.climb.noting import fill, no_time, note_unfit, rung_of
 from upshift.tune.climb.pairs import try_pairs
 from upshift.tune.climb.rung import Outcome, Rung
 from upshift.tune.climb.screen import TURNS, Screen, Screening
@@ -127,7 +127,7 @@ class Ladder:
             _, optimization, max_gain = fits[0]
             needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + optimization.card.setup_s
             if self.budget.left - needed < self.reserve():
-                why = f"{NOT_TRIED}: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
+                why = no_time(needed)
                 self.note(optimization, "undecided", why, predicted=max_gain)
                 continue
             attempt(self, optimization, max_gain)

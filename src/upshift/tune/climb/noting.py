@@ -16,6 +16,11 @@ NOT_TRIED = "not tried"
 """Begins the reason of a candidate that the budget had no room for."""
 
 
+def no_time(needed_s: float) -> str:
+    """Why a candidate was not tried whose turn the budget did not reach; the terminal lists these together."""
+    return f"{NOT_TRIED}: it needs about {needed_s:.0f} s and the budget must keep enough for the final proof"
+
+
 def fill(rung: Rung, screening: Screening, screen: Screen, update_s: float) -> None:
     """Put what a screening gave into its rung; `update_s`: seconds of an update without it."""
     rung.evidence = screening.evidence

@@ -11,7 +11,7 @@ from upshift.core.errors import TrialError
 from upshift.core.optimization import Optimization
 from upshift.tune.climb.event_design import design_event
 from upshift.tune.climb.events import EventScreening, screen_event
-from upshift.tune.climb.noting import NOT_TRIED
+from upshift.tune.climb.noting import no_time
 from upshift.tune.climb.screen import TURNS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def try_events(ladder: Ladder) -> None:
         try:
             needed = _screening_s(ladder, optimization)
             if ladder.budget.left - needed < ladder.reserve():
-                why = f"{NOT_TRIED}: it needs about {needed:.0f} s and the budget must keep enough for the final proof"
+                why = no_time(needed)
                 ladder.note(optimization, "undecided", why, predicted=max_gain)
             else:
                 _try(ladder, optimization, max_gain)
