@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -17,7 +18,16 @@ from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, Verdict
 from upshift.optimizations import catalogue
 from upshift.tune.proof import compare as module
-from upshift.tune.proof.compare import MAX_RETAKES_PER_PAIR, Comparison, compare, held_out_verdict
+from upshift.tune.proof.compare import (
+    LEAST_PAIR_UPDATES,
+    MAX_RETAKES_PER_PAIR,
+    PAIR_MARGIN,
+    Comparison,
+    PairTime,
+    compare,
+    held_out_verdict,
+    shortened,
+)
 from upshift.tune.trials.arms import ArmOutcome, Design, run_arm
 from upshift.tune.trials.meter import SPOILT_FRAC
 from upshift.tune.trials.samples import Sample
@@ -275,3 +285,40 @@ class J(Good):
     def loss(self, model, batch):
         os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def test_pairs_become_shorter_where_the_time_would_hold_too_few_of_them() -> None:
+    design = Design(updates=100, deadline=monotonic() + 44.0)
+    taken = PairTime(seconds=20.0, counted_s=16.0, updates=100)  # 4 s of starting, 0.16 s an update
+
+    shorter = shortened(design, taken, pairs=4)
+
+    assert shorter.updates == pytest.approx((44.0 / 4 / PAIR_MARGIN - 4.0) / 0.16, abs=1)
+    assert taken.seconds_of(shorter.updates) * 4 <= 44.0
+    assert shortened(replace(design, deadline=monotonic() + 1000.0), taken, pairs=4).updates == 100
+    assert shortened(replace(design, deadline=None), taken, pairs=4).updates == 100
+    assert shortened(design, taken, pairs=0).updates == 100
+    assert shortened(replace(design, deadline=monotonic() + 1.0), taken, pairs=4).updates == LEAST_PAIR_UPDATES
+
+
+def test_a_pair_that_took_longer_than_expected_still_leaves_room_for_a_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def slow(_setting: TrialSetting, _plan: Plan, arm: str, pair: int, design: Design) -> ArmOutcome:
+        asked.append(design.updates)
+        started = monotonic()
+        sleep(0.01 * design.updates)
+        taken = replace(sample(arm, pair, 1.0 if arm == "A" else 0.5), seconds=monotonic() - started)
+        return ArmOutcome(sample=taken, losses=[1.0], metrics={}, setup_s=0.0)
+
+    monkeypatch.setattr(module, "run_arm", slow)
+    setting = TrialSetting(target="a.py:J", folder=Path("unused"))
+
+    found = compare(setting, A_PLAN, B_PLAN, Design(updates=50, deadline=monotonic() + 3.5))  # three pairs of 1 s would fit
+
+    assert asked[:2] == [50, 50]
+    assert max(asked[2:]) < 50
+    assert len(found.times("A")) >= LOOKS[0]
+    assert found.verdict is Verdict.FASTER

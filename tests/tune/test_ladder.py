@@ -100,6 +100,7 @@ class FakeScreen:
     without: dict[str, Any] = field(default_factory=dict)
     plan: Plan = field(default_factory=Plan)
     floor_frac: float = FLOOR
+    filling_s: float = 0.0
     tried: list[str] = field(default_factory=list)
     profiles: int = 0
     on_screen: Callable[[], None] = lambda: None

@@ -84,6 +84,14 @@ def test_a_cache_shows_in_its_first_epoch_that_samples_come_from_it(tmp_path: Pa
     assert check["seen"].startswith("16 hits of 16 readings")
 
 
+def test_what_belongs_to_the_start_of_a_process_proves_that_it_fired_too(tmp_path: Path) -> None:
+    with trial_of(tmp_path, plan=plan_of(allocator={"kind": "glibc_tuned"})) as trial:
+        trial.call("warm", updates=2)
+        checks = trial.call("trace")["evidence"]["allocator"]
+    assert checks
+    assert all(check["passed"] for check in checks), checks
+
+
 def test_without_the_plan_nothing_of_it_is_at_work(tmp_path: Path) -> None:
     with trial_of(tmp_path) as trial:
         assert trial.call("trace")["evidence"] == {}

@@ -62,7 +62,7 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
         Rung(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
         Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
     ]
-    ladder: Any = SimpleNamespace(update_s=0.005, facts=facts())
+    ladder: Any = SimpleNamespace(trial_update_s=0.005, facts=facts())
     session._prove(ladder)
     assert sorted(session.dossier.applied_plan().names) == kept
     assert session.dossier.proved

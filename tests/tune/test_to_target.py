@@ -250,7 +250,7 @@ def session(tmp_path: Path) -> Session:
 def ladder_of(session: Session, budget_s: float = 300.0) -> Any:
     session.budget = Budget(budget_s, monotonic())
     return SimpleNamespace(
-        update_s=0.01, facts=facts(), costs=session.costs, target_design=TargetDesign(quality=QUALITY),
+        update_s=0.01, trial_update_s=0.01, facts=facts(), costs=session.costs, target_design=TargetDesign(quality=QUALITY),
         whole_pair_s=lambda _: 2 * RUN_S,
     )  # fmt: skip
 

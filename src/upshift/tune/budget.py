@@ -59,16 +59,18 @@ class Costs:
         base_update_s: One update under the empty plan.
         validation_s: Measuring the held-out data once, under the empty plan.
         side_by_side: Both processes of a pair load at the same time.
+        warm_updates: Updates that each process of a pair does before any is counted.
     """
 
     start_s: float
     base_update_s: float
     validation_s: float
     side_by_side: bool = False
+    warm_updates: int = 4
 
     def pair_s(self, updates: int, update_s: float) -> float:
-        """One pair of fresh processes, the empty plan against one with updates of `update_s`."""
-        warm = 4 * (self.base_update_s + update_s)
+        """One pair of fresh processes, the empty plan against one with updates of `update_s`, filling of caches included."""
+        warm = self.warm_updates * (self.base_update_s + update_s)
         starts = SIDE_BY_SIDE if self.side_by_side else 2.0
         return starts * self.start_s + warm + updates * (self.base_update_s + update_s) + 2 * self.validation_s
 

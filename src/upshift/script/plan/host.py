@@ -35,7 +35,7 @@ from upshift.script.watch.leader import Leader
 from upshift.script.watch.seams import Seams
 
 DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
-STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS and seam is not Seam.ENVIRONMENT)
+STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS)
 MAX_CALLED = 16
 TRIES = 3
 """So many optimizer steps are waited for a model that can be told, as when an optimizer's closure calls it."""

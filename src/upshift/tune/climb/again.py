@@ -39,7 +39,7 @@ def is_open(rung: Rung, floor_frac: float) -> bool:
 
 def _look_again(ladder: Ladder, rung: Rung) -> None:
     optimization = ladder.catalogue[rung.name](**rung.settings)
-    screening_s = ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.update_s) + optimization.card.setup_s
+    screening_s = ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.trial_update_s) + optimization.card.setup_s
     if ladder.clashes(optimization) or ladder.budget.left - screening_s < ladder.reserve():
         return
     ladder.say(f"looking at {rung.name} again, for longer")

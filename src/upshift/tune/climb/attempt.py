@@ -107,7 +107,7 @@ def _others(ladder: Ladder, first: _Found) -> list[Optimization]:
 
 def _has_room(ladder: Ladder, first: _Found) -> bool:
     """Whether another screening fits, and leaves the time to confirm a small gain."""
-    needed = ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.update_s) + first.optimization.card.setup_s
+    needed = ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.trial_update_s) + first.optimization.card.setup_s
     if needs_confirmation(first.screening.comparison, ladder.objective):
         needed += ladder.confirming_s(first.optimization)
     return ladder.budget.left - needed >= ladder.reserve()

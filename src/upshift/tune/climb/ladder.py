@@ -93,14 +93,19 @@ class Ladder:
         return self.facts.step_ms / 1e3
 
     @property
+    def trial_update_s(self) -> float:
+        """What a measured update under the present plan costs a trial: its caches are filled for it beforehand."""
+        return self.update_s + self.screen.filling_s
+
+    @property
     def turn_updates(self) -> int:
         """Updates per turn: at least those of the plain job, and more as the updates become shorter."""
         return max(self.updates, min(int(TURN_S / self.update_s), MAX_TURN_UPDATES))
 
     def reserve(self) -> float:
         """What must be left for the proof: little as long as there is nothing to prove."""
-        usual = self.reserve_s(self.update_s)
-        least = self.costs.final_s(0.0, self.update_s)
+        usual = self.reserve_s(self.trial_update_s)
+        least = self.costs.final_s(0.0, self.trial_update_s)
         return (usual if self.screen.plan.names else min(usual, least)) + self.target_reserve_s()
 
     def target_reserve_s(self) -> float:
@@ -125,7 +130,7 @@ class Ladder:
             if not fits:
                 break
             _, optimization, max_gain = fits[0]
-            needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) + optimization.card.setup_s
+            needed = self.costs.screening_s(TURNS, self.turn_updates, self.trial_update_s) + optimization.card.setup_s
             if self.budget.left - needed < self.reserve():
                 why = no_time(needed)
                 self.note(optimization, "undecided", why, predicted=max_gain)
@@ -143,7 +148,7 @@ class Ladder:
         just_measured = kept[-1].name if kept and self.newest is None else self.newest
         older = [rung for rung in kept if rung.name != just_measured]
         for rung in sorted(older, key=lambda item: (item.comparison or {}).get("ratio") or 1.0):
-            needed = self.costs.screening_s(TURNS, self.turn_updates, self.update_s) * 1.5
+            needed = self.costs.screening_s(TURNS, self.turn_updates, self.trial_update_s) * 1.5
             if rung.setup_seconds:
                 needed += rung.setup_seconds
             if len(self.screen.plan.names) < 2 or self.budget.left - needed < self.reserve():
@@ -271,7 +276,7 @@ class Ladder:
         updates = self._confirming_updates(seconds)
         screened = screening.comparison.interval
         gain = f"{screened.ratio:.2f}x" if screened else "a gain"
-        if self.budget.left - self.confirming_s(optimization, seconds) < self.reserve_s(self.update_s):
+        if self.budget.left - self.confirming_s(optimization, seconds) < self.reserve_s(self.trial_update_s):
             return (
                 "undecided",
                 f"{gain} in turns is too small to trust without fresh processes, and the budget has no room for them",
@@ -279,7 +284,7 @@ class Ladder:
         self.say(f"confirming {optimization.card.name} with fresh processes")
         design = Design(
             updates=updates, uneven=self.design.uneven, seed=self.design.seed, looks=CONFIRM_LOOKS,
-            deadline=self.budget.deadline - self.reserve_s(self.update_s), min_floor_frac=self.design.min_floor_frac,
+            deadline=self.budget.deadline - self.reserve_s(self.trial_update_s), min_floor_frac=self.design.min_floor_frac,
             turns=self.design.turns,
         )  # fmt: skip
         for resident in (self.screen.base, self.screen.challenger):

@@ -29,7 +29,9 @@ def try_pairs(ladder: Ladder) -> None:
 def _try_pair(ladder: Ladder, rung: Rung, partner: Rung) -> None:
     one, other = (ladder.catalogue[item.name](**item.settings) for item in (rung, partner))
     needed = (
-        2 * ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.update_s) + one.card.setup_s + other.card.setup_s
+        2 * ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.trial_update_s)
+        + one.card.setup_s
+        + other.card.setup_s
     )
     if ladder.clashes(one) or ladder.clashes(other):
         return

@@ -82,6 +82,7 @@ class Resident:
         skipped: Updates of the run that its gradient scaler skipped, by turn.
         gradients: Its gradients at the initial weights, `[batches, coordinates]`.
         updates: What its first updates do.
+        filling_s: Seconds that filling its caches takes beforehand, for each update that is measured.
     """
 
     trial: Trial
@@ -89,6 +90,7 @@ class Resident:
     skipped: list[int] = field(default_factory=list)
     gradients: Rows | None = None
     updates: UpdateSample | None = None
+    filling_s: float = 0.0
 
 
 class Screen:
@@ -125,6 +127,11 @@ class Screen:
     def plan(self) -> Plan:
         """The base plan."""
         return self.base.trial.plan
+
+    @property
+    def filling_s(self) -> float:
+        """Seconds that each measured update under the base plan costs beforehand, where caches are filled for it."""
+        return self.base.filling_s
 
     def close(self) -> None:
         """End all processes."""
@@ -270,6 +277,7 @@ class Screen:
             resident.trial.call("rewind")
             primed = resident.trial.call("prime", updates=resident.trial.plan.updates_for(total))["seconds"]
             resident.trial.call("memory", reset=True)
+            resident.filling_s = primed / total
             if arm == "B":
                 screening.setup_s += primed
             resident.trial.freeze()

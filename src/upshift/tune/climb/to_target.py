@@ -73,7 +73,7 @@ def _proof_s(ladder: Ladder) -> float:
 
 
 def _screening_s(ladder: Ladder) -> float:
-    return ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.update_s)
+    return ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.trial_update_s)
 
 
 def _try(ladder: Ladder, optimization: Optimization, pairs: int) -> None:

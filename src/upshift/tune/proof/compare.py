@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -36,6 +36,9 @@ from upshift.tune.trials.trial import TrialSetting
 MAX_RETAKES_PER_PAIR = 2
 NEIGHBOUR = "a neighbour kept using the machine"
 MIN_CLEAN_PAIRS = 3
+PAIR_MARGIN = 1.1
+"""A pair takes as long as the one before it, up to this factor."""
+LEAST_PAIR_UPDATES = 6
 
 
 @dataclass(kw_only=True)
@@ -142,18 +145,52 @@ def compare(
     for look, wanted in enumerate(design.looks):
         pair = len(comparison.metrics["A"])
         while pair < wanted:
-            started = monotonic()
             arms = "AB" if base_first == (pair % 2 == 0) else "BA"
-            _run_pair(plans, arms, pair, design, comparison)
+            taken = _run_pair(plans, arms, pair, design, comparison)
             on_pair(comparison)
             pair += 1
-            if design.deadline is not None and monotonic() + (monotonic() - started) > design.deadline:
+            design = shortened(design, taken, design.looks[0] - pair)
+            if design.deadline is not None and monotonic() + taken.seconds_of(design.updates) > design.deadline:
                 read_look(comparison, look, design.min_floor_frac, design.looks)
                 return comparison
         read_look(comparison, look, design.min_floor_frac, design.looks)
         if comparison.verdict is not Verdict.UNDECIDED and _quality_is_clear(comparison, design.quality):
             break
     return comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTime:
+    """What a pair took.
+
+    Attributes:
+        seconds: In all, starting and warming up included.
+        counted_s: Of them, what grows with the number of updates.
+        updates: Of each process.
+    """
+
+    seconds: float
+    counted_s: float
+    updates: int
+
+    def seconds_of(self, updates: int) -> float:
+        """What a pair of so many updates takes."""
+        return self.seconds + self.counted_s * (updates / self.updates - 1.0)
+
+
+def shortened(design: Design, taken: PairTime, pairs: int) -> Design:
+    """The design with fewer updates to a pair, where `pairs` more like the one just `taken` would end after the deadline.
+
+    What a pair takes is an estimate before the first one. Five short pairs say more than two long ones, and two say nothing.
+    """
+    if design.deadline is None or pairs < 1:
+        return design
+    each_s = (design.deadline - monotonic()) / pairs / PAIR_MARGIN
+    if taken.seconds_of(design.updates) <= each_s or taken.counted_s <= 0.0:
+        return design
+    fixed_s = taken.seconds - taken.counted_s
+    updates = int((each_s - fixed_s) / taken.counted_s * taken.updates)
+    return replace(design, updates=min(max(updates, LEAST_PAIR_UPDATES), design.updates))
 
 
 def held_out_verdict(comparison: Comparison, quality: Quality) -> NonInferiority:
@@ -176,13 +213,15 @@ def _quality_is_clear(comparison: Comparison, quality: Quality | None) -> bool:
 
 def _run_pair(
     plans: dict[str, tuple[TrialSetting, Plan]], arms: str, pair: int, design: Design, comparison: Comparison
-) -> None:
+) -> PairTime:
     for attempt in range(MAX_RETAKES_PER_PAIR + 1):
+        started = monotonic()
         if design.turns > 1:
             taken = run_in_turns(plans, arms, pair, design)
         else:
             taken = {arm: run_arm(*plans[arm], arm, pair, design) for arm in arms}
         clean = not any(outcome.sample.spoilt for outcome in taken.values())
+        seconds = monotonic() - started
         if clean or attempt == MAX_RETAKES_PER_PAIR or _late(design):
             break
         comparison.retaken += 1
@@ -192,6 +231,8 @@ def _run_pair(
         comparison.setup_s.setdefault(arm, outcome.setup_s)
         if pair == 0:
             comparison.losses[arm] = outcome.losses
+    counted_s = sum(outcome.sample.seconds + outcome.filling_s for outcome in taken.values())
+    return PairTime(seconds=seconds, counted_s=min(counted_s, seconds), updates=design.updates)
 
 
 def _late(design: Design) -> bool:

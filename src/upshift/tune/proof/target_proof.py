@@ -50,7 +50,7 @@ class TargetProof:
         if not names:
             return None
         # What an update-time proof needs at least is left over.
-        least_s = ladder.costs.final_s(0.0, ladder.update_s / plan.samples_factor)
+        least_s = ladder.costs.final_s(0.0, ladder.trial_update_s / plan.samples_factor)
         seconds = self.budget.left - REPORT_S - least_s
         pairs = min(int(seconds / ladder.whole_pair_s(EMPTY)), LOOKS[-1])
         if ladder.target_design is None or pairs < MIN_PAIRS:

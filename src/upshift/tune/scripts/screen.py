@@ -117,9 +117,9 @@ class ScriptScreen(Screen):
             TrialError: One could not be started.
         """
         self._drop_challenger()
-        base_plan = self.plan
+        base_plan, filling_s = self.plan, self.filling_s
         self.base.trial.end()
-        self.base = Resident(trial=Trial(self.setting, base_plan, seed=self.seed, wait=False))
+        self.base = Resident(trial=Trial(self.setting, base_plan, seed=self.seed, wait=False), filling_s=filling_s)
         self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed, wait=False))
         for resident in (self.base, self.challenger):
             resident.trial.wait_until_loaded()

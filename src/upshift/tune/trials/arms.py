@@ -35,6 +35,7 @@ class Design:
 
     Attributes:
         updates: Updates counted in each process; as many samples' worth of them where a plan regroups the samples.
+            Fewer from the second pair on, where the first took longer than the time holds.
         uneven: Updates differ by nature (samples of different length).
         seed: The first pair's seed; the next pairs count on from it. Also draws the order of the first pair.
         quality: Measure the held-out data at the end of each process, and go on to the next look while it is undecided.
@@ -59,12 +60,13 @@ class Design:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmOutcome:
-    """What one fresh process gave: its sample, losses, held-out metrics and set-up time in seconds."""
+    """What one fresh process gave: its sample, losses, held-out metrics, seconds of set-up, and of filling caches in it."""
 
     sample: Sample
     losses: list[float]
     metrics: dict[str, float]
     setup_s: float
+    filling_s: float = 0.0
 
 
 def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Design) -> ArmOutcome:
@@ -143,4 +145,6 @@ def _outcome(
     metrics = trial.call("validate", max_batches=design.max_batches)["metrics"] if design.quality else {}
     warm, primed_s = ready
     setup_s = primed_s + max(warm["seconds"] - 2 * warm["updates"] * sample.seconds / sample.updates, 0.0)
-    return ArmOutcome(sample=replace(sample, peak_bytes=peak), losses=losses, metrics=metrics, setup_s=setup_s)
+    return ArmOutcome(
+        sample=replace(sample, peak_bytes=peak), losses=losses, metrics=metrics, setup_s=setup_s, filling_s=primed_s
+    )

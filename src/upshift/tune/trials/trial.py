@@ -168,7 +168,8 @@ class Trial:
                 self.setting.progress(answer["progress"])
                 continue
             if not answer.pop("ok"):
-                raise TrialError(answer["message"], kind=cast("FailureKind", answer["kind"]))
+                words = self._log_tail() if answer["message"] == NO_STEP else ""  # its own error says why it ended
+                raise TrialError(f"{answer['message']}{words}", kind=cast("FailureKind", answer["kind"]))
             return answer
 
     def freeze(self) -> None:
@@ -232,7 +233,7 @@ class Trial:
         words = self._log_tail()
         if code == 0:
             if operation == "load":
-                return TrialError(NO_STEP, kind="raised")
+                return TrialError(f"{NO_STEP}{words}", kind="raised")
             return TrialError(f"The trial process came to its end during `{operation}`.{words}", kind="killed")
         if code < 0:
             return TrialError(f"The trial process {ended_words(code)} during `{operation}`.{words}", kind="killed")
