@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,16 +148,40 @@ def test_what_is_written_is_what_was_there_at_the_call(saving: BackgroundSaving,
     assert words == {"n": 1}
 
 
-def test_a_second_save_to_a_path_comes_after_the_first(saving: BackgroundSaving, gate: Gate) -> None:
+def begun(saving: BackgroundSaving) -> None:
+    """Wait until the thread writes something."""
+    for _ in range(1000):
+        if saving._writer._begun is not None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the thread did not begin")
+
+
+def test_a_newer_save_to_a_path_takes_the_place_of_one_that_was_not_begun(saving: BackgroundSaving, gate: Gate) -> None:
     gate.shut()
     torch.save(torch.zeros(1), "a.pt")
-    torch.save(torch.zeros(1), "b.pt")  # to another one it goes on at once
+    begun(saving)
+    for value in (1.0, 2.0, 3.0):
+        torch.save(torch.full((1,), value), "a.pt")
+    assert not gate.opened.is_set()
     assert len(saving._writer.waiting) == 2
+    gate.open_soon()
+    assert torch.load("a.pt").item() == 3.0
+    assert os.listdir() == ["a.pt"]
+    assert count(saving) == 4
+
+
+def test_one_that_cannot_go_to_the_background_comes_after_those_that_did(
+    saving: BackgroundSaving, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.shut()
+    torch.save(torch.zeros(1), "a.pt")
+    begun(saving)
+    monkeypatch.setattr("upshift.script.output.saving.begin_part", _full)
     gate.open_soon()
     torch.save(torch.ones(1), "a.pt")
     assert gate.opened.is_set()
     assert torch.load("a.pt").item() == 1.0
-    assert torch.load("b.pt").item() == 0.0
 
 
 def test_no_more_than_the_largest_is_on_its_way_while_another_is_copied(saving: BackgroundSaving, gate: Gate) -> None:

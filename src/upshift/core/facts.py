@@ -45,6 +45,7 @@ class JobFacts:
         read_every: Updates between two readings of the loss.
         zero_grad_to_none: Gradients are freed between updates.
         num_workers: Loader workers at present.
+        persistent_workers: They are kept from epoch to epoch.
         pin_memory: Batches are page-locked at present.
         num_threads: Threads that read batches ahead at present.
         device_prefetch: Batches are copied to the device ahead at present.
@@ -84,6 +85,7 @@ class JobFacts:
     read_every: int = 1
     zero_grad_to_none: bool = True
     num_workers: int = 0
+    persistent_workers: bool = False
     pin_memory: bool = False
     num_threads: int = 0
     device_prefetch: bool = False
@@ -132,6 +134,7 @@ class Facts:
         checkpoint_bytes: Its size.
         validation_s: Seconds of one validation pass; 0 where there is no held-out data.
         validation_batches: Batches of one pass.
+        evaluation_calls_s: Seconds of it in calls of modules, where those alone can be changed (a script); else None.
         write_mb_s: Measured speed of durable writing in MB/s (10^6 bytes), by folder; `RUN_FOLDER` is where the run writes.
         compressed_frac: Size of the weights, deflated at level 1, as a share of the plain one; None if not measured.
         compress_mb_s: How fast this machine deflates them, in MB/s of plain bytes; None if not measured.
@@ -162,6 +165,7 @@ class Facts:
     checkpoint_bytes: int = 0
     validation_s: float = 0.0
     validation_batches: int = 0
+    evaluation_calls_s: float | None = None
     write_mb_s: Mapping[str, float] = field(default_factory=dict)
     compressed_frac: float | None = None
     compress_mb_s: float | None = None

@@ -58,11 +58,12 @@ class LoaderWorkers(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for input that can be fetched by index; more workers than cores only where fetching mostly waits."""
+        """Fit for input that can be fetched by index; more workers than cores only where fetching mostly waits.
+
+        Where workers are at work already, whether they wait or compute cannot be seen: other numbers of them are tried.
+        """
         if facts.job.num_samples is None:
             return Fit.no("an iterable dataset would be read once by each worker")
-        if facts.job.num_workers:
-            return Fit.no(f"{facts.job.num_workers} workers are at work already")
         if facts.job.num_threads:
             return Fit.no(f"{facts.job.num_threads} threads read ahead already")
         room, free = _batches_that_fit(facts), facts.machine.shared_memory_bytes
@@ -73,7 +74,7 @@ class LoaderWorkers(Optimization):
                 f"that workers hand it over in: enlarge it (docker run --shm-size)"
             )
         pin = facts.job.device == "cuda"
-        wanted = dict.fromkeys(_bounded(count, prefetch, room) for count, prefetch in _guesses(facts))
+        wanted = dict.fromkeys(_bounded(count, prefetch, room) for count, prefetch in (_others(facts) or _guesses(facts)))
         settings = [cls(num_workers=count, prefetch_factor=prefetch, pin_memory=pin) for count, prefetch in wanted]
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input"), settings=settings)
 
@@ -98,6 +99,8 @@ class LoaderWorkers(Optimization):
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The workers are alive while the step runs."""
         alive = int(trace.counters.get("workers_alive", 0))
+        if not self.num_workers:
+            return [Check("no worker process alive", alive == 0, f"{alive} alive")]
         return [Check("worker processes alive", alive >= self.num_workers, f"{alive} of {self.num_workers}")]
 
 
@@ -112,6 +115,21 @@ def _guesses(facts: Facts) -> list[tuple[int, int]]:
     else:
         first, second = max(cores - 1, 1), cores
     return [(first, 2), (first, 4), (second, 2), (max(first // 2, 1), 2)]
+
+
+def _others(facts: Facts) -> list[tuple[int, int]]:
+    """Other numbers of workers than those at work, where there are any; the same, where they are not kept between epochs.
+
+    Too many for the cores: fewer. Else more, as for fetching that waits. None at all only where they end with each epoch: a
+    loader that keeps its workers draws its random numbers for them once.
+    """
+    count, cores, kept = facts.job.num_workers, facts.machine.cores.value, facts.job.persistent_workers
+    if not count:
+        return []
+    fewer, more = [cores, max(cores - 1, 1)], [min(4 * cores, MAX_WAITING_WORKERS), cores]
+    wanted = fewer if count > cores else more
+    wanted = wanted if kept else [count, *wanted, 0]
+    return [(other, 2) for other in dict.fromkeys(wanted) if other != count or not kept]
 
 
 def _batch_bytes(facts: Facts) -> int:

@@ -9,7 +9,6 @@ CASE = Case(
     make=lambda: LoaderWorkers(num_workers=1), job=Prepared, facts=facts(),
     refused=(
         (facts(job={"num_samples": None}), "iterable dataset"),
-        (facts(job={"num_workers": 2}), "2 workers are at work already"),
         (facts(job={"num_threads": 2}), "2 threads read ahead already"),
         (facts(sample_bytes=GIB // 4), "a batch takes 1463 MiB, more than half of the shared memory .1024 MiB, test says"),
     ),

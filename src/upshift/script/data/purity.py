@@ -90,6 +90,7 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
         "updates_per_epoch": None if batches is None else -(-batches // live.job.accumulation),
         "batch_size": live.job.batch_size,
         "num_workers": live.loader.num_workers,
+        "persistent_workers": live.loader.persistent,
         "num_threads": live.loader.num_threads,
         "pin_memory": live.loader.pin_memory,
         "shuffle": live.job.shuffle,

@@ -93,6 +93,8 @@ def remove_orphans(folder: str) -> None:
 class PartWriter:
     """Finishes parts one after another, in the order they came, in a thread that begins with the first.
 
+    A part that nothing was written of yet can be given up for a newer one of the same path.
+
     Attributes:
         errors: What could not be written and why; whoever tells it takes it out.
         waiting: What is under way.
@@ -102,6 +104,7 @@ class PartWriter:
     waiting: deque[Part] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
+    _begun: Part | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -122,6 +125,16 @@ class PartWriter:
             else:
                 self._thread = thread
 
+    def give_up(self, path: str) -> None:
+        """Drop what waits for its turn to be written to `path`: something newer is to take its place."""
+        with self._changed:
+            late = [part for part in self.waiting if part.path == path and part is not self._begun]
+            for part in late:
+                self.waiting.remove(part)
+        for part in late:
+            _remove(part.part)
+            part.done()
+
     def wait(self, matches: Callable[[], bool]) -> None:
         """Wait for as long as `matches()`; it looks at `waiting`. Nothing in the thread itself."""
         if self._thread is None or threading.current_thread() is self._thread:
@@ -135,7 +148,7 @@ class PartWriter:
             with self._changed:
                 while not self.waiting:
                     self._changed.wait()
-                part = self.waiting[0]
+                part = self._begun = self.waiting[0]
             self._finish(part)
 
     def _finish(self, part: Part) -> None:

@@ -46,9 +46,10 @@ _PATHS = ("file", "path", "src", "dst")
 class BackgroundSaving:
     """Writes in the background what the script saves to a path, as long as `live.around.checkpoint_background` says so.
 
-    At most the largest checkpoint so far may be on its way while another one is copied; a second one for the same path
-    waits for the first. What goes to an open file, comes from another thread, or is saved where several ranks may wait for
-    it is saved as without us.
+    At most the largest checkpoint so far may be on its way while another one is copied. Where one is still to be begun when
+    the next one for the same path comes, the newer one takes its place: nobody in this process could have read it, and a
+    script that saves more often than can be written is not held up. What goes to an open file, comes from another thread, or
+    is saved where several ranks may wait for it is saved as without us.
 
     Args:
         live: The script's live job; told `checkpoints_in_background`.
@@ -117,15 +118,20 @@ class BackgroundSaving:
         def opening_seam(name_or_buffer: Any) -> Any:
             if os.getpid() != self._pid or not isinstance(name_or_buffer, str):
                 return original(name_or_buffer)
-            self._await([name_or_buffer], below=False)  # in order: this one replaces the one before
             mine = not self._closed and threading.get_ident() == self._thread
+            background = mine and self.live.around.checkpoint_background and _ranks() == 1
+            if not background:
+                self._await([name_or_buffer], below=False)  # in order: this one replaces the one before
             if mine:
                 self._raise()
-            if not mine or not self.live.around.checkpoint_background or _ranks() > 1:
-                return original(name_or_buffer)
-            return self._snapshot(original, name_or_buffer)
+            return self._snapshot(original, name_or_buffer) if background else original(name_or_buffer)
 
         return opening_seam
+
+    def _plainly(self, original: Callable[[Any], Any], name: str) -> Any:
+        """Open the file itself, after what is on its way to it: this one replaces it."""
+        self._await([name], below=False)
+        return original(name)
 
     def _raise(self) -> None:
         """Raise what a save before this one met.
@@ -147,8 +153,9 @@ class BackgroundSaving:
                 self._folders.add(folder)
                 remove_orphans(folder)
         except OSError:
-            return original(name)  # it says what is wrong, or writes what cannot be replaced
+            return self._plainly(original, name)  # it says what is wrong, or writes what cannot be replaced
         self._guard()
+        self._writer.give_up(path)
         self._writer.wait(lambda: self._writer.num_bytes > self._largest)
         names = {path, os.path.abspath(name), self._asked or path}  # noqa: PTH100 - as above
 
@@ -166,7 +173,7 @@ class BackgroundSaving:
             )
             self.live.count("checkpoints_in_background")
 
-        return Snapshot(self._buffers, plain=lambda: original(name), keep=keep, part=part)
+        return Snapshot(self._buffers, plain=lambda: self._plainly(original, name), keep=keep, part=part)
 
     def _guard(self) -> None:
         """Let whoever asks for a file that is under way wait for it."""

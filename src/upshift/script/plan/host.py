@@ -20,15 +20,17 @@ from torch.nn.modules.module import Module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from upshift.core.batch import map_tensors
+from upshift.core.errors import MachineError
 from upshift.core.live import Seam
 from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.script.data.loading import Loading
+from upshift.script.evaluation.ahead import EvaluationAhead
 from upshift.script.output.printing import AsyncPrinting
 from upshift.script.output.saving import BackgroundSaving
 from upshift.script.patches import Patches
 from upshift.script.plan.live import main_module, script_live, set_flags
-from upshift.script.plan.reach import AT_START, reached
+from upshift.script.plan.reach import AT_START, out_of_reach, reached
 from upshift.script.watch.closures import Arguments
 from upshift.script.watch.kinds import Trained
 from upshift.script.watch.leader import Leader
@@ -37,6 +39,7 @@ from upshift.script.watch.seams import Seams
 DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
 STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS)
 MAX_CALLED = 16
+EVALUATING = "validation_batch"
 TRIES = 3
 """So many optimizer steps are waited for a model that can be told, as when an optimizer's closure calls it."""
 HALF = (torch.bfloat16, torch.float16)
@@ -76,6 +79,8 @@ class Host:
         self.on_loss: Callable[[torch.Tensor], None] = _ignored
         self._loading = Loading(self.live, self.plan, self._fail)
         self._saving, self._printing = BackgroundSaving(self.live), AsyncPrinting(self.live)
+        self._evaluation = EvaluationAhead(self.live, functools.partial(self._fail, EVALUATING))
+        self._last_call: tuple[Any, ...] | None = None
         self._patches = Patches()
         self._handles: list[Any] = []
         self._called: dict[int, nn.Module] = {}
@@ -98,6 +103,8 @@ class Host:
                 self._apply(item)
         self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
         put = self._patches.put
+        if EVALUATING in self.plan.names:
+            self._evaluation.install(self._patches)
         put(Module, "__call__", self._calling)
         put(torch.Tensor, "backward", functools.partial(self._going_back, method=True))
         put(torch.autograd, "backward", functools.partial(self._going_back, method=False))
@@ -133,6 +140,9 @@ class Host:
         """Do what acts on events once, for its evidence: the next save and print may be far away."""
         self._saving.rehearse()
         self._printing.rehearse()
+        if self._last_call is not None and self._evaluation.wanted:
+            original, module, (args, kwargs) = self._last_call
+            self._evaluation.rehearse(original, module, args, kwargs)
 
     def mine(self) -> bool:
         """Whether this is the process and the thread that we were put into."""
@@ -207,6 +217,9 @@ class Host:
                     self._fail(item.card.name, error)
 
     def _apply(self, item: Optimization) -> None:
+        if item.card.seam is Seam.ENVIRONMENT and (why := out_of_reach(Plan(optimizations=(item,)))):
+            self._fail(item.card.name, MachineError(why[item.card.name]))
+            return
         try:
             self.live.apply(item)
         except Exception as error:  # noqa: BLE001 - the script goes on without it, and the reason is told
@@ -222,10 +235,15 @@ class Host:
 
         @functools.wraps(original)
         def calling_seam(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or not self.mine() or not torch.is_grad_enabled():
+            if self._inside or not self.mine():
+                return original(*args, **kwargs)
+            evaluating = not torch.is_grad_enabled()
+            if evaluating and not (self._evaluation.wanted and self.opened and args[0] is self.live.model):
                 return original(*args, **kwargs)
             self._inside = True
             try:
+                if evaluating:
+                    return self._evaluation.call(original, args, kwargs)
                 if self.opened:
                     return self._call(original, args, kwargs)
                 if len(self._called) < MAX_CALLED:
@@ -245,17 +263,18 @@ class Host:
         if module is live.model:
             for transform in live.batch_transforms:
                 given = transform(given)
-            self._note_shapes(given)
+            self._note_call(original, given)
         if not live.forward_contexts:
             return original(module, *given[0], **given[1])
         with live.contexts():
             found = original(module, *given[0], **given[1])
         return map_tensors(found, _widened) if self._sixteen_bit else found
 
-    def _note_shapes(self, given: Any) -> None:
-        """Keep the shapes of what the model is called with, for as long as somebody asks for them."""
+    def _note_call(self, original: Callable[..., Any], given: Any) -> None:
+        """Keep what the model is called with, and its shapes, for as long as somebody asks for them."""
         if self.on_step is _nothing:
             return
+        self._last_call = (original, self.live.model, given) if self._evaluation.wanted else None
         shapes: list[tuple[int, ...]] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:

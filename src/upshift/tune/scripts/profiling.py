@@ -170,6 +170,7 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
     names = real["phases"]
     total = {name: sum(step[at] for step in real["seconds"]) for at, name in enumerate(names)}
     lines = {place["what"] for place in told["where"]}
+    calls = [(times, seconds) for what, _, _, times, seconds in real["places"] if what == "validation"]
     asynchronous = bool(lines & {"print", "logging"})
     return Facts(
         machine=machine,
@@ -189,6 +190,8 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         checkpoint_s=total["checkpoint"],
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
+        validation_batches=max((times for times, _ in calls), default=0),
+        evaluation_calls_s=sum(seconds for _, seconds in calls),
     )
 
 
