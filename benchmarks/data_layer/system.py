@@ -31,6 +31,7 @@ class System:
         against: The one of ours that gives the same form with a shuffle at least as thorough; empty for one of ours.
         needs: A package that must be installed; empty for none.
         reference: It shows what the machine can do at best, and is no way to train on data larger than memory.
+        bytes_alone: It moves as many bytes, and gives no samples that could be held against those of others.
     """
 
     open: Open
@@ -39,6 +40,7 @@ class System:
     against: str = ""
     needs: str = ""
     reference: bool = False
+    bytes_alone: bool = False
 
     @property
     def is_there(self) -> bool:

@@ -32,6 +32,21 @@ def test_more_workers_than_cores_only_where_fetching_waits(cores: int, wait: flo
 
 
 @pytest.mark.parametrize(
+    ("workers", "kept", "expected"),
+    [
+        (1, True, [8, 2]),
+        (2, True, [8]),
+        (16, True, [2, 1]),
+        (2, False, [2, 8, 0]),  # the same number, kept from epoch to epoch
+        (16, False, [16, 2, 1, 0]),
+    ],
+)
+def test_beside_workers_that_are_there_others_are_offered(workers: int, *, kept: bool, expected: list[int]) -> None:
+    given = facts(job={"num_workers": workers, "persistent_workers": kept}, on={"cores": 2})
+    assert [setting.num_workers for setting in _offered(LoaderWorkers.fit(given))] == expected
+
+
+@pytest.mark.parametrize(
     ("batches", "expected"), [(3, [(3, 1), (1, 2)]), (2, [(2, 1), (1, 2)]), (7, [(3, 2), (4, 1), (1, 2)])]
 )
 def test_batches_under_way_fit_in_shared_memory(batches: int, expected: list[tuple[int, int]]) -> None:

@@ -43,6 +43,7 @@ from upshift.optimizations.loader_workers import LoaderWorkers
 from upshift.optimizations.pinned_memory import PinnedMemory
 from upshift.optimizations.sample_cache import SampleCache
 from upshift.optimizations.sample_store import SampleStore
+from upshift.optimizations.trim_padding import TrimPadding
 from upshift.script.data.alike import difference
 from upshift.script.data.loading import Loading
 from upshift.script.data.reading import Reading
@@ -636,8 +637,8 @@ def test_workers_of_a_loader_that_is_gone_are_gone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("persistent", [True, False])
-def test_workers_that_a_script_has_become_others(persistent: bool) -> None:
+@pytest.mark.parametrize(("wanted", "persistent"), [(2, True), (2, False), (0, False)])
+def test_workers_that_a_script_has_become_others(wanted: int, persistent: bool) -> None:
     def loader() -> DataLoader[Any]:
         return DataLoader(Rows(), batch_size=4, shuffle=True, num_workers=1)
 
@@ -650,10 +651,14 @@ def test_workers_that_a_script_has_become_others(persistent: bool) -> None:
         return seen
 
     alone = simple(loader())
-    with attached(LoaderWorkers(num_workers=2, prefetch_factor=3, persistent=persistent)) as found:
+    with attached(LoaderWorkers(num_workers=wanted, prefetch_factor=3, persistent=persistent)) as found:
         ours = loader()
         assert difference(alone, simple(ours)) == ""
-        assert (ours.num_workers, ours.prefetch_factor, ours.persistent_workers) == (2, 3, persistent)
+        assert (ours.num_workers, ours.prefetch_factor, ours.persistent_workers) == (
+            wanted,
+            3 if wanted else None,
+            persistent,
+        )
         assert found.loading.applied == ["loader_workers"]
         assert len(multiprocessing.active_children()) == 2 * persistent
     assert (ours.num_workers, ours.prefetch_factor, ours.persistent_workers) == (1, 2, False)
@@ -835,3 +840,69 @@ def test_batches_are_page_locked(items: tuple[Optimization, ...], workers: int) 
         assert found.counters["pinned_batches"] == 7
         assert found.why == {}
     assert loader.pin_memory is False
+
+
+class Padded(Dataset[Any]):
+    """Token ids of different lengths with their labels, padded to 32 by the collate function."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.arange(1, 5 + index % 13)
+
+    @staticmethod
+    def collate(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        ids = torch.zeros(len(rows), 32, dtype=torch.long)
+        labels = torch.full((len(rows), 32), -100)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)] = labels[row, : len(tokens)] = tokens
+        return {"ids": ids, "labels": labels, "weights": (ids > 0).float(), "rows": torch.arange(len(rows))}
+
+
+def padded_loader(**more: Any) -> DataLoader[Any]:
+    return DataLoader(Padded(), batch_size=4, shuffle=True, collate_fn=Padded.collate, **more)
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_padding_that_can_be_seen_is_cut_but_for_one_column(multiple: int, workers: int) -> None:
+    seed_everything(3)
+    plain = list(padded_loader(num_workers=workers))
+    seed_everything(3)
+    with attached(TrimPadding(multiple=multiple)) as found:
+        cut = list(padded_loader(num_workers=workers))
+        with torch.no_grad():
+            assert next(iter(padded_loader(num_workers=workers)))["ids"].shape == (4, 32)  # what is evaluated stays
+        assert found.why == {}
+        assert found.loading.applied == ["trim_padding"]
+    for before, after in zip(plain, cut, strict=True):
+        longest = int((before["ids"] > 0).sum(1).max())
+        keep = min(-(-(longest + 1) // multiple) * multiple, 32)
+        for name in ("ids", "labels", "weights"):
+            assert after[name].is_contiguous()
+            assert torch.equal(after[name], before[name][:, :keep])
+        assert torch.equal(after["rows"], before["rows"])
+
+
+@pytest.mark.parametrize("name", ["tail", "pairs", "value"])
+def test_batches_whose_ends_are_no_padding_stay_as_they_are(name: str) -> None:
+    made = 0
+
+    def collate(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        nonlocal made
+        made += 1
+        batch = Padded.collate(rows)
+        if name == "tail":
+            batch["weights"][0, -1] = 0.5
+        elif name == "pairs":
+            batch["mask"] = torch.ones(len(rows), 32, 32)
+        elif made > 1:
+            batch["ids"][batch["ids"] == 0] = 7  # the first batch said that padding is 0
+        return batch
+
+    with attached(TrimPadding()) as found:
+        widths = [batch["ids"].shape[1] for batch in DataLoader(Padded(), batch_size=4, collate_fn=collate)]
+    assert found.why == {}
+    assert widths[1:] == [32] * (len(widths) - 1)
+    assert (widths[0] < 32) == (name == "value")

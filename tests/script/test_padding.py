@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from upshift.core.padding import kept_length
 from upshift.script.watch.judge import profile, wants_cut
-from upshift.script.watch.padding import LOOKED_AT, Padding, cut_padding, kept_length
+from upshift.script.watch.padding import LOOKED_AT, Padding, cut_padding
 from upshift.script.watch.record import PHASES
 
 

@@ -36,6 +36,7 @@ class JobFacts:
         planned_updates: Updates of the whole run; None where unknown.
         updates_per_epoch: None for an iterable dataset.
         has_length: The job says how long a sample is.
+        padding_seen: Its batches end in columns of one value, as is seen from outside.
         has_collate_packed: The job can lay samples end to end.
         packs_to_multiple: It can lengthen them to a multiple.
         has_counted: The job says at which positions its loss uses the model's output.
@@ -76,6 +77,7 @@ class JobFacts:
     planned_updates: int | None = None
     updates_per_epoch: int | None = None
     has_length: bool = False
+    padding_seen: bool = False
     has_collate_packed: bool = False
     packs_to_multiple: bool = False
     has_counted: bool = False

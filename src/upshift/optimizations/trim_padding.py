@@ -2,7 +2,9 @@
 
 Relieves:  padding: positions that are padding in every sample of the batch are neither computed nor moved.
 Numerics:  rounding: the same samples and losses; only terms that were zero leave the sums.
-Limits:    the job must say how long a sample is (`length`), and padding must stand at the end.
+Limits:    the job must say how long a sample is (`length`), and padding must stand at the end. Of a script, whose lengths
+           nobody says, columns are cut that hold one value in all rows, the same in every batch, all but the first of them:
+           that value may be the last token of a sample, too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from upshift.core.errors import JobError
 from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo, append_to
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from upshift.core.padding import cut_at, kept_length, tails
 
 MIN_DIMS = 2
 """A padded tensor is [batch, length, ...]."""
@@ -55,7 +58,7 @@ class TrimPadding(Optimization):
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
         """Fit where batches are longer than their longest sample."""
-        if not facts.job.has_length:
+        if not (facts.job.has_length or facts.job.padding_seen):
             return Fit.no("the job does not say how long a sample is: write length(self, sample)")
         if facts.excess_padding_frac <= 0:
             return Fit.no("batches are no longer than their longest sample already")
@@ -65,7 +68,8 @@ class TrimPadding(Optimization):
 
     def apply(self, live: LiveJob) -> Undo:
         """Trim after collating."""
-        return append_to(live.pipeline.adjust, _Trim(live, self.multiple))
+        trim = _Trim(live, self.multiple) if live.job.overrides("length") else _TrimSeen(live, self.multiple)
+        return append_to(live.pipeline.adjust, trim)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Positions were really cut away."""
@@ -100,3 +104,27 @@ class _Trim:
         self._live.count("positions_cut", padded - keep)
         self._live.count("positions_kept", keep)
         return map_tensors(batch, cut)
+
+
+class _TrimSeen:
+    """Cuts columns that are padding by what they hold, but for the first of them."""
+
+    def __init__(self, live: LiveJob, multiple: int) -> None:
+        self._live, self._multiple = live, multiple
+        self._values: list[Any] | None = None
+
+    def __call__(self, batch: Any, _loaded: list[Any]) -> Any:
+        found = kept_length(batch)
+        if found is None:
+            return batch
+        used, length = found
+        keep = min(-(-(used + 1) // self._multiple) * self._multiple, length)
+        values = tails(batch, length, keep) if keep < length else None
+        if self._values is None:
+            self._values = values
+        if values is None or values != self._values:
+            self._live.count("positions_kept", length)
+            return batch
+        self._live.count("positions_cut", length - keep)
+        self._live.count("positions_kept", keep)
+        return cut_at(batch, length, keep)

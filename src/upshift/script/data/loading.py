@@ -41,7 +41,8 @@ from upshift.script.patches import Patches
 from upshift.script.plan.reach import reached, why_beyond
 
 DATA_SEAMS = (Seam.DATASET, Seam.LOADER)
-NEED_NO_SAMPLES = frozenset({"pinned_memory"})
+TRIM = "trim_padding"
+NEED_NO_SAMPLES = frozenset({"pinned_memory", TRIM})
 NEED_PURE = frozenset({"loader_threads"})
 FIRST_BATCHES = 4
 LATER_ONE_IN = 256
@@ -91,6 +92,8 @@ class Loading:
         """Put the seams on."""
         self._working = True
         patches.put(DataLoader, "__iter__", self._iterating)
+        if TRIM in self._plan.names:
+            patches.put(torchs._BaseDataLoaderIter, "__next__", self._adjusting)  # noqa: SLF001 - as below
         patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass there
 
     def close(self) -> None:
@@ -148,6 +151,25 @@ class Loading:
             if iterator._pin_memory and self._own.num_workers and self._dataset is iterator._dataset and self._here():  # noqa: SLF001 - torch has no other name for it
                 tensors = list(iter_tensors(batch))
                 self._live.count("pinned_batches", bool(tensors) and all(tensor.is_pinned() for tensor in tensors))
+            return batch
+
+        return next_seam
+
+    def _adjusting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Change the batches that train, whoever made them."""
+
+        @functools.wraps(original)
+        def next_seam(iterator: Any) -> Any:
+            batch, adjust = original(iterator), self._live.pipeline.adjust
+            if not adjust or iterator._dataset is not self._dataset or not torch.is_grad_enabled() or not self._here():  # noqa: SLF001 - as above
+                return batch
+            try:
+                for change in adjust:
+                    batch = change(batch, [])
+            except Exception as error:  # noqa: BLE001 - the loop gets the batch as it was made
+                adjust.clear()
+                for name in self._withdraw([TRIM]):
+                    self._on_failure(name, error)
             return batch
 
         return next_seam
@@ -220,9 +242,10 @@ class Loading:
         live, name = self._live, item.card.name
         pipeline, settings = replace(live.pipeline), live.loader
         why = why_beyond(name)
-        if not why and item.card.seam is Seam.DATASET and self._own.num_workers:
+        of_samples = item.card.seam is Seam.DATASET and name not in NEED_NO_SAMPLES
+        if not why and of_samples and self._own.num_workers:
             why = "the script's worker processes read the samples, each for itself"
-        if not why and (item.card.seam is Seam.DATASET or name in NEED_PURE) and not self.purity.pure:
+        if not why and (of_samples or name in NEED_PURE) and not self.purity.pure:
             why = READ_IN_ORDER if live.order is None else f"samples may differ from visit to visit: {self.purity.reason}"
         if not why:
             try:

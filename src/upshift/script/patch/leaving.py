@@ -140,6 +140,10 @@ def _validation(_: Changes, item: Any) -> tuple[str, ...]:
     return (f"DataLoader(valid_data, batch_size={item.times} * batch_size)",)
 
 
+def _trimmed(_: Changes, __: Any) -> tuple[str, ...]:
+    return ("ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # in collate_fn: to the longest of the batch",)
+
+
 def _valid_compiled(_: Changes, __: Any) -> tuple[str, ...]:
     return ("compiled = torch.compile(model)  # call this one where the model is evaluated",)
 
@@ -164,6 +168,7 @@ _LINES: Mapping[str, tuple[str, Lines | None]] = {
     "microbatch": ("how a batch is cut depends on what it holds", _micro),
     "one_cycle": ("it needs the number of updates and the script's own rate", _one_cycle),
     "sample_cache": ("which part of a sample is the same at every visit is for you to say", _cache),
+    "trim_padding": ("how samples are padded is its collate function's own", _trimmed),
     "validation_batch": ("which loader evaluates is not read here", _validation),
     "validation_compile": ("where the script evaluates is not read here", _valid_compiled),
     "warmup_cosine": ("it needs the number of updates and the script's own rate", _cosine),

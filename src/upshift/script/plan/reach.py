@@ -14,7 +14,7 @@ REACHED = frozenset({
     "batched_reading", "channels_last", "channels_last_3d", "compile", "cpu_threads", "cuda_graphs", "cudnn_benchmark",
     "flush_denormals", "foreach_optimizer", "fused_optimizer", "garbage_collection", "huge_pages", "interop_threads",
     "loader_threads", "loader_workers", "matmul_precision", "pinned_memory", "precision", "sample_cache", "sample_store",
-    "thread_pinning", "validation_batch", "zero_grad_to_none",
+    "thread_pinning", "trim_padding", "validation_batch", "zero_grad_to_none",
 })  # fmt: skip
 """Techniques whose seam an attached script has."""
 
@@ -47,7 +47,6 @@ _BEYOND = {
     "sequence_packing": "which samples make a document cannot be seen from outside",
     "sharding": "the script wraps its model itself: torch.distributed.fsdp.fully_shard(model)",
     "structured_sparsity": "it changes what is trained, and a script has no held-out quality to judge that by",
-    "trim_padding": "lengths cannot be seen from outside: cut batches to their longest sample in collate_fn",
     "validation_compile": "the script writes its own validation: call torch.compile(model) in it",
     "warmup_cosine": "it changes what is trained, and a script has no held-out quality to judge that by",
 }

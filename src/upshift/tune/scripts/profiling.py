@@ -30,7 +30,8 @@ from upshift.script.patches import Patches
 from upshift.script.plan.host import Host
 from upshift.script.watch.fetch import Fetch
 from upshift.script.watch.judge import profile as judge
-from upshift.script.watch.judge import wants_silence
+from upshift.script.watch.judge import wants_cut, wants_silence
+from upshift.script.watch.padding import Padding
 from upshift.script.watch.record import Recorder, report
 from upshift.script.watch.replay import Replay
 from upshift.script.watch.seams import Seams
@@ -72,13 +73,17 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
     backwards, memory = host.backwards - before, peak_memory_bytes()
     replay: dict[str, Any] | None = None
     silent: dict[str, Any] | None = None
+    cut: dict[str, Any] | None = None
     if not real["ended"]:
         progress("what if data were free")
         replay = yield from _observe(host, seconds, replay=True)
         if wants_silence(real):
             progress("what if nothing were printed, logged or saved")
             silent = yield from _observe(host, seconds, silent=True)
-    told = judge(real, replay, silent)
+        if wants_cut(real):
+            progress("what if no position were padding")
+            cut = yield from _observe(host, seconds, padding=Padding(cuts=True))
+    told = judge(real, replay, silent, cut)
     op_frac: dict[str, float] = {}
     op_counts: dict[str, int] = {}
     purity = Purity()
@@ -108,7 +113,9 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
     return {"profile": {**found, **seen}, "facts": sent}
 
 
-def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool = False) -> Steps:
+def _observe(
+    host: Host, seconds: float, *, replay: bool = False, silent: bool = False, padding: Padding | None = None
+) -> Steps:
     """Watch steps for about so long; what was seen, as `upshift.script.watch.record.report` has it.
 
     Raises:
@@ -116,7 +123,8 @@ def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool =
     """
     recorder = Recorder(updates=0, seconds=0.0)
     kept = Replay(recorder) if replay else None
-    seams, quiet, ended = Seams(recorder, Fetch(recorder, host.trained, kept)), Patches(), False
+    fetch = Fetch(recorder, host.trained, kept, padding)
+    seams, quiet, ended = Seams(recorder, fetch), Patches(), False
     compiled = bool({"compile", "cuda_graphs"} & set(host.plan.names))
     with ExitStack() as stack:
         stack.callback(seams.remove)
@@ -139,7 +147,8 @@ def _observe(host: Host, seconds: float, *, replay: bool = False, silent: bool =
         finally:
             host.watching = None
             recorder.active = False
-    return report(recorder, ended=ended, device=host.live.device.type, rank=0)
+    more = {"device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac}
+    return report(recorder, ended=ended, **more)
 
 
 def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
@@ -174,11 +183,12 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
     asynchronous = bool(lines & {"print", "logging"})
     return Facts(
         machine=machine,
-        job=_job_facts(host, purity),
+        job=_job_facts(host, purity, real["padding_frac"]),
         step_ms=told["step_ms"],
         phase_frac=told["phases"],
         ceilings=told["ceilings"],
         sample_bytes=purity.sample_bytes,
+        excess_padding_frac=real["padding_frac"],
         load_frac=purity.load_frac,
         input_wait_frac=real["fetch_wait_frac"],
         peak_memory_bytes=memory,
@@ -195,11 +205,11 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
     )
 
 
-def _job_facts(host: Host, purity: Purity) -> JobFacts:
+def _job_facts(host: Host, purity: Purity, padding_frac: float) -> JobFacts:
     live = host.live
     found = job_facts(live)
     fused = all(bool(group.get("fused")) for group in live.optimizer.param_groups)
     return replace(
-        found, **loader_facts(live, purity), optimizer_fused=fused, planned_updates=PLENTY, has_quality=False,
-        zero_grad_to_none=live.zero_grad_to_none,
+        found, **loader_facts(live, purity), padding_seen=padding_frac > 0, optimizer_fused=fused, planned_updates=PLENTY,
+        has_quality=False, zero_grad_to_none=live.zero_grad_to_none,
     )  # fmt: skip
