@@ -906,3 +906,37 @@ def test_batches_whose_ends_are_no_padding_stay_as_they_are(name: str) -> None:
     assert found.why == {}
     assert widths[1:] == [32] * (len(widths) - 1)
     assert (widths[0] < 32) == (name == "value")
+
+
+class Reader(torch.nn.Module):
+    """Sums what it reads; `masked` leaves the padding out, dropout draws random numbers."""
+
+    def __init__(self, *, masked: bool, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = torch.nn.Embedding(20, 4), torch.nn.Linear(4, 2)
+        self.dropout, self.masked = torch.nn.Dropout(dropout), masked
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found = self.dropout(self.embed(ids))
+        if self.masked:
+            found = found * (ids > 0).unsqueeze(-1)
+        answer: torch.Tensor = self.head(found.sum(1))
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("masked", "dropout", "differs", "draws"),
+    [(True, 0.0, False, False), (True, 0.5, False, True), (False, 0.5, True, True)],
+)
+def test_what_cutting_does_to_a_model_is_told_without_its_dropout(
+    *, masked: bool, dropout: float, differs: bool, draws: bool
+) -> None:
+    model = Reader(masked=masked, dropout=dropout)
+    with attached(TrimPadding()) as found:
+        batch = next(iter(padded_loader()))
+        cutting, args = found.loading.cutting, (batch["ids"],)
+        assert (cutting.difference(torch.nn.Module.__call__, model, args, {}) != "") == differs
+        assert cutting.draws(torch.nn.Module.__call__, model, args, {}) == draws
+        assert "made of the batch" in cutting.difference(torch.nn.Module.__call__, model, (batch["ids"].clone(),), {})
+    assert model.training

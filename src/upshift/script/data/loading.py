@@ -31,6 +31,7 @@ from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.script.data.ahead import Ahead, Crew, FedLoader, ThreadsAhead
 from upshift.script.data.changes import LoaderChanges, objection
+from upshift.script.data.cutting import Cutting
 from upshift.script.data.foresee import Foreseen, NotForeseenError
 from upshift.script.data.guard import PureLoad, Reads, Trust, Turns
 from upshift.script.data.held import mark
@@ -63,6 +64,7 @@ class Loading:
         applied: Names of what is at work.
         notes: Name -> what of the script's numbers it changes, where it does.
         purity: Whether the samples repeat, where the plan needs to know.
+        cutting: What changes the batches that train.
     """
 
     def __init__(self, live: LiveJob, plan: Plan, on_failure: Callable[[str, BaseException], None]) -> None:
@@ -78,6 +80,7 @@ class Loading:
         self._keeping: list[str] = []
         self._making_ahead: list[str] = []
         self._served: PureLoad | None = None
+        self.cutting = Cutting(live, self._trains, self._not_cut)
         self._trust = Trust(self._lost)
         self._turns = Turns(FIRST_BATCHES, LATER_ONE_IN)
         self._mark: dict[str, Any] = {}
@@ -93,7 +96,7 @@ class Loading:
         self._working = True
         patches.put(DataLoader, "__iter__", self._iterating)
         if TRIM in self._plan.names:
-            patches.put(torchs._BaseDataLoaderIter, "__next__", self._adjusting)  # noqa: SLF001 - as below
+            self.cutting.install(patches)
         patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass there
 
     def close(self) -> None:
@@ -155,24 +158,8 @@ class Loading:
 
         return next_seam
 
-    def _adjusting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Change the batches that train, whoever made them."""
-
-        @functools.wraps(original)
-        def next_seam(iterator: Any) -> Any:
-            batch, adjust = original(iterator), self._live.pipeline.adjust
-            if not adjust or iterator._dataset is not self._dataset or not torch.is_grad_enabled() or not self._here():  # noqa: SLF001 - as above
-                return batch
-            try:
-                for change in adjust:
-                    batch = change(batch, [])
-            except Exception as error:  # noqa: BLE001 - the loop gets the batch as it was made
-                adjust.clear()
-                for name in self._withdraw([TRIM]):
-                    self._on_failure(name, error)
-            return batch
-
-        return next_seam
+    def _trains(self, iterator: Any) -> bool:
+        return iterator._dataset is self._dataset and self._here()  # noqa: SLF001 - as above
 
     def _here(self) -> bool:
         """Whether this is the process and the thread of the script's loop."""
@@ -352,6 +339,10 @@ class Loading:
         """Make nothing ahead any more."""
         names, self._making_ahead = self._making_ahead, []
         self._end(names, f"no more batches are made ahead: {reason}")
+
+    def _not_cut(self, error: BaseException) -> None:
+        for name in self._withdraw([TRIM]):
+            self._on_failure(name, error)
 
     def _give_up_all(self, error: BaseException) -> None:
         self._working = False

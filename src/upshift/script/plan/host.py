@@ -144,6 +144,17 @@ class Host:
             original, module, (args, kwargs) = self._last_call
             self._evaluation.rehearse(original, module, args, kwargs)
 
+    def cut(self) -> dict[str, Any] | None:
+        """What cutting the last batch does to the model, see `Cutting`: `difference` and `draws`; None where it was not cut."""
+        cutting = self._loading.cutting
+        if cutting.last is None or self._last_call is None:
+            return None
+        original, module, (args, kwargs) = self._last_call
+        return {
+            "difference": cutting.difference(original, module, args, kwargs),
+            "draws": cutting.draws(original, module, args, kwargs),
+        }
+
     def mine(self) -> bool:
         """Whether this is the process and the thread that we were put into."""
         return self._working and threading.get_ident() == self._thread
@@ -274,7 +285,8 @@ class Host:
         """Keep what the model is called with, and its shapes, for as long as somebody asks for them."""
         if self.on_step is _nothing:
             return
-        self._last_call = (original, self.live.model, given) if self._evaluation.wanted else None
+        wanted = self._evaluation.wanted or self._loading.cutting.last is not None
+        self._last_call = (original, self.live.model, given) if wanted else None
         shapes: list[tuple[int, ...]] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:

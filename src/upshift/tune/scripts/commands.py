@@ -26,6 +26,10 @@ TRACED_STEPS = 2
 """Steps that `trace` looks at: one for the counters, one operator by operator."""
 
 
+CUT_STEPS = 8
+"""Steps in which a batch is waited for that padding can be cut of."""
+
+
 class Commands:
     """Obeys. Each public method is a command.
 
@@ -150,6 +154,14 @@ class Commands:
         self._losses.clear()
         checks = {item.card.name: item.evidence(live, trace) for item, _ in live.applied}
         return {"evidence": {name: [asdict(check) for check in found] for name, found in checks.items()}}
+
+    def cut(self) -> Steps:
+        """Do steps until a batch is cut; what that does to the model's results, and whether it draws random numbers."""
+        for _ in range(CUT_STEPS):
+            yield
+            if (found := self.host.cut()) is not None:
+                return found
+        return {"difference": "no batch was cut in the steps that were looked at", "draws": False}
 
     def profile(self, *, slice_s: float, quick: bool, folder: str | None = None) -> Steps:
         """Profile the script from here on. `folder`: not written to."""

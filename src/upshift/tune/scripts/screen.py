@@ -28,6 +28,9 @@ MAX_DRAWS_SHIFT = 2.0
 DRAWING = frozenset({"loader_workers"})
 """Techniques under which a data set that draws random numbers draws others: workers have generators of their own."""
 
+RESHAPING = frozenset({"trim_padding"})
+"""Techniques under which a model with dropout draws others: batches have other shapes."""
+
 _ENDED = re.compile(r"came to its end after (\d+) steps")
 
 
@@ -138,16 +141,24 @@ class ScriptScreen(Screen):
         path.unlink()
 
     def _judge_script(self, numerics: Numerics, added: list[Optimization]) -> GateVerdict:
-        found = self._judge(numerics)
-        drawing = self.draws and numerics is Numerics.EXACT and {item.card.name for item in added} <= DRAWING
-        if found.verdict != "failed" or not drawing or self.challenger is None:
+        found, names = self._judge(numerics), {item.card.name for item in added}
+        if found.verdict != "failed" or self.challenger is None:
+            return found
+        reason = ""
+        if self.draws and numerics is Numerics.EXACT and names <= DRAWING:
+            reason = "the samples are augmented at random, and workers draw other numbers"
+        elif names <= RESHAPING:
+            cut = self._awake(self.challenger, lambda r: r.trial.call("cut"))
+            if cut["draws"] and not cut["difference"]:
+                reason = "without dropout the results are the same, and with it other shapes draw other numbers"
+        if not reason:
             return found
         compared = min(map(len, (self.base.losses, self.challenger.losses, *self.others)))
         base, changed = self.base.losses[:compared], self.challenger.losses[:compared]
         shift = loss_shift(base, changed, [other[:compared] for other in self.others])
         why = (
-            f"the samples are augmented at random, and workers draw other numbers: the loss moved {shift:.2g} of what "
-            f"another seed moves it (at most {MAX_DRAWS_SHIFT}), over {compared} steps"
+            f"{reason}: the loss moved {shift:.2g} of what another seed moves it (at most {MAX_DRAWS_SHIFT}), over "
+            f"{compared} steps"
         )
         return GateVerdict(numerics=Numerics.ROUNDING, verdict="passed" if shift <= MAX_DRAWS_SHIFT else "failed", why=why)
 
