@@ -145,7 +145,7 @@ class Host:
             self._evaluation.rehearse(original, module, args, kwargs)
 
     def cut(self) -> dict[str, Any] | None:
-        """What cutting the last batch does to the model, see `Cutting`: `difference` and `draws`; None where it was not cut."""
+        """What cutting the last batch does to the model: `difference` and `draws` of `Cutting`; None where it was not."""
         cutting = self._loading.cutting
         if cutting.last is None or self._last_call is None:
             return None
