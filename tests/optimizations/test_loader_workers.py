@@ -11,7 +11,7 @@ from tests.optimizations.contract import Prepared, facts, make_loop, run
 from upshift.core.errors import JobError
 from upshift.core.job import Job
 from upshift.core.live import LoaderSettings
-from upshift.core.optimization import Fit
+from upshift.core.optimization import Fit, Numerics
 from upshift.optimizations.loader_workers import LoaderWorkers
 from upshift.train.trace import trace_step
 
@@ -27,7 +27,7 @@ from upshift.train.trace import trace_step
     ],
 )
 def test_more_workers_than_cores_only_where_fetching_waits(cores: int, wait: float, expected: list[tuple[int, int]]) -> None:
-    fit = LoaderWorkers.fit(facts(on={"cores": cores}, input_wait_frac=wait))
+    fit = LoaderWorkers.fit(facts(job={"device": "cuda"}, on={"cores": cores}, input_wait_frac=wait))
     assert [(setting.num_workers, setting.prefetch_factor) for setting in _offered(fit)] == expected
 
 
@@ -50,14 +50,17 @@ def test_beside_workers_that_are_there_others_are_offered(workers: int, *, kept:
     ("batches", "expected"), [(3, [(3, 1), (1, 2)]), (2, [(2, 1), (1, 2)]), (7, [(3, 2), (4, 1), (1, 2)])]
 )
 def test_batches_under_way_fit_in_shared_memory(batches: int, expected: list[tuple[int, int]]) -> None:
-    given = facts(on={"shared_memory_bytes": 2 * 4 * 1000 * batches}, padding_frac=0.0)
+    given = facts(job={"device": "cuda"}, on={"shared_memory_bytes": 2 * 4 * 1000 * batches}, padding_frac=0.0)
     found = [(setting.num_workers, setting.prefetch_factor) for setting in _offered(LoaderWorkers.fit(given))]
     assert found == expected
     assert all(workers * prefetch <= batches for workers, prefetch in found)
 
 
 def test_nothing_bounds_batches_of_unknown_size() -> None:
-    assert len(_offered(LoaderWorkers.fit(facts(sample_bytes=None, on={"shared_memory_bytes": 1})))) == 4
+    assert (
+        len(_offered(LoaderWorkers.fit(facts(job={"device": "cuda"}, sample_bytes=None, on={"shared_memory_bytes": 1}))))
+        == 4
+    )
 
 
 def _offered(fit: Fit) -> list[LoaderWorkers]:
@@ -127,7 +130,34 @@ def test_an_iterable_dataset_is_refused() -> None:
         make_loop(kind(), LoaderWorkers())
 
 
-@pytest.mark.parametrize("settings", [{"num_workers": -1}, {"prefetch_factor": 0}])
+@pytest.mark.parametrize("settings", [{"num_workers": -1}, {"prefetch_factor": 0}, {"threads": -1}])
 def test_impossible_settings_are_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="num_workers must be at least 0 and prefetch_factor at least 1"):
+    with pytest.raises(
+        ValueError, match="num_workers must be at least 0, prefetch_factor at least 1 and threads at least 0"
+    ):
         LoaderWorkers(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cores", "data", "expected"),
+    [
+        (2, 0.9, [(2, 1), (1, 0), (2, 0)]),
+        (2, 0.5, [(1, 1), (2, 1), (1, 0), (2, 0)]),
+        (16, 0.5, [(8, 8), (16, 1), (15, 0), (16, 0), (7, 0)]),
+        (1, 0.9, [(1, 0)]),
+    ],
+)
+def test_on_a_cpu_workers_and_threads_share_the_cores(cores: int, data: float, expected: list[tuple[int, int]]) -> None:
+    fit = LoaderWorkers.fit(facts(on={"cores": cores}, input_wait_frac=0.1, phase_frac={"data": data}))
+    assert list(dict.fromkeys((setting.num_workers, setting.threads) for setting in _offered(fit))) == expected
+
+
+def test_threads_are_set_and_put_back() -> None:
+    before, item = torch.get_num_threads(), LoaderWorkers(num_workers=1, threads=1)
+    assert (item.numerics, LoaderWorkers().numerics) == (Numerics.ROUNDING, Numerics.EXACT)
+    loop = make_loop(Prepared(), item)
+    assert torch.get_num_threads() == 1
+    assert all(check.passed for check in item.evidence(loop.live, trace_step(loop)))
+    loop.close()
+    loop.live.undo_all()
+    assert torch.get_num_threads() == before

@@ -221,7 +221,9 @@ def found(
 
 def test_the_ceiling_of_the_input_is_what_the_replay_saved_and_at_most_the_phase() -> None:
     assert ceilings(found(data=3), found(data=1), None)["input"] == pytest.approx(2.0)
-    assert ceilings(found(data=3), found(forward=0.5), None)["input"] == pytest.approx(4.0)
+    busy = {"fetch_wait_frac": 0.0}
+    assert ceilings({**found(data=3), **busy}, found(forward=0.5), None)["input"] == pytest.approx(4.0)
+    assert ceilings(found(data=3), found(forward=0.5), None)["input"] > 4.0  # after waiting, the rest is slower too
     assert ceilings(found(data=3), found(data=9), None)["input"] == 1.0
 
 

@@ -175,6 +175,11 @@ class Optimization:
 
     card: ClassVar[Card]
 
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics class of this very setting: that of the card, unless a setting does more."""
+        return self.card.numerics
+
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
         """Judge from measured facts alone whether this could help, and with which settings."""

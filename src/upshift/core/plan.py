@@ -107,7 +107,7 @@ class Plan:
         if not self.optimizations:
             lines += ["", "# Empty: nothing that was tried made this job faster without harm.", "[optimizations]"]
         for item in self.optimizations:
-            lines += ["", f"[optimizations.{item.card.name}]  # {item.card.numerics}: {item.card.summary}"]
+            lines += ["", f"[optimizations.{item.card.name}]  # {item.numerics}: {item.card.summary}"]
             lines += [f"{name} = {_toml(value)}" for name, value in item.settings().items()]
         if self.proved:
             lines += ["", "[proved]"]

@@ -1,8 +1,10 @@
 """Fetch batches in worker processes while the model trains.
 
 Relieves:  input: reading and preparing samples overlaps with compute.
-Numerics:  exact: a sample's randomness is a function of (seed, epoch, index), whoever fetches it.
-Limits:    map-style datasets; processes take cores from the training where it needs them itself; batches are handed over
+Numerics:  exact: a sample's randomness is a function of (seed, epoch, index), whoever fetches it. With other `threads`:
+           rounding, as they add in another order.
+Limits:    map-style datasets; processes take cores from the training where it needs them itself (on a CPU, threads that
+           wait for one another at a core that is taken are slower than one thread: `threads`); batches are handed over
            through shared memory, and a worker that finds it full is killed by the system (a bus error).
 """
 
@@ -10,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import torch
 
 from upshift.core.errors import JobError
 from upshift.core.facts import Facts
@@ -31,12 +35,14 @@ class LoaderWorkers(Optimization):
         prefetch_factor: Batches each keeps ready.
         persistent: Keep them between epochs.
         pin_memory: Page-locked batches, for an accelerator.
+        threads: Threads within an operator of the training, which leave cores to the workers; 0 leaves them as they are.
     """
 
     num_workers: int = 2
     prefetch_factor: int = 2
     persistent: bool = True
     pin_memory: bool = False
+    threads: int = 0
 
     card: ClassVar[Card] = Card(
         name="loader_workers",
@@ -52,9 +58,15 @@ class LoaderWorkers(Optimization):
     )
 
     def __post_init__(self) -> None:
-        if self.num_workers < 0 or self.prefetch_factor < 1:
-            seen = f"{self.num_workers} and {self.prefetch_factor}"
-            raise ValueError(f"num_workers must be at least 0 and prefetch_factor at least 1, not {seen}")
+        if self.num_workers < 0 or self.prefetch_factor < 1 or self.threads < 0:
+            seen = f"{self.num_workers}, {self.prefetch_factor} and {self.threads}"
+            words = f"num_workers must be at least 0, prefetch_factor at least 1 and threads at least 0, not {seen}"
+            raise ValueError(words)
+
+    @property
+    def numerics(self) -> Numerics:
+        """Other threads sum in another order."""
+        return Numerics.ROUNDING if self.threads else self.card.numerics
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
@@ -74,8 +86,12 @@ class LoaderWorkers(Optimization):
                 f"that workers hand it over in: enlarge it (docker run --shm-size)"
             )
         pin = facts.job.device == "cuda"
-        wanted = dict.fromkeys(_bounded(count, prefetch, room) for count, prefetch in (_others(facts) or _guesses(facts)))
-        settings = [cls(num_workers=count, prefetch_factor=prefetch, pin_memory=pin) for count, prefetch in wanted]
+        guesses = _others(facts) or [*_sharing(facts), *((count, prefetch, 0) for count, prefetch in _guesses(facts))]
+        wanted = dict.fromkeys((*_bounded(count, prefetch, room), threads) for count, prefetch, threads in guesses)
+        settings = [
+            cls(num_workers=count, prefetch_factor=prefetch, pin_memory=pin, threads=threads)
+            for count, prefetch, threads in wanted
+        ]
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input"), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
@@ -91,8 +107,14 @@ class LoaderWorkers(Optimization):
             pin_memory=self.pin_memory or old.pin_memory,
         )
 
+        before = torch.get_num_threads()
+        if self.threads:
+            torch.set_num_threads(self.threads)
+
         def undo() -> None:
             live.loader = old
+            if self.threads:
+                torch.set_num_threads(before)
 
         return undo
 
@@ -101,7 +123,9 @@ class LoaderWorkers(Optimization):
         alive = int(trace.counters.get("workers_alive", 0))
         if not self.num_workers:
             return [Check("no worker process alive", alive == 0, f"{alive} alive")]
-        return [Check("worker processes alive", alive >= self.num_workers, f"{alive} of {self.num_workers}")]
+        found = [Check("worker processes alive", alive >= self.num_workers, f"{alive} of {self.num_workers}")]
+        now = torch.get_num_threads()
+        return [*found, Check("threads within an operator", now == self.threads, str(now))] if self.threads else found
 
 
 def _guesses(facts: Facts) -> list[tuple[int, int]]:
@@ -117,7 +141,19 @@ def _guesses(facts: Facts) -> list[tuple[int, int]]:
     return [(first, 2), (first, 4), (second, 2), (max(first // 2, 1), 2)]
 
 
-def _others(facts: Facts) -> list[tuple[int, int]]:
+def _sharing(facts: Facts) -> list[tuple[int, int, int]]:
+    """Workers and threads that share the cores of a CPU, as reading and training share the time; and one thread alone.
+
+    Only where fetching computes: workers that wait take no core from anybody.
+    """
+    cores = facts.machine.cores.value
+    if facts.job.device != "cpu" or facts.input_wait_frac > MOSTLY_WAITING or cores < 2:
+        return []
+    workers = min(max(round(cores * facts.phase_frac.get("data", 0.0)), 1), cores)
+    return [(workers, 2, max(cores - workers, 1)), (cores, 2, 1)]
+
+
+def _others(facts: Facts) -> list[tuple[int, int, int]]:
     """Other numbers of workers than those at work, where there are any; the same, where they are not kept between epochs.
 
     Too many for the cores: fewer. Else more, as for fetching that waits. None at all only where they end with each epoch: a
@@ -129,7 +165,7 @@ def _others(facts: Facts) -> list[tuple[int, int]]:
     fewer, more = [cores, max(cores - 1, 1)], [min(4 * cores, MAX_WAITING_WORKERS), cores]
     wanted = fewer if count > cores else more
     wanted = wanted if kept else [count, *wanted, 0]
-    return [(other, 2) for other in dict.fromkeys(wanted) if other != count or not kept]
+    return [(other, 2, 0) for other in dict.fromkeys(wanted) if other != count or not kept]
 
 
 def _batch_bytes(facts: Facts) -> int:

@@ -288,7 +288,7 @@ class Session:
         if reached is not None:
             self._prove_beside(reached, plan, tuned_s)
             return
-        training = [item for item in plan.optimizations if item.card.numerics is Numerics.TRAINING]
+        training = [item for item in plan.optimizations if item.numerics is Numerics.TRAINING]
         comparison, quality = self._final(plan, tuned_s, FIRST_PROOF_SHARE if training else 1.0)
         if quality is not None and quality.verdict != "not_worse" and training:
             self._drop(training, quality)

@@ -16,6 +16,7 @@ from upshift.script.patch.edits import Changes
 from upshift.script.patch.find import Place, backward_calls, loops_around, training_loader
 from upshift.script.patch.scopes import Scope
 from upshift.script.patch.source import UnwritableError
+from upshift.script.patch.starting import set_once
 
 _DEVICES = ("device", "gpu", "rank", "cuda")
 
@@ -37,7 +38,8 @@ def loader_workers(changes: Changes, item: LoaderWorkers) -> str:
             f'function that is called under `if __name__ == "__main__":` first',
             _call_line(values),
         )
-    return _said(_set(changes, place, values), place)
+    said = _said(_set(changes, place, values), place)
+    return f"{said}; {set_once(changes, 'torch.set_num_threads', str(item.threads))}" if item.threads else said
 
 
 def pinned_memory(changes: Changes, _: PinnedMemory) -> str:

@@ -27,17 +27,17 @@ _OLDER = ("torch.set_float32_matmul_precision", "torch.backends.cuda.matmul.allo
 
 def cpu_threads(changes: Changes, item: CPUThreads) -> str:
     """`torch.set_num_threads(N)`."""
-    return _set_once(changes, "torch.set_num_threads", str(item.num_threads))
+    return set_once(changes, "torch.set_num_threads", str(item.num_threads))
 
 
 def interop_threads(changes: Changes, item: InteropThreads) -> str:
     """`torch.set_num_interop_threads(N)`; it must come before the threads are first used."""
-    return _set_once(changes, "torch.set_num_interop_threads", str(item.num_threads))
+    return set_once(changes, "torch.set_num_interop_threads", str(item.num_threads))
 
 
 def flush_denormals(changes: Changes, _: FlushDenormals) -> str:
     """`torch.set_flush_denormal(True)`, before the other threads are made: they take it over."""
-    return _set_once(changes, "torch.set_flush_denormal", "True")
+    return set_once(changes, "torch.set_flush_denormal", "True")
 
 
 def cudnn_benchmark(changes: Changes, _: CudnnBenchmark) -> str:
@@ -104,7 +104,7 @@ def _collector_lines(item: GarbageCollection, gc: str) -> list[str]:
     return [f"{gc}.collect()", f"{gc}.freeze()", f"{gc}.set_threshold({item.threshold}, *{gc}.get_threshold()[1:])"]
 
 
-def _set_once(changes: Changes, dotted: str, value: str) -> str:
+def set_once(changes: Changes, dotted: str, value: str) -> str:
     """One call with one argument: that of the script is changed, or a new one comes below the imports."""
     project = changes.project
     known = project.calls_of(dotted)

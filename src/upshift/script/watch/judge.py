@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upshift.core.errors import TrialError
+from upshift.core.facts import MOSTLY_WAITING
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import diagnose
 from upshift.script.watch import padding
@@ -73,7 +74,8 @@ def update_s(found: Found) -> float:
 def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found | None = None) -> dict[str, float]:
     """Counterfactual -> largest gain as a ratio: data, logging and padding by runs of their own, the others by their share.
 
-    On a CPU nothing overlaps with a phase that the script itself waits in, so no more than that phase can be saved.
+    On a CPU nothing overlaps with a phase that the script itself waits in, so no more than that phase can be saved. But
+    where it mostly waits for data, the cores fall asleep, and what follows is slower than it would be: then the run tells.
     """
     seconds, steps = phase_seconds(real)
     whole_s, core_s = sum(seconds.values()) / steps, update_s(real)
@@ -87,7 +89,8 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
         if other is None or not other["seconds"]:
             continue
         saved_s, most_s = core_s - update_s(other), sum(seconds[phase] for phase in phases) / steps
-        found[name] = gain(min(saved_s, most_s) if real["device"] == "cpu" else saved_s)
+        asleep = name == "input" and real["fetch_wait_frac"] > MOSTLY_WAITING
+        found[name] = gain(min(saved_s, most_s) if real["device"] == "cpu" and not asleep else saved_s)
     around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
     found["compute"] = gain(whole_s - max(around_s, 1e-6))
     return found

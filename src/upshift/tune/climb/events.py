@@ -92,7 +92,7 @@ def screen_event(
         for resident in arms.values():
             if resident.trial.alive:
                 _awake(resident, "end_events")
-    screening.gate = _judge(optimization.card.numerics, ready)
+    screening.gate = _judge(optimization.numerics, ready)
     return screening
 
 

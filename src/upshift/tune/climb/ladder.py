@@ -243,7 +243,7 @@ class Ladder:
             return
         why = f"the loss broke where the plan without it stays finite: {error}"
         rung = self.note(optimization, "refused", f"the numerics gate says no: {why}", predicted=max_gain)
-        rung.numerics = {"class": str(optimization.card.numerics), "verdict": "failed", "why": why}
+        rung.numerics = {"class": str(optimization.numerics), "verdict": "failed", "why": why}
         self.save()
 
     def decide(self, optimization: Optimization, screening: Screening) -> tuple[Outcome, str]:

@@ -165,7 +165,7 @@ class Screen:
         trial = self.challenger.trial
         warm = trial.call("warm", **warmup(trial, 2))
         added = [item for item in (candidate, beside) if item is not None]
-        numerics = max((item.card.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
+        numerics = max((item.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
         if added:
             traced = trial.call("trace")["evidence"]
             found = [traced.get(item.card.name, []) for item in added]

@@ -91,7 +91,7 @@ class ScriptScreen(Screen):
         challenger = self.challenge(plan)
         both = (self.base, challenger)
         added = [item for item in (candidate, beside) if item is not None]
-        numerics = max((item.card.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
+        numerics = max((item.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
         seconds = {}
         for resident in both:
             if added:
