@@ -131,6 +131,7 @@ NOT_HERE: Mapping[str, str] = {
     "device_prefetch": f"{_NEEDS_GPU}: only there a copy runs beside the kernels",
     "job_form": "is worth what a job's owner wrote: those of the recipes are measured with the recipes",
     "pinned_memory": f"{_NEEDS_GPU}: page-locked memory speeds up copies to one",
+    "tensor_text": "needs a loop that prints tensors, as scripts have: measured with the scripts whose bottleneck is known",
     "sharding": "needs several ranks, each with memory of its own: on one machine they share what it would save",
 }
 """Technique -> why no job on a CPU shows what it is worth."""

@@ -940,3 +940,60 @@ def test_what_cutting_does_to_a_model_is_told_without_its_dropout(
         assert cutting.draws(torch.nn.Module.__call__, model, args, {}) == draws
         assert "made of the batch" in cutting.difference(torch.nn.Module.__call__, model, (batch["ids"].clone(),), {})
     assert model.training
+
+
+def table(**more: Any) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(23, 3, 4, generator=generator), torch.arange(23)
+    return DataLoader(TensorDataset(x, y, y > 4), batch_size=5, **more)
+
+
+@pytest.mark.parametrize("kind", ["plain", "subset", "nested"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_rows_of_a_table_are_gathered_at_once(kind: str, shuffle: bool) -> None:
+    def loader() -> DataLoader[Any]:
+        data: Any = table().dataset
+        if kind != "plain":
+            data = Subset(data, [4, 2, 20, 21, 22, 1, 0])
+        return DataLoader(
+            Subset(data, [5, 1, 3, 0, 6, 2, 4, 1, 5]) if kind == "nested" else data, batch_size=3, shuffle=shuffle
+        )
+
+    alone = train(loader())
+    with attached(BatchedReading()) as found:
+        assert difference(alone, train(loader())) == ""
+        assert found.why == {}
+        assert found.counters["batched_reading_samples"] > found.counters["batched_reading_calls"] > 0
+
+
+def test_rows_of_a_table_keep_their_types_and_strides() -> None:
+    plain = next(iter(table()))
+    with attached(BatchedReading()):
+        ours = next(iter(table()))
+    assert type(plain) is type(ours)
+    assert [(a.dtype, a.stride(), a.shape) for a in plain] == [(b.dtype, b.stride(), b.shape) for b in ours]
+
+
+class Own(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(tensor[index] * 2 for tensor in self.tensors)
+
+
+@pytest.mark.parametrize("kind", ["class", "collate", "gradients", "turned"])
+def test_what_only_looks_like_a_table_is_read_as_ever(kind: str) -> None:
+    x = torch.randn(12, 4, 3)
+    if kind == "gradients":
+        x.requires_grad_()
+    if kind == "turned":
+        x = x.transpose(1, 2)
+    data = (Own if kind == "class" else TensorDataset)(x)
+    collate = list if kind == "collate" else None
+    with attached(BatchedReading()) as found:
+        next(iter(DataLoader(data, batch_size=4, collate_fn=collate)))
+    assert "batched_reading" in found.why
+    assert "batched_reading_calls" not in found.counters
+
+
+def test_a_sample_that_is_not_there_is_named_as_ever() -> None:
+    with attached(BatchedReading()), pytest.raises(IndexError):
+        list(DataLoader(TensorDataset(torch.ones(3, 2)), batch_sampler=[[0, 5]]))

@@ -52,6 +52,7 @@ class JobFacts:
         device_prefetch: Batches are copied to the device ahead at present.
         shuffle: Each epoch visits the samples in a new order.
         has_getitems: The dataset itself reads several samples in one call (`__getitems__`).
+        is_table: Its samples are rows of tensors in memory, stacked to batches by torch's own function (a script's).
         data_path: The file or folder that the dataset says it reads; empty where it says none.
         load_is_random: Reading a sample may draw random numbers.
         finish_is_random: The job has a random transform.
@@ -93,6 +94,7 @@ class JobFacts:
     device_prefetch: bool = False
     shuffle: bool = True
     has_getitems: bool = False
+    is_table: bool = False
     data_path: str = ""
     load_is_random: bool = True
     finish_is_random: bool = False
@@ -136,6 +138,7 @@ class Facts:
         checkpoint_bytes: Its size.
         validation_s: Seconds of one validation pass; 0 where there is no held-out data.
         validation_batches: Batches of one pass.
+        tensor_texts: Tensors of several numbers that were written as text in the steps that were watched.
         evaluation_calls_s: Seconds of it in calls of modules, where those alone can be changed (a script); else None.
         write_mb_s: Measured speed of durable writing in MB/s (10^6 bytes), by folder; `RUN_FOLDER` is where the run writes.
         compressed_frac: Size of the weights, deflated at level 1, as a share of the plain one; None if not measured.
@@ -167,6 +170,7 @@ class Facts:
     checkpoint_bytes: int = 0
     validation_s: float = 0.0
     validation_batches: int = 0
+    tensor_texts: int = 0
     evaluation_calls_s: float | None = None
     write_mb_s: Mapping[str, float] = field(default_factory=dict)
     compressed_frac: float | None = None

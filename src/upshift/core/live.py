@@ -89,6 +89,8 @@ class Pipeline:
         load_is_random: Whether reading a sample may draw random numbers.
         finish_is_random: Whether finishing a sample may draw random numbers.
         collate_is_random: Whether collating may draw random numbers (masking tokens, mixing samples).
+        is_table: The samples are rows of tensors in memory, and a batch is these rows stacked (of a script's loader).
+        gather: A batch of such rows is picked in one call.
     """
 
     load: Callable[[int], Any]
@@ -100,6 +102,8 @@ class Pipeline:
     finish_is_random: bool = False
     collate_is_random: bool = False
     load_many: Callable[[Sequence[int]], list[Any]] | None = None
+    is_table: bool = False
+    gather: bool = False
 
     def fetch(self, epoch: int, indices: Sequence[int]) -> Any:
         """Make the batch of `indices` in `epoch`; the same whoever calls, in whichever process."""

@@ -2,7 +2,8 @@
 
 Relieves:  input: the cost of a single reading (Python calls, seeks, round trips) is paid once a batch.
 Numerics:  exact: the same samples in the same order; the first batch is compared with single readings.
-Limits:    the dataset must have `__getitems__` (torch's batched protocol); reading must draw no random numbers.
+Limits:    the dataset must have `__getitems__` (torch's batched protocol), or, in a script, be a `TensorDataset` with
+           torch's own collate function: its rows are picked at once, and not stacked; reading must draw no random numbers.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class BatchedReading(Optimization):
         """Fit where the dataset reads several samples in one call, and no sample is seeded for itself."""
         if facts.job.num_samples is None:
             return Fit.no("an iterable dataset is not read by index")
+        if facts.job.is_table and not facts.job.num_workers:
+            return Fit.yes(max_gain_frac=facts.ceiling_frac("input"), settings=[cls()])
         if not facts.job.has_getitems:
             return Fit.no("the dataset has no `__getitems__(self, indices)` that reads several samples in one call")
         if facts.job.batch_size == 1:
@@ -49,7 +52,9 @@ class BatchedReading(Optimization):
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Give the pipeline its `load_many`."""
+        """Give the pipeline its `load_many`, or have it gather the rows of a table."""
+        if live.pipeline.is_table:
+            return replace_attribute(live.pipeline, "gather", value=True)
         if live.order is None or not callable(getattr(live.dataset, "__getitems__", None)):
             name = type(live.dataset).__name__
             raise JobError(f"batched_reading needs a dataset with `__getitems__`, not {name}: take it out of the plan.")

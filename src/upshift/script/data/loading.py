@@ -33,6 +33,7 @@ from upshift.script.data.ahead import Ahead, Crew, FedLoader, ThreadsAhead
 from upshift.script.data.changes import LoaderChanges, objection
 from upshift.script.data.cutting import Cutting
 from upshift.script.data.foresee import Foreseen, NotForeseenError
+from upshift.script.data.gathering import Gathering, is_table
 from upshift.script.data.guard import PureLoad, Reads, Trust, Turns
 from upshift.script.data.held import mark
 from upshift.script.data.purity import Purity, measure_purity
@@ -42,7 +43,7 @@ from upshift.script.patches import Patches
 from upshift.script.plan.reach import reached, why_beyond
 
 DATA_SEAMS = (Seam.DATASET, Seam.LOADER)
-TRIM = "trim_padding"
+TRIM, GATHER = "trim_padding", "batched_reading"
 NEED_NO_SAMPLES = frozenset({"pinned_memory", TRIM})
 NEED_PURE = frozenset({"loader_threads"})
 FIRST_BATCHES = 4
@@ -80,7 +81,7 @@ class Loading:
         self._keeping: list[str] = []
         self._making_ahead: list[str] = []
         self._served: PureLoad | None = None
-        self.cutting = Cutting(live, self._trains, self._not_cut)
+        self.cutting = Cutting(live, lambda iterator: self._trains(iterator._dataset), self._not_cut)  # noqa: SLF001 - torch has no other name for it
         self._trust = Trust(self._lost)
         self._turns = Turns(FIRST_BATCHES, LATER_ONE_IN)
         self._mark: dict[str, Any] = {}
@@ -97,6 +98,8 @@ class Loading:
         patches.put(DataLoader, "__iter__", self._iterating)
         if TRIM in self._plan.names:
             self.cutting.install(patches)
+        if GATHER in self._plan.names:
+            Gathering(self._live, self._trains).install(patches)
         patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass there
 
     def close(self) -> None:
@@ -158,8 +161,8 @@ class Loading:
 
         return next_seam
 
-    def _trains(self, iterator: Any) -> bool:
-        return iterator._dataset is self._dataset and self._here()  # noqa: SLF001 - as above
+    def _trains(self, dataset: Any) -> bool:
+        return dataset is self._dataset and self._here()
 
     def _here(self) -> bool:
         """Whether this is the process and the thread of the script's loop."""
@@ -207,6 +210,7 @@ class Loading:
             load_many=many,
             load_is_random=random,
             collate_is_random=random,
+            is_table=is_table(loader.dataset, loader.collate_fn),
         )
         for item in items:
             self._apply(item, loader, unforeseen)

@@ -95,6 +95,7 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
         "pin_memory": live.loader.pin_memory,
         "shuffle": live.job.shuffle,
         "has_getitems": False,
+        "is_table": live.pipeline.is_table,
     }
 
 

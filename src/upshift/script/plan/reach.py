@@ -14,7 +14,7 @@ REACHED = frozenset({
     "batched_reading", "channels_last", "channels_last_3d", "compile", "cpu_threads", "cuda_graphs", "cudnn_benchmark",
     "flush_denormals", "foreach_optimizer", "fused_optimizer", "garbage_collection", "huge_pages", "interop_threads",
     "loader_threads", "loader_workers", "matmul_precision", "pinned_memory", "precision", "sample_cache", "sample_store",
-    "thread_pinning", "trim_padding", "validation_batch", "zero_grad_to_none",
+    "tensor_text", "thread_pinning", "trim_padding", "validation_batch", "zero_grad_to_none",
 })  # fmt: skip
 """Techniques whose seam an attached script has."""
 

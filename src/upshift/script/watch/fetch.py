@@ -82,6 +82,7 @@ class Fetch:
                 self._collate_s += perf_counter() - started
 
         collate_seam.upshift_seam = True  # type: ignore[attr-defined]
+        collate_seam.upshift_collate = collate  # type: ignore[attr-defined]
         collate_seam.line = line_of(collate)  # type: ignore[attr-defined]
         fetcher.collate_fn = collate_seam
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from torch import _tensor_str as tensor_str
 from torch.profiler import ProfilerActivity, profile
 
 from upshift.core.errors import TrialError
@@ -125,6 +127,7 @@ def _observe(
     kept = Replay(recorder) if replay else None
     fetch = Fetch(recorder, host.trained, kept, padding)
     seams, quiet, ended = Seams(recorder, fetch), Patches(), False
+    texts: list[int] = []
     compiled = bool({"compile", "cuda_graphs"} & set(host.plan.names))
     with ExitStack() as stack:
         stack.callback(seams.remove)
@@ -132,6 +135,7 @@ def _observe(
         if silent:
             silence(quiet)
         seams.install(hooks=False, tensor_methods=not compiled)
+        quiet.put(tensor_str, "_str", functools.partial(_counted, texts))
         host.watching = seams
         started = perf_counter()
         try:
@@ -147,8 +151,22 @@ def _observe(
         finally:
             host.watching = None
             recorder.active = False
-    more = {"device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac}
+    more = {
+        "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts": len(texts),
+    }  # fmt: skip
     return report(recorder, ended=ended, **more)
+
+
+def _counted(texts: list[int], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around what writes a tensor as text: how many of several numbers were."""
+
+    @functools.wraps(original)
+    def text_seam(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if tensor.numel() > 1:
+            texts.append(tensor.numel())
+        return original(tensor, *args, **kwargs)
+
+    return text_seam
 
 
 def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
@@ -201,6 +219,7 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
         validation_batches=max((times for times, _ in calls), default=0),
+        tensor_texts=real["tensor_texts"],
         evaluation_calls_s=sum(seconds for _, seconds in calls),
     )
 

@@ -145,7 +145,7 @@ class ScriptScreen(Screen):
         if found.verdict != "failed" or self.challenger is None:
             return found
         reason = ""
-        if self.draws and numerics is Numerics.EXACT and names <= DRAWING:
+        if self.draws and names <= DRAWING:
             reason = "the samples are augmented at random, and workers draw other numbers"
         elif names <= RESHAPING:
             cut = self._awake(self.challenger, lambda r: r.trial.call("cut"))

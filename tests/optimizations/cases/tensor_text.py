@@ -1,0 +1,26 @@
+"""How tensor_text is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import upshift
+from tests.optimizations.contract import Attention, Case, facts
+from upshift.optimizations.tensor_text import TensorText
+
+
+class Writing(Attention):
+    """Writes its weights as text at every step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        assert len(str(next(model.parameters()))) > 100
+        return super().loss(model, batch)
+
+
+CASE = Case(
+    make=TensorText, job=Writing, facts=facts(tensor_texts=4, ceilings={"logging": 2.0}),
+    refused=((facts(), "no tensor of several numbers was written as text"),),
+)  # fmt: skip
