@@ -955,9 +955,9 @@ def test_rows_of_a_table_are_gathered_at_once(kind: str, shuffle: bool) -> None:
         data: Any = table().dataset
         if kind != "plain":
             data = Subset(data, [4, 2, 20, 21, 22, 1, 0])
-        return DataLoader(
-            Subset(data, [5, 1, 3, 0, 6, 2, 4, 1, 5]) if kind == "nested" else data, batch_size=3, shuffle=shuffle
-        )
+        if kind == "nested":
+            data = Subset(data, [5, 1, 3, 0, 6, 2, 4, 1, 5])
+        return DataLoader(data, batch_size=3, shuffle=shuffle)
 
     alone = train(loader())
     with attached(BatchedReading()) as found:
