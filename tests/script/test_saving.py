@@ -171,6 +171,23 @@ def test_a_newer_save_to_a_path_takes_the_place_of_one_that_was_not_begun(saving
     assert count(saving) == 4
 
 
+def test_a_path_that_was_written_just_now_rests_until_somebody_asks(
+    saving: BackgroundSaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PAUSES", 10**6)
+    torch.save(torch.zeros(1), "a.pt")
+    saving.finish()
+    torch.save(torch.ones(1), "a.pt")
+    torch.save(torch.ones(1), "b.pt")  # another one is not kept waiting
+    for _ in range(1000):
+        if len(saving._writer.waiting) == 1:
+            break
+        time.sleep(0.01)
+    assert [part.path for part in saving._writer.waiting] == [os.path.realpath("a.pt")]
+    assert torch.load("a.pt").item() == 1.0
+    assert not saving._writer.waiting
+
+
 def test_one_that_cannot_go_to_the_background_comes_after_those_that_did(
     saving: BackgroundSaving, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,9 @@ from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 
+CROWDED_FRAC = 0.75
+"""The share of the arithmetic that fewer threads are thought to save at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CPUThreads(Optimization):
@@ -54,7 +57,9 @@ class CPUThreads(Optimization):
         counts = [count for count in dict.fromkeys([cores, cores // 2, 1]) if count >= 1 and count != now]
         if not counts:
             return Fit.no(f"there is one core and {now} thread")
-        return Fit.yes(max_gain_frac=facts.compute_frac * 0.75, settings=[cls(num_threads=count) for count in counts])
+        # More threads share the work out at best; what too many of them cost by waiting for one another has no such bound.
+        share = 1.0 - now / cores if now < cores else CROWDED_FRAC
+        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=[cls(num_threads=count) for count in counts])
 
     def apply(self, live: LiveJob) -> Undo:
         """Set the process's thread count."""

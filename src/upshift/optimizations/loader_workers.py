@@ -92,7 +92,7 @@ class LoaderWorkers(Optimization):
             cls(num_workers=count, prefetch_factor=prefetch, pin_memory=pin, threads=threads)
             for count, prefetch, threads in wanted
         ]
-        return Fit.yes(max_gain_frac=facts.ceiling_frac("input"), settings=settings)
+        return Fit.yes(max_gain_frac=min(facts.ceiling_frac("input"), _overlap_frac(facts)), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
         """Set the loader."""
@@ -151,6 +151,20 @@ def _sharing(facts: Facts) -> list[tuple[int, int, int]]:
         return []
     workers = min(max(round(cores * facts.phase_frac.get("data", 0.0)), 1), cores)
     return [(workers, 2, max(cores - workers, 1)), (cores, 2, 1)]
+
+
+def _overlap_frac(facts: Facts) -> float:
+    """The share of the time that can be saved at most by doing two things at once: cores do no more than they can.
+
+    Where fetching computes, its work and that of the training are shared out over all cores at best. Where workers are at
+    work already, how much they compute is not known, and only the ceiling of the input bounds what others would bring.
+    """
+    if facts.job.num_workers:
+        return 1.0
+    cores, data = facts.machine.cores.value, facts.phase_frac.get("data", 0.0)
+    rest, busy = 1.0 - data, data * (1.0 - facts.input_wait_frac)
+    training = rest * min(facts.machine.threads.value, cores) if facts.job.device == "cpu" else 0.0
+    return 1.0 - max((busy + training) / cores, rest)
 
 
 def _others(facts: Facts) -> list[tuple[int, int, int]]:

@@ -43,10 +43,10 @@ class TensorText(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where tensors were seen to be written as text, and logging costs something."""
-        if not facts.tensor_texts:
+        """Fit where tensors were seen to be written as text: what finding the widths of their numbers took can be saved."""
+        if facts.tensor_texts_s <= 0:
             return Fit.no("no tensor of several numbers was written as text in the steps that were watched")
-        return Fit.yes(max_gain_frac=facts.ceiling_frac("logging"), settings=[cls()])
+        return Fit.yes(max_gain_frac=facts.epoch_frac(facts.tensor_texts_s), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
         """Put the formatter in the place of torch's."""

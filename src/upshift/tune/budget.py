@@ -11,7 +11,10 @@ REPORT_S = 4.0
 MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
 MIN_FINAL_S = 0.5
 """Both processes together count at least so long: a few milliseconds prove nothing, and starting them costs far more."""
-PAIRS = 5
+PAIRS, LEAST_PAIRS = 5, 3
+"""What a proof is planned with, and with how few it may end where the time does not hold more."""
+WARM_UPDATES = 4
+"""Updates of each process before any is counted, about."""
 SIDE_BY_SIDE = 1.5
 """Two processes that load side by side take so many times what one alone takes."""
 MARGIN = 1.15
@@ -59,18 +62,16 @@ class Costs:
         base_update_s: One update under the empty plan.
         validation_s: Measuring the held-out data once, under the empty plan.
         side_by_side: Both processes of a pair load at the same time.
-        warm_updates: Updates that each process of a pair does before any is counted.
     """
 
     start_s: float
     base_update_s: float
     validation_s: float
     side_by_side: bool = False
-    warm_updates: int = 4
 
     def pair_s(self, updates: int, update_s: float) -> float:
         """One pair of fresh processes, the empty plan against one with updates of `update_s`, filling of caches included."""
-        warm = self.warm_updates * (self.base_update_s + update_s)
+        warm = WARM_UPDATES * (self.base_update_s + update_s)
         starts = SIDE_BY_SIDE if self.side_by_side else 2.0
         return starts * self.start_s + warm + updates * (self.base_update_s + update_s) + 2 * self.validation_s
 
@@ -84,6 +85,10 @@ class Costs:
     def final_s(self, seconds: float, update_s: float) -> float:
         """What the final comparison will take when about `seconds` are set aside for it."""
         return PAIRS * self.pair_s(self.final_updates(seconds, update_s), update_s) * MARGIN
+
+    def least_final_s(self, update_s: float) -> float:
+        """What the shortest final comparison takes that may say anything."""
+        return LEAST_PAIRS * self.pair_s(self.final_updates(0.0, update_s), update_s) * MARGIN
 
     def whole_run_s(self, updates: int, update_s: float, points: int) -> float:
         """One whole run in a fresh process, its warm-up and held-out measurements included."""

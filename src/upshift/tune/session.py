@@ -35,7 +35,7 @@ from upshift.tune.proof.compare import NEIGHBOUR, Comparison, compare, held_out_
 from upshift.tune.proof.goodput import TargetComparison
 from upshift.tune.proof.target_proof import TargetProof
 from upshift.tune.proof.whole_runs import TargetDesign
-from upshift.tune.trials.arms import WARMUP_UPDATES, Design, turns_that_fit
+from upshift.tune.trials.arms import Design, turns_that_fit
 from upshift.tune.trials.trial import Trial, TrialSetting
 
 PROFILE_SHARE = 0.005
@@ -89,7 +89,6 @@ class Session:
 
     events_apart: ClassVar[bool] = True
     """Reports, checkpoints and validation are measured by themselves, and not as part of the updates."""
-    warm_updates: ClassVar[int] = WARMUP_UPDATES + 1
 
     def __init__(self, request: TuneRequest, say: Callable[[str], None] = lambda _: None) -> None:
         self.request, self.say = request, say
@@ -235,7 +234,6 @@ class Session:
             base_update_s=facts.step_ms / 1e3,
             validation_s=validation_s,
             side_by_side=self.turns > 1,
-            warm_updates=self.warm_updates,
         )
         return facts
 

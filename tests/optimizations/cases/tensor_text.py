@@ -21,6 +21,6 @@ class Writing(Attention):
 
 
 CASE = Case(
-    make=TensorText, job=Writing, facts=facts(tensor_texts=4, ceilings={"logging": 2.0}),
+    make=TensorText, job=Writing, facts=facts(tensor_texts_s=0.4, epoch_s=1.0),
     refused=((facts(), "no tensor of several numbers was written as text"),),
 )  # fmt: skip

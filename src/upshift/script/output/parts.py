@@ -15,11 +15,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 import psutil
 
 _OPEN, _CLOSE, _FSYNC, _REPLACE, _UNLINK, _STAT = os.open, os.close, os.fsync, os.replace, os.unlink, os.stat
 """As they were before anybody put a seam on them."""
+
+PAUSES = 20
+"""A script that saves to one path all the time has a twentieth of the time spent on writing."""
 
 _HOST = platform.node().replace(".", "_")
 _MARK = f".tmp-upshift-{_HOST}-"
@@ -93,7 +97,8 @@ def remove_orphans(folder: str) -> None:
 class PartWriter:
     """Finishes parts one after another, in the order they came, in a thread that begins with the first.
 
-    A part that nothing was written of yet can be given up for a newer one of the same path.
+    A part that nothing was written of yet can be given up for a newer one of the same path. A path that was written just now
+    is left alone for `PAUSES` times as long as that took, unless somebody waits: the writing takes cores from the training.
 
     Attributes:
         errors: What could not be written and why; whoever tells it takes it out.
@@ -105,6 +110,8 @@ class PartWriter:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
     _begun: Part | None = None
+    _rests: dict[str, float] = field(default_factory=dict)
+    _hurry: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -140,18 +147,34 @@ class PartWriter:
         if self._thread is None or threading.current_thread() is self._thread:
             return
         with self._changed:
-            while matches() and self._thread.is_alive():
-                self._changed.wait(1.0)
+            self._hurry += 1
+            self._changed.notify_all()
+            try:
+                while matches() and self._thread.is_alive():
+                    self._changed.wait(1.0)
+            finally:
+                self._hurry -= 1
 
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while not self.waiting:
-                    self._changed.wait()
-                part = self._begun = self.waiting[0]
+                while (part := self._due()) is None:
+                    self._changed.wait(self._pause_s())
+                self._begun = part
             self._finish(part)
 
+    def _due(self) -> Part | None:
+        """The first part that may be written now."""
+        now = monotonic()
+        return next((part for part in self.waiting if self._hurry or self._rests.get(part.path, 0.0) <= now), None)
+
+    def _pause_s(self) -> float | None:
+        """Seconds until one may be; None where there is none."""
+        rests = [self._rests.get(part.path, 0.0) for part in self.waiting]
+        return max(min(rests) - monotonic(), 0.001) if rests else None
+
     def _finish(self, part: Part) -> None:
+        started = monotonic()
         try:
             part.fill(part.part)
             _flush(part.part)
@@ -161,7 +184,10 @@ class PartWriter:
             self.errors.append((part.path, error))
             _remove(part.part)
         part.done()
+        ended = monotonic()
         with self._changed:
+            self._rests = {path: until for path, until in self._rests.items() if until > ended}
+            self._rests[part.path] = ended + PAUSES * (ended - started)
             self.waiting.remove(part)
             self._changed.notify_all()
 

@@ -105,7 +105,7 @@ class Ladder:
     def reserve(self) -> float:
         """What must be left for the proof: little as long as there is nothing to prove."""
         usual = self.reserve_s(self.trial_update_s)
-        least = self.costs.final_s(0.0, self.trial_update_s)
+        least = self.costs.least_final_s(self.trial_update_s)
         return (usual if self.screen.plan.names else min(usual, least)) + self.target_reserve_s()
 
     def target_reserve_s(self) -> float:

@@ -29,13 +29,14 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
 )
-from upshift.tune.trials.arms import Design, run_arm, run_in_turns
+from upshift.tune.budget import LEAST_PAIRS
+from upshift.tune.trials.arms import Design, run_arm, run_in_turns, warmup_of
 from upshift.tune.trials.samples import Sample
 from upshift.tune.trials.trial import TrialSetting
 
 MAX_RETAKES_PER_PAIR = 2
 NEIGHBOUR = "a neighbour kept using the machine"
-MIN_CLEAN_PAIRS = 3
+MIN_CLEAN_PAIRS = LEAST_PAIRS
 PAIR_MARGIN = 1.1
 """A pair takes as long as the one before it, up to this factor."""
 LEAST_PAIR_UPDATES = 6
@@ -139,6 +140,7 @@ def compare(
         TrialError: A trial crashed, hung, ran out of memory or lost its loss to NaN.
     """
     comparison = Comparison()
+    design = replace(design, warmup=warmup_of(base, candidate))
     order = random.Random(f"upshift-{design.seed}")  # noqa: S311  an experiment's order, no secret
     base_first = order.random() < 0.5
     plans = {"A": (setting, base), "B": (candidate_setting or setting, candidate)}

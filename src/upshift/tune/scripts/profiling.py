@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -127,7 +126,7 @@ def _observe(
     kept = Replay(recorder) if replay else None
     fetch = Fetch(recorder, host.trained, kept, padding)
     seams, quiet, ended = Seams(recorder, fetch), Patches(), False
-    texts: list[int] = []
+    texts: list[float] = []
     compiled = bool({"compile", "cuda_graphs"} & set(host.plan.names))
     with ExitStack() as stack:
         stack.callback(seams.remove)
@@ -135,7 +134,7 @@ def _observe(
         if silent:
             silence(quiet)
         seams.install(hooks=False, tensor_methods=not compiled)
-        quiet.put(tensor_str, "_str", functools.partial(_counted, texts))
+        quiet.put(tensor_str, "_Formatter", _timed_widths(texts))
         host.watching = seams
         started = perf_counter()
         try:
@@ -152,21 +151,25 @@ def _observe(
             host.watching = None
             recorder.active = False
     more = {
-        "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts": len(texts),
+        "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts_s": sum(texts),
     }  # fmt: skip
     return report(recorder, ended=ended, **more)
 
 
-def _counted(texts: list[int], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around what writes a tensor as text: how many of several numbers were."""
+def _timed_widths(taken: list[float]) -> Callable[[Any], Any]:
+    """Around what finds how wide the numbers of a printed tensor are: its seconds, of tensors of several numbers."""
 
-    @functools.wraps(original)
-    def text_seam(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if tensor.numel() > 1:
-            texts.append(tensor.numel())
-        return original(tensor, *args, **kwargs)
+    def formatter_seam(original: Any) -> Any:
+        class Timed(original):  # type: ignore[misc]  # of torch's, which has no types
+            def __init__(self, tensor: Any) -> None:
+                started = perf_counter()
+                super().__init__(tensor)
+                if tensor.numel() > 1:
+                    taken.append(perf_counter() - started)
 
-    return text_seam
+        return Timed
+
+    return formatter_seam
 
 
 def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
@@ -219,7 +222,7 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
         validation_batches=max((times for times, _ in calls), default=0),
-        tensor_texts=real["tensor_texts"],
+        tensor_texts_s=real["tensor_texts_s"],
         evaluation_calls_s=sum(seconds for _, seconds in calls),
     )
 

@@ -24,7 +24,6 @@ from upshift.tune.proof.compare import Comparison
 from upshift.tune.proof.whole_runs import TargetDesign
 from upshift.tune.scripts.screen import BEFORE, ScriptScreen, other_curve
 from upshift.tune.session import EMPTY, Session, TuneRequest
-from upshift.tune.trials.arms import COMPILE_WARMUP_UPDATES
 
 MARGIN_FRAC = 0.01
 """The least by which a training loss may differ and still count as not worse, as a share of it; more where seeds do more."""
@@ -43,7 +42,6 @@ class ScriptSession(Session):
     """
 
     events_apart: ClassVar[bool] = False
-    warm_updates: ClassVar[int] = COMPILE_WARMUP_UPDATES + 1
 
     def __init__(self, request: TuneRequest, say: Callable[[str], None] = lambda _: None) -> None:
         check_command(request.command)

@@ -45,6 +45,7 @@ class Design:
         min_floor_frac: The smallest difference that counts.
         turns: 1 runs the two processes of a pair one after the other; more lets both live and take so many turns each,
             the idle one frozen, which cancels what drifts within seconds but holds both in memory.
+        warmup: Updates of a script before any is counted, the same in both arms: it cannot go back to its start.
     """
 
     updates: int
@@ -56,6 +57,7 @@ class Design:
     deadline: float | None = None
     min_floor_frac: float = MIN_FLOOR_FRAC
     turns: int = 1
+    warmup: int = WARMUP_UPDATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,12 @@ class ArmOutcome:
     metrics: dict[str, float]
     setup_s: float
     filling_s: float = 0.0
+
+
+def warmup_of(*plans: Plan) -> int:
+    """Updates after which both arms of a script are as fast as they will be."""
+    compiled = any("compile" in plan.names for plan in plans)
+    return COMPILE_WARMUP_UPDATES if compiled else WARMUP_UPDATES
 
 
 def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Design) -> ArmOutcome:
@@ -127,11 +135,8 @@ def warmup(trial: Trial, updates: int, *, most: int | None = None) -> dict[str, 
 
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
     """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
-    # A script cannot go back to its start: both arms must then have come equally far.
     updates = trial.plan.updates_for(design.updates)
-    warm = trial.call(
-        "warm", **warmup(trial, COMPILE_WARMUP_UPDATES if trial.setting.command else WARMUP_UPDATES, most=updates)
-    )
+    warm = trial.call("warm", **warmup(trial, design.warmup if trial.setting.command else WARMUP_UPDATES, most=updates))
     trial.call("rewind")
     primed_s = trial.call("prime", updates=updates)["seconds"]
     trial.call("memory", reset=True)
