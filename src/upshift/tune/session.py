@@ -120,6 +120,11 @@ class Session:
     def _load_job(self) -> Job:
         return load_job(self.request.target)
 
+    @property
+    def uneven(self) -> bool:
+        """Whether updates differ by nature."""
+        return self.job.overrides("length")
+
     def run(self) -> dict[str, Any]:
         """Tune. KeyboardInterrupt and failing trials end it early, with everything known written.
 
@@ -168,7 +173,7 @@ class Session:
             self.dossier.evidence["phases"], facts.ceilings, wait_frac=facts.input_wait_frac, straggler=facts.straggler
         )
         self.say(diagnosis.words)
-        uneven = self.job.overrides("length")
+        uneven = self.uneven
         least = MIN_UNEVEN_TURN_UPDATES if uneven else MIN_TURN_UPDATES
         updates = int(min(max(TURN_S / self.costs.base_update_s, least), MAX_TURN_UPDATES))
         others = [self._other_seed(updates)]
@@ -190,8 +195,7 @@ class Session:
         return ladder
 
     def _make_screen(self, others: list[list[float]], slices: int) -> Screen:
-        uneven = self.job.overrides("length")
-        return Screen(self.setting, EMPTY, uneven=uneven, others=others, seed=self.seed, say=self.say, slices=slices)
+        return Screen(self.setting, EMPTY, uneven=self.uneven, others=others, seed=self.seed, say=self.say, slices=slices)
 
     def kinds(self) -> Mapping[str, type[Optimization]]:
         """What could be tried here."""
@@ -326,7 +330,8 @@ class Session:
         if not why:
             return
         harmed = comparison.verdict is Verdict.SLOWER or (quality is not None and quality.verdict == "worse")
-        around = {item.card.name for item in plan.optimizations if item.card.event and not harmed}
+        apart = self.events_apart and not harmed
+        around = {item.card.name for item in plan.optimizations if item.card.event and apart}
         for rung in self.dossier.rungs:
             if rung.outcome == "applied" and rung.name in around:  # the time of an update says nothing of it
                 self.dossier.proved = True
@@ -354,7 +359,7 @@ class Session:
         self.say(f"the proof: fresh processes in turns, {updates} updates each, plan [{', '.join(plan.names)}]")
         quality = self.job.quality if held_out else None
         design = Design(
-            updates=updates, uneven=self.job.overrides("length"), seed=self.seed, quality=quality,
+            updates=updates, uneven=self.uneven, seed=self.seed, quality=quality,
             max_batches=self.max_batches, looks=LOOKS, deadline=monotonic() + seconds, turns=self.turns,
         )  # fmt: skip
         comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)

@@ -48,7 +48,7 @@ class ScriptSession(Session):
         if request.ranks > 1:
             raise UpshiftError("Scripts are tuned in one process: leave --ranks out, and tune the script on one device.")
         super().__init__(request, say)
-        self._need = ""
+        self._need, self._events = "", False
         evidence, out = self.dossier.evidence, shlex.quote(str(request.out))
         words = shlex.join(request.command[1:])
         name = shlex.quote(request.command[0])
@@ -76,13 +76,21 @@ class ScriptSession(Session):
     def _profile(self) -> Facts:
         facts = super()._profile()
         self.planned_updates = None  # nobody knows it
+        self._events = facts.validation_s > 0 or facts.checkpoint_s > 0
         if facts.sample_bytes and facts.job.num_samples:
             needed = disk_words(facts.sample_bytes * facts.job.num_samples)
             self._need = f" ({needed} of disk as they are prepared now, by the samples measured)"
         return facts
 
+    @property
+    def uneven(self) -> bool:
+        """Some steps validate or save: both arms do at the same steps, so the total time counts and no typical one."""
+        return self._events
+
     def _make_screen(self, others: list[list[float]], slices: int) -> ScriptScreen:
-        screen = ScriptScreen(self.setting, EMPTY, uneven=False, others=others, seed=self.seed, say=self.say, slices=slices)
+        screen = ScriptScreen(
+            self.setting, EMPTY, uneven=self.uneven, others=others, seed=self.seed, say=self.say, slices=slices
+        )
         screen.draws = bool(self.dossier.evidence["job"].get("load_is_random"))
         return screen
 
