@@ -20,6 +20,7 @@ from time import monotonic
 import psutil
 
 _OPEN, _CLOSE, _FSYNC, _REPLACE, _UNLINK, _STAT = os.open, os.close, os.fsync, os.replace, os.unlink, os.stat
+_ACCESS = os.access
 """As they were before anybody put a seam on them."""
 
 PAUSES = 20
@@ -80,7 +81,7 @@ def _mode_of(path: str) -> int | None:
         found = _STAT(path)
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid() or not os.access(path, os.W_OK):
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid() or not _ACCESS(path, os.W_OK):
         raise OSError(f"{path} is written in place")
     return stat.S_IMODE(found.st_mode)
 
