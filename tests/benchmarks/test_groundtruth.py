@@ -277,8 +277,8 @@ def test_a_remedy_that_was_not_kept_does_not_count(rungs: list[dict[str, Any]], 
 
 
 def test_a_remedy_without_a_seam_in_scripts_is_advice_where_it_is_told() -> None:
-    case = CASES["validation_one_by_one"]
-    told = {**rung("validation_batch", "refused"), "reason": why_beyond("validation_batch")}
+    case = CASES["item_each_step"]
+    told = {**rung("metric_reading", "refused"), "reason": why_beyond("metric_reading")}
     found = tuning(told, case=case)
     assert (found["remedied"], found["advised"]) == (False, True)
     assert not tuning({**told, "reason": "it does not fit"}, case=case)["advised"]
