@@ -14,7 +14,7 @@ from upshift.optimizations.cpu_threads import CPUThreads
 from upshift.tune.budget import MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
 from upshift.tune.climb.rung import Rung, break_even_updates
 from upshift.tune.trials import meter
-from upshift.tune.trials.meter import FORK_S, SPOILT_FRAC, Account, Meter, begin_on
+from upshift.tune.trials.meter import SPOILT_FRAC, Account, Meter, begin_on
 from upshift.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -111,23 +111,6 @@ def test_the_foreign_share_counts_what_others_took_of_our_cores(machine: FakeMac
     assert account.foreign_cpu_frac == pytest.approx(foreign)
     assert account.spoilt is (foreign > SPOILT_FRAC)
     assert (account.seconds, account.cpu_seconds) == (10.0, 10.0)
-
-
-def test_what_the_kernel_spends_on_forks_is_no_neighbour(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Meter(machine.folder)
-    machine.passes(1.0, own=1.0, busy={(0, "user"): 1.0, (1, "system"): 6 * FORK_S})
-    assert watch.read().spoilt
-    before = meter.forks()
-    monkeypatch.setattr(meter, "forks", lambda: before + 6)
-    assert watch.read().foreign_cpu_frac == pytest.approx(0.0)
-
-
-def test_forks_are_counted() -> None:
-    before = meter.forks()
-    if not (child := os.fork()):
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert meter.forks() == before + 1
 
 
 def test_the_foreign_share_is_unknown_without_proc(machine: FakeMachine) -> None:

@@ -2,7 +2,7 @@
 
 The loop takes a batch from its loader and calls the model with it, gradients off. At that call the next batches are taken
 from the loader too, and the model is called once with all of them; the loop's next calls are given their rows of the result.
-A result is given only to a call with that very batch, by identity and by value, in the same mode and with the same weights;
+A result is given only to a call with that very batch, unchanged, in the same mode and with the same weights;
 everything else is computed as ever. The first groups, and some later ones, are held against the plain call: a model whose
 result for a sample depends on the samples beside it is found out, and left alone from then on.
 """

@@ -17,10 +17,6 @@ import psutil
 SPOILT_FRAC = 0.06
 """A sample during which others took more than this share of the machine is taken again."""
 
-FORK_S = 0.02
-"""What the kernel spends on a forked process, on copying and on taking down its memory, and charges to nobody: 10 to 13 ms
-for a worker of a training process, seen as the difference between busy cores and the time of all processes."""
-
 LEAST_TICKS = 2
 """CPU time is counted in ticks of a hundredth of a second; ours and everybody's may each be one off."""
 
@@ -57,7 +53,7 @@ class Meter:
         self._proc, self._cores = proc, allowed_cores()
         self._started = perf_counter()
         self._busy = _busy_seconds(proc, self._cores)
-        self._own, self._forks = own_cpu_seconds(), forks()
+        self._own = own_cpu_seconds()
         self._faults = resource.getrusage(resource.RUSAGE_SELF)
 
     def read(self) -> Account:
@@ -70,7 +66,7 @@ class Meter:
         offered = seconds * len(self._cores)
         # In a shorter stretch the ticks are coarser than the share that would spoil it: nothing can be said.
         if busy is not None and self._busy is not None and offered * SPOILT_FRAC >= LEAST_TICKS / os.sysconf("SC_CLK_TCK"):
-            foreign = max(busy - self._busy - own - FORK_S * (forks() - self._forks), 0.0) / offered
+            foreign = max(busy - self._busy - own, 0.0) / offered
         return Account(
             seconds=seconds,
             cpu_seconds=own,
@@ -78,19 +74,6 @@ class Meter:
             major_faults=faults.ru_majflt - self._faults.ru_majflt,
             minor_faults=faults.ru_minflt - self._faults.ru_minflt,
         )
-
-
-def forks() -> int:
-    """How often this process was forked: by loader workers that begin anew at each epoch, above all."""
-    return _FORKS[0]
-
-
-def _forked() -> None:
-    _FORKS[0] += 1
-
-
-_FORKS = [0]
-os.register_at_fork(after_in_parent=_forked)
 
 
 def own_cpu_seconds() -> float:
