@@ -229,6 +229,8 @@ GOOD: dict[str, Any] = {
     "ceilings": {"input": 1.4, "logging": 1.1, "padding": 1.5},
     "op_frac": {"_scaled_dot_product_flash_attention_for_cpu": 0.2, "convolution": 0.3},
     "op_counts": {"scaled_dot_product_attention": 3, "_scaled_dot_product_flash_attention_for_cpu": 3},
+    "form_gains": {"fused": 3.0, "foreach": 2.0, "flushed": 2.0},
+    "collecting_frac": 0.05,
     "padding_frac": 0.3,
     "excess_padding_frac": 0.0,
     "sample_bytes": 1000,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -58,6 +60,27 @@ def test_too_few_updates_for_blocks_are_totalled() -> None:
 
 
 # The account of the machine.
+
+
+BUSY_GRANDCHILD = """
+import subprocess, sys, time
+busy = "import time\\nwhile time.process_time() < 0.5: pass"
+subprocess.run([sys.executable, "-c", busy])
+print("done", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a child's ended children took")
+def test_what_ended_children_of_a_living_child_took_is_ours() -> None:
+    """As loader workers that a trial starts anew at every epoch."""
+    before = meter.own_cpu_seconds()
+    with subprocess.Popen([sys.executable, "-c", BUSY_GRANDCHILD], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "done\n"
+        taken = meter.own_cpu_seconds() - before
+        child.kill()
+    assert taken > 0.5
 
 
 class FakeMachine:

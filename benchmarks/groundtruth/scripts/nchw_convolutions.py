@@ -18,7 +18,7 @@ def conv_bn(cin, cout, groups=1, kernel=3):
 class Separable(nn.Module):
     def __init__(self, channels):
         super().__init__()
-        self.body = nn.Sequential(conv_bn(channels, channels, groups=channels), conv_bn(channels, channels, kernel=1))
+        self.body = nn.Sequential(conv_bn(channels, channels, groups=channels, kernel=7), conv_bn(channels, channels, kernel=1))
 
     def forward(self, x):
         return x + self.body(x)

@@ -45,6 +45,7 @@ class JobFacts:
         has_schedule: The job has a learning-rate schedule of its own.
         read_every: Updates between two readings of the loss.
         zero_grad_to_none: Gradients are freed between updates.
+        operator_threads: Threads that an operator may use in the process that trains; 0 where that was not asked.
         num_workers: Loader workers at present.
         persistent_workers: They are kept from epoch to epoch.
         pin_memory: Batches are page-locked at present.
@@ -87,6 +88,7 @@ class JobFacts:
     has_schedule: bool = False
     read_every: int = 1
     zero_grad_to_none: bool = True
+    operator_threads: int = 0
     num_workers: int = 0
     persistent_workers: bool = False
     pin_memory: bool = False
@@ -120,6 +122,9 @@ class Facts:
         ceilings: Counterfactual name -> measured largest gain as a ratio (1.0 = nothing to gain).
         op_frac: Operator name without namespace -> share of the traced step's operator time, 0 to 1.
         op_counts: Operator name -> how often it ran in a traced step.
+        form_gains: Measured speed of a part of the update in another form, over its present one: `fused` and `foreach` (the
+            optimizer's step alone), `gather` (a batch of a table), `flushed` (updates, denormal numbers taken for zero).
+        collecting_frac: Share of the update's time that Python's garbage collector takes.
         padding_frac: Share of a batch's positions that are padding; 0 where lengths are unknown.
         excess_padding_frac: Share of positions past the longest sample of their own batch.
         counted_frac: Share of positions where the loss uses the model's output; 1 where the job does not say.
@@ -152,6 +157,8 @@ class Facts:
     ceilings: Mapping[str, float] = field(default_factory=dict)
     op_frac: Mapping[str, float] = field(default_factory=dict)
     op_counts: Mapping[str, int] = field(default_factory=dict)
+    form_gains: Mapping[str, float] = field(default_factory=dict)
+    collecting_frac: float = 0.0
     padding_frac: float = 0.0
     excess_padding_frac: float = 0.0
     counted_frac: float = 1.0
@@ -192,6 +199,16 @@ class Facts:
     def compute_frac(self) -> float:
         """Share of the update spent in forward and backward."""
         return self.phase_frac.get("forward", 0.0) + self.phase_frac.get("backward", 0.0)
+
+    @property
+    def operator_threads(self) -> int:
+        """Threads that an operator may use in the process that trains."""
+        return self.job.operator_threads or self.machine.threads.value
+
+    def form_frac(self, name: str, share: float) -> float:
+        """What a part that takes `share` of the time would save in another form; all of it where that was not measured."""
+        gain = self.form_gains.get(name)
+        return share if gain is None else share * max(1.0 - 1.0 / gain, 0.0)
 
     def ceiling_frac(self, name: str) -> float:
         """A measured ceiling as the share of the step's time it could save."""

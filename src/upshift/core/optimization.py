@@ -118,12 +118,14 @@ class Fit:
         max_gain_frac: Share of the step's time it could save at most, from 0 up to but not including 1; of an epoch's time
             where the card names an event.
         settings: The candidates to try, best guess first.
+        prior: How likely it pays, where the facts say more of that than the card's `prior` does; None leaves it to the card.
     """
 
     fits: bool
     reason: str = ""
     max_gain_frac: float = 0.0
     settings: tuple[Optimization, ...] = ()
+    prior: float | None = None
 
     @classmethod
     def no(cls, reason: str) -> Fit:
@@ -131,9 +133,9 @@ class Fit:
         return cls(fits=False, reason=reason)
 
     @classmethod
-    def yes(cls, *, max_gain_frac: float, settings: Sequence[Optimization]) -> Fit:
+    def yes(cls, *, max_gain_frac: float, settings: Sequence[Optimization], prior: float | None = None) -> Fit:
         """Offer one or more settings to try."""
-        return cls(fits=True, max_gain_frac=min(max(max_gain_frac, 0.0), 0.99), settings=tuple(settings))
+        return cls(fits=True, max_gain_frac=min(max(max_gain_frac, 0.0), 0.99), settings=tuple(settings), prior=prior)
 
     @property
     def max_gain(self) -> float:

@@ -149,6 +149,17 @@ def allowed_cores() -> dict[int, str]:
     return found
 
 
+def take_denormals_for_zero(*, on: bool) -> bool:
+    """Have this thread and the OpenMP threads it leads take denormal numbers for zero, or not; False if they cannot.
+
+    Each thread has a switch of its own, kept from when it was made.
+    """
+    if not torch.set_flush_denormal(on):
+        return False
+    on_every_thread(lambda: torch.set_flush_denormal(on))
+    return True
+
+
 def on_every_thread(act: Callable[[], object]) -> int:
     """Run `act` on this thread and on the OpenMP threads it leads; returns how many threads that were.
 

@@ -24,6 +24,8 @@ _KERNELS: dict[str, SDPBackend] = {
     "math": SDPBackend.MATH,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+LIKELY = 0.5
+"""How likely another kernel pays where the plain formula runs."""
 _PLAIN_OPS = ("bmm", "baddbmm", "_safe_softmax", "_softmax", "_softmax_backward_data")
 
 
@@ -68,7 +70,7 @@ class AttentionBackend(Optimization):
         # The plain formula is made of other operators, and its own has no time of its own: they bound what it takes.
         ops = [*attention, *(_PLAIN_OPS if "math" in now else ())]
         share = sum(facts.op_frac.get(op, 0.0) for op in ops)
-        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings)
+        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings, prior=LIKELY if "math" in now else None)
 
     def apply(self, live: LiveJob) -> Undo:
         """Allow that kernel, and the plain one where it cannot run."""

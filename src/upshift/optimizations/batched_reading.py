@@ -39,7 +39,7 @@ class BatchedReading(Optimization):
         if facts.job.num_samples is None:
             return Fit.no("an iterable dataset is not read by index")
         if facts.job.is_table and not facts.job.num_workers:
-            return Fit.yes(max_gain_frac=facts.ceiling_frac("input"), settings=[cls()])
+            return Fit.yes(max_gain_frac=facts.form_frac("gather", facts.ceiling_frac("input")), settings=[cls()])
         if not facts.job.has_getitems:
             return Fit.no("the dataset has no `__getitems__(self, indices)` that reads several samples in one call")
         if facts.job.batch_size == 1:

@@ -18,6 +18,8 @@ from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Op
 
 CROWDED_FRAC = 0.75
 """The share of the arithmetic that fewer threads are thought to save at most."""
+LIKELY = 0.5
+"""How likely as many threads as cores pay where there are more, or fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +55,17 @@ class CPUThreads(Optimization):
         """Fit on a CPU: all cores where they are not used, else half of them and one."""
         if facts.job.device != "cpu":
             return Fit.no(f"the model runs on {facts.job.device}")
-        cores, now = facts.machine.cores.value, facts.machine.threads.value
+        cores, now = facts.machine.cores.value, facts.operator_threads
         counts = [count for count in dict.fromkeys([cores, cores // 2, 1]) if count >= 1 and count != now]
         if not counts:
             return Fit.no(f"there is one core and {now} thread")
         # More threads share the work out at best; what too many of them cost by waiting for one another has no such bound.
         share = 1.0 - now / cores if now < cores else CROWDED_FRAC
-        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=[cls(num_threads=count) for count in counts])
+        return Fit.yes(
+            max_gain_frac=facts.compute_frac * share,
+            settings=[cls(num_threads=count) for count in counts],
+            prior=LIKELY if now != cores else None,
+        )
 
     def apply(self, live: LiveJob) -> Undo:
         """Set the process's thread count."""

@@ -61,7 +61,7 @@ class ForeachOptimizer(Optimization):
             return Fit.no("PyTorch chooses the foreach form on CUDA by itself")
         if facts.job.num_param_tensors < 2:
             return Fit.no("there is one parameter tensor: no list to work on")
-        return Fit.yes(max_gain_frac=facts.phase_frac.get("optimizer", 0.0), settings=[cls()])
+        return Fit.yes(max_gain_frac=facts.form_frac("foreach", facts.phase_frac.get("optimizer", 0.0)), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
         """Make the same optimizer again, in its foreach form."""

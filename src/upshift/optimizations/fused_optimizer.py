@@ -47,12 +47,12 @@ class FusedOptimizer(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for a class with a fused kernel that does not use it yet; at most the optimizer's share can be saved."""
+        """Fit for a class with a fused kernel that does not use it yet; its step alone tells what it saves."""
         if facts.job.optimizer_class not in FUSABLE:
             return Fit.no(f"{facts.job.optimizer_class} has no fused kernel in PyTorch {facts.machine.torch_version}")
         if facts.job.optimizer_fused:
             return Fit.no("the optimizer is fused already")
-        return Fit.yes(max_gain_frac=facts.phase_frac.get("optimizer", 0.0), settings=[cls()])
+        return Fit.yes(max_gain_frac=facts.form_frac("fused", facts.phase_frac.get("optimizer", 0.0)), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
         """Make the same optimizer again, fused."""

@@ -15,8 +15,8 @@ from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo, append_to
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
 
-MAX_GAIN_FRAC = 0.1
-"""What turning it off won at Instagram, whose objects are many and small (Wu and Ni 2017, see the card)."""
+LIKELY = 0.5
+"""How likely what the collector was seen to take is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,12 @@ class GarbageCollection(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where steps are measured; collecting by the epoch needs a dataset that has epochs."""
+        """Fit where the collector was seen to run; collecting by the epoch needs a dataset that has epochs."""
+        if facts.collecting_frac <= 0:
+            return Fit.no("the collector did not run in the updates that were measured")
         epochs = facts.job.num_samples is not None
         settings = [cls(mode="freeze"), cls(mode="epoch")] if epochs else [cls(mode="freeze")]
-        return Fit.yes(max_gain_frac=MAX_GAIN_FRAC * min(sum(facts.phase_frac.values()), 1.0), settings=settings)
+        return Fit.yes(max_gain_frac=facts.collecting_frac, settings=settings, prior=LIKELY)
 
     def apply(self, live: LiveJob) -> Undo:
         """Collect once, then freeze or turn the collector off."""

@@ -163,7 +163,7 @@ def _overlap_frac(facts: Facts) -> float:
         return 1.0
     cores, data = facts.machine.cores.value, facts.phase_frac.get("data", 0.0)
     rest, busy = 1.0 - data, data * (1.0 - facts.input_wait_frac)
-    training = rest * min(facts.machine.threads.value, cores) if facts.job.device == "cpu" else 0.0
+    training = rest * min(facts.operator_threads, cores) if facts.job.device == "cpu" else 0.0
     return 1.0 - max((busy + training) / cores, rest)
 
 

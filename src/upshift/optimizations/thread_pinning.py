@@ -54,8 +54,8 @@ class ThreadPinning(Optimization):
             return Fit.no(f"the model runs on {job.device}")
         if not facts.machine.openmp.value:
             return Fit.no(f"there is no OpenMP to bind threads: {facts.machine.openmp.reason}")
-        if min(cores.value, facts.machine.threads.value) < 2:
-            return Fit.no(f"there is nothing to keep apart: {cores.value} core(s), {facts.machine.threads.value} thread(s)")
+        if min(cores.value, facts.operator_threads) < 2:
+            return Fit.no(f"there is nothing to keep apart: {cores.value} core(s), {facts.operator_threads} thread(s)")
         if "local ranks" in cores.reason:
             return Fit.no("several ranks share this machine, and each would bind its threads to the same cores")
         if job.num_workers:

@@ -7,6 +7,7 @@ so that a drift of the machine falls on both sides.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from upshift.core.batch import batch_bytes, map_tensors, padded_length
+from upshift.profile.forms import Collecting, denormals_as_zero
 from upshift.train.clock import make_clock
 from upshift.train.loop import Loop, MicroBatch
 
@@ -33,6 +35,7 @@ class CeilingRun:
         phase_s: Phase name -> seconds of the real run, mean of two.
         data_s: Seconds of making the batches alone.
         ceilings: Counterfactual -> largest gain as a ratio, at least 1.
+        collecting_frac: Share of the real runs that Python's garbage collector took.
     """
 
     updates: int
@@ -40,6 +43,7 @@ class CeilingRun:
     phase_s: dict[str, float] = field(default_factory=dict)
     data_s: float = 0.0
     ceilings: dict[str, float] = field(default_factory=dict)
+    collecting_frac: float = 0.0
 
 
 def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) -> CeilingRun:
@@ -48,7 +52,8 @@ def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) 
     progress("fetching batches to replay")
     batches, run.data_s = _record(loop, updates)
     progress("real steps")
-    first_s, first_phases = _timed_phases(loop, updates)
+    collecting = Collecting()
+    first_s, first_phases = _timed_phases(loop, updates, collecting)
     progress("replay: what if data were free")
     replays = [_timed(loop, updates, batches)]
     padding_s = _padding(loop, updates, batches, progress)
@@ -56,7 +61,8 @@ def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) 
     others = _others(loop, updates, batches, shares, progress)
     replays.append(_timed(loop, updates, batches))
     progress("real steps again")
-    second_s, second_phases = _timed_phases(loop, updates)
+    second_s, second_phases = _timed_phases(loop, updates, collecting)
+    run.collecting_frac = min(collecting.seconds / (first_s + second_s), 1.0)
     run.real_s = (first_s + second_s) / 2
     run.phase_s = {name: (first_phases[name] + second_phases[name]) / 2 for name in first_phases}
     replay_s = sum(replays) / len(replays)
@@ -150,19 +156,31 @@ def _record(loop: Loop, updates: int) -> tuple[list[MicroBatch], float]:
     return kept, seconds
 
 
-def _timed(loop: Loop, updates: int, batches: list[MicroBatch] | None) -> float:
+def flushed_gain(loop: Loop, updates: int) -> float:
+    """How much faster updates are where denormal numbers are taken for zero; 1 where the processor cannot do that."""
+    before_s = _timed(loop, updates, None)
+    with denormals_as_zero() as can:
+        flushed_s = _timed(loop, updates, None)
+    after_s = _timed(loop, updates, None)
+    return _ratio((before_s + after_s) / 2, flushed_s) if can else 1.0
+
+
+def _timed(
+    loop: Loop, updates: int, batches: list[MicroBatch] | None, during: AbstractContextManager[Any] | None = None
+) -> float:
     loop.rewind()
-    started = perf_counter()
-    loop.run(updates, batches=batches)
-    _wait(loop)
-    return perf_counter() - started
+    with during or nullcontext():
+        started = perf_counter()
+        loop.run(updates, batches=batches)
+        _wait(loop)
+        return perf_counter() - started
 
 
-def _timed_phases(loop: Loop, updates: int) -> tuple[float, dict[str, float]]:
+def _timed_phases(loop: Loop, updates: int, collecting: Collecting) -> tuple[float, dict[str, float]]:
     clock, before = make_clock(loop.live.device), loop.clock
     loop.clock = clock
     try:
-        seconds = _timed(loop, updates, None)
+        seconds = _timed(loop, updates, None, collecting)
     finally:
         loop.clock = before
     return seconds, dict(clock.seconds)

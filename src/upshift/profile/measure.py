@@ -11,8 +11,9 @@ from typing import Any
 
 from upshift.core.facts import Facts
 from upshift.core.machine import read_machine
-from upshift.profile.ceilings import CeilingRun, measure_ceilings
+from upshift.profile.ceilings import CeilingRun, flushed_gain, measure_ceilings
 from upshift.profile.diagnosis import Diagnosis, diagnose
+from upshift.profile.forms import optimizer_gains
 from upshift.profile.probes import (
     InputProbe,
     bf16_matmul_gain,
@@ -37,6 +38,8 @@ PROBE_SECONDS = 1.0
 COUNTED_BATCHES = 4
 COST_TURNS = 21
 SHORT_UPDATE_S = 0.02
+FLUSHED_S = 0.5
+"""Of updates are run to see what denormal numbers cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +126,16 @@ def profile_loop(
     phases = phase_shares(run, around)
     op_frac: dict[str, float] = {}
     op_counts: dict[str, int] = {}
+    forms: dict[str, float] = {}
     if not quick:
         progress("operators")
         op_frac, op_counts = op_shares(live, first_batches(loop, 1)[0])
         loop.rewind()
+        progress("the optimizer's other forms")
+        forms = optimizer_gains(live)
+        if live.device.type == "cpu":
+            progress("what if denormal numbers were zero")
+            forms["flushed"] = flushed_gain(loop, min(updates, max(int(FLUSHED_S / update_s), 2)))
     straggler = loop.ranks.straggler(run.phase_s["forward"] + run.phase_s["backward"])
     facts = Facts(
         machine=machine,
@@ -136,6 +145,8 @@ def profile_loop(
         ceilings=run.ceilings,
         op_frac=op_frac,
         op_counts=op_counts,
+        form_gains=forms,
+        collecting_frac=run.collecting_frac,
         padding_frac=probe.padding_frac,
         excess_padding_frac=probe.excess_padding_frac,
         counted_frac=_counted_frac(loop),

@@ -121,6 +121,7 @@ def job_facts(live: LiveJob) -> JobFacts:
         updates = -(-len(live.order(0)) // live.job.accumulation)
     return JobFacts(
         device=live.device.type,
+        operator_threads=torch.get_num_threads(),
         optimizer_class=type(live.optimizer).__name__,
         optimizer_fused=bool(live.optimizer.defaults.get("fused")),
         num_params=sum(p.numel() for p in trained),

@@ -5,4 +5,4 @@ from __future__ import annotations
 from tests.optimizations.contract import Attention, Case, facts
 from upshift.optimizations.garbage_collection import GarbageCollection
 
-CASE = Case(make=GarbageCollection, job=Attention, facts=facts(), refused=())
+CASE = Case(make=GarbageCollection, job=Attention, facts=facts(), refused=((facts(collecting_frac=0.0), "did not run"),))

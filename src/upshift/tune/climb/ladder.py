@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from upshift.core.errors import TrialError
 from upshift.core.facts import Facts, JobFacts
-from upshift.core.optimization import Card, Judge, Optimization, clash
+from upshift.core.optimization import Card, Fit, Judge, Optimization, clash
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict
 from upshift.profile.diagnosis import Diagnosis, diagnose
@@ -196,21 +196,21 @@ class Ladder:
             for position, setting in enumerate(fit.settings):
                 if any(rung.is_about(setting) for rung in self.rungs) or self.clashes(setting):
                     continue
-                found.append((self._score(card, fit.max_gain) / (1 + position), setting, fit.max_gain))
+                found.append((self._score(card, fit) / (1 + position), setting, fit.max_gain))
         return sorted(found, key=lambda item: -item[0])
 
     def is_apart(self, card: Card) -> bool:
         """Whether a technique is measured by an event around the updates."""
         return self.events_apart and bool(card.event)
 
-    def _score(self, card: Card, max_gain: float) -> float:
+    def _score(self, card: Card, fit: Fit) -> float:
         """How soon to try it: ceiling times prior; for memory what costs no time goes first."""
         if self.objective.goal is Goal.MEMORY:
             return card.prior + (0.0 if card.memory_technique else 1.0)
         if card.judged_by is Judge.TIME_TO_TARGET:
             return card.prior
         bonus = BOTTLENECK_BONUS if card.relieves is self.diagnosis.name else 1.0
-        return math.log(max_gain) * card.prior * bonus
+        return math.log(fit.max_gain) * (card.prior if fit.prior is None else fit.prior) * bonus
 
     def _blocked(self, kind: type[Optimization], max_gain: float) -> bool:
         """Whether it cannot bring enough, by its ceiling; memory techniques are let in only where memory is short."""
@@ -313,7 +313,7 @@ class Ladder:
         answer = self.screen.profile(slice_s=QUICK_SLICE_S, quick=True)
         old = self.facts
         sent = answer["facts"]
-        kept = {name: getattr(old, name) for name in ("op_frac", "op_counts", "bf16_matmul_gain")}
+        kept = {name: getattr(old, name) for name in ("op_frac", "op_counts", "bf16_matmul_gain", "form_gains")}
         kept |= kept_event_facts(old, sent["step_ms"], event=event, lost_s=lost_s)
         self.facts = Facts(machine=old.machine, job=JobFacts(**answer["profile"]["job"]), **{**sent, **kept})
         found = diagnose(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,7 @@ from upshift.core.facts import Facts, JobFacts
 from upshift.core.machine import read_machine
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import Diagnosis
+from upshift.profile.forms import Collecting, denormals_as_zero, optimizer_gains, quickest_s
 from upshift.profile.measure import Profile
 from upshift.profile.probes import (
     bf16_matmul_gain,
@@ -25,13 +26,14 @@ from upshift.profile.probes import (
     peak_memory_bytes,
     reset_peak_memory,
 )
+from upshift.script.data.gathering import gathered
 from upshift.script.data.purity import Purity, loader_facts, measure_purity
 from upshift.script.entry.harmless import silence
 from upshift.script.patches import Patches
 from upshift.script.plan.host import Host
 from upshift.script.watch.fetch import Fetch
 from upshift.script.watch.judge import profile as judge
-from upshift.script.watch.judge import wants_cut, wants_silence
+from upshift.script.watch.judge import update_s, wants_cut, wants_silence
 from upshift.script.watch.padding import Padding
 from upshift.script.watch.record import Recorder, report
 from upshift.script.watch.replay import Replay
@@ -39,8 +41,12 @@ from upshift.script.watch.seams import Seams
 from upshift.train.trace import read_shares
 
 LEAST_STEPS, MOST_STEPS = 12, 400
+FLUSHED_FRAC, FLUSHED_STEPS = 0.5, 4
+"""Share of forward and backward from which on denormal numbers are worth a run without them; its steps, at least."""
 SCRIPT_SLICES = 4
 """A script is observed for so many times the length of a job's measured run: it comes as it is, with its pauses."""
+SPREAD = 7919
+"""Rows so far apart make a batch like a shuffled one."""
 SAMPLED = 8
 """So many samples are read twice, to see whether they repeat."""
 PLENTY = 1 << 30
@@ -85,6 +91,7 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
             progress("what if no position were padding")
             cut = yield from _observe(host, seconds, padding=Padding(cuts=True))
     told = judge(real, replay, silent, cut)
+    forms: dict[str, float] = {}
     op_frac: dict[str, float] = {}
     op_counts: dict[str, int] = {}
     purity = Purity()
@@ -93,12 +100,18 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         op_frac, op_counts = yield from _operators(host)
         progress("samples")
         purity = _purity(host)
+        progress("the optimizer's other forms")
+        forms = {**optimizer_gains(host.live), **_table_gain(host)}
+        if told["device"] == "cpu" and told["phases"]["forward"] + told["phases"]["backward"] > FLUSHED_FRAC:
+            progress("what if denormal numbers were zero")
+            forms["flushed"] = yield from _flushed_gain(host, slice_s)
     facts = _facts(host, real, told, purity, memory)
     facts = replace(
         facts,
         job=replace(facts.job, accumulation=max(round(backwards / max(real["steps"], 1)), 1)),
         op_frac=op_frac,
         op_counts=op_counts,
+        form_gains=forms,
         bf16_matmul_gain=None if quick else bf16_matmul_gain(host.live.device),
     )
     named = told["bottleneck"]
@@ -115,7 +128,13 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
 
 
 def _observe(
-    host: Host, seconds: float, *, replay: bool = False, silent: bool = False, padding: Padding | None = None
+    host: Host,
+    seconds: float,
+    *,
+    replay: bool = False,
+    silent: bool = False,
+    padding: Padding | None = None,
+    least: int = LEAST_STEPS,
 ) -> Steps:
     """Watch steps for about so long; what was seen, as `upshift.script.watch.record.report` has it.
 
@@ -129,6 +148,7 @@ def _observe(
     texts: list[float] = []
     compiled = bool({"compile", "cuda_graphs"} & set(host.plan.names))
     with ExitStack() as stack:
+        collecting = stack.enter_context(Collecting())
         stack.callback(seams.remove)
         stack.callback(quiet.restore)
         if silent:
@@ -138,12 +158,12 @@ def _observe(
         host.watching = seams
         started = perf_counter()
         try:
-            while len(recorder.steps) < LEAST_STEPS or perf_counter() - started < seconds:
+            while len(recorder.steps) < least or perf_counter() - started < seconds:
                 yield
                 if len(recorder.steps) >= MOST_STEPS:
                     break
         except ScriptEnded:
-            if len(recorder.steps) < LEAST_STEPS:
+            if len(recorder.steps) < least:
                 words = f"The script came to its end after {host.steps} steps: too few to measure. Give it more to do."
                 raise TrialError(words, kind="raised") from None
             ended = True
@@ -152,8 +172,40 @@ def _observe(
             recorder.active = False
     more = {
         "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts_s": sum(texts),
+        "collecting_s": collecting.seconds,
     }  # fmt: skip
     return report(recorder, ended=ended, **more)
+
+
+def _flushed_gain(host: Host, seconds: float) -> Generator[None, None, float]:
+    """How much faster the script's steps are where denormal numbers are taken for zero, between two looks as they are.
+
+    A script that ends meanwhile has none.
+    """
+    looks: list[float] = []
+    for flushed in (False, True, False):
+        with denormals_as_zero() if flushed else nullcontext(enter_result=True) as can:
+            if not can:
+                return 1.0
+            try:
+                seen = yield from _observe(host, seconds, least=FLUSHED_STEPS)
+            except TrialError:  # it had fewer steps left
+                return 1.0
+        if seen["ended"]:
+            return 1.0
+        looks.append(update_s(seen))
+    return (looks[0] + looks[2]) / 2 / max(looks[1], 1e-9)
+
+
+def _table_gain(host: Host) -> dict[str, float]:
+    """How much faster a batch of a table in memory is picked at once than row by row, if the script's data is one."""
+    live = host.live
+    dataset, collate, size = live.dataset, live.pipeline.collate, live.job.batch_size
+    if not live.pipeline.is_table or dataset is None or not live.num_samples:
+        return {}
+    rows = [number * SPREAD % live.num_samples for number in range(size)]
+    one_by_one_s = quickest_s(lambda: collate([dataset[row] for row in rows]))
+    return {"gather": one_by_one_s / max(quickest_s(lambda: gathered(dataset, rows)), 1e-9)}
 
 
 def _timed_widths(taken: list[float]) -> Callable[[Any], Any]:
@@ -222,6 +274,7 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
         validation_batches=max((times for times, _ in calls), default=0),
+        collecting_frac=min(real["collecting_s"] / max(sum(total.values()), 1e-9), 1.0),
         tensor_texts_s=real["tensor_texts_s"],
         evaluation_calls_s=sum(seconds for _, seconds in calls),
     )

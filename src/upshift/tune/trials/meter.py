@@ -85,7 +85,8 @@ def own_cpu_seconds() -> float:
             used = child.cpu_times()
         except psutil.Error:  # it ended between the listing and the reading; its time is then among the children gone
             continue
-        total += used.user + used.system
+        # Of a child's own children that are gone, as loader workers are after an epoch, only it knows (Linux says so).
+        total += used.user + used.system + getattr(used, "children_user", 0.0) + getattr(used, "children_system", 0.0)
     return total
 
 

@@ -1,0 +1,137 @@
+"""What another form of a part of the update would bring, measured on that part alone; and what garbage collection takes."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Self
+
+import torch
+from torch.optim import Optimizer
+
+from upshift.core.live import LiveJob
+from upshift.core.system import take_denormals_for_zero
+
+MAX_COPIED_BYTES = 1 << 26
+"""Of parameters; of a larger model so much of it is copied, and stands for the rest."""
+ROUNDS, ENOUGH_S = 7, 0.3
+FORMS = {"fused": {"fused": True, "foreach": False}, "foreach": {"foreach": True}}
+
+
+class Collecting:
+    """Seconds that Python's garbage collector took while this context lasted."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def __enter__(self) -> Self:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._since = perf_counter()
+        elif self._since is not None:
+            self.seconds += perf_counter() - self._since
+            self._since = None
+
+
+@contextmanager
+def denormals_as_zero() -> Iterator[bool]:
+    """Take denormal numbers for zero meanwhile; False where this processor cannot."""
+    before = float((torch.ones(1, dtype=torch.int32).view(torch.float32) * 2.0).view(torch.int32).item()) == 0
+    can = take_denormals_for_zero(on=True)
+    try:
+        yield can
+    finally:
+        take_denormals_for_zero(on=before)
+
+
+def optimizer_gains(live: LiveJob) -> dict[str, float]:
+    """How much faster the optimizer's step alone is in each form it has and does not use: `fused`, `foreach`.
+
+    Measured on copies of its parameters, with gradients of our own; nothing of the job is touched. Empty for an optimizer
+    that is none of torch's, and for one whose step no such form is made of.
+    """
+    kind: Any = type(live.optimizer)
+    accepted = inspect.signature(kind).parameters
+    if not kind.__module__.startswith("torch.optim.") or not set(FORMS) <= accepted.keys():
+        return {}
+    present = _copy(live.optimizer, {})
+    others = {name: _copy(live.optimizer, flags) for name, flags in FORMS.items()}
+    steps = {name: step for name, made in {"": present, **others}.items() if (step := _stepping(made)) is not None}
+    if "" not in steps:
+        return {}
+    best = {name: _seconds(step, live.device) for name, step in steps.items()}
+    started = perf_counter()
+    for _ in range(ROUNDS):
+        for name, step in steps.items():
+            best[name] = min(best[name], _seconds(step, live.device))
+        if perf_counter() - started > ENOUGH_S:
+            break
+    return {name: best[""] / seconds for name, seconds in best.items() if name}
+
+
+def quickest_s(act: Callable[[], object]) -> float:
+    """Seconds of the quickest of a few runs of `act`."""
+    started, best = perf_counter(), float("inf")
+    for _ in range(ROUNDS):
+        before = perf_counter()
+        act()
+        best = min(best, perf_counter() - before)
+        if perf_counter() - started > ENOUGH_S:
+            break
+    return best
+
+
+def _copy(old: Optimizer, flags: dict[str, bool]) -> Optimizer | None:
+    """An optimizer like `old` over copies of its parameters; None where it cannot be had."""
+    groups, size = [], 0
+    for group in old.param_groups:
+        copies = []
+        for param in group["params"]:
+            if not param.requires_grad or param.layout is not torch.strided or size > MAX_COPIED_BYTES:
+                continue
+            copied = param.detach().clone().requires_grad_(True)  # noqa: FBT003 - torch's own argument
+            copied.grad = torch.full_like(copied, 1e-3)
+            copies.append(copied)
+            size += param.numel() * param.element_size()
+        if copies:
+            groups.append({**group, "params": copies, **flags})
+    kind: Any = type(old)
+    accepted = inspect.signature(kind).parameters
+    try:
+        return kind(groups, **{**{name: value for name, value in old.defaults.items() if name in accepted}, **flags})  # type: ignore[no-any-return]
+    except (RuntimeError, TypeError, ValueError):  # no parameters, or a form that these have not
+        return None
+
+
+def _stepping(made: Optimizer | None) -> Callable[[], object] | None:
+    """Its step without the hooks that look at every optimizer's; None where it fails."""
+    if made is None:
+        return None
+    plain = getattr(type(made).step, "__wrapped__", type(made).step)
+
+    def step() -> object:
+        return plain(made)
+
+    try:
+        step()  # makes its state
+    except RuntimeError:
+        return None
+    return step
+
+
+def _seconds(step: Callable[[], object], device: torch.device) -> float:
+    started = perf_counter()
+    step()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return perf_counter() - started

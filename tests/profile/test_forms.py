@@ -1,0 +1,73 @@
+"""Other forms of a part are measured on copies, and leave the job as it was."""
+
+from __future__ import annotations
+
+import gc
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from upshift.profile.forms import Collecting, denormals_as_zero, optimizer_gains, quickest_s
+
+
+def live_with(kind: Any, **settings: Any) -> Any:
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(60)])
+    return SimpleNamespace(optimizer=kind(model.parameters(), **settings), device=torch.device("cpu"), model=model)
+
+
+def test_many_small_tensors_gain_by_one_kernel_and_nothing_of_the_job_is_touched() -> None:
+    live = live_with(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+    before = [param.detach().clone() for param in live.model.parameters()]
+    seen: list[Any] = []
+    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer))
+    try:
+        gains = optimizer_gains(live)
+    finally:
+        handle.remove()
+    assert gains["fused"] > 2.0  # 120 tensors of 8 by 8 numbers and less
+    assert gains["foreach"] > 0
+    assert not seen
+    assert not live.optimizer.state
+    assert all(torch.equal(old, new) for old, new in zip(before, live.model.parameters(), strict=True))
+    assert all(param.grad is None for param in live.model.parameters())
+
+
+def test_an_optimizer_without_other_forms_has_no_gains() -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    assert optimizer_gains(live_with(torch.optim.LBFGS)) == {}
+    assert optimizer_gains(live_with(Own, lr=0.1)) == {}
+
+
+def test_the_collector_is_timed_and_forgotten() -> None:
+    callbacks = list(gc.callbacks)
+    with Collecting() as collecting:
+        gc.collect()
+        first = collecting.seconds
+        gc.collect()
+    assert 0 < first < collecting.seconds
+    assert gc.callbacks == callbacks
+
+
+def test_denormal_numbers_are_zero_meanwhile() -> None:
+    def doubled() -> int:
+        return int((torch.ones(4, dtype=torch.int32).view(torch.float32) * 2.0).view(torch.int32).count_nonzero())
+
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot")
+    assert doubled() == 4
+    with denormals_as_zero() as can:
+        assert can
+        assert doubled() == 0
+    assert doubled() == 4
+
+
+def test_the_quickest_run_counts() -> None:
+    pauses = iter([0.05, 0.01, 0.03, 0.5, 0.5, 0.5, 0.5])
+    assert 0.01 <= quickest_s(lambda: time.sleep(next(pauses))) < 0.03
