@@ -27,9 +27,9 @@ class Separable(nn.Module):
 class MobileLike(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(conv_bn(3, 48), nn.MaxPool2d(2))
-        self.blocks = nn.Sequential(*[Separable(48) for _ in range(4)])
-        self.head = nn.Linear(48, 5)
+        self.stem = nn.Sequential(conv_bn(3, 32), nn.MaxPool2d(2))
+        self.blocks = nn.Sequential(*[Separable(32) for _ in range(3)])
+        self.head = nn.Linear(32, 5)
 
     def forward(self, x):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
