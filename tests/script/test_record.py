@@ -220,11 +220,16 @@ def found(
 
 
 def test_the_ceiling_of_the_input_is_what_the_replay_saved_and_at_most_the_phase() -> None:
-    assert ceilings(found(data=3), found(data=1), None)["input"] == pytest.approx(2.0)
+    assert ceilings(found(data=3), found(forward=2), None)["input"] == pytest.approx(2.0)
+    assert ceilings(found(data=3), found(data=1), None)["input"] == pytest.approx(
+        4.0
+    )  # what is left of the phase is free too
     busy = {"fetch_wait_frac": 0.0}
     assert ceilings({**found(data=3), **busy}, found(forward=0.5), None)["input"] == pytest.approx(4.0)
     assert ceilings(found(data=3), found(forward=0.5), None)["input"] > 4.0  # after waiting, the rest is slower too
-    assert ceilings(found(data=3), found(data=9), None)["input"] == 1.0
+    workers = {**busy, "has_workers": True}
+    assert ceilings({**found(data=3), **workers}, found(forward=0.5), None)["input"] > 4.0  # they took cores from the rest
+    assert ceilings(found(data=3), found(forward=9), None)["input"] == 1.0
 
 
 def test_a_checkpoints_ceiling_is_its_share() -> None:

@@ -17,9 +17,9 @@ from upshift.core.job import Quality
 from upshift.core.plan import Plan
 from upshift.core.stats import LOOKS, Verdict
 from upshift.optimizations import catalogue
+from upshift.tune.budget import LEAST_PAIR_UPDATES
 from upshift.tune.proof import compare as module
 from upshift.tune.proof.compare import (
-    LEAST_PAIR_UPDATES,
     MAX_RETAKES_PER_PAIR,
     PAIR_MARGIN,
     Comparison,

@@ -15,6 +15,7 @@ class LeakyCells(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.rand(channels))
         self.leak = nn.Parameter(torch.full((channels,), 0.85))
+        self.register_buffer("weight", torch.rand(channels))
 
     def forward(self, pulse, ticks):
         state = pulse * self.gain
@@ -22,8 +23,8 @@ class LeakyCells(nn.Module):
         for _ in range(ticks):
             state = state * self.leak  # truth: denormals
             total = total + state  # truth: denormals
-            loudness = loudness + state.detach().sqrt()  # truth: denormals
-        return total / UNIT + loudness / UNIT**0.5
+            loudness = loudness + state.detach() * self.weight  # truth: denormals
+        return (total + loudness) / UNIT
 
 
 class PulseNet(nn.Module):

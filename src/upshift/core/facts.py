@@ -123,7 +123,8 @@ class Facts:
         op_frac: Operator name without namespace -> share of the traced step's operator time, 0 to 1.
         op_counts: Operator name -> how often it ran in a traced step.
         form_gains: Measured speed of a part of the update in another form, over its present one: `fused` and `foreach` (the
-            optimizer's step alone), `gather` (a batch of a table), `flushed` (updates, denormal numbers taken for zero).
+            optimizer's step alone), `gather` (a batch of a table), `flushed`, `threads` and
+            `attention` (updates with denormal numbers taken for zero, as many threads as cores, fused attention kernels).
         collecting_frac: Share of the update's time that Python's garbage collector takes.
         padding_frac: Share of a batch's positions that are padding; 0 where lengths are unknown.
         excess_padding_frac: Share of positions past the longest sample of their own batch.

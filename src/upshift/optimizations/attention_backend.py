@@ -25,7 +25,7 @@ _KERNELS: dict[str, SDPBackend] = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 LIKELY = 0.5
-"""How likely another kernel pays where the plain formula runs."""
+"""How likely another kernel pays where the plain formula runs and a few updates were faster without it."""
 _PLAIN_OPS = ("bmm", "baddbmm", "_safe_softmax", "_softmax", "_softmax_backward_data")
 
 
@@ -67,10 +67,12 @@ class AttentionBackend(Optimization):
         settings = [cls(backend=name) for name in available if name not in now]
         if not settings:
             return Fit.no(f"there is no other kernel than {', '.join(sorted(now))} on {facts.job.device}")
+        if "math" in now and "attention" in facts.form_gains:
+            return Fit.yes(max_gain_frac=facts.form_frac("attention", 1.0), settings=settings, prior=LIKELY)
         # The plain formula is made of other operators, and its own has no time of its own: they bound what it takes.
         ops = [*attention, *(_PLAIN_OPS if "math" in now else ())]
         share = sum(facts.op_frac.get(op, 0.0) for op in ops)
-        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings, prior=LIKELY if "math" in now else None)
+        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
         """Allow that kernel, and the plain one where it cannot run."""

@@ -19,7 +19,7 @@ from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Op
 CROWDED_FRAC = 0.75
 """The share of the arithmetic that fewer threads are thought to save at most."""
 LIKELY = 0.5
-"""How likely as many threads as cores pay where there are more, or fewer."""
+"""How likely as many threads as cores pay, where a few updates were faster with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,12 @@ class CPUThreads(Optimization):
         counts = [count for count in dict.fromkeys([cores, cores // 2, 1]) if count >= 1 and count != now]
         if not counts:
             return Fit.no(f"there is one core and {now} thread")
+        settings = [cls(num_threads=count) for count in counts]
+        if now != cores and "threads" in facts.form_gains:
+            return Fit.yes(max_gain_frac=facts.form_frac("threads", 1.0), settings=settings, prior=LIKELY)
         # More threads share the work out at best; what too many of them cost by waiting for one another has no such bound.
         share = 1.0 - now / cores if now < cores else CROWDED_FRAC
-        return Fit.yes(
-            max_gain_frac=facts.compute_frac * share,
-            settings=[cls(num_threads=count) for count in counts],
-            prior=LIKELY if now != cores else None,
-        )
+        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
         """Set the process's thread count."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from upshift.core.batch import batch_bytes, map_tensors, padded_length
-from upshift.profile.forms import Collecting, denormals_as_zero
+from upshift.profile.forms import Collecting, Form
 from upshift.train.clock import make_clock
 from upshift.train.loop import Loop, MicroBatch
 
@@ -156,13 +156,13 @@ def _record(loop: Loop, updates: int) -> tuple[list[MicroBatch], float]:
     return kept, seconds
 
 
-def flushed_gain(loop: Loop, updates: int) -> float:
-    """How much faster updates are where denormal numbers are taken for zero; 1 where the processor cannot do that."""
+def gain_within(loop: Loop, updates: int, form: Form) -> float:
+    """How much faster updates are in another state of the process; 1 where that cannot be had."""
     before_s = _timed(loop, updates, None)
-    with denormals_as_zero() as can:
-        flushed_s = _timed(loop, updates, None)
+    with form() as can:
+        within_s = _timed(loop, updates, None)
     after_s = _timed(loop, updates, None)
-    return _ratio((before_s + after_s) / 2, flushed_s) if can else 1.0
+    return _ratio((before_s + after_s) / 2, within_s) if can else 1.0
 
 
 def _timed(

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from statistics import median
 from time import perf_counter
 from typing import Any, Self
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from upshift.core.live import LiveJob
 from upshift.core.system import take_denormals_for_zero
 
+Form = Callable[[], AbstractContextManager[bool]]
+
 MAX_COPIED_BYTES = 1 << 26
 """Of parameters; of a larger model so much of it is copied, and stands for the rest."""
-ROUNDS, ENOUGH_S = 7, 0.3
+ROUNDS, ENOUGH_S = 15, 0.3
+FORM_WORDS = {
+    "flushed": "what if denormal numbers were zero",
+    "threads": "what if there were as many threads as cores",
+    "attention": "what if attention had a fused kernel",
+}
 FORMS = {"fused": {"fused": True, "foreach": False}, "foreach": {"foreach": True}}
 
 
@@ -41,6 +50,40 @@ class Collecting:
         elif self._since is not None:
             self.seconds += perf_counter() - self._since
             self._since = None
+
+
+def process_forms(device: str, cores: int, op_counts: Mapping[str, int]) -> dict[str, Form]:
+    """Other states of the process that a few updates are worth being tried in; each is a context that says if it was had.
+
+    On a CPU they are `flushed`, and `threads` where there are not as many as cores; where attention runs by the plain
+    formula, `attention` allows the fused kernels.
+    """
+    found: dict[str, Form] = {}
+    if device == "cpu":
+        found["flushed"] = denormals_as_zero
+        if torch.get_num_threads() != cores:
+            found["threads"] = lambda: threads_for(cores)
+    if any("scaled_dot_product_attention_math" in op for op in op_counts):
+        found["attention"] = fused_attention
+    return found
+
+
+@contextmanager
+def fused_attention() -> Iterator[bool]:
+    """Fused attention kernels wherever there is one, meanwhile."""
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
+        yield True
+
+
+@contextmanager
+def threads_for(cores: int) -> Iterator[bool]:
+    """As many threads within an operator as there are cores, meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        yield True
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -69,14 +112,14 @@ def optimizer_gains(live: LiveJob) -> dict[str, float]:
     steps = {name: step for name, made in {"": present, **others}.items() if (step := _stepping(made)) is not None}
     if "" not in steps:
         return {}
-    best = {name: _seconds(step, live.device) for name, step in steps.items()}
+    taken: dict[str, list[float]] = {name: [] for name in steps}
     started = perf_counter()
     for _ in range(ROUNDS):
         for name, step in steps.items():
-            best[name] = min(best[name], _seconds(step, live.device))
+            taken[name].append(_seconds(step, live.device))
         if perf_counter() - started > ENOUGH_S:
             break
-    return {name: best[""] / seconds for name, seconds in best.items() if name}
+    return {name: median(taken[""]) / median(seconds) for name, seconds in taken.items() if name}
 
 
 def quickest_s(act: Callable[[], object]) -> float:

@@ -11,9 +11,9 @@ from typing import Any
 
 from upshift.core.facts import Facts
 from upshift.core.machine import read_machine
-from upshift.profile.ceilings import CeilingRun, flushed_gain, measure_ceilings
+from upshift.profile.ceilings import CeilingRun, gain_within, measure_ceilings
 from upshift.profile.diagnosis import Diagnosis, diagnose
-from upshift.profile.forms import optimizer_gains
+from upshift.profile.forms import FORM_WORDS, optimizer_gains, process_forms
 from upshift.profile.probes import (
     InputProbe,
     bf16_matmul_gain,
@@ -38,8 +38,8 @@ PROBE_SECONDS = 1.0
 COUNTED_BATCHES = 4
 COST_TURNS = 21
 SHORT_UPDATE_S = 0.02
-FLUSHED_S = 0.5
-"""Of updates are run to see what denormal numbers cost."""
+FORM_S = 0.5
+"""Updates of about so many seconds are run in another state of the process, and before and after that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +133,10 @@ def profile_loop(
         loop.rewind()
         progress("the optimizer's other forms")
         forms = optimizer_gains(live)
-        if live.device.type == "cpu":
-            progress("what if denormal numbers were zero")
-            forms["flushed"] = flushed_gain(loop, min(updates, max(int(FLUSHED_S / update_s), 2)))
+        few = min(updates, max(int(FORM_S / update_s), 2))
+        for name, form in process_forms(live.device.type, machine.cores.value, op_counts).items():
+            progress(FORM_WORDS[name])
+            forms[name] = gain_within(loop, few, form)
     straggler = loop.ranks.straggler(run.phase_s["forward"] + run.phase_s["backward"])
     facts = Facts(
         machine=machine,

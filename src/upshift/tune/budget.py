@@ -13,6 +13,8 @@ MIN_FINAL_S = 0.5
 """Both processes together count at least so long: a few milliseconds prove nothing, and starting them costs far more."""
 PAIRS, LEAST_PAIRS = 5, 3
 """What a proof is planned with, and with how few it may end where the time does not hold more."""
+LEAST_PAIR_UPDATES = 6
+"""Updates of each process that a pair may be shortened to."""
 WARM_UPDATES = 4
 """Updates of each process before any is counted, about."""
 SIDE_BY_SIDE = 1.5
@@ -88,7 +90,9 @@ class Costs:
 
     def least_final_s(self, update_s: float) -> float:
         """What the shortest final comparison takes that may say anything."""
-        return LEAST_PAIRS * self.pair_s(self.final_updates(0.0, update_s), update_s) * MARGIN
+        both_s = self.base_update_s + update_s
+        updates = min(max(LEAST_PAIR_UPDATES, int(MIN_FINAL_S / both_s)), self.final_updates(0.0, update_s))
+        return LEAST_PAIRS * self.pair_s(updates, update_s) * MARGIN
 
     def whole_run_s(self, updates: int, update_s: float, points: int) -> float:
         """One whole run in a fresh process, its warm-up and held-out measurements included."""

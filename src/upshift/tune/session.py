@@ -38,7 +38,7 @@ from upshift.tune.proof.whole_runs import TargetDesign
 from upshift.tune.trials.arms import Design, turns_that_fit
 from upshift.tune.trials.trial import Trial, TrialSetting
 
-PROFILE_SHARE = 0.005
+PROFILE_SHARE, AGAIN_SHARE = 0.005, 0.15
 """Share of the budget for each measured run of the profile."""
 MIN_TURN_UPDATES, MIN_UNEVEN_TURN_UPDATES = 3, 6
 VALIDATION_S = 3.0
@@ -179,7 +179,7 @@ class Session:
         others = [self._other_seed(updates)]
         self.say("comparing the job with itself, to learn this machine's noise")
         screen = self.screen = self._make_screen(others, 1 if facts.waits_for_data else SLICES)
-        calibration = screen.calibrate(max(updates // 2, MIN_TURN_UPDATES))
+        calibration = screen.calibrate(max(updates // 2, MIN_TURN_UPDATES), again_s=AGAIN_SHARE * self.request.budget_s)
         reason = self.dossier.note_noise(screen.floor_frac, calibration, repeats=screen.repeats())
         self.say(f"differences below {screen.floor_frac:.1%} cannot be told here ({reason})")
         ladder = Ladder(
@@ -237,7 +237,7 @@ class Session:
             start_s=start_s,
             base_update_s=facts.step_ms / 1e3,
             validation_s=validation_s,
-            side_by_side=self.turns > 1,
+            side_by_side=self.turns > 1 and not self.setting.command,
         )
         return facts
 

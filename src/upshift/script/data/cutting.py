@@ -11,7 +11,7 @@ from torch.utils.data import dataloader as torchs
 
 from upshift.core.batch import iter_tensors, map_tensors
 from upshift.core.live import LiveJob
-from upshift.script.evaluation.groups import ApartError, difference, filled, slots_of, tensors_of
+from upshift.script.calls import ApartError, difference, filled, slots_of, tensors_of
 from upshift.script.patches import Patches
 
 

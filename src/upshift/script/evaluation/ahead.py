@@ -26,20 +26,9 @@ from torch.utils.data import DataLoader
 from upshift.core.batch import iter_tensors
 from upshift.core.errors import JobError
 from upshift.core.live import LiveJob
+from upshift.script.calls import ApartError, difference, filled, slots_of, tensors_of, used
 from upshift.script.data.guard import Turns
-from upshift.script.evaluation.groups import (
-    ApartError,
-    alike,
-    difference,
-    filled,
-    joined,
-    marks_of,
-    parted,
-    rows_of,
-    slots_of,
-    tensors_of,
-    used,
-)
+from upshift.script.evaluation.groups import alike, joined, marks_of, parted, rows_of
 from upshift.script.evaluation.guards import Weights, objection_to
 from upshift.script.patches import Patches
 

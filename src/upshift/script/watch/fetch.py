@@ -59,7 +59,9 @@ class Fetch:
                 seconds = recorder.leave(OTHER if grad else VALIDATION)
                 if grad:
                     self._note(iterator, seconds)
-                if grad and not iterator._num_workers:  # noqa: SLF001 - the iterator is torch's
+                if grad and iterator._num_workers:  # noqa: SLF001 - the iterator is torch's
+                    recorder.has_workers = True
+                elif grad:
                     recorder.fetch_s += seconds
                     recorder.fetch_busy_s += thread_time() - busy_s
 

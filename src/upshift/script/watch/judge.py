@@ -75,7 +75,9 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
     """Counterfactual -> largest gain as a ratio: data, logging and padding by runs of their own, the others by their share.
 
     On a CPU nothing overlaps with a phase that the script itself waits in, so no more than that phase can be saved. But
-    where it mostly waits for data, the cores fall asleep, and what follows is slower than it would be: then the run tells.
+    where it mostly waits for data, the cores fall asleep, and what follows is slower than it would be; and loader workers
+    take cores from all phases. There the run tells. Kept batches still wait for workers that begin with an epoch: what a
+    replay has left of the data phase is free too.
     """
     seconds, steps = phase_seconds(real)
     whole_s, core_s = sum(seconds.values()) / steps, update_s(real)
@@ -89,8 +91,12 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
         if other is None or not other["seconds"]:
             continue
         saved_s, most_s = core_s - update_s(other), sum(seconds[phase] for phase in phases) / steps
-        asleep = name == "input" and real["fetch_wait_frac"] > MOSTLY_WAITING
-        found[name] = gain(min(saved_s, most_s) if real["device"] == "cpu" and not asleep else saved_s)
+        bounded = real["device"] == "cpu"
+        if name == "input":
+            left, left_steps = phase_seconds(other)
+            saved_s += left["data"] / left_steps
+            bounded = bounded and real["fetch_wait_frac"] <= MOSTLY_WAITING and not real.get("has_workers", False)
+        found[name] = gain(min(saved_s, most_s) if bounded else saved_s)
     around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
     found["compute"] = gain(whole_s - max(around_s, 1e-6))
     return found

@@ -56,6 +56,7 @@ class Recorder:
         backwards: Backward passes before the first step.
         fetch_s: Seconds of fetching batches in this process, without workers.
         fetch_busy_s: And those of them in which its thread computed.
+        has_workers: Whether batches came from loader workers.
     """
 
     def __init__(self, *, updates: int = 200, seconds: float = 20.0, memory: Callable[[], int] | None = None) -> None:
@@ -69,6 +70,7 @@ class Recorder:
         self.num_steps = 0
         self.fetch_s = 0.0
         self.fetch_busy_s = 0.0
+        self.has_workers = False
         self.thread = threading.get_ident()
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
@@ -297,6 +299,7 @@ def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
         "memory": list(recorder.memory),
         "backwards": recorder.backwards,
         "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else 0.0,
+        "has_workers": recorder.has_workers,
         "own_cost_frac": min(cost / wall, 1.0) if wall > 0 else 0.0,
         **more,
     }

@@ -6,9 +6,11 @@ start from the same weights and see the same batches, so losses and gradients ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -225,15 +227,21 @@ class Screen:
         self.base.trial.thaw()
         return self.base.trial.call("profile", slice_s=slice_s, quick=quick)
 
-    def calibrate(self, updates: int) -> Screening:
+    def calibrate(self, updates: int, *, again_s: float = math.inf) -> Screening:
         """A/A: screen the base plan against itself, to learn what this machine's noise supports, and whether it repeats.
 
         A floor stands for the whole tuning, and hides every gain below it. So one that a loud moment may have lifted is
         taken once more, over more turns; what those say counts, be it higher or lower.
+
+        Args:
+            updates: Per turn.
+            again_s: It is taken once more only where that takes less than so many seconds: a small budget has better uses.
         """
+        started = monotonic()
         found = self.screen(None, self.plan, updates, most_turns=TURNS)
         floor = _floor_of(found.comparison)
-        if floor is not None and floor > LOUD_FRAC:
+        needed_s = (monotonic() - started) * LOUD_TURNS / TURNS
+        if floor is not None and floor > LOUD_FRAC and needed_s < again_s:
             self.say(f"  {floor:.1%} is much: comparing the job with itself once more, for longer")
             found = self.screen(None, self.plan, updates, most_turns=LOUD_TURNS)
             floor = _floor_of(found.comparison) or floor

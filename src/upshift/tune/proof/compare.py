@@ -29,7 +29,7 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
 )
-from upshift.tune.budget import LEAST_PAIRS
+from upshift.tune.budget import LEAST_PAIR_UPDATES, LEAST_PAIRS
 from upshift.tune.trials.arms import Design, run_arm, run_in_turns, warmup_of
 from upshift.tune.trials.samples import Sample
 from upshift.tune.trials.trial import TrialSetting
@@ -39,7 +39,6 @@ NEIGHBOUR = "a neighbour kept using the machine"
 MIN_CLEAN_PAIRS = LEAST_PAIRS
 PAIR_MARGIN = 1.1
 """A pair takes as long as the one before it, up to this factor."""
-LEAST_PAIR_UPDATES = 6
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from upshift.core.facts import Facts, JobFacts
 from upshift.core.machine import read_machine
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import Diagnosis
-from upshift.profile.forms import Collecting, denormals_as_zero, optimizer_gains, quickest_s
+from upshift.profile.forms import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, quickest_s
 from upshift.profile.measure import Profile
 from upshift.profile.probes import (
     bf16_matmul_gain,
@@ -41,8 +41,8 @@ from upshift.script.watch.seams import Seams
 from upshift.train.trace import read_shares
 
 LEAST_STEPS, MOST_STEPS = 12, 400
-FLUSHED_FRAC, FLUSHED_STEPS = 0.5, 4
-"""Share of forward and backward from which on denormal numbers are worth a run without them; its steps, at least."""
+FORM_FRAC, FORM_STEPS = 0.5, 4
+"""Share of forward and backward from which on other states of the process are worth runs; their steps, at least."""
 SCRIPT_SLICES = 4
 """A script is observed for so many times the length of a job's measured run: it comes as it is, with its pauses."""
 SPREAD = 7919
@@ -102,9 +102,10 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         purity = _purity(host)
         progress("the optimizer's other forms")
         forms = {**optimizer_gains(host.live), **_table_gain(host)}
-        if told["device"] == "cpu" and told["phases"]["forward"] + told["phases"]["backward"] > FLUSHED_FRAC:
-            progress("what if denormal numbers were zero")
-            forms["flushed"] = yield from _flushed_gain(host, slice_s)
+        if told["phases"]["forward"] + told["phases"]["backward"] > FORM_FRAC:
+            for name, form in process_forms(told["device"], read_machine().cores.value, op_counts).items():
+                progress(FORM_WORDS[name])
+                forms[name] = yield from _gain_within(host, slice_s, form)
     facts = _facts(host, real, told, purity, memory)
     facts = replace(
         facts,
@@ -172,23 +173,23 @@ def _observe(
             recorder.active = False
     more = {
         "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts_s": sum(texts),
-        "collecting_s": collecting.seconds,
+        "collecting_frac": collecting.seconds / max(perf_counter() - started, 1e-9),
     }  # fmt: skip
     return report(recorder, ended=ended, **more)
 
 
-def _flushed_gain(host: Host, seconds: float) -> Generator[None, None, float]:
-    """How much faster the script's steps are where denormal numbers are taken for zero, between two looks as they are.
+def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None, float]:
+    """How much faster the script's steps are in another state of the process, between two looks at them as they are.
 
     A script that ends meanwhile has none.
     """
     looks: list[float] = []
-    for flushed in (False, True, False):
-        with denormals_as_zero() if flushed else nullcontext(enter_result=True) as can:
+    for within in (False, True, False):
+        with form() if within else nullcontext(enter_result=True) as can:
             if not can:
                 return 1.0
             try:
-                seen = yield from _observe(host, seconds, least=FLUSHED_STEPS)
+                seen = yield from _observe(host, seconds, least=FORM_STEPS)
             except TrialError:  # it had fewer steps left
                 return 1.0
         if seen["ended"]:
@@ -274,7 +275,7 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
         validation_batches=max((times for times, _ in calls), default=0),
-        collecting_frac=min(real["collecting_s"] / max(sum(total.values()), 1e-9), 1.0),
+        collecting_frac=real["collecting_frac"],
         tensor_texts_s=real["tensor_texts_s"],
         evaluation_calls_s=sum(seconds for _, seconds in calls),
     )

@@ -116,18 +116,18 @@ class ScriptScreen(Screen):
     def challenge(self, plan: Plan) -> Resident:
         """Start both arms anew, the base too, and leave both frozen at their first step.
 
+        One after the other: threads of both that wait for one another on the same cores make a first step take a minute.
+
         Raises:
             TrialError: One could not be started.
         """
         self._drop_challenger()
         base_plan, filling_s = self.plan, self.filling_s
         self.base.trial.end()
-        self.base = Resident(trial=Trial(self.setting, base_plan, seed=self.seed, wait=False), filling_s=filling_s)
-        self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed, wait=False))
-        for resident in (self.base, self.challenger):
-            resident.trial.wait_until_loaded()
-        for resident in (self.base, self.challenger):
-            resident.trial.freeze()
+        self.base = Resident(trial=Trial(self.setting, base_plan, seed=self.seed), filling_s=filling_s)
+        self.base.trial.freeze()
+        self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed))
+        self.challenger.trial.freeze()
         return self.challenger
 
     def _start_base(self, plan: Plan) -> Resident:

@@ -91,11 +91,18 @@ def run_in_turns(
     """Run both processes of a pair side by side, one frozen while the other counts; `arms` says who begins."""
     with ExitStack() as stack:
         trials: dict[str, Trial] = {}
-        for arm in arms:  # they load side by side: nothing is counted yet
-            trials[arm] = stack.enter_context(Trial(*plans[arm], seed=design.seed + pair, wait=False))
-        for trial in trials.values():
-            with named(trial.plan.names):
-                trial.wait_until_loaded()
+        for arm in arms:
+            # Jobs load side by side: nothing is counted yet. Scripts do a first step meanwhile, at which the threads of two
+            # would wait for one another.
+            side_by_side = not plans[arm][0].command
+            with named(plans[arm][1].names):
+                trials[arm] = stack.enter_context(Trial(*plans[arm], seed=design.seed + pair, wait=not side_by_side))
+            if not side_by_side:
+                trials[arm].freeze()
+        for arm in arms:
+            if not plans[arm][0].command:
+                with named(trials[arm].plan.names):
+                    trials[arm].wait_until_loaded()
         for trial in trials.values():
             trial.freeze()
         ready = {arm: awake(trials[arm], lambda trial: _get_ready(trial, design)) for arm in arms}
