@@ -19,8 +19,8 @@ from upshift.core.system import take_denormals_for_zero
 
 Form = Callable[[], AbstractContextManager[bool]]
 
-MAX_COPIED_BYTES = 1 << 26
-"""Of parameters; of a larger model so much of it is copied, and stands for the rest."""
+MAX_COPIED_BYTES = 1 << 25
+"""Of parameters; of a larger model so much is copied, and stands for the rest. All forms take twelve times that."""
 ROUNDS, ENOUGH_S = 15, 0.3
 FORM_WORDS = {
     "flushed": "what if denormal numbers were zero",
@@ -97,63 +97,66 @@ def denormals_as_zero() -> Iterator[bool]:
         take_denormals_for_zero(on=before)
 
 
-def optimizer_gains(live: LiveJob) -> dict[str, float]:
-    """How much faster the optimizer's step alone is in each form it has and does not use: `fused`, `foreach`.
+def optimizer_gains(live: LiveJob, present_s: float) -> dict[str, float]:
+    """How much faster the optimizer's step would be in each form that it has: `fused`, `foreach`.
 
-    Measured on copies of its parameters, with gradients of our own; nothing of the job is touched. Empty for an optimizer
-    that is none of torch's, and for one whose step no such form is made of.
+    Each form steps copies of the parameters, with gradients of our own; nothing of the job is touched. The present form is
+    not timed so: it makes temporary tensors, and what these cost depends on what else the job has allocated. Empty for an
+    optimizer that is none of torch's, and for one that has no such forms.
+
+    Args:
+        live: The job.
+        present_s: Seconds of its step as it is, as they were seen.
     """
     kind: Any = type(live.optimizer)
     accepted = inspect.signature(kind).parameters
     if not kind.__module__.startswith("torch.optim.") or not set(FORMS) <= accepted.keys():
         return {}
-    present = _copy(live.optimizer, {})
-    others = {name: _copy(live.optimizer, flags) for name, flags in FORMS.items()}
-    steps = {name: step for name, made in {"": present, **others}.items() if (step := _stepping(made)) is not None}
-    if "" not in steps:
-        return {}
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    started = perf_counter()
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            taken[name].append(_seconds(step, live.device))
-        if perf_counter() - started > ENOUGH_S:
-            break
-    return {name: median(taken[""]) / median(seconds) for name, seconds in taken.items() if name}
+    found = {}
+    for name, flags in FORMS.items():
+        made = _copy(live.optimizer, flags)
+        step = _stepping(made)
+        if made is not None and step is not None:
+            scale = _num_bytes(live.optimizer) / max(_num_bytes(made), 1)
+            found[name] = present_s / (typical_s(step, live.device) * scale)
+    return found
 
 
-def quickest_s(act: Callable[[], object]) -> float:
-    """Seconds of the quickest of a few runs of `act`."""
-    started, best = perf_counter(), float("inf")
-    for _ in range(ROUNDS):
+def typical_s(act: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a typical run of `act`, of a few."""
+    started, taken = perf_counter(), list[float]()
+    while len(taken) < ROUNDS and perf_counter() - started < ENOUGH_S:
         before = perf_counter()
         act()
-        best = min(best, perf_counter() - before)
-        if perf_counter() - started > ENOUGH_S:
-            break
-    return best
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        taken.append(perf_counter() - before)
+    return max(median(taken), 1e-9)
 
 
 def _copy(old: Optimizer, flags: dict[str, bool]) -> Optimizer | None:
-    """An optimizer like `old` over copies of its parameters; None where it cannot be had."""
-    groups, size = [], 0
-    for group in old.param_groups:
-        copies = []
-        for param in group["params"]:
-            if not param.requires_grad or param.layout is not torch.strided or size > MAX_COPIED_BYTES:
-                continue
-            copied = param.detach().clone().requires_grad_(True)  # noqa: FBT003 - torch's own argument
-            copied.grad = torch.full_like(copied, 1e-3)
-            copies.append(copied)
-            size += param.numel() * param.element_size()
-        if copies:
-            groups.append({**group, "params": copies, **flags})
+    """An optimizer like `old` over copies of its parameters; None where it cannot be had, as where memory is short."""
     kind: Any = type(old)
     accepted = inspect.signature(kind).parameters
+    defaults = {name: value for name, value in old.defaults.items() if name in accepted}
+    groups, left = [], MAX_COPIED_BYTES
     try:
-        return kind(groups, **{**{name: value for name, value in old.defaults.items() if name in accepted}, **flags})  # type: ignore[no-any-return]
-    except (RuntimeError, TypeError, ValueError):  # no parameters, or a form that these have not
+        for group in old.param_groups:
+            copies = []
+            for param in group["params"]:
+                if not param.requires_grad or param.layout is not torch.strided or left <= 0:
+                    continue
+                fits = max(left // param.element_size(), 1)
+                part = param.detach() if param.numel() <= fits else param.detach().flatten()[:fits]
+                copies.append(part.clone().requires_grad_())
+                copies[-1].grad = torch.full_like(copies[-1], 1e-3)
+                left -= part.numel() * part.element_size()
+            if copies:
+                groups.append({**group, "params": copies, **flags})
+        made: Optimizer = kind(groups, **{**defaults, **flags})
+    except (RuntimeError, TypeError, ValueError):  # no parameters, no memory, or a form that these have not
         return None
+    return made
 
 
 def _stepping(made: Optimizer | None) -> Callable[[], object] | None:
@@ -172,9 +175,7 @@ def _stepping(made: Optimizer | None) -> Callable[[], object] | None:
     return step
 
 
-def _seconds(step: Callable[[], object], device: torch.device) -> float:
-    started = perf_counter()
-    step()
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return perf_counter() - started
+def _num_bytes(optimizer: Optimizer) -> int:
+    """Of the parameters that it trains."""
+    params = (param for group in optimizer.param_groups for param in group["params"] if param.requires_grad)
+    return sum(param.numel() * param.element_size() for param in params)

@@ -132,7 +132,7 @@ def profile_loop(
         op_frac, op_counts = op_shares(live, first_batches(loop, 1)[0])
         loop.rewind()
         progress("the optimizer's other forms")
-        forms = optimizer_gains(live)
+        forms = optimizer_gains(live, run.phase_s["optimizer"] / run.updates)
         few = min(updates, max(int(FORM_S / update_s), 2))
         for name, form in process_forms(live.device.type, machine.cores.value, op_counts).items():
             progress(FORM_WORDS[name])

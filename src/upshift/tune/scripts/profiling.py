@@ -8,6 +8,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import _tensor_str as tensor_str
 from torch.profiler import ProfilerActivity, profile
 
@@ -16,7 +17,7 @@ from upshift.core.facts import Facts, JobFacts
 from upshift.core.machine import read_machine
 from upshift.core.optimization import Bottleneck
 from upshift.profile.diagnosis import Diagnosis
-from upshift.profile.forms import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, quickest_s
+from upshift.profile.forms import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, typical_s
 from upshift.profile.measure import Profile
 from upshift.profile.probes import (
     bf16_matmul_gain,
@@ -32,8 +33,8 @@ from upshift.script.entry.harmless import silence
 from upshift.script.patches import Patches
 from upshift.script.plan.host import Host
 from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.judge import phase_seconds, update_s, wants_cut, wants_silence
 from upshift.script.watch.judge import profile as judge
-from upshift.script.watch.judge import update_s, wants_cut, wants_silence
 from upshift.script.watch.padding import Padding
 from upshift.script.watch.record import Recorder, report
 from upshift.script.watch.replay import Replay
@@ -101,7 +102,8 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         progress("samples")
         purity = _purity(host)
         progress("the optimizer's other forms")
-        forms = {**optimizer_gains(host.live), **_table_gain(host)}
+        whole, steps = phase_seconds(real)
+        forms = {**optimizer_gains(host.live, whole["optimizer"] / steps), **_table_gain(host)}
         if told["phases"]["forward"] + told["phases"]["backward"] > FORM_FRAC:
             for name, form in process_forms(told["device"], read_machine().cores.value, op_counts).items():
                 progress(FORM_WORDS[name])
@@ -205,8 +207,9 @@ def _table_gain(host: Host) -> dict[str, float]:
     if not live.pipeline.is_table or dataset is None or not live.num_samples:
         return {}
     rows = [number * SPREAD % live.num_samples for number in range(size)]
-    one_by_one_s = quickest_s(lambda: collate([dataset[row] for row in rows]))
-    return {"gather": one_by_one_s / max(quickest_s(lambda: gathered(dataset, rows)), 1e-9)}
+    cpu = torch.device("cpu")
+    one_by_one_s = typical_s(lambda: collate([dataset[row] for row in rows]), cpu)
+    return {"gather": one_by_one_s / typical_s(lambda: gathered(dataset, rows), cpu)}
 
 
 def _timed_widths(taken: list[float]) -> Callable[[Any], Any]:
