@@ -64,7 +64,7 @@ def test_too_few_updates_for_blocks_are_totalled() -> None:
 
 BUSY_GRANDCHILD = """
 import subprocess, sys, time
-busy = "import time\\nwhile time.process_time() < 0.5: pass"
+busy = "import time\\nwhile time.process_time() < 0.8: pass"
 subprocess.run([sys.executable, "-c", busy])
 print("done", flush=True)
 time.sleep(60)
