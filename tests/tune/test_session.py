@@ -26,13 +26,20 @@ from upshift.tune.proof.compare import NEIGHBOUR
 from upshift.tune.session import Session, TuneRequest
 
 SLOW_TO_READ = """
+import inspect
+
+
+def profiled():  # the profile itself runs a few updates with as many threads as cores
+    return any(frame.function == "gain_within" for frame in inspect.stack())
+
+
 class J(Good):
     def deterministic_transform(self, sample):
         time.sleep(0.003)
         return sample
 
     def loss(self, model, batch):
-        if torch.get_num_threads() != 1:
+        if torch.get_num_threads() != 1 and not profiled():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
 """
