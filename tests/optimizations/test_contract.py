@@ -19,8 +19,8 @@ from upshift.core.errors import PlanError
 from upshift.core.live import LiveJob, LoaderSettings
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
+from upshift.core.system import count_denormals_kept
 from upshift.optimizations import catalogue, load_entry_points
-from upshift.optimizations.flush_denormals import count_denormals_kept
 from upshift.train.build import build
 from upshift.train.loop import Loop
 from upshift.train.trace import trace_step

@@ -160,6 +160,12 @@ def take_denormals_for_zero(*, on: bool) -> bool:
     return True
 
 
+def count_denormals_kept(total: int) -> int:
+    """Double the smallest float32 number `total` times, on all threads; returns how often the result is not zero."""
+    smallest = torch.ones(total, dtype=torch.int32).view(torch.float32)
+    return int(torch.count_nonzero((smallest * 2.0).view(torch.int32)))
+
+
 def on_every_thread(act: Callable[[], object]) -> int:
     """Run `act` on this thread and on the OpenMP threads it leads; returns how many threads that were.
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from upshift.core.live import LiveJob
-from upshift.core.system import take_denormals_for_zero
+from upshift.core.system import count_denormals_kept, take_denormals_for_zero
 
 Form = Callable[[], AbstractContextManager[bool]]
 
@@ -89,7 +89,7 @@ def threads_for(cores: int) -> Iterator[bool]:
 @contextmanager
 def denormals_as_zero() -> Iterator[bool]:
     """Take denormal numbers for zero meanwhile; False where this processor cannot."""
-    before = float((torch.ones(1, dtype=torch.int32).view(torch.float32) * 2.0).view(torch.int32).item()) == 0
+    before = count_denormals_kept(1) == 0
     can = take_denormals_for_zero(on=True)
     try:
         yield can
@@ -115,7 +115,7 @@ def optimizer_gains(live: LiveJob, present_s: float) -> dict[str, float]:
     found = {}
     for name, flags in FORMS.items():
         made = _copy(live.optimizer, flags)
-        step = _stepping(made)
+        step = _stepping(made) if made is not None else None
         if made is not None and step is not None:
             scale = _num_bytes(live.optimizer) / max(_num_bytes(made), 1)
             found[name] = present_s / (typical_s(step, live.device) * scale)
@@ -159,10 +159,8 @@ def _copy(old: Optimizer, flags: dict[str, bool]) -> Optimizer | None:
     return made
 
 
-def _stepping(made: Optimizer | None) -> Callable[[], object] | None:
+def _stepping(made: Optimizer) -> Callable[[], object] | None:
     """Its step without the hooks that look at every optimizer's; None where it fails."""
-    if made is None:
-        return None
     plain = getattr(type(made).step, "__wrapped__", type(made).step)
 
     def step() -> object:

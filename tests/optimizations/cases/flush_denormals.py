@@ -10,5 +10,6 @@ CASE = Case(
     refused=(
         (facts(job={"device": "cuda"}), "runs on cuda, which has no such switch"),
         (facts(form_gains={"flushed": 1.04}), "no faster: 1.04x"),
+        (facts(form_gains={}), "was not measured"),
     ),
 )  # fmt: skip

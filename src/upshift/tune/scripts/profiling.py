@@ -107,7 +107,10 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         if told["phases"]["forward"] + told["phases"]["backward"] > FORM_FRAC:
             for name, form in process_forms(told["device"], read_machine().cores.value, op_counts).items():
                 progress(FORM_WORDS[name])
-                forms[name] = yield from _gain_within(host, slice_s, form)
+                gain = yield from _gain_within(host, slice_s, form)
+                if gain is None:
+                    break
+                forms[name] = gain
     facts = _facts(host, real, told, purity, memory)
     facts = replace(
         facts,
@@ -180,10 +183,10 @@ def _observe(
     return report(recorder, ended=ended, **more)
 
 
-def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None, float]:
+def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None, float | None]:
     """How much faster the script's steps are in another state of the process, between two looks at them as they are.
 
-    A script that ends meanwhile has none.
+    None where the script ends meanwhile: there is no further step to wait for.
     """
     looks: list[float] = []
     for within in (False, True, False):
@@ -193,9 +196,9 @@ def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None
             try:
                 seen = yield from _observe(host, seconds, least=FORM_STEPS)
             except TrialError:  # it had fewer steps left
-                return 1.0
+                return None
         if seen["ended"]:
-            return 1.0
+            return None
         looks.append(update_s(seen))
     return (looks[0] + looks[2]) / 2 / max(looks[1], 1e-9)
 
