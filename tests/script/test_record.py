@@ -230,6 +230,7 @@ def test_the_ceiling_of_the_input_is_what_the_replay_saved_and_at_most_the_phase
     workers = {**busy, "has_workers": True}
     assert ceilings({**found(data=3), **workers}, found(forward=0.5), None)["input"] > 4.0  # they took cores from the rest
     assert ceilings(found(data=3), found(forward=9), None)["input"] == 1.0
+    assert ceilings(found(data=3), None, None)["input"] == pytest.approx(4.0)  # too few steps for a replay
 
 
 def test_a_checkpoints_ceiling_is_its_share() -> None:

@@ -114,6 +114,14 @@ def test_a_slow_data_set_is_the_bottleneck_and_its_ceiling_is_measured(tmp_path:
     assert any(line["file"] == LOOP for line in profile["where"])
 
 
+def test_a_script_that_ends_after_it_was_seen_as_it_is_has_a_profile_of_that(tmp_path: Path) -> None:
+    with trial_of(tmp_path, "--wait", "0.002", "--epochs", "3") as trial:
+        answer = trial.call("profile", slice_s=0.001, quick=False)  # 12 of its 24 steps, and 8 more to keep batches
+    assert answer["profile"]["bottleneck"]["name"] == "input"
+    assert answer["facts"]["ceilings"]["input"] > 1.5
+    assert answer["facts"]["op_counts"] == {}
+
+
 def test_the_end_of_the_script_is_told_with_its_steps(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--epochs", "2") as trial, pytest.raises(TrialError, match="came to its end after 16 steps"):
         trial.call("run", updates=30)

@@ -77,7 +77,7 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
     On a CPU nothing overlaps with a phase that the script itself waits in, so no more than that phase can be saved. But
     where it mostly waits for data, the cores fall asleep, and what follows is slower than it would be; and loader workers
     take cores from all phases. There the run tells. Kept batches still wait for workers that begin with an epoch: what a
-    replay has left of the data phase is free too.
+    replay has left of the data phase is free too. Where the script had too few steps for a replay, its share is told.
     """
     seconds, steps = phase_seconds(real)
     whole_s, core_s = sum(seconds.values()) / steps, update_s(real)
@@ -89,6 +89,8 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
     runs = (("input", replay, ("data",)), ("logging", silent, ("logging",)), ("padding", cut, ("forward", "backward")))
     for name, other, phases in runs:
         if other is None or not other["seconds"]:
+            if name == "input":
+                found[name] = gain(sum(seconds[phase] for phase in phases) / steps)
             continue
         saved_s, most_s = core_s - update_s(other), sum(seconds[phase] for phase in phases) / steps
         bounded = real["device"] == "cpu"

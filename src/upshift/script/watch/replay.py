@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from upshift.core.batch import batch_bytes
+from upshift.script.data.ahead import FedLoader
 from upshift.script.watch.record import Recorder
 
 KEPT = 8
@@ -16,7 +22,8 @@ MAX_BYTES = 1 << 30
 class Replay:
     """Keeps the first batches of the first loader that is read for training, and hands them out again and again.
 
-    An epoch stays as long as it was, where the loader says how long that is.
+    An epoch stays as long as it was, where the loader says how long that is. It begins without worker processes: they would
+    take cores for batches that nobody wants.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -47,6 +54,18 @@ class Replay:
         self._turn += 1
         return _fresh(self._kept[self._turn % len(self._kept)])
 
+    def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The seam around the loader's `__iter__`."""
+
+        @functools.wraps(original)
+        def iter_seam(loader: Any) -> Any:
+            watched = self._replaying and self._recorder.free() and torch.is_grad_enabled()
+            if not watched or id(loader.dataset) != self._source or not _begins_workers(loader):
+                return original(loader)
+            return _KeptEpoch(loader, original)
+
+        return iter_seam
+
     def _keep(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
         try:
             batch = original(iterator)
@@ -63,6 +82,34 @@ class Replay:
         if self._kept:
             self._replaying = True
             self._recorder.restart()
+
+
+class _KeptEpoch(_BaseDataLoaderIter):
+    """An epoch of kept batches: `Replay.next` hands them out. Once nobody watches, it goes on as the loader's own.
+
+    Args:
+        loader: Whose epoch this is.
+        original: The loader's `__iter__`.
+    """
+
+    def __init__(self, loader: Any, original: Callable[[Any], Any]) -> None:
+        super().__init__(loader)
+        self._begin: Callable[[], Any] = functools.partial(original, loader)
+        self._own: Any = None
+
+    def _next_data(self) -> Any:
+        length = _length(self)
+        if length is not None and self._num_yielded >= length:
+            raise StopIteration
+        if self._own is None:
+            self._own = self._begin()
+        return next(self._own)
+
+
+def _begins_workers(loader: Any) -> bool:
+    """Whether the loader's epochs have worker processes that torch itself begins for the script."""
+    torchs_own = type(loader)._get_iterator is DataLoader._get_iterator  # noqa: SLF001 - a subclass may make iterators of its own
+    return bool(loader.num_workers) and torchs_own and not isinstance(loader, FedLoader)
 
 
 def _length(iterator: Any) -> int | None:

@@ -83,6 +83,8 @@ class Seams:
             ]
         put(Module, "__call__", functools.partial(_forward, self))
         put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - the one place all batches pass
+        if self._fetch.replay is not None:
+            put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
         starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
         put(torch.autograd, "backward", functools.partial(_backward, recorder))

@@ -84,13 +84,13 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
     cut: dict[str, Any] | None = None
     if not real["ended"]:
         progress("what if data were free")
-        replay = yield from _observe(host, seconds, replay=True)
+        replay = yield from _if_it_lasts(_observe(host, seconds, replay=True))
         if wants_silence(real):
             progress("what if nothing were printed, logged or saved")
-            silent = yield from _observe(host, seconds, silent=True)
+            silent = yield from _if_it_lasts(_observe(host, seconds, silent=True))
         if wants_cut(real):
             progress("what if no position were padding")
-            cut = yield from _observe(host, seconds, padding=Padding(cuts=True))
+            cut = yield from _if_it_lasts(_observe(host, seconds, padding=Padding(cuts=True)))
     told = judge(real, replay, silent, cut)
     forms: dict[str, float] = {}
     op_frac: dict[str, float] = {}
@@ -183,6 +183,14 @@ def _observe(
     return report(recorder, ended=ended, **more)
 
 
+def _if_it_lasts(steps: Steps) -> Generator[None, None, dict[str, Any] | None]:
+    """What is seen in these steps; None where the script has fewer of them left than it takes."""
+    try:
+        return (yield from steps)
+    except TrialError:
+        return None
+
+
 def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None, float | None]:
     """How much faster the script's steps are in another state of the process, between two looks at them as they are.
 
@@ -193,11 +201,8 @@ def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None
         with form() if within else nullcontext(enter_result=True) as can:
             if not can:
                 return 1.0
-            try:
-                seen = yield from _observe(host, seconds, least=FORM_STEPS)
-            except TrialError:  # it had fewer steps left
-                return None
-        if seen["ended"]:
+            seen = yield from _if_it_lasts(_observe(host, seconds, least=FORM_STEPS))
+        if seen is None or seen["ended"]:
             return None
         looks.append(update_s(seen))
     return (looks[0] + looks[2]) / 2 / max(looks[1], 1e-9)
@@ -232,13 +237,15 @@ def _timed_widths(taken: list[float]) -> Callable[[Any], Any]:
 
 
 def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
-    """Share of operator time, and calls, of each operator over one step."""
+    """Share of operator time, and calls, of each operator over one step; nothing of a script that has none left."""
     on_device = host.live.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
     profiler = profile(activities=activities)
     profiler.start()
     try:
         yield
+    except ScriptEnded:
+        return {}, {}
     finally:
         profiler.stop()
     return read_shares(profiler, on_device=on_device)

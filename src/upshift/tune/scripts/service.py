@@ -95,14 +95,17 @@ class Service:
         if error is not None:
             self.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
             return
-        try:
-            self._waiting.throw(ScriptEnded())
-        except StopIteration as done:
-            self.answer({"ok": True, **done.value})
-        except ScriptEnded:
-            steps = self._obeys.host.steps
-            words = f"The script came to its end after {steps} steps, and more were wanted." if steps else NO_STEP
-            self.answer({"ok": False, "kind": "raised", "message": words})
+        while self._waiting is not None:  # each further step that a command asks for never comes
+            try:
+                self._waiting.throw(ScriptEnded())
+            except StopIteration as done:
+                self.answer({"ok": True, **done.value})
+            except ScriptEnded:
+                steps = self._obeys.host.steps
+                words = f"The script came to its end after {steps} steps, and more were wanted." if steps else NO_STEP
+                self.answer({"ok": False, "kind": "raised", "message": words})
+            except Exception as ending:  # noqa: BLE001 - the parent is told, whatever it is
+                self.answer({"ok": False, "kind": failure_kind(ending), "message": describe(ending)})
 
     def _progress(self, words: str) -> None:
         self._send({"progress": words})

@@ -1,0 +1,81 @@
+"""Kept batches: what a script's loop reads when data is free, and what it reads afterwards."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.record import Recorder
+from upshift.script.watch.replay import KEPT, Replay
+from upshift.script.watch.seams import Seams
+
+Rows = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture
+def watched() -> Iterator[Seams]:
+    recorder = Recorder(updates=0, seconds=0.0)
+    seams = Seams(recorder, Fetch(recorder, Trained(), Replay(recorder)))
+    seams.install()
+    yield seams
+    seams.remove()
+
+
+def loader_of(batches: int, workers: int) -> DataLoader[Rows]:
+    table = TensorDataset(torch.arange(batches * 2))
+    return DataLoader(table, batch_size=2, num_workers=workers, multiprocessing_context="fork" if workers else None)
+
+
+def rows(loader: DataLoader[Rows]) -> list[int]:
+    return [int(row) for (batch,) in loader for row in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_of_kept_batches_is_as_long_as_it_was(watched: Seams, workers: int) -> None:
+    loader = loader_of(KEPT + 3, workers)
+    first = rows(loader)
+    assert first[: KEPT * 2] == list(range(KEPT * 2))
+    again = rows(loader)
+    assert len(again) == len(first)
+    assert set(again) == set(range(KEPT * 2))
+    assert watched.recorder.has_workers == bool(workers)
+
+
+def test_an_epoch_of_kept_batches_begins_no_workers(watched: Seams) -> None:
+    loader = loader_of(3, 1)
+    epoch = iter(loader)
+    assert multiprocessing.active_children()
+    assert len(list(epoch)) == 3
+    del epoch
+    assert not multiprocessing.active_children()
+    for _ in loader:
+        assert not multiprocessing.active_children()
+    assert watched.recorder.current[:1] == [0.0]
+
+
+def test_an_epoch_goes_on_with_the_loaders_own_batches_when_nobody_watches(watched: Seams) -> None:
+    loader = loader_of(4, 1)
+    list(loader)
+    epoch = iter(loader)
+    next(epoch)
+    watched.recorder.active = False
+    watched.remove()
+    assert [int(row) for (batch,) in epoch for row in batch] == [0, 1, 2, 3, 4, 5]
+    assert rows(loader) == list(range(8))
+
+
+def test_another_loader_and_an_evaluation_are_left_alone(watched: Seams) -> None:
+    list(loader_of(3, 1))
+    other = loader_of(5, 1)
+    assert rows(other) == list(range(10))
+    with torch.no_grad():
+        epoch = iter(other)
+        assert multiprocessing.active_children()
+        del epoch
+    assert watched.recorder.active
