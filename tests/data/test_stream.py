@@ -22,6 +22,8 @@ from torch.utils.data import DataLoader
 
 from upshift.core.errors import CorruptError, DataError
 from upshift.data import MixedStream, PackedStream, Store, StoreWriter, Stream
+from upshift.data.store.gather import Strings
+from upshift.data.store.window import Window
 from upshift.data.stream.packed import best_fit
 
 
@@ -456,6 +458,45 @@ def test_times_are_told() -> None:
     times = stream.times
     assert (times.batches, times.samples) == (10, 100)
     assert min(times.gather_s, times.form_s, times.transform_s, times.wait_s) > 0
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_strings_are_made_when_their_batch_is_asked_for(shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    made = Strings.made
+
+    def counted(strings: Strings) -> list[str | None]:
+        asked.append(len(strings))
+        return made(strings)
+
+    monkeypatch.setattr(Strings, "made", counted)
+    stream = Stream(numbers(1000), batch_size=10, shuffle=shuffle, strings=["text"])
+    texts = []
+    for number, batch in enumerate(stream, 1):
+        texts += batch["text"]
+        assert asked.count(10) <= number + 1, "those of a later batch were made too"
+    assert sorted(texts) == sorted(numbers(1000).take(np.arange(1000))["text"].to_pylist())
+    assert sum(asked) <= 1000 + 10  # a few more to see how long they are
+
+
+def test_one_window_of_all_blocks_serves_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    begin = Window.__init__
+
+    def counted(window: Window, reader: Any, blocks: Any) -> None:
+        opened.append(len(blocks))
+        begin(window, reader, blocks)
+
+    monkeypatch.setattr(Window, "__init__", counted)
+    stream = Stream(numbers(100), batch_size=10, window_blocks=1000)
+    first, second = (flat(map(ids, stream)) for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+    assert len(opened) == 1
+    assert flat(map(ids, pickle.loads(pickle.dumps(stream)))) not in (first, second)
+    assert len(opened) == 2  # another process opens its own
+    list(Stream(numbers(100), batch_size=10, window_blocks=2))
+    assert set(opened[2:]) == {1, 2}
 
 
 def test_bucketed_batches_hold_samples_of_one_length() -> None:

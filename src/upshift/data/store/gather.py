@@ -27,6 +27,8 @@ from upshift.core.errors import CorruptError, DataError
 Index = npt.NDArray[np.int64]
 
 _TAKE = get_function("array_take")
+_POOL = pa.jemalloc_memory_pool() if "jemalloc" in pa.supported_memory_backends() else None
+"""Where batches lie: Arrow's usual pool takes 4 MiB for itself at the first of them. None is that one."""
 
 
 class Picker(ABC):
@@ -47,6 +49,29 @@ class Picker(ABC):
             raise DataError(f"a column of {picked.type} holds no strings: name text columns alone.")
         found: list[str | None] = picked.to_pylist()
         return found
+
+
+class Strings:
+    """Rows of a text column that become strings when they are asked for: those of several batches take room.
+
+    Args:
+        source: What they are picked from.
+        at: As `Picker.strings` has it.
+        before: As `Picker.strings` has it.
+    """
+
+    def __init__(self, source: Picker, at: Index, before: Index) -> None:
+        self._source, self._at, self._before = source, at, before
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __getitem__(self, rows: slice) -> Strings:
+        return Strings(self._source, self._at[rows], self._before[rows])
+
+    def made(self) -> list[str | None]:
+        """The strings, [rows]."""
+        return self._source.strings(self._at, self._before)
 
 
 def picker(arrays: Sequence[pa.Array]) -> Picker:
@@ -117,7 +142,7 @@ class _Ranges(Picker):
         """The bytes of rows, one after another, with 64-bit offsets."""
         # Not `pa.array` and `take`: where pandas is installed they import it, and some megabytes more, to do the same.
         places = pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at + before + 1)])
-        return _TAKE.call([self._rows, places])
+        return _TAKE.call([self._rows, places], None, _POOL)
 
 
 class _Lists(Picker):

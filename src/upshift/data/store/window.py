@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from upshift.core.errors import CorruptError
-from upshift.data.store.gather import Index, Picker, picker
+from upshift.data.store.gather import Index, Picker, Strings, picker
 from upshift.data.store.reading import Reader
 
 _FETCHING = 8
@@ -42,9 +42,9 @@ class Window:
         """Rows of the store, all within these blocks, of a column kept in Arrow blocks, [rows]."""
         return self._picker(column).take(*self._at(rows))
 
-    def strings(self, column: str, rows: Index) -> list[str | None]:
-        """The same as strings, [rows]."""
-        return self._picker(column).strings(*self._at(rows))
+    def strings(self, column: str, rows: Index) -> Strings:
+        """The same, to become strings, [rows]."""
+        return Strings(self._picker(column), *self._at(rows))
 
     def raw(self, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Rows of a raw column, [rows, *shape]; into `out`, where that is given."""

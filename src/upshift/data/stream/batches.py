@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
@@ -175,24 +175,29 @@ class Batches(IterableDataset[Any]):
         self._begin, self._skip, self._position = None, None, start
         maker = self._maker(epoch)
 
-        def made(group: list[Step]) -> list[tuple[Step, Any]]:
-            return list(zip(group, _made(maker, [step.task for step in group]), strict=False))
+        def made(group: list[Step]) -> Iterable[tuple[Step, Any]]:
+            return zip(group, _made(maker, [step.task for step in group]), strict=False)
+
+        def made_ahead(group: list[Step]) -> Iterable[tuple[Step, Any]]:
+            return list(made(group))
 
         groups = self._groups(self._steps(epoch, start))
-        batches = prepared(made, groups, threads=self._workers, ahead=self._workers * self._read_ahead)
+        make = made_ahead if self._workers else made  # asked for one by one, the batches of a group need not all be there
+        batches = prepared(make, groups, threads=self._workers, ahead=self._workers * self._read_ahead)
+        one_by_one = _flat(batches)
         try:
             while True:
                 before = time.perf_counter()
-                found = next(batches, None)
-                self._times.add(wait_s=time.perf_counter() - before)
+                found = next(one_by_one, None)
+                self._times.waited(time.perf_counter() - before)
                 if found is None:
                     break
-                for step, batch in found:
-                    if isinstance(batch, _Failed):
-                        raise batch.error
-                    self._position = step.after
-                    yield batch
-                del found, batch  # held no longer than whoever took them holds them: their memory is used again
+                step, batch = found
+                if isinstance(batch, _Failed):
+                    raise batch.error
+                self._position = step.after
+                yield batch
+                del found, batch  # held no longer than whoever took it holds it: its memory is used again
         finally:
             batches.close()  # type: ignore[attr-defined]  # a generator
             maker.close()
@@ -221,30 +226,37 @@ class Batches(IterableDataset[Any]):
         self.epoch, self._position, self._skip = epoch + 1, self._following(self._position), None
 
 
-def _made(maker: Maker, tasks: list[Any]) -> list[Any]:
-    """The batches of tasks; up to the first that fails, which stands at its place."""
+def _flat(groups: Iterable[Iterable[tuple[Step, Any]]]) -> Iterator[tuple[Step, Any]]:
+    """The batches of all groups. None is held when the next group is asked for."""
+    for group in groups:
+        yield from group
+        del group
+
+
+def _made(maker: Maker, tasks: list[Any]) -> Generator[Any, None, bool]:
+    """The batches of tasks; up to the first that fails, which stands at its place. Returns whether all could be made."""
+    gathered: list[Any] = []
+    failed: _Failed | None = None
     try:
         gathered = maker.gather(tasks)
     except Exception as error:  # noqa: BLE001  raised where the loop comes to it
-        if len(tasks) == 1:
-            return [_Failed(error)]
-        return _one_by_one(maker, tasks)  # the error belongs to one of them
-    found: list[Any] = []
+        failed = _Failed(error)
+    if failed is not None and len(tasks) > 1:  # the error belongs to one of them
+        for task in tasks:
+            if not (yield from _made(maker, [task])):
+                return False
+        return True
     for one in gathered:
         try:
-            found.append(maker.finish(one))
+            batch = maker.finish(one)
         except Exception as error:  # noqa: BLE001  as above
-            return [*found, _Failed(error)]
-    return found
-
-
-def _one_by_one(maker: Maker, tasks: list[Any]) -> list[Any]:
-    found: list[Any] = []
-    for task in tasks:
-        found += _made(maker, [task])
-        if isinstance(found[-1], _Failed):
+            failed = _Failed(error)
             break
-    return found
+        yield batch
+        del batch
+    if failed is not None:
+        yield failed
+    return failed is None
 
 
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:

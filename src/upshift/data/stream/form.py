@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from upshift.data.store.gather import Strings
+
 Form: TypeAlias = Literal["arrow", "numpy", "torch"]
 FORMS: tuple[Form, ...] = ("arrow", "numpy", "torch")
 Columns: TypeAlias = dict[str, Any]
-"""By name: a `pyarrow.Array`, a NumPy array of a raw column, or a list of strings."""
+"""By name: a `pyarrow.Array`, a NumPy array of a raw column, or strings: a list, or what becomes one."""
 
 
 def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
@@ -21,6 +23,7 @@ def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
     Numbers become arrays or tensors without a copy. What is no block of numbers (text, lists of different lengths, columns
     with nulls) stays Arrow in every form: `to_pylist()` makes Python objects of it.
     """
+    columns = {name: values.made() if isinstance(values, Strings) else values for name, values in columns.items()}
     if form == "arrow":
         return {name: _arrow(values) for name, values in columns.items()}
     numbers = {name: _numpy(values) for name, values in columns.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from upshift.data.store.gather import Strings
 from upshift.data.stream.buffers import Buffers
 from upshift.data.stream.form import Columns
 from upshift.data.stream.order import Order, Part
@@ -34,7 +35,7 @@ class Opened:
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="upshift-ahead") if samples.is_remote else None
 
     def take(self, parts: list[Part], buffers: Buffers) -> Columns:
-        """Samples, window after window, a column each."""
+        """Samples, window after window, a column each; strings may be yet to be made."""
         if not parts:
             parts = self._order.parts(0, 1)
             return {name: values[:0] for name, values in self._part(parts[0].window, parts[0].samples, buffers).items()}
@@ -100,4 +101,4 @@ def joined(parts: list[Any]) -> Any:
         return pa.concat_arrays(parts)
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
-    return [value for part in parts for value in part]
+    return [value for part in parts for value in (part.made() if isinstance(part, Strings) else part)]

@@ -63,6 +63,10 @@ class RowSamples(Samples):
             if store.manifest.raw_column(name) is None:
                 raise DataError(f"views names {name!r}, which is no raw column: only those can be seen in place.")
         self.counts = store.reader.block_counts
+        self._whole: Window | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_whole": None}
 
     @property
     def is_remote(self) -> bool:
@@ -70,9 +74,13 @@ class RowSamples(Samples):
         return self._store.source.is_remote
 
     def open(self, blocks: Index) -> Window:
-        """The window of these blocks; from afar, their Arrow columns come at once."""
+        """The window of these blocks; from afar, their Arrow columns come at once. That of all blocks serves every epoch."""
+        if self._whole is not None and len(blocks) == len(self.counts):
+            return self._whole
         window = Window(self._store.reader, blocks)
-        if self._store.source.is_remote and len(self._store.manifest.schema):
+        if not self._store.source.is_remote:
+            self._whole = window if len(blocks) == len(self.counts) else None
+        elif len(self._store.manifest.schema):
             window.fetch()
         return window
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
 from upshift.core.errors import DataError
+from upshift.data.store.gather import Strings
 from upshift.data.store.store import Store
 from upshift.data.stream.batch import Batch
 from upshift.data.stream.batches import Batches, Maker, Position, Step, place
@@ -167,13 +169,14 @@ class Stream(Batches):
 
         def finish(gathered: tuple[Columns, int]) -> Any:
             columns, num_rows = gathered
-            with self._times.stage("form"):
-                batch: Any = Batch(formed(columns, self._form), num_rows)
-            self._times.add(batches=1, samples=num_rows)
-            if self._transform is None:
-                return batch
-            with self._times.stage("transform"):
-                return self._transform(batch)
+            started = perf_counter()
+            batch: Any = Batch(formed(columns, self._form), num_rows)
+            has_form = perf_counter()
+            if self._transform is not None:
+                batch = self._transform(batch)
+            transform_s = perf_counter() - has_form
+            self._times.add(batches=1, samples=num_rows, form_s=has_form - started, transform_s=transform_s)
+            return batch
 
         return Maker(gather=gather, finish=finish, close=opened.close)
 
@@ -186,9 +189,11 @@ def _fitting(columns: Columns, num_rows: int, batch_size: int) -> int:
 
 def _num_bytes(values: Any) -> int:
     """About what a column takes; of strings and views, by the first few."""
-    if not isinstance(values, list):
+    if not isinstance(values, list | Strings):
         return int(values.nbytes)
-    some = [value.nbytes if isinstance(value, np.ndarray) else len(value or "") for value in values[:_LOOKED_AT]]
+    few = values[:_LOOKED_AT]
+    few = few.made() if isinstance(few, Strings) else few
+    some = [value.nbytes if isinstance(value, np.ndarray) else len(value or "") for value in few]
     return sum(some) * len(values) // max(len(some), 1)
 
 

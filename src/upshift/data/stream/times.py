@@ -45,6 +45,10 @@ class Times:
         """Add what happens within a `with` to the stage `name` (without `_s`)."""
         return _Stage(self, f"{name}_s")
 
+    def waited(self, seconds: float) -> None:
+        """Add what the loop waited: it alone does, so that nobody has to be kept out."""
+        self.sums.wait_s += seconds
+
     def add(self, **amounts: float) -> None:
         """Add to the sums."""
         with self._guard:
