@@ -1,7 +1,11 @@
-"""What a model learns: a whole run under a plan, by the command that a user gives, and the held-out metric at its points."""
+"""What a model learns: a whole run under a plan, by the command that a user gives, and the held-out metric at its points.
+
+The weights are kept in `upshift-out`, beside the report of the job's tuning: `upshift recipes look` draws what they find.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.record import ROOT
+from upshift.train.around import WEIGHTS
 from upshift.train.records.found import read_reports
 
 
@@ -38,6 +43,9 @@ def run_learning(target: str, plan_toml: str, metric: str, updates: int | None =
         seconds = monotonic() - started
         if done.returncode:
             raise RuntimeError(f"training {target} ended with {done.returncode}")
+        kept = ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1]
+        kept.mkdir(parents=True, exist_ok=True)
+        shutil.copy(out / WEIGHTS, kept / WEIGHTS)
         curve = [
             {"update": report["update"], **report["held_out"]} for report in read_reports(out) if report.get("held_out")
         ]
