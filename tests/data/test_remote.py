@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -222,3 +223,37 @@ def test_rows_come_from_s3(folder: Path, tmp_path: Path) -> None:
             Store(Url("s3://bucket/other", options=options, cache_dir=tmp_path, patience=QUICK))
     finally:
         s3.stop()
+
+
+@pytest.mark.slow
+def test_s3_that_stands_still_for_a_while_loses_nothing(folder: Path, tmp_path: Path) -> None:
+    s3fs, moto = pytest.importorskip("s3fs"), [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
+    pytest.importorskip("moto.server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([*moto, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            until = time.monotonic() + 60
+            while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < until:
+                time.sleep(0.1)
+            options = {
+                "key": "test",
+                "secret": "test",
+                "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-west-1"},
+            }
+            system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+            system.mkdir("bucket", LocationConstraint="us-west-1")
+            system.put(str(folder / "store"), "bucket/", recursive=True)
+            patience = Patience(answer_s=0.5, gone_s=60)
+            store = Store(Url("s3://bucket/store", options=options, cache_dir=tmp_path, patience=patience))
+            seen = []
+            for number, batch in enumerate(Stream(store, batch_size=100, seed=1)):
+                seen.append(batch["id"].to_pylist())
+                if number == 2:
+                    server.send_signal(signal.SIGSTOP)
+                    threading.Timer(2.0, server.send_signal, [signal.SIGCONT]).start()
+            assert seen == ids(Stream(folder / "store", batch_size=100, seed=1))
+            assert not verify(store)
+        finally:
+            server.kill()

@@ -8,7 +8,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from upshift.core.errors import CorruptError, DataError
 from upshift.data import ShardWriter, Store, StoreWriter, publish_written
 from upshift.data.store.publish import clean
 from upshift.data.store.verify import verify
+
+NOBODY = 65534
 
 
 def rows(first: int, count: int) -> dict[str, Any]:
@@ -252,6 +257,45 @@ def test_a_cut_file_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="is missing, although the manifest names it"):
         Store(tmp_path / "s").take([0])
     assert len(verify(Store(tmp_path / "s"))) == 1
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """As a user who owns nothing: root may read and write what forbids it."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_lost_permission_is_told_and_costs_nothing() -> None:
+    with tempfile.TemporaryDirectory(prefix="upshift-test-") as folder:  # pytest's own folders let nobody pass
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "s"
+        write(path, 20, block_rows=8)
+        store, shard = Store(path), path / Store(path).manifest.shards[0].file("").path
+        shard.chmod(0)
+        with (
+            without_rights(),
+            pytest.raises(DataError, match=r"cannot be opened \(Permission denied\): check its permissions"),
+        ):
+            store.take([0])
+        shard.chmod(0o644)
+        assert store.take([0], ["id"])["id"].to_pylist() == [0]
+        path.chmod(0o555)
+        with without_rights(), pytest.raises((DataError, PermissionError), match="Permission denied") as told:
+            write(path, 20, mode="append", block_rows=8)
+        assert str(path) in str(told.value)
+        path.chmod(0o755)
+        assert (len(Store(path)), Store(path).manifest.version) == (20, 1)
+        assert not (path / "writing").exists()
+        (path / "manifest.json").chmod(0)
+        with without_rights(), pytest.raises(DataError, match=r"manifest\.json cannot be read: .*Permission denied"):
+            Store(path)
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path) -> None:
