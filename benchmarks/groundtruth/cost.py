@@ -1,12 +1,16 @@
-"""What watching a script costs it: the same script watched and not watched, alive together and taking turns.
+"""What watching a script costs it: the same loop watched and not watched, in turns.
 
-Every process is frozen but one. A turn is judged by the times that the script itself notes at the end of each step, so
-what happened while it was frozen is in none of them. Turns go forwards and backwards through the arms (AB BA). The unit is a
-round of fresh processes: what a process happens to be given (addresses, cores) stays with it, so turns sharpen a round's
-ratio, and the interval is that of rounds. Two unwatched processes beside each other show what that is worth.
+Two processes of one script differ by more than watching costs: of two unwatched ones that were started one after the other,
+the second's steps of 2 ms were 13 % shorter over six rounds. So ours is put on and taken off in one process, between two
+steps. A third of the turns are unwatched like the first third, and show what two equal thirds differ by. Turns go forwards
+and backwards (AB BA). The unit is a round, which is a fresh process.
 
-TraceML wakes every two seconds by its own clock, whether its processes were frozen or not: its turns are that long, against
-an unwatched process of its own turns.
+TraceML cannot be taken off. It is measured between processes, and ours once more beside it: every process is frozen but one,
+and the order of starting goes round with the rounds. TraceML wakes every two seconds by its own clock, whether its processes
+were frozen or not: turns are that long. Those intervals are wide.
+
+Every step is judged by the times that the script itself notes at the end of each, so what happened while it was frozen is in
+none of them.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from upshift.core.errors import TrialError
 from upshift.core.stats import paired_interval
 
 STEPS = Path(__file__).with_name("steps.py")
+TOGGLED = Path(__file__).with_name("toggled.py")
 SIZES: Mapping[str, Mapping[str, int]] = {
     "2ms": {"width": 384, "depth": 4, "batch": 32},
     "100ms": {"width": 1024, "depth": 4, "batch": 512},
@@ -47,8 +52,10 @@ sys.exit(run_watched(sys.argv[1:], Watch(mode="observe", updates=0, seconds=0.0)
 UNWATCHED, AGAIN, OURS = "unwatched", "unwatched again", "watched by upshift"
 TRACEML, TRACEML_MARKED = "traceml run", "traceml run, steps marked"
 CONFIDENCE = 0.95
-WARM_STEPS, WARM_S, START_LIMIT_S = 20, 2.0, 90.0
+WARM_STEPS, WARM_S, START_LIMIT_S, RUN_LIMIT_S = 20, 2.0, 90.0, 600.0
 LEAST_STEPS, TRIES = 3, 5
+WARM_TURNS = 3
+"""Turns of steps before the first that is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +64,54 @@ class Session:
 
     Attributes:
         arms: The first is the unwatched one.
-        turn_s: Seconds of a turn, by size.
         turns: In a round, by size.
         rounds: Of fresh processes.
     """
 
     arms: tuple[str, ...]
-    turn_s: Mapping[str, float]
     turns: Mapping[str, int]
     rounds: int
 
 
-SESSIONS: Mapping[str, Session] = {
-    "upshift": Session(
-        arms=(UNWATCHED, OURS, AGAIN), turn_s={"2ms": 0.25, "100ms": 0.8}, turns={"2ms": 40, "100ms": 16}, rounds=6
+@dataclass(frozen=True, kw_only=True)
+class Inside(Session):
+    """All arms are turns of one process.
+
+    Attributes:
+        steps: Of a turn, by size.
+    """
+
+    steps: Mapping[str, int]
+
+    def measure(self, size: str, number: int, _traceml_path: Path | None) -> Row:
+        """A round, see `measure_inside`."""
+        return measure_inside(self, size, number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between(Session):
+    """Each arm is a process of its own, frozen while another has its turn.
+
+    Attributes:
+        turn_s: Seconds of a turn, by size.
+    """
+
+    turn_s: Mapping[str, float]
+
+    def measure(self, size: str, number: int, traceml_path: Path | None) -> Row:
+        """A round, see `measure_round`."""
+        return measure_round(self, size, number, traceml_path)
+
+
+SESSIONS: Mapping[str, Inside | Between] = {
+    "upshift": Inside(
+        arms=(UNWATCHED, OURS, AGAIN), steps={"2ms": 100, "100ms": 14}, turns={"2ms": 40, "100ms": 16}, rounds=6
     ),
-    "traceml": Session(
-        arms=(UNWATCHED, TRACEML, TRACEML_MARKED), turn_s={"2ms": 2.0, "100ms": 2.0}, turns={"2ms": 6, "100ms": 6}, rounds=4
+    "traceml": Between(
+        arms=(UNWATCHED, OURS, TRACEML, TRACEML_MARKED), turn_s={"2ms": 2.0, "100ms": 2.0}, turns={"2ms": 6, "100ms": 6},
+        rounds=4,
     ),
-}
+}  # fmt: skip
 
 
 class Arm:
@@ -115,8 +151,7 @@ class Arm:
         deadline = monotonic() + START_LIMIT_S
         while self._count() < WARM_STEPS:
             if self._process.poll() is not None or monotonic() > deadline:
-                self._log.seek(0)
-                raise TrialError(f"{' '.join(self._words)} took no steps: {self._log.read()[-500:]}", kind="raised")
+                raise TrialError(f"{' '.join(self._words)} took no steps: {self._said()}", kind="raised")
             sleep(0.05)
         sleep(WARM_S)
         self._pids = [self._numbers()[1]]
@@ -147,6 +182,28 @@ class Arm:
                 return (self._time(count - 1) - self._time(before)) / (count - 1 - before)
         raise TrialError(f"No {LEAST_STEPS} steps in a turn of {seconds} s.", kind="hung")
 
+    def run(self, steps: int) -> list[float]:
+        """Let it run from its start until it has done so many steps, and stop it; seconds at the end of each, [steps].
+
+        Raises:
+            TrialError: It ended, or takes too long.
+        """
+        if steps > ROOM:
+            raise ValueError(f"The notes hold {ROOM} steps, not {steps}.")
+        deadline = monotonic() + RUN_LIMIT_S
+        while self._count() < steps:
+            if self._process.poll() is not None or monotonic() > deadline:
+                raise TrialError(f"{' '.join(self._words)} did not do {steps} steps: {self._said()}", kind="raised")
+            sleep(0.05)
+        self._pids = [self._numbers()[1]]
+        self.freeze()
+        times = memoryview(self._path.read_bytes()).cast("d")
+        return [float(times[HEAD + step]) for step in range(steps)]
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-500:]
+
     def _count(self) -> int:
         return self._numbers()[0]
 
@@ -157,12 +214,15 @@ class Arm:
         return memoryview(self._path.read_bytes()).cast("d")[HEAD + step % ROOM]
 
 
+def _sizes(size: str) -> list[str]:
+    return [word for name, value in SIZES[size].items() for word in (f"--{name}", str(value))]
+
+
 def commands(size: str, traceml_path: Path | None, folder: Path) -> dict[str, list[str]]:
     """How each arm is started."""
-    sizes = [word for name, value in SIZES[size].items() for word in (f"--{name}", str(value))]
+    sizes = _sizes(size)
     found = {
         UNWATCHED: [sys.executable, str(STEPS), *sizes],
-        AGAIN: [sys.executable, str(STEPS), *sizes],
         OURS: [sys.executable, "-c", WATCHED, str(STEPS), *sizes],
     }
     if traceml_path is not None:
@@ -173,17 +233,33 @@ def commands(size: str, traceml_path: Path | None, folder: Path) -> dict[str, li
     return found
 
 
-def measure_round(session: Session, size: str, number: int, traceml_path: Path | None = None) -> Row:
+def measure_inside(session: Inside, size: str, number: int) -> Row:
+    """One round in one process: seconds a step, turn by turn, of each arm. The first steps of a turn do not count."""
+    steps = session.steps[size]
+    order = [arm for turn in range(session.turns[size]) for arm in in_turn(session.arms, number + turn)]
+    watched = "".join(str(int(arm == OURS)) for arm in order)
+    warm, skipped = WARM_TURNS * steps, max(steps // 10, 4)
+    command = [sys.executable, str(TOGGLED), watched, str(steps), str(warm), *_sizes(size)]
+    with tempfile.TemporaryDirectory(prefix="cost-") as name, Arm(command, Path(name)) as arm:
+        ends = arm.run(warm + steps * len(order))
+    seconds: dict[str, list[float]] = {arm: [] for arm in session.arms}
+    for turn, whose in enumerate(order):
+        first, last = warm + turn * steps + skipped, warm + (turn + 1) * steps - 1
+        seconds[whose].append((ends[last] - ends[first]) / (last - first))
+    return {"round": number, "seconds": seconds, "load": os.getloadavg()[0]}
+
+
+def measure_round(session: Between, size: str, number: int, traceml_path: Path | None = None) -> Row:
     """One round of fresh processes: seconds a step, turn by turn, of each arm."""
     with tempfile.TemporaryDirectory(prefix="cost-") as name, ExitStack() as stack:
         folder = Path(name)
         arms: dict[str, Arm] = {}
-        for at, (arm, command) in enumerate(commands(size, traceml_path, folder).items()):
-            if arm in session.arms:
-                place = folder / str(at)
-                place.mkdir()
-                arms[arm] = stack.enter_context(Arm(command, place))
-                arms[arm].get_ready()
+        known, first = commands(size, traceml_path, folder), number % len(session.arms)
+        for at, arm in enumerate([*session.arms[first:], *session.arms[:first]]):
+            place = folder / str(at)
+            place.mkdir()
+            arms[arm] = stack.enter_context(Arm(known[arm], place))
+            arms[arm].get_ready()
         seconds: dict[str, list[float]] = {arm: [] for arm in session.arms}
         for turn in range(session.turns[size]):
             for arm in in_turn(session.arms, number + turn):
@@ -215,8 +291,8 @@ def run_cost(kept: Kept, traceml_path: Path | None, *, rounds: int | None = None
             known = kept.beside.get(part)
             found = known["rounds"] if not again and kept.fresh(known) and known is not None else []
             for number in range(len(found), rounds or session.rounds):
-                found = [*found, measure_round(session, size, number, traceml_path)]
-                kept.put_beside(part, {"arms": list(session.arms), "turn_s": session.turn_s[size], "rounds": found})
+                found = [*found, session.measure(size, number, traceml_path)]
+                kept.put_beside(part, {"arms": list(session.arms), "rounds": found})
                 print(f"{name} {size} round {number + 1}: {_told(cost_of(session.arms, found))}", flush=True)
 
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from time import monotonic, sleep
 
 import pytest
 
 from benchmarks.groundtruth import cost
-from benchmarks.groundtruth.cost import AGAIN, OURS, UNWATCHED, Arm, Session, cost_of, in_turn, measure_round, own_cost
+from benchmarks.groundtruth.cost import (
+    AGAIN,
+    OURS,
+    UNWATCHED,
+    Arm,
+    Between,
+    Inside,
+    cost_of,
+    in_turn,
+    measure_inside,
+    measure_round,
+    own_cost,
+)
 from benchmarks.groundtruth.processes import state, tree
 from upshift.core.errors import TrialError
 
@@ -126,8 +140,43 @@ def test_a_round_times_watched_and_unwatched_scripts_and_leaves_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cost, "WARM_S", 0.0)
     monkeypatch.setattr(cost, "SIZES", {"tiny": SMALL})
-    session = Session(arms=(UNWATCHED, OURS), turn_s={"tiny": 0.1}, turns={"tiny": 2}, rounds=1)
+    session = Between(arms=(UNWATCHED, OURS), turn_s={"tiny": 0.1}, turns={"tiny": 2}, rounds=1)
     found = measure_round(session, "tiny", 0)
     assert {arm: len(seconds) for arm, seconds in found["seconds"].items()} == {UNWATCHED: 2, OURS: 2}
     assert all(0.0 < second < 0.1 for seconds in found["seconds"].values() for second in seconds)
     assert list(tmp_path.iterdir()) == []
+
+
+DEAR = """
+class Seams:
+    def __init__(self, recorder, fetch):
+        self.recorder, self._forward = recorder, torch.nn.Module.__call__
+
+    def install(self):
+        def slow(*args, **kwargs):
+            time.sleep(0.002)
+            return self._forward(*args, **kwargs)
+        torch.nn.Module.__call__ = slow
+
+    def remove(self):
+        torch.nn.Module.__call__ = self._forward
+"""
+
+
+@pytest.mark.slow
+def test_a_round_in_one_process_finds_what_a_watch_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cost, "SIZES", {"tiny": SMALL})
+    session = Inside(arms=ARMS, steps={"tiny": 40}, turns={"tiny": 4}, rounds=1)
+    found = measure_inside(session, "tiny", 0)["seconds"]
+    assert {arm: len(seconds) for arm, seconds in found.items()} == dict.fromkeys(ARMS, 4)
+    assert all(0.0 < second < 0.1 for seconds in found.values() for second in seconds)
+    assert list(tmp_path.iterdir()) == []
+    shutil.copy(cost.STEPS, tmp_path)
+    told, ours = cost.TOGGLED.read_text(), "from upshift.script.watch.seams import Seams\n"
+    dear = tmp_path / cost.TOGGLED.name
+    dear.write_text(told.replace(ours, f"import time, torch\n{DEAR}"))
+    assert told != dear.read_text()
+    monkeypatch.setattr(cost, "TOGGLED", dear)
+    seconds = measure_inside(session, "tiny", 0)["seconds"]
+    assert min(seconds[OURS]) > 0.002 > median(seconds[UNWATCHED] + seconds[AGAIN])

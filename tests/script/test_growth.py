@@ -54,12 +54,16 @@ def test_memory_is_read_as_it_is() -> None:
     assert memory_limit() > memory_in_use()
 
 
-def test_a_recorder_asks_every_few_steps_and_reports() -> None:
+@pytest.mark.parametrize(("seconds", "asked"), [(0.0, [(4, 7), (8, 7)]), (60.0, [(4, 7)])])
+def test_a_recorder_asks_every_few_steps_and_not_too_often(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, asked: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr("upshift.script.watch.record.MEMORY_S", seconds)
     recorder = Recorder(memory=lambda: 7)
     for _ in range(9):
         recorder.before_step()
         recorder.after_step(1)
-    assert report(recorder)["memory"] == [(4, 7), (8, 7)]
+    assert report(recorder)["memory"] == asked
     recorder.restart()
     assert not recorder.memory
 

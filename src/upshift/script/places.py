@@ -34,7 +34,8 @@ def calling_line(depth: int = 2) -> tuple[str, int] | None:
 def users_line(depth: int = 2, foreign: tuple[str, ...] = ()) -> tuple[str, int] | None:
     """File and line of the nearest frame that is neither ours, nor torch's, nor of `logging`, nor in a foreign folder."""
     frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001 - as above
-    while frame is not None and frame.f_code.co_filename.startswith(FOREIGN + foreign):
+    passed = FOREIGN + foreign if foreign else FOREIGN
+    while frame is not None and frame.f_code.co_filename.startswith(passed):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 

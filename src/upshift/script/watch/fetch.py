@@ -15,6 +15,9 @@ from upshift.script.watch.padding import Padding, cut_padding
 from upshift.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
 from upshift.script.watch.replay import Replay
 
+BUSY_ONE_IN = 4
+"""Of so many fetches one is asked how long its thread computed: that is a call of the system."""
+
 
 class Fetch:
     """Times the fetching of batches, and splits it into making samples and putting them together.
@@ -32,6 +35,7 @@ class Fetch:
         self.recorder, self.trained, self.replay = recorder, trained, replay
         self.padding = padding or Padding()
         self._collate_s = 0.0
+        self._fetches = 0
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The seam around `__next__`."""
@@ -45,7 +49,9 @@ class Fetch:
             self.trained.fetched_with_grad = grad
             self._watch_collate(iterator)
             self._collate_s = 0.0
-            busy_s = thread_time()
+            self._fetches += 1
+            asked = self._fetches % BUSY_ONE_IN == 1
+            busy_s = thread_time() if asked else 0.0
             recorder.enter(FETCHED)
             try:
                 if not grad:
@@ -61,7 +67,7 @@ class Fetch:
                     self._note(iterator, seconds)
                 if grad and iterator._num_workers:  # noqa: SLF001 - the iterator is torch's
                     recorder.has_workers = True
-                elif grad:
+                elif grad and asked:
                     recorder.fetch_s += seconds
                     recorder.fetch_busy_s += thread_time() - busy_s
 
@@ -95,8 +101,12 @@ class Fetch:
         if collate is not None and self._collate_s and not is_torchs(collate[0]):
             self.recorder.note("collate", collate[0], collate[1], self._collate_s)
             seconds -= self._collate_s
+        worth = self.recorder.worth_a_look("fetched", seconds)
+        if worth is None:
+            return
+        times, seconds = worth
         line = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
         if line is not None:
-            self.recorder.note("dataset", *line, seconds)
+            self.recorder.note("dataset", *line, seconds, times)
         elif (loop := users_line()) is not None:
-            self.recorder.note("loader", *loop, seconds)
+            self.recorder.note("loader", *loop, seconds, times)

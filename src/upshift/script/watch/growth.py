@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -19,8 +19,6 @@ STEADY = 0.5
 compiled once grows for a while and then no more."""
 FULL_STEPS = 10_000
 """Memory that lasts for more steps than this is nobody's bottleneck."""
-
-_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,13 @@ def memory_in_use() -> int:
     if torch.cuda.is_initialized():
         return int(torch.cuda.memory_allocated())
     try:
-        return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)  # no file object: this is read amid a training loop
     except OSError:
         return 0
+    try:
+        return int(os.read(file, 128).split()[1]) * mmap.PAGESIZE
+    finally:
+        os.close(file)
 
 
 def memory_limit() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,10 +25,14 @@ class Trained:
         self.fetched_with_grad = True
         self._ids: set[int] = set()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._latest: Callable[[], Any] = lambda: None
         self._known: dict[int, tuple[weakref.ref[torch.nn.Module], bool]] = {}
 
     def learn(self, optimizer: torch.optim.Optimizer) -> bool:
         """Note what an optimizer changes; nothing the second time. Returns whether it is new."""
+        if self._latest() is optimizer:
+            return False
+        self._latest = weakref.ref(optimizer)
         if optimizer in self._optimizers:
             return False
         self._optimizers.add(optimizer)

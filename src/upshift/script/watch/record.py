@@ -23,12 +23,16 @@ GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
 MAKING = 13
 """Time after a value was read: if another is read next, it went into the making of that one."""
 NUM_SLOTS = 14
+_SETTLED = ((MAKING, OTHER), (GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER))
+"""What is undecided belongs to these at the end of a step."""
 WINDOW = 512
-MEMORY_STEPS = 4
-"""Memory is read after so many steps: a reading takes as long as a few seams."""
+MEMORY_STEPS, MEMORY_S = 4, 0.03
+"""Memory is read after so many steps and seconds: amid a training loop a reading takes longer than all seams of a step."""
 WARMUP_STEPS = 2
 """So many steps load, allocate and choose kernels: what they take is not typical."""
 MAX_PLACES = 256
+LOOK_S = 0.001
+"""Seconds that are worth a look at the stack for the line that took them."""
 BACKWARDS_WITHOUT = 256
 """After so many backward passes, over twice the seconds that are watched, no optimizer of torch is expected to step."""
 
@@ -63,6 +67,7 @@ class Recorder:
         self.updates, self.seconds = updates, seconds
         self.memory: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._memory_in_use = memory
+        self._next_memory = 0.0
         self.active = True
         self.steps: deque[list[float]] = deque(maxlen=WINDOW)
         self.places: dict[Place, tuple[int, float]] = {}
@@ -71,6 +76,7 @@ class Recorder:
         self.fetch_s = 0.0
         self.fetch_busy_s = 0.0
         self.has_workers = False
+        self._unplaced: dict[str, tuple[int, float]] = {}
         self.thread = threading.get_ident()
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
@@ -102,6 +108,7 @@ class Recorder:
         """Forget the steps so far: what is measured begins here."""
         self.steps.clear()
         self.places.clear()
+        self._unplaced.clear()
         self.memory.clear()
         self.events = self.passed = 0
         self._first = perf_counter()
@@ -141,12 +148,26 @@ class Recorder:
         if self._stack:
             self._stack[-1] = phase
 
-    def note(self, what: str, file: str, line: int, seconds: float) -> None:
+    def note(self, what: str, file: str, line: int, seconds: float, times: int = 1) -> None:
         """Remember what took how long at a line of the user's code."""
         place = (what, file, line)
         if place in self.places or len(self.places) < MAX_PLACES:
-            times, before = self.places.get(place, (0, 0.0))
-            self.places[place] = (times + 1, before + seconds)
+            so_far, before = self.places.get(place, (0, 0.0))
+            self.places[place] = (so_far + times, before + seconds)
+
+    def worth_a_look(self, what: str, seconds: float) -> tuple[int, float] | None:
+        """How often, and how long, a thing was done since its line was last looked for; None while that is too short.
+
+        To look through the stack for the user's line takes longer than a short phase that is noted at every step. So the
+        one that makes it a millisecond in all stands for those before it: each line is met as often as time is spent there.
+        """
+        times, before = self._unplaced.get(what, (0, 0.0))
+        found = (times + 1, before + seconds)
+        if found[1] < LOOK_S:
+            self._unplaced[what] = found
+            return None
+        self._unplaced.pop(what, None)
+        return found
 
     def before_step(self) -> None:
         """An optimizer begins its step."""
@@ -155,16 +176,12 @@ class Recorder:
         if self.takes():
             self.enter(OPTIMIZER)
 
-    def leave_step(self) -> None:
-        """An optimizer has stepped: what follows is the script's."""
-        if self.here():
-            self.leave(OTHER)
-
     def after_step(self, optimizer: Hashable) -> None:
         """An optimizer has stepped: the end of a step, if it is the one that steps most."""
         if not self.here():
             return
-        self.leave_step()
+        if self._stack:
+            self.leave(OTHER)
         place = self._lead.stepped(optimizer)
         if self._marked:
             return
@@ -189,9 +206,10 @@ class Recorder:
     def settle(self) -> list[float]:
         """Seconds by phase since the last step, with everything undecided put where it belongs."""
         current = self.current
-        for slot, phase in ((MAKING, OTHER), (GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER)):
-            current[phase] += current[slot]
-            current[slot] = 0.0
+        for slot, phase in _SETTLED:
+            if current[slot]:
+                current[phase] += current[slot]
+                current[slot] = 0.0
         return current[: len(PHASES)]
 
     def after_backward(self) -> None:
@@ -220,8 +238,9 @@ class Recorder:
             self.events = self.passed = 0
         else:
             self.steps.append(self.settle())
-            if self._memory_in_use is not None and self.num_steps % MEMORY_STEPS == 0:
+            if self._memory_in_use is not None and self.num_steps % MEMORY_STEPS == 0 and now >= self._next_memory:
                 self.memory.append((self.num_steps, self._memory_in_use()))
+                self._next_memory = now + MEMORY_S
             if self.num_steps == 1 + WARMUP_STEPS:
                 self.places.clear()
         self.current = [0.0] * NUM_SLOTS
@@ -232,9 +251,11 @@ class Recorder:
         """Give what was undecided to its phase, now that the next one is known."""
         current = self.current
         if phase != MAKING:
-            self.made_s = current[MAKING] if phase == LOGGING else 0.0
-            current[LOGGING if phase == LOGGING else self._before_making] += current[MAKING]
-            current[MAKING] = 0.0
+            making = current[MAKING]
+            self.made_s = making if phase == LOGGING else 0.0
+            if making:
+                current[LOGGING if phase == LOGGING else self._before_making] += making
+                current[MAKING] = 0.0
         if current[GAP] and phase != BACKWARD:
             current[OPTIMIZER if phase == OPTIMIZER else OTHER] += current[GAP]
             current[GAP] = 0.0

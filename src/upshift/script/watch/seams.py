@@ -35,6 +35,7 @@ from upshift.script.watch.record import (
     LOGGING,
     MOVED,
     OPTIMIZER,
+    OTHER,
     VALIDATION,
     Recorder,
 )
@@ -130,21 +131,24 @@ class Seams:
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         """An optimizer begins its step. Returns, as hooks do, its arguments with the closure timed, if it has one."""
-        if not self.recorder.active:
+        recorder = self.recorder
+        if not recorder.active:
             return None
         if self.trained.learn(optimizer):
             self._frameworks.install()
-        self.recorder.before_step()
-        self._optimizer_s = self.recorder.current[OPTIMIZER]
-        return with_timed_closure(self.recorder, optimizer, args, kwargs)
+        recorder.before_step()
+        self._optimizer_s = recorder.current[OPTIMIZER]
+        return with_timed_closure(recorder, optimizer, args, kwargs) if kwargs or len(args) > 1 else None
 
     def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has stepped."""
-        if self.recorder.active:
-            self.recorder.leave_step()
-            if self.recorder.here() and (line := users_line()) is not None:  # what a closure does is not the optimizer's
-                self.recorder.note("optimizer", *line, self.recorder.current[OPTIMIZER] - self._optimizer_s)
-            self.recorder.after_step(id(optimizer))
+        recorder = self.recorder
+        if recorder.here():
+            recorder.leave(OTHER)
+            seconds = recorder.current[OPTIMIZER] - self._optimizer_s  # what a closure does is not the optimizer's
+            if (worth := recorder.worth_a_look("optimizer", seconds)) is not None and (line := users_line()) is not None:
+                recorder.note("optimizer", *line, worth[1], worth[0])
+            recorder.after_step(id(optimizer))
 
     def _track(self, tracker: Tracker, owner: Any) -> None:
         """A tracker takes metrics: that is logging."""

@@ -1,0 +1,70 @@
+"""Run the loop of `steps.py` in a process that is watched in some of its turns, and not in the others.
+
+`toggled.py TURNS STEPS WARM` and then the arguments of `steps.py`. TURNS is a digit a turn, 1 where it is watched; a turn is
+STEPS steps, and the first begins after WARM of them. Seams are put on and taken off between two steps, as an attached
+process puts them on. After the last turn it goes on unwatched until it is ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from upshift.script.watch.fetch import Fetch
+from upshift.script.watch.growth import memory_in_use
+from upshift.script.watch.kinds import Trained
+from upshift.script.watch.record import Recorder
+from upshift.script.watch.seams import Seams
+
+
+class Toggle:
+    """Watches, or does not, as its turn says.
+
+    Args:
+        turns: Whether each is watched.
+        turn_steps: Steps of a turn.
+        warm_steps: Steps before the first.
+    """
+
+    def __init__(self, turns: list[bool], turn_steps: int, warm_steps: int) -> None:
+        self._turns, self._turn_steps, self._warm_steps = turns, turn_steps, warm_steps
+        self._count = 0
+        self._seams: Seams | None = None
+
+    def wrap(self, mark: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Around the note that a step has ended."""
+
+        def mark_and_toggle(notes: Any) -> None:
+            mark(notes)
+            self._count += 1
+            turn, rest = divmod(self._count - self._warm_steps, self._turn_steps)
+            if rest == 0 and turn >= 0:
+                self._watch(wanted=turn < len(self._turns) and self._turns[turn])
+
+        return mark_and_toggle
+
+    def _watch(self, *, wanted: bool) -> None:
+        if wanted and self._seams is None:
+            recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use)
+            self._seams = Seams(recorder, Fetch(recorder, Trained()))
+            self._seams.install()
+        elif not wanted and self._seams is not None:
+            self._seams.recorder.active = False
+            self._seams.remove()
+            self._seams = None
+
+
+def main() -> None:
+    """Train until somebody ends it."""
+    turns, turn_steps, warm_steps = sys.argv[1:4]
+    del sys.argv[1:4]
+    toggle = Toggle([digit == "1" for digit in turns], int(turn_steps), int(warm_steps))
+    steps: Any = importlib.import_module("steps")  # beside this file
+    steps.Notes.mark = toggle.wrap(steps.Notes.mark)
+    steps.main()
+
+
+if __name__ == "__main__":
+    main()
