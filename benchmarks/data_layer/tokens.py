@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.data_layer.sizes import WINDOW
 from benchmarks.data_layer.system import Epochs, System, identity
-from benchmarks.data_layer.text import ALL_BLOCKS, BATCH, shuffled
+from benchmarks.data_layer.text import ALL_BLOCKS, BATCH, copied_rows, shuffled
 from upshift.data import Stream
 
 
@@ -79,6 +79,13 @@ def by_hand(folder: Path) -> Epochs:
     return Epochs(lambda: (torch.from_numpy(table[np.array(indices)]) for indices in shuffled(len(table))))
 
 
+def copied(folder: Path) -> Epochs:
+    """Windows copied alone, by two threads."""
+    tokens = np.memmap(folder / "tokens.bin", np.uint16, "r")
+    table = tokens[: len(tokens) // WINDOW * WINDOW].reshape(-1, WINDOW)
+    return Epochs(lambda: copied_rows(table))
+
+
 def litdata(folder: Path, num_workers: int = 0) -> Iterable[Any]:
     """LitData's loader of tokens."""
     import litdata as package  # noqa: PLC0415  a rival, where it is installed
@@ -97,6 +104,9 @@ SYSTEMS: dict[str, System] = {
     "Upshift, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
     "Upshift, all mixed, 2 threads": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)),
     "NumPy by hand": System(open=by_hand, files=_FLAT, against="Upshift, all mixed, 2 threads", reference=True),
+    "windows copied alone, 2 threads": System(
+        open=copied, files=_FLAT, against="Upshift, all mixed, 2 threads", reference=True, bytes_alone=True
+    ),
     "DataLoader": System(open=loader, files=_FLAT, against="Upshift, all mixed, 2 threads"),
     "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Upshift, all mixed, 2 threads"),
     "DataLoader, listed __getitems__": System(open=loader_listed, files=_FLAT, against="Upshift, all mixed, 2 threads"),

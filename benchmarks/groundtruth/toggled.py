@@ -1,8 +1,9 @@
 """Run the loop of `steps.py` in a process that is watched in some of its turns, and not in the others.
 
 `toggled.py TURNS STEPS WARM` and then the arguments of `steps.py`. TURNS is a digit a turn, 1 where it is watched; a turn is
-STEPS steps, and the first begins after WARM of them. Seams are put on and taken off between two steps, as an attached
-process puts them on. After the last turn it goes on unwatched until it is ended.
+STEPS steps, and the first begins after WARM of them, which are watched: what is looked at once is over by then. Seams are
+put on and taken off between two steps, as an attached process puts them on. After the last turn it goes on unwatched until
+it is ended.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Toggle:
     def __init__(self, turns: list[bool], turn_steps: int, warm_steps: int) -> None:
         self._turns, self._turn_steps, self._warm_steps = turns, turn_steps, warm_steps
         self._count = 0
-        self._seams: Seams | None = None
+        self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use)
+        self._seams = Seams(self._recorder, Fetch(self._recorder, Trained()))
+        self._watching = False
+        self.watch(wanted=True)
 
     def wrap(self, mark: Callable[[Any], None]) -> Callable[[Any], None]:
         """Around the note that a step has ended."""
@@ -41,19 +45,19 @@ class Toggle:
             self._count += 1
             turn, rest = divmod(self._count - self._warm_steps, self._turn_steps)
             if rest == 0 and turn >= 0:
-                self._watch(wanted=turn < len(self._turns) and self._turns[turn])
+                self.watch(wanted=turn < len(self._turns) and self._turns[turn])
 
         return mark_and_toggle
 
-    def _watch(self, *, wanted: bool) -> None:
-        if wanted and self._seams is None:
-            recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use)
-            self._seams = Seams(recorder, Fetch(recorder, Trained()))
+    def watch(self, *, wanted: bool) -> None:
+        """Watch from here on, or no more."""
+        if wanted == self._watching:
+            return
+        self._watching = self._recorder.active = wanted
+        if wanted:
             self._seams.install()
-        elif not wanted and self._seams is not None:
-            self._seams.recorder.active = False
+        else:
             self._seams.remove()
-            self._seams = None
 
 
 def main() -> None:

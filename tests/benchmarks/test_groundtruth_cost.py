@@ -55,6 +55,14 @@ def test_a_cost_is_what_an_arm_takes_more_than_the_first() -> None:
     assert found[AGAIN] == {"cost_frac": pytest.approx(0.0), "low": pytest.approx(0.0), "high": pytest.approx(0.0)}
 
 
+def test_a_watched_turn_is_held_against_all_that_are_not() -> None:
+    one = [{"seconds": {UNWATCHED: [1.0], OURS: [1.2], AGAIN: [1.44]}}]
+    found = cost_of(ARMS, one)["arms"]
+    assert found[OURS]["cost_frac"] == pytest.approx(0.0)
+    assert found[AGAIN]["cost_frac"] == pytest.approx(0.44)
+    assert cost_of(ARMS[:2], one)["arms"][OURS]["cost_frac"] == pytest.approx(0.2)
+
+
 def test_one_round_has_no_interval() -> None:
     assert cost_of(ARMS, rounds(1.02))["arms"][OURS]["low"] is None
 

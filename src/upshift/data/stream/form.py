@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,13 +23,8 @@ def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
     Numbers become arrays or tensors without a copy. What is no block of numbers (text, lists of different lengths, columns
     with nulls) stays Arrow in every form: `to_pylist()` makes Python objects of it.
     """
-    columns = {name: values.made() if isinstance(values, Strings) else values for name, values in columns.items()}
-    if form == "arrow":
-        return {name: _arrow(values) for name, values in columns.items()}
-    numbers = {name: _numpy(values) for name, values in columns.items()}
-    if form == "numpy":
-        return numbers
-    return {name: torch.from_numpy(values) if isinstance(values, np.ndarray) else values for name, values in numbers.items()}
+    convert = _FORMED[form]
+    return {name: convert(values.made() if isinstance(values, Strings) else values) for name, values in columns.items()}
 
 
 def _arrow(values: Any) -> Any:
@@ -48,3 +43,11 @@ def _numpy(values: Any) -> Any:
     if pa.types.is_boolean(kind):
         return values.to_numpy(zero_copy_only=False)
     return values
+
+
+def _torch(values: Any) -> Any:
+    numbers = _numpy(values)
+    return torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else numbers
+
+
+_FORMED: Mapping[Form, Callable[[Any], Any]] = {"arrow": _arrow, "numpy": _numpy, "torch": _torch}

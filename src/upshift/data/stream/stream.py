@@ -174,8 +174,7 @@ class Stream(Batches):
             has_form = perf_counter()
             if self._transform is not None:
                 batch = self._transform(batch)
-            transform_s = perf_counter() - has_form
-            self._times.add(batches=1, samples=num_rows, form_s=has_form - started, transform_s=transform_s)
+            self._times.made(num_rows, has_form - started, perf_counter() - has_form)
             return batch
 
         return Maker(gather=gather, finish=finish, close=opened.close)

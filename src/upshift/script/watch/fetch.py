@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from time import perf_counter, thread_time
 from typing import Any
@@ -15,8 +16,8 @@ from upshift.script.watch.padding import Padding, cut_padding
 from upshift.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
 from upshift.script.watch.replay import Replay
 
-BUSY_ONE_IN = 4
-"""Of so many fetches one is asked how long its thread computed: that is a call of the system."""
+BUSY_FIRST, BUSY_ONE_IN = 16, 16
+"""The first fetches, and of so many later ones one, are asked how long their thread computed: a call of the system each."""
 
 
 class Fetch:
@@ -36,6 +37,7 @@ class Fetch:
         self.padding = padding or Padding()
         self._collate_s = 0.0
         self._fetches = 0
+        self._latest: Callable[[], Any] = lambda: None
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The seam around `__next__`."""
@@ -47,10 +49,12 @@ class Fetch:
                 return original(iterator)
             grad = torch.is_grad_enabled()
             self.trained.fetched_with_grad = grad
-            self._watch_collate(iterator)
+            if self._latest() is not iterator:
+                self._latest = weakref.ref(iterator)
+                self._watch_collate(iterator)
             self._collate_s = 0.0
             self._fetches += 1
-            asked = self._fetches % BUSY_ONE_IN == 1
+            asked = self._fetches <= BUSY_FIRST or self._fetches % BUSY_ONE_IN == 0
             busy_s = thread_time() if asked else 0.0
             recorder.enter(FETCHED)
             try:
@@ -74,11 +78,12 @@ class Fetch:
         return fetch_seam
 
     def _watch_collate(self, iterator: Any) -> None:
-        """Time the collate function of an iterator that works in this process; on the iterator's own fetcher."""
+        """Time the user's own collate function of an iterator that works in this process; on the iterator's own fetcher."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
-        if fetcher is None or getattr(fetcher.collate_fn, "upshift_seam", False):
+        collate = getattr(fetcher, "collate_fn", None)
+        line = line_of(collate)
+        if fetcher is None or collate is None or line is None or is_torchs(line[0]) or hasattr(collate, "upshift_seam"):
             return
-        collate = fetcher.collate_fn
 
         def collate_seam(samples: Any) -> Any:
             if not self.recorder.active:
@@ -91,22 +96,21 @@ class Fetch:
 
         collate_seam.upshift_seam = True  # type: ignore[attr-defined]
         collate_seam.upshift_collate = collate  # type: ignore[attr-defined]
-        collate_seam.line = line_of(collate)  # type: ignore[attr-defined]
+        collate_seam.line = line  # type: ignore[attr-defined]
         fetcher.collate_fn = collate_seam
 
     def _note(self, iterator: Any, seconds: float) -> None:
         """Where the time went: the user's data set, the user's collate function, or what torch does for the user's loop."""
-        fetcher = getattr(iterator, "_dataset_fetcher", None)
-        collate = getattr(getattr(fetcher, "collate_fn", None), "line", None)
-        if collate is not None and self._collate_s and not is_torchs(collate[0]):
-            self.recorder.note("collate", collate[0], collate[1], self._collate_s)
+        if self._collate_s:
+            file, line = iterator._dataset_fetcher.collate_fn.line  # noqa: SLF001 - torch's
+            self.recorder.note("collate", file, line, self._collate_s)
             seconds -= self._collate_s
         worth = self.recorder.worth_a_look("fetched", seconds)
         if worth is None:
             return
         times, seconds = worth
-        line = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
-        if line is not None:
-            self.recorder.note("dataset", *line, seconds, times)
+        reading = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        if reading is not None:
+            self.recorder.note("dataset", *reading, seconds, times)
         elif (loop := users_line()) is not None:
             self.recorder.note("loader", *loop, seconds, times)

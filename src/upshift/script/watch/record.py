@@ -28,6 +28,8 @@ _SETTLED = ((MAKING, OTHER), (GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DA
 WINDOW = 512
 MEMORY_STEPS, MEMORY_S = 4, 0.03
 """Memory is read after so many steps and seconds: amid a training loop a reading takes longer than all seams of a step."""
+MEMORY_SOON, MEMORY_LATER_S = 16, 0.5
+"""And after so many readings after so many seconds."""
 WARMUP_STEPS = 2
 """So many steps load, allocate and choose kernels: what they take is not typical."""
 MAX_PLACES = 256
@@ -121,7 +123,8 @@ class Recorder:
         self._mark = now
         stack.append(phase)
         self.events += 1
-        self._decide(phase)
+        if current[GAP] or current[TENTATIVE] or current[FETCHED] or current[MOVED] or current[MAKING] or self.made_s:
+            self._decide(phase)
         self.last = phase
 
     def leave(self, idle: int | None = None) -> float:
@@ -171,9 +174,8 @@ class Recorder:
 
     def before_step(self) -> None:
         """An optimizer begins its step."""
-        if self._stack and threading.get_ident() == self.thread:
+        if self.active and threading.get_ident() == self.thread:
             self._stack.clear()  # a step that raised never ended
-        if self.takes():
             self.enter(OPTIMIZER)
 
     def after_step(self, optimizer: Hashable) -> None:
@@ -240,7 +242,7 @@ class Recorder:
             self.steps.append(self.settle())
             if self._memory_in_use is not None and self.num_steps % MEMORY_STEPS == 0 and now >= self._next_memory:
                 self.memory.append((self.num_steps, self._memory_in_use()))
-                self._next_memory = now + MEMORY_S
+                self._next_memory = now + (MEMORY_S if len(self.memory) < MEMORY_SOON else MEMORY_LATER_S)
             if self.num_steps == 1 + WARMUP_STEPS:
                 self.places.clear()
         self.current = [0.0] * NUM_SLOTS

@@ -88,8 +88,7 @@ class Seams:
             put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
         starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
-        put(torch.autograd, "backward", functools.partial(_backward, recorder))
-        put(torch.Tensor, "backward", functools.partial(_backward, recorder))
+        put(torch.autograd, "backward", functools.partial(_backward, recorder))  # that of tensors calls it
         put(Optimizer, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
         put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
         put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
