@@ -43,6 +43,8 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "100ms": {"width": 1024, "depth": 4, "batch": 512},
 }
 """Of the script, for steps of about so long on two cores; how long they were is in the result."""
+STEP_S: Mapping[str, float] = {"2ms": 2e-3, "100ms": 0.1}
+"""A watch costs so much a step, however long that is: the figures of the score are shares of these."""
 WATCHED = """
 import sys
 from upshift.script.entry.launch import Watch, run_watched
@@ -54,7 +56,7 @@ TRACEML, TRACEML_MARKED = "traceml run", "traceml run, steps marked"
 CONFIDENCE = 0.95
 WARM_STEPS, WARM_S, START_LIMIT_S, RUN_LIMIT_S = 20, 2.0, 90.0, 600.0
 LEAST_STEPS, TRIES = 3, 5
-WARM_TURNS = 8
+WARM_TURNS = 6
 """Turns of steps before the first that is counted."""
 
 
@@ -105,7 +107,7 @@ class Between(Session):
 
 SESSIONS: Mapping[str, Inside | Between] = {
     "upshift": Inside(
-        arms=(UNWATCHED, OURS, AGAIN), steps={"2ms": 25, "100ms": 6}, turns={"2ms": 160, "100ms": 40}, rounds=6
+        arms=(UNWATCHED, OURS, AGAIN), steps={"2ms": 200, "100ms": 14}, turns={"2ms": 24, "100ms": 16}, rounds=6
     ),
     "traceml": Between(
         arms=(UNWATCHED, OURS, TRACEML, TRACEML_MARKED), turn_s={"2ms": 2.0, "100ms": 2.0}, turns={"2ms": 6, "100ms": 6},
@@ -234,11 +236,14 @@ def commands(size: str, traceml_path: Path | None, folder: Path) -> dict[str, li
 
 
 def measure_inside(session: Inside, size: str, number: int) -> Row:
-    """One round in one process: seconds a step, turn by turn, of each arm. The first steps of a turn do not count."""
+    """One round in one process: seconds a step, turn by turn, of each arm.
+
+    The first third of a turn does not count: Python adapts its code anew to what was put on or taken off.
+    """
     steps = session.steps[size]
     order = [arm for turn in range(session.turns[size]) for arm in in_turn(session.arms, number + turn)]
     watched = "".join(str(int(arm == OURS)) for arm in order)
-    warm, skipped = WARM_TURNS * steps, max(steps // 8, 2)
+    warm, skipped = WARM_TURNS * steps, steps // 3
     command = [sys.executable, str(TOGGLED), watched, str(steps), str(warm), *_sizes(size)]
     with tempfile.TemporaryDirectory(prefix="cost-") as name, Arm(command, Path(name)) as arm:
         ends = arm.run(warm + steps * len(order))
@@ -308,7 +313,8 @@ def cost_of(arms: Sequence[str], rounds: Sequence[Mapping[str, Any]]) -> Row:
     for arm in arms[1:]:
         base = first if arm == AGAIN else both
         ratios = [mine / plain for mine, plain in zip(level[arm], base, strict=True)]
-        row: Row = {"cost_frac": math.exp(fmean(map(math.log, ratios))) - 1.0, "low": None, "high": None}
+        frac = math.exp(fmean(map(math.log, ratios))) - 1.0
+        row: Row = {"cost_frac": frac, "cost_s": frac * median(base), "low": None, "high": None}
         if len(rounds) > 1:
             interval = paired_interval(level[arm], base, CONFIDENCE)
             row |= {"low": interval.low - 1.0, "high": interval.high - 1.0}
@@ -335,5 +341,8 @@ def own_cost(beside: Mapping[str, Any]) -> Row:
             if part:
                 sessions.setdefault(name, {})[size] = cost_of(part["arms"], part["rounds"])
     ours = sessions.get("upshift", {})
-    fracs = {f"own_cost_frac_{size}": ours[size]["arms"][OURS]["cost_frac"] if size in ours else None for size in SIZES}
+    fracs = {
+        f"own_cost_frac_{size}": ours[size]["arms"][OURS]["cost_s"] / STEP_S[size] if size in ours else None
+        for size in SIZES
+    }
     return {**fracs, "own_cost": sessions}

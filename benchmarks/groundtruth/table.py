@@ -61,14 +61,16 @@ def _cost(sessions: Mapping[str, Any]) -> list[str]:
     if not sessions:
         return []
     lines = [
-        "| step of the script | process beside it | takes longer by | 95 % interval | rounds |",
-        "|---|---|---|---|---|",
+        "| step of the script | beside unwatched ones | measured | takes longer by | 95 % interval | a step | rounds |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for sizes in sessions.values():
+    for session, sizes in sessions.items():
+        where = "in one process" if session == "upshift" else "between processes"
         for cost in sizes.values():
             for arm, row in cost["arms"].items():
                 interval = "-" if row["low"] is None else f"{row['low']:+.2%} to {row['high']:+.2%}"
-                cells = (f"{cost['step_ms']:.2f} ms", arm, f"{row['cost_frac']:+.2%}", interval, cost["rounds"])
+                longer = (f"{row['cost_frac']:+.2%}", interval, f"{row['cost_s'] * 1e6:+.0f} µs")
+                cells = (f"{cost['step_ms']:.2f} ms", arm, where, *longer, cost["rounds"])
                 lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return [*lines, ""]
 

@@ -32,7 +32,7 @@ class Toggle:
     def __init__(self, turns: list[bool], turn_steps: int, warm_steps: int) -> None:
         self._turns, self._turn_steps, self._warm_steps = turns, turn_steps, warm_steps
         self._count = 0
-        self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use)
+        self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use, rests=True)
         self._seams = Seams(self._recorder, Fetch(self._recorder, Trained()))
         self._watching = False
         self.watch(wanted=True)

@@ -20,11 +20,13 @@ from upshift.script.watch.record import (
     DATA,
     FETCHED,
     FORWARD,
+    FULL_ONE_IN,
     GAP,
     LOGGING,
     OPTIMIZER,
     OTHER,
     PHASES,
+    RESTS_FROM,
     TENTATIVE,
     VALIDATION,
     Recorder,
@@ -301,6 +303,52 @@ def test_what_is_passed_without_a_note_is_counted_and_costs(monkeypatch: pytest.
     recorder.passed *= 2
     monkeypatch.setattr("upshift.script.watch.record.passing_cost_s", lambda: 1e-6)
     assert report(recorder)["own_cost_frac"] == pytest.approx(16e-6 / sum(map(sum, recorder.steps)))
+
+
+def test_a_watch_that_rests_sees_one_step_of_four_and_everything_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, full, woken = 0.0, 0, 0
+    monkeypatch.setattr("upshift.script.watch.record.perf_counter", lambda: now)
+    recorder = Recorder(updates=0, seconds=0.0, rests=True)
+    places = 0
+    for step in range(400):
+        seen = not recorder.light
+        full += recorder.stands_for == FULL_ONE_IN
+        for phase, seconds, idle in ((FETCHED, 1.0, OTHER), (FORWARD, 2.0, FORWARD), (BACKWARD, 4.0, GAP)):
+            if seen:
+                recorder.enter(phase)
+            now += seconds
+            if seen:
+                recorder.leave(idle)
+        recorder.before_step()
+        now += 1.0
+        if found := recorder.worth_a_look("optimizer", 1.0):
+            places += found[0]
+        recorder.after_step("a")
+        if step % 7 == 3:  # an evaluation, at the beginning of the next step
+            woken += recorder.light
+            recorder.enter(VALIDATION)
+            now += 16.0
+            recorder.leave(VALIDATION)
+            assert not recorder.light
+            recorder.enter(FETCHED)
+            recorder.leave(OTHER)
+    steps = list(recorder.steps)
+    assert full == pytest.approx((400 - RESTS_FROM) / FULL_ONE_IN, rel=0.15)
+    assert woken > 30
+    assert places == pytest.approx(400, rel=0.15)
+    assert sum(map(sum, steps)) == pytest.approx(now, rel=0.03)  # the first step, and what follows the last, are no steps
+    total = {name: sum(step[at] for step in steps) for at, name in enumerate(PHASES)}
+    assert total["validation"] == 16.0 * 57
+    for name, seconds in (("data", 1), ("forward", 2), ("backward", 4), ("optimizer", 1)):
+        assert total[name] == pytest.approx(399 * seconds, rel=0.02), name
+
+
+def test_a_watch_that_does_not_rest_sees_every_step() -> None:
+    recorder = Recorder(updates=0, seconds=0.0)
+    for _ in range(3 * RESTS_FROM):
+        recorder.before_step()
+        recorder.after_step("a")
+        assert (recorder.light, recorder.stands_for) == (False, 1)
 
 
 def test_a_line_is_looked_for_once_a_millisecond_and_stands_for_what_went_before() -> None:

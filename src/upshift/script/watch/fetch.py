@@ -49,6 +49,9 @@ class Fetch:
                 return original(iterator)
             grad = torch.is_grad_enabled()
             self.trained.fetched_with_grad = grad
+            if recorder.light and grad:
+                recorder.passed += 1
+                return original(iterator)
             if self._latest() is not iterator:
                 self._latest = weakref.ref(iterator)
                 self._watch_collate(iterator)
@@ -103,7 +106,8 @@ class Fetch:
         """Where the time went: the user's data set, the user's collate function, or what torch does for the user's loop."""
         if self._collate_s:
             file, line = iterator._dataset_fetcher.collate_fn.line  # noqa: SLF001 - torch's
-            self.recorder.note("collate", file, line, self._collate_s)
+            if weight := self.recorder.stands_for:
+                self.recorder.note("collate", file, line, self._collate_s * weight, weight)
             seconds -= self._collate_s
         worth = self.recorder.worth_a_look("fetched", seconds)
         if worth is None:

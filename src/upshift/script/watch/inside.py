@@ -37,7 +37,8 @@ class Session:
         self.ends = config["mode"] != "observe"
         # Ranks stop together, after the same step: a rank that stopped by its own clock would leave the others waiting.
         seconds = 0.0 if config["ranked"] else config["seconds"]
-        self.recorder = Recorder(updates=config["updates"], seconds=seconds, memory=memory_in_use)
+        endless = not config["updates"] and not config["seconds"]
+        self.recorder = Recorder(updates=config["updates"], seconds=seconds, memory=memory_in_use, rests=endless)
         replay = Replay(self.recorder) if config["mode"] == "replay" else None
         self.padding = Padding(cuts=config["mode"] == "cut")
         self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding))

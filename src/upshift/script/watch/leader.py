@@ -23,6 +23,13 @@ class Leader:
         """Whether this one leads, or nobody does yet."""
         return self._leader is None or optimizer == self._leader
 
+    def steps_again(self, optimizer: Hashable) -> bool:
+        """Count a step of the leading optimizer where no other has stepped since its last; else nothing."""
+        if optimizer != self._leader or self._alone:
+            return False
+        self._counts[optimizer] += 1
+        return True
+
     def stepped(self, optimizer: Hashable) -> Place:
         """An optimizer has stepped: the leading one, one that takes its place, or another one beside it."""
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1

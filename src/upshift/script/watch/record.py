@@ -32,6 +32,13 @@ MEMORY_SOON, MEMORY_LATER_S = 16, 0.5
 """And after so many readings after so many seconds."""
 WARMUP_STEPS = 2
 """So many steps load, allocate and choose kernels: what they take is not typical."""
+RESTS_FROM, FULL_ONE_IN = 64, 4
+"""A watch that rests looks at every phase of the first steps, and then of about one step in so many."""
+FULL_STEPS = 16
+"""What a step has is told by about so many of the last that were looked at."""
+_SCATTER = 2654435761
+"""Times the number of a step (Knuth's multiplicative hash): the steps that are looked at follow no period of the script."""
+_RARE = (LOGGING, VALIDATION, CHECKPOINT)
 MAX_PLACES = 256
 LOOK_S = 0.001
 """Seconds that are worth a look at the stack for the line that took them."""
@@ -49,9 +56,13 @@ class Recorder:
         updates: Stop after so many steps; 0 is never.
         seconds: Stop after so many seconds from the first step on.
         memory: Tells the bytes in use, and is asked every few steps.
+        rests: Look at what each step has in about one step of four, once there were some. All others are timed as a whole,
+            and divided as those are. An evaluation, a checkpoint, or anything logged is timed whenever it happens.
 
     Attributes:
         active: Whether anything is still noted.
+        light: Whether what each step has passes unseen now.
+        stands_for: For so many steps this one tells where time goes that every step spends.
         steps: Seconds of each phase, for the last steps.
         places: Place -> (times, seconds).
         memory: Numbers of steps, and bytes in use after them.
@@ -65,12 +76,23 @@ class Recorder:
         has_workers: Whether batches came from loader workers.
     """
 
-    def __init__(self, *, updates: int = 200, seconds: float = 20.0, memory: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        updates: int = 200,
+        seconds: float = 20.0,
+        memory: Callable[[], int] | None = None,
+        rests: bool = False,
+    ) -> None:
         self.updates, self.seconds = updates, seconds
         self.memory: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._memory_in_use = memory
         self._next_memory = 0.0
         self.active = True
+        self.light, self.stands_for, self._rests = False, 1, rests
+        self._unseen_s = 0.0
+        self._usual = [0.0] * len(PHASES)
+        self._shares = list(self._usual)
         self.steps: deque[list[float]] = deque(maxlen=WINDOW)
         self.places: dict[Place, tuple[int, float]] = {}
         self.events = self.passed = 0
@@ -118,6 +140,9 @@ class Recorder:
     def enter(self, phase: int) -> None:
         """Begin a phase."""
         now = perf_counter()
+        if self.light:  # something rare: from here on this step is looked at
+            self._pass_unseen(now)
+            self.light = False
         stack, current = self._stack, self.current
         current[stack[-1] if stack else self.idle] += now - self._mark
         self._mark = now
@@ -165,8 +190,8 @@ class Recorder:
         one that makes it a millisecond in all stands for those before it: each line is met as often as time is spent there.
         """
         times, before = self._unplaced.get(what, (0, 0.0))
-        found = (times + 1, before + seconds)
-        if found[1] < LOOK_S:
+        found = (times + self.stands_for, before + seconds * self.stands_for)
+        if found[1] < LOOK_S or not self.stands_for:
             self._unplaced[what] = found
             return None
         self._unplaced.pop(what, None)
@@ -174,7 +199,7 @@ class Recorder:
 
     def before_step(self) -> None:
         """An optimizer begins its step."""
-        if self.active and threading.get_ident() == self.thread:
+        if self.active and not self.light and threading.get_ident() == self.thread:
             self._stack.clear()  # a step that raised never ended
             self.enter(OPTIMIZER)
 
@@ -191,6 +216,21 @@ class Recorder:
             self._end_step()
         elif place == "takes over":
             self.current = [0.0] * NUM_SLOTS
+            self._unseen_s = 0.0
+
+    def after_light_step(self, optimizer: Hashable) -> None:
+        """The same where nothing of the step was looked at: in one go, since even this costs."""
+        if not self.here():
+            return
+        if self._marked or not self._lead.steps_again(optimizer):
+            self.after_step(optimizer)
+            return
+        now = perf_counter()
+        unseen_s, self._unseen_s, self._mark = self._unseen_s + now - self._mark, 0.0, now
+        self.steps.append([unseen_s * share for share in self._shares])
+        self.num_steps += 1
+        if self.num_steps * _SCATTER % 2**32 < 2**32 // FULL_ONE_IN:
+            self.light, self.stands_for = False, FULL_ONE_IN
 
     def mark(self) -> None:
         """The loop says that a step ends here; from its first word on, optimizers end none."""
@@ -201,8 +241,10 @@ class Recorder:
             self.steps.clear()
             self._first = None
             self.num_steps = 0
-        self.enter(OPTIMIZER)
-        self.leave(OTHER)
+            self.light, self.stands_for = False, 1
+        if not self.light:
+            self.enter(OPTIMIZER)
+            self.leave(OTHER)
         self._end_step()
 
     def settle(self) -> list[float]:
@@ -239,15 +281,41 @@ class Recorder:
             self._first = now
             self.events = self.passed = 0
         else:
-            self.steps.append(self.settle())
+            self.steps.append(self._divided(now))
             if self._memory_in_use is not None and self.num_steps % MEMORY_STEPS == 0 and now >= self._next_memory:
                 self.memory.append((self.num_steps, self._memory_in_use()))
                 self._next_memory = now + (MEMORY_S if len(self.memory) < MEMORY_SOON else MEMORY_LATER_S)
             if self.num_steps == 1 + WARMUP_STEPS:
                 self.places.clear()
         self.current = [0.0] * NUM_SLOTS
+        if self._rests and self.num_steps >= RESTS_FROM:
+            self.light = self.num_steps * _SCATTER % 2**32 >= 2**32 // FULL_ONE_IN
+            self.stands_for = 0 if self.light else FULL_ONE_IN
         if (self.updates and len(self.steps) >= self.updates) or (self.seconds and now - self._first > self.seconds):
             self.stop()
+
+    def _pass_unseen(self, now: float) -> None:
+        """The time since the last mark was of what each step has."""
+        self._unseen_s += now - self._mark
+        self._mark = now
+
+    def _divided(self, now: float) -> list[float]:
+        """Seconds by phase of the step that has ended; what passed unseen is divided as it usually is."""
+        if self.light:
+            self._pass_unseen(now)
+        step = self.settle()
+        unseen_s, self._unseen_s = self._unseen_s, 0.0
+        if unseen_s:
+            return [seconds + unseen_s * share for seconds, share in zip(step, self._shares, strict=True)]
+        if self._rests:
+            kept = 1.0 - 1.0 / FULL_STEPS
+            self._usual = [
+                kept * before + (0.0 if phase in _RARE else seconds)
+                for phase, (before, seconds) in enumerate(zip(self._usual, step, strict=True))
+            ]
+            usual_s = sum(self._usual) or 1.0
+            self._shares = [seconds / usual_s for seconds in self._usual]
+        return step
 
     def _decide(self, phase: int) -> None:
         """Give what was undecided to its phase, now that the next one is known."""

@@ -131,7 +131,7 @@ class Seams:
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         """An optimizer begins its step. Returns, as hooks do, its arguments with the closure timed, if it has one."""
         recorder = self.recorder
-        if not recorder.active:
+        if not recorder.active or recorder.light:
             return None
         if self.trained.learn(optimizer):
             self._frameworks.install()
@@ -142,7 +142,9 @@ class Seams:
     def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has stepped."""
         recorder = self.recorder
-        if recorder.here():
+        if recorder.light:
+            recorder.after_light_step(id(optimizer))
+        elif recorder.here():
             recorder.leave(OTHER)
             seconds = recorder.current[OPTIMIZER] - self._optimizer_s  # what a closure does is not the optimizer's
             if (worth := recorder.worth_a_look("optimizer", seconds)) is not None and (line := users_line()) is not None:
@@ -172,7 +174,7 @@ class Seams:
 def _timed(recorder: Recorder, phase: int, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def timed_seam(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.free():
+        if recorder.light or not recorder.free():
             return original(*args, **kwargs)
         recorder.enter(phase)
         try:
@@ -215,7 +217,7 @@ def _synced(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
 def _backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward_seam(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.takes():
+        if recorder.light or not recorder.takes():
             return original(*args, **kwargs)
         recorder.enter(BACKWARD)
         try:
@@ -235,7 +237,7 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward_seam(*args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if inside or not recorder.takes():
+        if inside or (recorder.light and torch.is_grad_enabled() and args[0].training) or not recorder.takes():
             if not recorder.active:
                 seams.remove()
             recorder.passed += 1
@@ -284,7 +286,7 @@ def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
 
     @functools.wraps(original)
     def move_seam(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.free():
+        if not recorder.free() or (recorder.light and torch.is_grad_enabled()):
             recorder.passed += 1
             return original(*args, **kwargs)
         recorder.enter(MOVED)
@@ -297,8 +299,9 @@ def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
         finally:
             seconds = recorder.leave()
             line = calling_line()
-            if line is not None and seconds > 0:
-                recorder.note(f".{name}()", *line, seconds)
+            weight = recorder.stands_for if torch.is_grad_enabled() else 1
+            if line is not None and seconds > 0 and weight:
+                recorder.note(f".{name}()", *line, seconds * weight, weight)
 
     return move_seam
 

@@ -51,7 +51,7 @@ class Watched:
         self.applied: tuple[str, ...] = ()
         self.failures: dict[str, str] = {}
         self._json = json
-        self._recorder = Recorder(updates=0, seconds=0.0)
+        self._recorder = Recorder(updates=0, seconds=0.0, rests=True)
         self._seams: Seams | None = None
         self._host: Host | None = None
         self._seen: dict[str, Any] | None = None
@@ -142,7 +142,7 @@ class Watched:
         )
 
     def _begin(self) -> None:
-        self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use)  # of this thread, from now on
+        self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use, rests=True)  # of this thread, from now on
         self._seams = Seams(self._recorder, Fetch(self._recorder, Trained()))
         if self.plan.names:
             self._host = Host(self.plan)
