@@ -1,13 +1,13 @@
 """What watching a script costs it: the same loop watched and not watched, in turns.
 
-Two processes of one script differ by more than watching costs: of two unwatched ones that were started one after the other,
-the second's steps of 2 ms were 13 % shorter over six rounds. So ours is put on and taken off in one process, between two
-steps. Two thirds of the turns are unwatched, and what these two differ by shows what the figure is worth. Turns go forwards
-and backwards (AB BA). The unit is a round, which is a fresh process.
+Two processes of one script differ by more than watching costs: of two unwatched ones the second's steps of 2 ms were 13 %
+shorter over six rounds. So ours is put on and taken off in one process, between two steps. Two thirds of the turns are
+unwatched, and what these two differ by shows what the figure is worth. Turns go forwards and backwards (AB BA). The unit is
+a round, which is a fresh process.
 
 TraceML cannot be taken off. It is measured between processes, and ours once more beside it: every process is frozen but one,
 and the order of starting goes round with the rounds. TraceML wakes every two seconds by its own clock, whether its processes
-were frozen or not: turns are that long. Those intervals are wide.
+were frozen or not: turns are that long. What these figures are worth is seen from ours, which has both.
 
 Every step is judged by the times that the script itself notes at the end of each, so what happened while it was frozen is in
 none of them.

@@ -225,6 +225,11 @@ def test_rows_come_from_s3(folder: Path, tmp_path: Path) -> None:
         s3.stop()
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.slow
 def test_s3_that_stands_still_for_a_while_loses_nothing(folder: Path, tmp_path: Path) -> None:
     s3fs, moto = pytest.importorskip("s3fs"), [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
@@ -235,7 +240,7 @@ def test_s3_that_stands_still_for_a_while_loses_nothing(folder: Path, tmp_path: 
     with subprocess.Popen([*moto, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             until = time.monotonic() + 60
-            while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < until:
+            while not answers(port) and time.monotonic() < until:
                 time.sleep(0.1)
             options = {
                 "key": "test",

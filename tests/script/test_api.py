@@ -184,6 +184,38 @@ def test_steps_without_an_optimizer_are_marked() -> None:
     assert {name for name, share in found["phases"].items() if share} >= {"forward", "backward", "optimizer"}
 
 
+def test_a_long_watch_rests_and_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> tuple[float, dict[str, float], dict[str, int], int]:
+        steps, rested, ends = 0, 0, list[float]()
+
+        def each(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
+            nonlocal steps, rested
+            steps += 1
+            ends.append(time.perf_counter())
+            rested += watched._recorder.light
+            if steps % 20 == 0:
+                with torch.no_grad():
+                    model.eval()(torch.zeros(4096, 8))
+                model.train()
+
+        with upshift.attach() as watched:
+            train(0.0005, epochs=40, each=each)
+        times = {place[0]: count for place, (count, _) in watched._recorder.places.items()}
+        whole = sum(map(sum, watched._recorder.steps))
+        assert whole == pytest.approx(ends[-1] - ends[0], rel=0.05)
+        return whole, watched.phases(), times, rested
+
+    _, rests, times, rested = seen()
+    monkeypatch.setattr("upshift.script.watch.record.RESTS_FROM", 10**9)
+    _, full, all_times, never = seen()
+    assert never == 0
+    assert rested > 100
+    assert times["validation"] == all_times["validation"] == 12
+    assert full["data"] > 0.7
+    assert rests == pytest.approx(full, abs=0.1)
+    assert times["dataset"] == pytest.approx(all_times["dataset"], rel=0.25)
+
+
 def test_marks_stand_above_the_steps_of_optimizers() -> None:
     calls = iter(range(100))
     with upshift.attach() as watched:
