@@ -35,19 +35,19 @@ def headline(result: Result) -> str:
 def detection(result: Result) -> str:
     """All that docs/detection.md tells: what learning came to, the wishes one by one, and others side by side."""
     parts = result["parts"]
-    lines = ["", *_measured(result)]
+    lines: list[str] = []
     if learnt := parts.get("detection-learn"):
         lines += [_learnt(learnt, "blood cells (BCCD: 205 pictures, 87 held out)"), ""]
     if trained := parts.get("detection-train"):
         lines += [_proof(trained), "", wishes_table(report(trained["evidence"]))]
     lines += _rivals(parts.get("detection-rivals"))
-    return "\n".join(lines)
+    return _page(result, lines)
 
 
 def ocr(result: Result) -> str:
     """All that docs/ocr.md tells: what learning came to, training, validation, target maps, and others side by side."""
     parts = result["parts"]
-    lines = ["", *_measured(result)]
+    lines: list[str] = []
     if learnt := parts.get("ocr-learn"):
         lines += [_learnt(learnt, "receipts (SROIE: 80 scans, 40 held out)"), ""]
     if trained := parts.get("ocr-train"):
@@ -57,11 +57,14 @@ def ocr(result: Result) -> str:
     if maps := parts.get("maps"):
         lines += _maps(maps)
     lines += _rivals(parts.get("ocr-rivals"))
-    return "\n".join(lines)
+    return _page(result, lines)
 
 
-def _measured(result: Result) -> list[str]:
-    return [f"Measured on {result['machine']} with `{result['command']}`:", ""]
+def _page(result: Result, lines: list[str]) -> str:
+    """What was measured of a recipe, with the machine; or that nothing was yet."""
+    if not lines:
+        return f"\nNot measured yet: `{result['command']}`.\n"
+    return "\n".join(["", f"Measured on {result['machine']} with `{result['command']}`:", "", *lines])
 
 
 def _learnt(part: Result, what: str) -> str:

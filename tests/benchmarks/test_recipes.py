@@ -75,3 +75,9 @@ def test_the_tables_tell_each_part_and_a_goal_that_was_missed() -> None:
     assert "| naive | 1.20x (1.10 to 1.30) | 2.00x (1.90 to 2.10) |" in ocr
     nothing = {**figures({}), "parts": {}, "machine": "a machine", "command": "python -m benchmarks recipes"}
     assert "|" not in table.detection(nothing) + table.ocr(nothing)
+
+
+def test_a_page_of_which_nothing_was_measured_says_so() -> None:
+    result = {**figures({}), "machine": "a machine", "command": "measure", "parts": {"maps": found()["maps"]}}
+    assert table.detection(result) == "\nNot measured yet: `measure`.\n"
+    assert "Measured on a machine with `measure`:" in table.ocr(result)
