@@ -20,7 +20,6 @@ from upshift.script.watch.record import (
     DATA,
     FETCHED,
     FORWARD,
-    FULL_ONE_IN,
     GAP,
     LOGGING,
     OPTIMIZER,
@@ -32,6 +31,7 @@ from upshift.script.watch.record import (
     Recorder,
     report,
 )
+from upshift.script.watch.rest import FULL_ONE_IN, Usual, is_light
 from upshift.script.watch.seams import Seams
 
 NAMES = list(PHASES)
@@ -341,6 +341,22 @@ def test_a_watch_that_rests_sees_one_step_of_four_and_everything_rare(monkeypatc
     assert total["validation"] == 16.0 * 57
     for name, seconds in (("data", 1), ("forward", 2), ("backward", 4), ("optimizer", 1)):
         assert total[name] == pytest.approx(399 * seconds, rel=0.02), name
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 8, 16])
+def test_the_steps_that_are_looked_at_follow_no_period(period: int) -> None:
+    for at in range(period):
+        seen = [not is_light(step) for step in range(64 + at, 6400, period)]
+        assert sum(seen) / len(seen) == pytest.approx(1 / FULL_ONE_IN, abs=0.06)
+
+
+def test_one_long_step_does_not_decide_what_is_usual() -> None:
+    usual = Usual(3, rare=(2,))
+    usual.learn([0.0, 1000.0, 5.0])
+    for _ in range(64):
+        usual.learn([1.0, 1.0, 0.0])
+    assert usual.divided(8.0) == pytest.approx([4.0, 4.0, 0.0], rel=0.02)
+    assert sum(Usual(3, rare=()).divided(8.0)) == 0.0  # nothing is known yet
 
 
 def test_a_watch_that_does_not_rest_sees_every_step() -> None:

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from upshift.script.watch.leader import Leader
+from upshift.script.watch.rest import FULL_ONE_IN, Usual, is_light
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other")
 DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, OTHER = range(9)
@@ -32,12 +33,8 @@ MEMORY_SOON, MEMORY_LATER_S = 16, 0.5
 """And after so many readings after so many seconds."""
 WARMUP_STEPS = 2
 """So many steps load, allocate and choose kernels: what they take is not typical."""
-RESTS_FROM, FULL_ONE_IN = 64, 4
-"""A watch that rests looks at every phase of the first steps, and then of about one step in so many."""
-FULL_STEPS = 16
-"""What a step has is told by about so many of the last that were looked at."""
-_SCATTER = 2654435761
-"""Times the number of a step (Knuth's multiplicative hash): the steps that are looked at follow no period of the script."""
+RESTS_FROM = 64
+"""A watch that rests looks at every phase of so many steps first."""
 _RARE = (LOGGING, VALIDATION, CHECKPOINT)
 MAX_PLACES = 256
 LOOK_S = 0.001
@@ -91,8 +88,7 @@ class Recorder:
         self.active = True
         self.light, self.stands_for, self._rests = False, 1, rests
         self._unseen_s = 0.0
-        self._usual = [0.0] * len(PHASES)
-        self._shares = list(self._usual)
+        self._usual = Usual(len(PHASES), _RARE)
         self.steps: deque[list[float]] = deque(maxlen=WINDOW)
         self.places: dict[Place, tuple[int, float]] = {}
         self.events = self.passed = 0
@@ -227,9 +223,9 @@ class Recorder:
             return
         now = perf_counter()
         unseen_s, self._unseen_s, self._mark = self._unseen_s + now - self._mark, 0.0, now
-        self.steps.append([unseen_s * share for share in self._shares])
+        self.steps.append(self._usual.divided(unseen_s))
         self.num_steps += 1
-        if self.num_steps * _SCATTER % 2**32 < 2**32 // FULL_ONE_IN:
+        if not is_light(self.num_steps):
             self.light, self.stands_for = False, FULL_ONE_IN
 
     def mark(self) -> None:
@@ -289,7 +285,7 @@ class Recorder:
                 self.places.clear()
         self.current = [0.0] * NUM_SLOTS
         if self._rests and self.num_steps >= RESTS_FROM:
-            self.light = self.num_steps * _SCATTER % 2**32 >= 2**32 // FULL_ONE_IN
+            self.light = is_light(self.num_steps)
             self.stands_for = 0 if self.light else FULL_ONE_IN
         if (self.updates and len(self.steps) >= self.updates) or (self.seconds and now - self._first > self.seconds):
             self.stop()
@@ -306,15 +302,9 @@ class Recorder:
         step = self.settle()
         unseen_s, self._unseen_s = self._unseen_s, 0.0
         if unseen_s:
-            return [seconds + unseen_s * share for seconds, share in zip(step, self._shares, strict=True)]
+            return [seconds + more for seconds, more in zip(step, self._usual.divided(unseen_s), strict=True)]
         if self._rests:
-            kept = 1.0 - 1.0 / FULL_STEPS
-            self._usual = [
-                kept * before + (0.0 if phase in _RARE else seconds)
-                for phase, (before, seconds) in enumerate(zip(self._usual, step, strict=True))
-            ]
-            usual_s = sum(self._usual) or 1.0
-            self._shares = [seconds / usual_s for seconds in self._usual]
+            self._usual.learn(step)
         return step
 
     def _decide(self, phase: int) -> None:

@@ -237,7 +237,7 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward_seam(*args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if inside or (recorder.light and torch.is_grad_enabled() and args[0].training) or not recorder.takes():
+        if inside or (recorder.light and torch.is_grad_enabled() and _trains(args[0])) or not recorder.takes():
             if not recorder.active:
                 seams.remove()
             recorder.passed += 1
@@ -259,6 +259,10 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
                 recorder.note("validation", *line, seconds)
 
     return forward_seam
+
+
+def _trains(module: Any) -> bool:
+    return bool(getattr(module, "training", False))
 
 
 def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
