@@ -31,7 +31,7 @@ class Usual:
         self._shares = list(self._sums)
 
     def learn(self, step: Sequence[float]) -> None:
-        """Take in the seconds by phase of a step that was looked at; its shares count, so that no long one outweighs others."""
+        """Take in the seconds by phase of a step that was looked at: its shares, so that no long step outweighs others."""
         usual = [0.0 if phase in self._rare else seconds for phase, seconds in enumerate(step)]
         whole_s = sum(usual)
         if whole_s > 0:
