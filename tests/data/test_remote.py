@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,24 +200,27 @@ def test_a_killed_reader_leaves_a_cache_that_serves(server: FileServer, tmp_path
     read_all(f"{server.url}/store", tmp_path)
 
 
+def laid_in_a_bucket(folder: Path, url: str) -> dict[str, Any]:
+    """Put the store into a bucket of an S3 server; what it takes to read it there."""
+    import s3fs
+
+    endpoint = {"endpoint_url": url, "region_name": "us-west-1"}
+    options = {"key": "test", "secret": "test", "client_kwargs": endpoint}
+    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    system.mkdir("bucket", LocationConstraint="us-west-1")
+    system.put(str(folder / "store"), "bucket/", recursive=True)
+    return options
+
+
 @pytest.mark.slow
 def test_rows_come_from_s3(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("s3fs")
     moto = pytest.importorskip("moto.server")
-    import s3fs
-
     s3 = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     s3.start()
     try:
         host, port = s3.get_host_and_port()
-        options = {
-            "key": "test",
-            "secret": "test",
-            "client_kwargs": {"endpoint_url": f"http://{host}:{port}", "region_name": "us-west-1"},
-        }
-        system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
-        system.mkdir("bucket", LocationConstraint="us-west-1")
-        system.put(str(folder / "store"), "bucket/", recursive=True)
+        options = laid_in_a_bucket(folder, f"http://{host}:{port}")
         store = Store(Url("s3://bucket/store", options=options, cache_dir=tmp_path, patience=QUICK))
         assert ids(Stream(store, batch_size=100, seed=1)) == ids(Stream(folder / "store", batch_size=100, seed=1))
         with pytest.raises(DataError, match="s3://bucket/other is no store"):
@@ -232,8 +236,9 @@ def answers(port: int) -> bool:
 
 @pytest.mark.slow
 def test_s3_that_stands_still_for_a_while_loses_nothing(folder: Path, tmp_path: Path) -> None:
-    s3fs, moto = pytest.importorskip("s3fs"), [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
+    pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
+    moto = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -242,14 +247,7 @@ def test_s3_that_stands_still_for_a_while_loses_nothing(folder: Path, tmp_path: 
             until = time.monotonic() + 60
             while not answers(port) and time.monotonic() < until:
                 time.sleep(0.1)
-            options = {
-                "key": "test",
-                "secret": "test",
-                "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-west-1"},
-            }
-            system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
-            system.mkdir("bucket", LocationConstraint="us-west-1")
-            system.put(str(folder / "store"), "bucket/", recursive=True)
+            options = laid_in_a_bucket(folder, f"http://127.0.0.1:{port}")
             patience = Patience(answer_s=0.5, gone_s=60)
             store = Store(Url("s3://bucket/store", options=options, cache_dir=tmp_path, patience=patience))
             seen = []
