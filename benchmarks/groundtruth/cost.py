@@ -50,7 +50,7 @@ import sys
 from upshift.script.entry.launch import Watch, run_watched
 sys.exit(run_watched(sys.argv[1:], Watch(mode="observe", updates=0, seconds=0.0)).code)
 """
-"""Watches to the end: every seam of a profiling run, for as long as the script runs."""
+"""Watches to the end, with every seam of a profiling run; after its first steps it rests (`upshift.script.watch.rest`)."""
 UNWATCHED, AGAIN, OURS = "unwatched", "unwatched again", "watched by upshift"
 TRACEML, TRACEML_MARKED = "traceml run", "traceml run, steps marked"
 CONFIDENCE = 0.95

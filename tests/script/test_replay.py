@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from upshift.script.watch.fetch import Fetch
 from upshift.script.watch.kinds import Trained
@@ -78,4 +79,23 @@ def test_another_loader_and_an_evaluation_are_left_alone(watched: Seams) -> None
         epoch = iter(other)
         assert multiprocessing.active_children()
         del epoch
+    assert watched.recorder.active
+
+
+def test_a_loader_within_a_data_set_that_was_watched_before_breaks_nothing(watched: Seams) -> None:
+    def collated(samples: list[Rows]) -> Rows:
+        time.sleep(0.001)
+        return (torch.stack([row for (row,) in samples]),)
+
+    inner = iter(DataLoader(TensorDataset(torch.arange(8)), batch_size=2, collate_fn=collated))
+    next(inner)
+
+    class Outer(Dataset[Rows]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Rows:
+            return next(inner)
+
+    assert [int(row) for (batch,) in DataLoader(Outer(), batch_size=None) for row in batch][:2] == [2, 3]
     assert watched.recorder.active

@@ -104,10 +104,11 @@ class Fetch:
 
     def _note(self, iterator: Any, seconds: float) -> None:
         """Where the time went: the user's data set, the user's collate function, or what torch does for the user's loop."""
-        if self._collate_s:
-            file, line = iterator._dataset_fetcher.collate_fn.line  # noqa: SLF001 - torch's
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        line = getattr(getattr(fetcher, "collate_fn", None), "line", None) if self._collate_s else None
+        if line is not None:  # else a loader within this one's data set was watched before
             if weight := self.recorder.stands_for:
-                self.recorder.note("collate", file, line, self._collate_s * weight, weight)
+                self.recorder.note("collate", line[0], line[1], self._collate_s * weight, weight)
             seconds -= self._collate_s
         worth = self.recorder.worth_a_look("fetched", seconds)
         if worth is None:
