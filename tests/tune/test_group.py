@@ -55,6 +55,7 @@ def test_a_group_answers_as_one_process_does(tmp_path: Path) -> None:
         assert all(check["passed"] for check in checks), checks
         assert trial.call("gradients", batches=3, path=str(tmp_path / "rows.npy"))["rows"] == 5
         assert (tmp_path / "rows.npy").exists()
+        assert trial.call("settle", updates=3, seconds=9.0, path=str(tmp_path / "weights.pt")) == {"updates": 0}
         assert trial.call("validate", max_batches=None)["metrics"]["loss"] > 0.0
         assert trial.call("memory", reset=False)["peak_bytes"] > 2 << 20
 

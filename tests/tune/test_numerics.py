@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from upshift.tune.proof.numerics import (
     MIN_UPDATES,
     Rows,
+    Settled,
     UpdateSample,
     gradient_error,
     judge_exact,
@@ -99,6 +101,33 @@ def test_rounding_passes_for_tiny_noise() -> None:
 def test_rounding_fails_for_garbage_gradients_though_the_losses_agree(spoil: Any) -> None:
     base = gradients()
     assert judge_rounding(CURVE, CURVE, [OTHER], base, spoil(base)).verdict == "failed"
+
+
+def test_gradients_that_are_chaotic_in_a_fresh_network_are_looked_at_a_little_later() -> None:
+    base, chaos = gradients(), gradients(seed=9)
+    near = base * np.float32(1.001)
+    calm = judge_rounding(CURVE, CURVE, [OTHER], base, chaos, settled=lambda: Settled(base, near, 64))
+    assert calm.verdict == "passed"
+    assert "at the initial weights" in calm.why
+    assert "after 64 updates" in calm.why
+    broken = np.full_like(base, math.nan)
+    for later in (chaos, -base, np.zeros_like(base), broken):
+        pair = Settled(base, later, 64)
+        assert judge_rounding(CURVE, CURVE, [OTHER], base, chaos, settled=partial(_same, pair)).verdict == "failed"
+    assert judge_rounding(CURVE, CURVE, [OTHER], base, chaos, settled=lambda: None).verdict == "failed"
+
+
+def _same(pair: Settled) -> Settled:
+    return pair
+
+
+def test_nobody_trains_on_for_a_change_that_is_refused_or_passed_anyway() -> None:
+    def settled() -> Settled:
+        raise AssertionError("asked for")
+
+    base, moved = gradients(), [loss + 0.5 for loss in CURVE]
+    assert judge_rounding(CURVE, moved, [OTHER], base, gradients(seed=9), settled=settled).verdict == "failed"
+    assert judge_rounding(CURVE, CURVE, [OTHER], base, base, settled=settled).verdict == "passed"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -19,6 +19,7 @@ from upshift.core.optimization import Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, paired_interval
 from upshift.optimizations import catalogue
+from upshift.tune.climb.resident import Resident
 from upshift.tune.climb.screen import (
     FUTILE_TURNS,
     LOUD_FRAC,
@@ -26,7 +27,6 @@ from upshift.tune.climb.screen import (
     MAX_RETAKES,
     SLICES,
     TURNS,
-    Resident,
     Screen,
     Screening,
     aa_departure,

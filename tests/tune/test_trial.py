@@ -9,9 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from tests.tune.jobs import children, is_running, write_job
 from upshift.core.errors import TrialError
@@ -225,6 +228,29 @@ def worker_pids(trial: Trial) -> list[int]:
 
 def with_workers() -> Plan:
     return Plan.from_dict({"loader_workers": {"num_workers": 1}}, catalogue())
+
+
+def test_gradients_are_sampled_at_weights_that_another_trial_trained_to(tmp_path: Path) -> None:
+    setting, weights = setting_of(tmp_path), tmp_path / "weights.pt"
+    with Trial(setting, Plan()) as base, Trial(setting, Plan.from_dict({"zero_grad_to_none": {}}, catalogue())) as other:
+        fresh = gradients_of(base, tmp_path)
+        losses = base.call("run", updates=6)["losses"]
+        assert base.call("settle", updates=6, seconds=60.0, path=str(weights)) == {"updates": 6}
+        later = gradients_of(base, tmp_path, weights)
+        assert np.array_equal(later, gradients_of(other, tmp_path, weights))
+        assert not np.allclose(later, fresh, rtol=0.1)
+        base.call("rewind")
+        assert base.call("run", updates=6)["losses"] == losses
+        assert np.array_equal(gradients_of(base, tmp_path), fresh)
+        assert base.call("settle", updates=10**6, seconds=0.05, path=str(weights))["updates"] < 10**6
+        torch.save({"stranger": torch.zeros(3)}, weights)
+        assert not len(gradients_of(other, tmp_path, weights))
+
+
+def gradients_of(trial: Trial, folder: Path, weights: Path | None = None) -> Any:
+    path = folder / "rows.npy"
+    trial.call("gradients", batches=3, path=str(path), weights=None if weights is None else str(weights))
+    return np.load(path, allow_pickle=False)
 
 
 def test_freezing_stops_the_trial_and_its_workers_and_thawing_lets_them_go_on(tmp_path: Path) -> None:

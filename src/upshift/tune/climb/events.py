@@ -23,7 +23,8 @@ from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import Verdict, judge, paired_interval
 from upshift.tune.climb.event_design import EventDesign, design_event, judge_metrics
-from upshift.tune.climb.screen import CONFIDENCE, FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Resident, Screen, Screening
+from upshift.tune.climb.resident import Resident
+from upshift.tune.climb.screen import CONFIDENCE, FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Screen, Screening
 from upshift.tune.proof.compare import NEIGHBOUR, Comparison
 from upshift.tune.proof.numerics import GateVerdict, judge_exact
 from upshift.tune.trials.arms import warmup

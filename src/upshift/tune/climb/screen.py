@@ -13,23 +13,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
+from upshift.tune.climb.resident import Resident, judge_numerics, settled_pair
 from upshift.tune.proof.compare import NEIGHBOUR, Comparison
-from upshift.tune.proof.numerics import (
-    GateVerdict,
-    Rows,
-    UpdateSample,
-    judge_exact,
-    judge_rounding,
-    judge_training,
-    recipe_change,
-    skipping,
-)
+from upshift.tune.proof.numerics import GateVerdict, Settled
 from upshift.tune.trials.arms import warmup
 from upshift.tune.trials.samples import Sample
 from upshift.tune.trials.trial import Trial, TrialSetting
@@ -39,7 +29,6 @@ TURNS = 5
 MORE_TURNS = 8
 SLICES = 20
 """A turn of both processes is cut into so many slices of each at most."""
-GRADIENT_BATCHES = 3
 CONFIDENCE = 0.95
 MAX_RETAKES = 4
 """Turns that a neighbour spoilt are taken again, so many in all."""
@@ -72,27 +61,6 @@ class Screening:
     def fired(self) -> bool:
         """Whether every check of the candidate passed."""
         return bool(self.evidence) and all(check["passed"] for check in self.evidence)
-
-
-@dataclass(kw_only=True)
-class Resident:
-    """A live process under a plan, with what was learnt from it.
-
-    Attributes:
-        trial: The process.
-        losses: Its losses from the start of the run, by update.
-        skipped: Updates of the run that its gradient scaler skipped, by turn.
-        gradients: Its gradients at the initial weights, `[batches, coordinates]`.
-        updates: What its first updates do.
-        filling_s: Seconds that filling its caches takes beforehand, for each update that is measured.
-    """
-
-    trial: Trial
-    losses: list[float] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
-    gradients: Rows | None = None
-    updates: UpdateSample | None = None
-    filling_s: float = 0.0
 
 
 class Screen:
@@ -175,7 +143,7 @@ class Screen:
             if not screening.fired:
                 return screening
             if numerics is not Numerics.TRAINING:
-                self._sample(self.challenger, numerics)
+                self.challenger.sample(numerics, Path(self.setting.folder))
         self._revive_base()  # the kernel may have needed until now to end it
         self._turns(screening, updates, most_turns)
         steady_s = screening.comparison.samples[-1].seconds / updates
@@ -183,9 +151,7 @@ class Screen:
         if added:
             screening.gate = self._judge(numerics)
         for arm, resident in (("A", self.base), ("B", self.challenger)):
-            screening.peak_bytes[arm] = self._awake(
-                resident, lambda r: int(r.trial.call("memory", reset=False)["peak_bytes"])
-            )
+            screening.peak_bytes[arm] = resident.awake(lambda r: int(r.trial.call("memory", reset=False)["peak_bytes"]))
         return screening
 
     def challenge(self, plan: Plan) -> Resident:
@@ -210,7 +176,7 @@ class Screen:
         Raises:
             TrialError: It could not be started.
         """
-        self._awake(self.challenge(plan), lambda r: r.trial.call("warm", **warmup(r.trial, 2)))
+        self.challenge(plan).awake(lambda r: r.trial.call("warm", **warmup(r.trial, 2)))
 
     def promote(self) -> None:
         """Make the challenger the base."""
@@ -292,7 +258,7 @@ class Screen:
         for turn in range(most_turns + MAX_RETAKES):
             if turn >= most_turns:
                 for resident in (challenger, self.base):  # caches hold only what the planned turns need
-                    self._awake(resident, lambda r: r.trial.call("prime", updates=r.trial.plan.updates_for(updates)))
+                    resident.awake(lambda r: r.trial.call("prime", updates=r.trial.plan.updates_for(updates)))
             both = self._turn(challenger, turn, updates)
             comparison.samples += both
             comparison.retaken += any(sample.spoilt for sample in both)
@@ -327,50 +293,18 @@ class Screen:
         return hopeless or clear or (turns >= TURNS and decided)
 
     def _judge(self, numerics: Numerics) -> GateVerdict:
-        challenger = self.challenger
-        if challenger is None:
+        if self.challenger is None:
             raise TrialError("There is no challenger to judge.", kind="raised")
-        if numerics is Numerics.TRAINING:
-            return judge_training(self.base.losses, challenger.losses)
-        for resident in (self.base, challenger):
-            self._awake(resident, lambda r: self._sample(r, numerics))
-        old, new = self.base, challenger
-        if old.gradients is None or new.gradients is None:
-            raise TrialError("The trial processes gave no gradients to judge.", kind="raised")
-        if numerics is Numerics.EXACT:
-            return judge_exact(old.losses, new.losses, old.gradients, new.gradients)
-        why = recipe_change(old.updates, new.updates) if old.updates and new.updates else ""
-        if why := why or self._skipping(old, new):
-            return GateVerdict(numerics=numerics, verdict="failed", why=why)
-        return judge_rounding(old.losses, new.losses, self.others, old.gradients, new.gradients)
+        base, challenger, folder = self.base, self.challenger, Path(self.setting.folder)
+        if numerics is not Numerics.TRAINING:
+            for resident in (base, challenger):
+                resident.awake(lambda r: r.sample(numerics, folder))
+        return judge_numerics(numerics, base, challenger, self.others, lambda: self._settled(base, challenger))
 
-    def _skipping(self, old: Resident, new: Resident) -> str:
-        """Whether updates are skipped as a habit; in the first turn a gradient scaler may look for its scale."""
-        turns = len(new.skipped)
-        late = len(new.losses) * (turns - 1) // max(turns, 1)
-        counts = (resident.skipped[-1] - resident.skipped[0] for resident in (old, new))
-        return skipping(late, *counts)
-
-    def _sample(self, resident: Resident, numerics: Numerics) -> None:
-        """Sample what the gate needs of an awake process and has not; it is at the start of the run afterwards."""
-        if resident.gradients is None:
-            resident.gradients = self._gradients(resident)
-        if resident.updates is None and numerics is Numerics.ROUNDING:
-            resident.updates = UpdateSample.from_dict(resident.trial.call("updates"))
-
-    def _awake(self, resident: Resident, act: Callable[[Resident], Any]) -> Any:
-        resident.trial.thaw()
-        try:
-            return act(resident)
-        finally:
-            resident.trial.freeze()
-
-    def _gradients(self, resident: Resident) -> Rows:
-        path = Path(self.setting.folder) / f"gradients-{resident.trial.pid}.npy"
-        resident.trial.call("gradients", batches=GRADIENT_BATCHES, path=str(path.resolve()))
-        rows: Rows = np.load(path, allow_pickle=False)
-        path.unlink()
-        return rows
+    def _settled(self, base: Resident, challenger: Resident) -> Settled | None:
+        """The gradients of both a little later in the run, for a second look."""
+        self.say("  the gradients differ at the initial weights: training on, to look once more")
+        return settled_pair(base, challenger, Path(self.setting.folder))
 
     def _drop_challenger(self) -> None:
         if self.challenger is not None:

@@ -2,8 +2,9 @@
 
     exact      every loss is bit-equal, and so is every sampled gradient
     rounding   the change is small against what chance does anyway: the gradient's error against the differences between
-               gradients of different batches, the loss curve against the curves of other seeds and orders; and the recipe
-               is the same: each parameter is trained, with the same settings, the same randomness and in every update
+               gradients of different batches (at the initial weights or, where a fresh network is chaotic, a little later),
+               the loss curve against the curves of other seeds and orders; and the recipe is the same: each parameter is
+               trained, with the same settings, the same randomness and in every update
     training   judged at the end, by non-inferiority on held-out data; here only that nothing broke
 
 No fixed tolerance anywhere: what is small is said by the baseline itself.
@@ -12,7 +13,7 @@ No fixed tolerance anywhere: what is small is said by the baseline itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -70,6 +71,21 @@ class UpdateSample:
         return cls(**{**told, "names": tuple(told["names"]), "sizes": tuple(told["sizes"])})
 
 
+@dataclass(frozen=True)
+class Settled:
+    """Gradients later in the run, of both at the same weights.
+
+    Attributes:
+        baseline: `[batches, coordinates]`.
+        candidate: The same.
+        updates: So many of the baseline's updates led to these weights.
+    """
+
+    baseline: Rows
+    candidate: Rows
+    updates: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateVerdict:
     """What the gate says.
@@ -115,6 +131,8 @@ def judge_rounding(
     others: Sequence[Sequence[float]],
     baseline_gradients: Rows,
     candidate_gradients: Rows,
+    *,
+    settled: Callable[[], Settled | None] = lambda: None,
 ) -> GateVerdict:
     """Small against chance.
 
@@ -124,6 +142,7 @@ def judge_rounding(
         others: Losses of the baseline with other seeds, at least one.
         baseline_gradients: `[batches, coordinates]` at the initial weights.
         candidate_gradients: The same for the candidate.
+        settled: Gives the gradients of both later in the run; asked for where those at the initial weights alone say no.
     """
     compared = min([len(baseline), len(candidate), *(len(other) for other in others)])
     if compared < MIN_UPDATES or not others:
@@ -135,8 +154,12 @@ def judge_rounding(
         return _verdict(Numerics.ROUNDING, ok=False, why="the gradient holds NaN or infinity")
     error, cosine = gradient_error(baseline_gradients, candidate_gradients)
     shift = loss_shift(baseline[:compared], candidate[:compared], [other[:compared] for other in others])
+    seen = f"gradient error {error:.2g} of the difference between batches"
+    if error > MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT and (later := settled()) is not None:
+        error, cosine = gradient_error(later.baseline, later.candidate)
+        seen += f" at the initial weights, {error:.2g} after {later.updates} updates"
     words = (
-        f"gradient error {error:.2g} of the difference between batches (at most {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
+        f"{seen} (at most {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
         f"loss moved {shift:.2g} of what another seed moves it (at most {MAX_LOSS_SHIFT}), over {compared} updates"
     )
     return _verdict(Numerics.ROUNDING, ok=error <= MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT, why=words)

@@ -14,9 +14,10 @@ import numpy as np
 from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
-from upshift.tune.climb.screen import MAX_RETAKES, MORE_TURNS, Resident, Screen, Screening
+from upshift.tune.climb.resident import Resident
+from upshift.tune.climb.screen import MAX_RETAKES, MORE_TURNS, Screen, Screening
 from upshift.tune.proof.compare import Comparison
-from upshift.tune.proof.numerics import GateVerdict, UpdateSample, loss_shift
+from upshift.tune.proof.numerics import GateVerdict, Settled, UpdateSample, loss_shift
 from upshift.tune.trials.arms import COMPILE_WARMUP_UPDATES
 from upshift.tune.trials.trial import Trial
 
@@ -95,11 +96,11 @@ class ScriptScreen(Screen):
         seconds = {}
         for resident in both:
             if added:
-                self._awake(resident, self._sample_steps)
-            warm = self._awake(resident, lambda r: r.trial.call("warm", updates=COMPILE_WARMUP_UPDATES))
+                resident.awake(self._sample_steps)
+            warm = resident.awake(lambda r: r.trial.call("warm", updates=COMPILE_WARMUP_UPDATES))
             seconds[resident.trial.pid] = warm["seconds"]
         if added:
-            traced = [self._awake(resident, lambda r: r.trial.call("trace"))["evidence"] for resident in both][1]
+            traced = [resident.awake(lambda r: r.trial.call("trace"))["evidence"] for resident in both][1]
             found = [traced.get(item.card.name, []) for item in added]
             screening.evidence = [check for checks in found for check in checks] if all(found) else []
             if not screening.fired:
@@ -109,7 +110,7 @@ class ScriptScreen(Screen):
         if added:
             screening.gate = self._judge_script(numerics, added)
         for arm, resident in (("A", self.base), ("B", challenger)):
-            memory = self._awake(resident, lambda r: r.trial.call("memory", reset=False))
+            memory = resident.awake(lambda r: r.trial.call("memory", reset=False))
             screening.peak_bytes[arm] = int(memory["peak_bytes"])
         return screening
 
@@ -133,6 +134,10 @@ class ScriptScreen(Screen):
     def _start_base(self, plan: Plan) -> Resident:
         return Resident(trial=Trial(self.setting, plan, seed=self.seed))
 
+    def _settled(self, base: Resident, challenger: Resident) -> Settled | None:
+        """Nothing: a script does not go back to weights that it had."""
+        return None
+
     def _sample_steps(self, resident: Resident) -> None:
         path = Path(self.setting.folder) / f"gradients-{resident.trial.pid}.npy"
         told = resident.trial.call("sample", steps=SAMPLED_STEPS, path=str(path.resolve()))
@@ -148,7 +153,7 @@ class ScriptScreen(Screen):
         if self.draws and names <= DRAWING:
             reason = "the samples are augmented at random, and workers draw other numbers"
         elif names <= RESHAPING:
-            cut = self._awake(self.challenger, lambda r: r.trial.call("cut"))
+            cut = self.challenger.awake(lambda r: r.trial.call("cut"))
             if cut["draws"] and not cut["difference"]:
                 reason = "without dropout the results are the same, and with it other shapes draw other numbers"
         if not reason:

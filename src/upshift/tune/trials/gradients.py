@@ -1,4 +1,4 @@
-"""Sample what a plan feeds to training: gradients at the initial weights, and what the first updates do with them.
+"""Sample what a plan feeds to training: gradients, at the initial weights or at later ones, and what the first updates do.
 
 Gradients are taken of the first batches of the run, and of two that no short screening reaches: the last batch of the epoch,
 which may be short, and the samples of the first batch as the next epoch brings them. A cache that keeps what it must not, or
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def gradient_batches(loop: Loop, count: int) -> list[MicroBatch]:
 
 
 def gradient_sample(live: LiveJob, batches: list[MicroBatch]) -> npt.NDArray[np.float32]:
-    """Gradients of the mean loss, one row a batch, `[batches, coordinates]`, float32.
+    """Gradients of the mean loss at the present weights, one row a batch, `[batches, coordinates]`, float32.
 
     Dropout is off meanwhile: plans may draw their random numbers in another order. Above a million parameters a fixed
     random part of the coordinates stands for all.
@@ -62,6 +63,27 @@ def gradient_sample(live: LiveJob, batches: list[MicroBatch]) -> npt.NDArray[np.
             rows.append(_gradient(live, batch, size))
     live.optimizer.zero_grad(set_to_none=True)
     return np.stack(rows)
+
+
+def save_weights(live: LiveJob, path: Path) -> None:
+    """Write the model's parameters and buffers, for `load_weights` under another plan."""
+    torch.save(_weights(live), path)
+
+
+def load_weights(live: LiveJob, path: Path) -> bool:
+    """Put weights into the model. Returns False, with nothing changed, where it has others, by name or by shape."""
+    mine, found = _weights(live), torch.load(path, map_location="cpu", weights_only=True)
+    if {name: value.shape for name, value in mine.items()} != {name: value.shape for name, value in found.items()}:
+        return False
+    with torch.no_grad():
+        for name, value in mine.items():
+            value.copy_(found[name])
+    return True
+
+
+def _weights(live: LiveJob) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by the names that they have without `torch.compile`."""
+    return {name.replace("_orig_mod.", ""): value.detach() for name, value in live.model.state_dict().items()}
 
 
 def group_gradient_sample(loop: Loop, count: int) -> npt.NDArray[np.float32]:

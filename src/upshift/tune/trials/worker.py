@@ -35,7 +35,14 @@ from upshift.train.loop import Loop
 from upshift.train.trace import trace_step
 from upshift.train.validate import HeldOut
 from upshift.tune.trials.event_turns import EventTurns
-from upshift.tune.trials.gradients import gradient_batches, gradient_sample, group_gradient_sample, update_sample
+from upshift.tune.trials.gradients import (
+    gradient_batches,
+    gradient_sample,
+    group_gradient_sample,
+    load_weights,
+    save_weights,
+    update_sample,
+)
 from upshift.tune.trials.group import Group
 from upshift.tune.trials.longest import find_longest, hold_longest, micro_batch_size
 from upshift.tune.trials.meter import Meter, begin_on
@@ -158,10 +165,18 @@ class Worker:
             }
         }
 
-    def gradients(self, *, batches: int, path: str) -> dict[str, Any]:
-        """Write gradients at the initial weights, of the first batches and two later ones, to a .npy file, a row each."""
+    def gradients(self, *, batches: int, path: str, weights: str | None = None) -> dict[str, Any]:
+        """Write gradients of the first batches and two later ones to a .npy file, a row each.
+
+        Args:
+            batches: How many of the first.
+            path: The file.
+            weights: Take them at these weights, see `settle`; no row where the model has others. None: at the initial ones.
+        """
         self.loop.rewind()
-        if self._grouped:
+        if weights is not None and not load_weights(self.live, Path(weights)):
+            rows = np.empty((0, 0), dtype=np.float32)
+        elif self._grouped:
             rows = group_gradient_sample(self.loop, batches)
         else:
             rows = gradient_sample(self.live, gradient_batches(self.loop, batches))
@@ -169,6 +184,28 @@ class Worker:
             np.save(path, rows, allow_pickle=False)
         self.loop.rewind()
         return {"rows": len(rows)}
+
+    def settle(self, *, updates: int, seconds: float, path: str) -> dict[str, Any]:
+        """Train from the start for a while, and write the weights to a file. The loop is at the start afterwards.
+
+        A group of ranks, which may share its weights out, does nothing.
+
+        Args:
+            updates: So many at most, and no more than the run has.
+            seconds: For so long at most, and one update more.
+            path: The file.
+        """
+        if self._grouped:
+            return {"updates": 0}
+        self.loop.rewind()
+        most = min(updates, self.live.planned_updates or updates)
+        started, done = perf_counter(), 0
+        while done < most and perf_counter() - started < seconds:
+            self.loop.run(1)
+            done += 1
+        save_weights(self.live, Path(path))
+        self.loop.rewind()
+        return {"updates": done}
 
     def updates(self) -> dict[str, Any]:
         """What the first updates of the run do. The loop is at the start afterwards."""
