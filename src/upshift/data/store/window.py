@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from upshift.core.errors import CorruptError
+from upshift.data.store.copying import take_rows
 from upshift.data.store.gather import Index, Picker, Strings, picker
 from upshift.data.store.reading import Reader
 
@@ -93,7 +94,7 @@ def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] |
     if shard is not None and out is not None:  # as in every store of one shard: nothing to sort out
         at = rows - reader.shard_firsts[shard]
         reader.need_raw(shard, column, at)
-        np.take(reader.raw(shard, column), at, axis=0, out=out, mode="clip")
+        take_rows(reader.raw(shard, column), at, out)
         return out
     shards = reader.shards_of(rows)
     firsts = rows - reader.shard_firsts[shards] if len(rows) else rows
@@ -104,7 +105,7 @@ def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] |
         picked = shards == shard
         reader.need_raw(shard, column, firsts[picked])
         if picked.all():
-            np.take(reader.raw(shard, column), firsts, axis=0, out=out, mode="clip")
+            take_rows(reader.raw(shard, column), firsts, out)
         else:
             out[picked] = reader.raw(shard, column)[firsts[picked]]
     return out

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.errors import DataError
+from upshift.data.store.copying import take_rows
 from upshift.data.store.gather import Index
 from upshift.data.store.store import Store
 from upshift.data.store.window import Window
@@ -178,7 +179,7 @@ def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[
     if not rest.any():
         table = values[first : first + (len(values) - first) // length * length].reshape(-1, length)
         if rows is None or len(rows) == len(out):
-            np.take(table, numbers, axis=0, out=out, mode="clip")
+            take_rows(table, numbers, out)
         else:
             out[rows] = table[numbers]
         return
