@@ -214,6 +214,19 @@ def test_clear_quality_stops_with_the_speed(play: Callable[..., tuple[Comparison
     assert held_out_verdict(found, QUALITY).verdict == verdict
 
 
+def test_models_that_find_nothing_yet_prove_nothing() -> None:
+    found, accuracy = Comparison(), Quality(metric="accuracy", direction="max", margin=0.1)
+    for arm in "AB":
+        found.metrics[arm] = [{"accuracy": 0.0}] * 3
+    verdict = held_out_verdict(found, accuracy)
+    assert verdict.verdict == "undecided"
+    assert "0 in every run" in verdict.why
+    found.metrics["A"] = found.metrics["B"] = [{"accuracy": 1.0}] * 3
+    assert held_out_verdict(found, accuracy).verdict == "not_worse"
+    found.metrics["B"] = [{"accuracy": 0.0}] * 3
+    assert held_out_verdict(found, accuracy).verdict == "worse"
+
+
 def test_a_metric_that_the_job_does_not_give_is_named() -> None:
     found = Comparison(metrics={"A": [{"loss": 1.0}], "B": [{"loss": 1.0}]})
     with pytest.raises(TrialError, match="accuracy") as caught:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from upshift.optimizations.cpu_threads import CPUThreads
-from upshift.tune.budget import MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
+from upshift.tune.budget import MARGIN, MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
 from upshift.tune.climb.rung import Rung, break_even_updates
 from upshift.tune.trials import meter
 from upshift.tune.trials.meter import SPOILT_FRAC, Account, Meter, begin_on
@@ -181,6 +181,12 @@ COSTS = Costs(start_s=3.0, base_update_s=0.1, validation_s=2.0)
 
 def test_a_pair_costs_two_starts_warm_ups_updates_and_validations() -> None:
     assert COSTS.pair_s(10, 0.05) == pytest.approx(2 * 3 + 4 * 0.15 + 10 * 0.15 + 2 * 2)
+
+
+def test_a_proof_of_whole_runs_takes_five_pairs_of_them() -> None:
+    one = COSTS.pair_s(300, 0.05)
+    assert COSTS.whole_proof_s(300, 0.05) == pytest.approx(5 * one * MARGIN)
+    assert COSTS.whole_proof_s(600, 0.05) > COSTS.whole_proof_s(300, 0.05) + 5 * 300 * 0.05
 
 
 def test_final_updates_fill_the_time_set_aside_and_keep_their_bounds() -> None:

@@ -6,14 +6,13 @@ session early (Ctrl-C, the budget, a failing trial), what is known by then is in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
 
-from upshift.core.errors import JobError, PlanError, TrialError
+from upshift.core.errors import JobError, TrialError
 from upshift.core.facts import Facts, JobFacts
 from upshift.core.job import Job
 from upshift.core.optimization import Judge, Numerics, Optimization
@@ -30,6 +29,7 @@ from upshift.tune.climb.noting import NOT_TRIED
 from upshift.tune.climb.rung import Rung
 from upshift.tune.climb.screen import SLICES, Screen
 from upshift.tune.dossier import Dossier
+from upshift.tune.names import check_names
 from upshift.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
 from upshift.tune.proof.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
 from upshift.tune.proof.goodput import TargetComparison
@@ -291,9 +291,10 @@ class Session:
             self._prove_beside(reached, plan, tuned_s)
             return
         training = [item for item in plan.optimizations if item.numerics is Numerics.TRAINING]
-        comparison, quality = self._final(plan, tuned_s, FIRST_PROOF_SHARE if training else 1.0)
+        whole = self.planned_updates if training and self.job.quality is not None else None
+        comparison, quality = self._final(plan, tuned_s, FIRST_PROOF_SHARE if training else 1.0, whole=whole)
         if quality is not None and quality.verdict != "not_worse" and training:
-            self._drop(training, quality)
+            self._drop(training, quality, self._more_time(comparison, tuned_s, whole))
             plan = self.dossier.applied_plan()
             if not plan.optimizations:
                 return
@@ -352,11 +353,14 @@ class Session:
         return ""
 
     def _final(
-        self, plan: Plan, tuned_s: float, share: float = 1.0, *, held_out: bool = True
+        self, plan: Plan, tuned_s: float, share: float = 1.0, *, held_out: bool = True, whole: int | None = None
     ) -> tuple[Comparison, NonInferiority | None]:
+        """The proof; over `whole` updates, those of the whole run, where they fit into its share of the time."""
         seconds = max(share * (self.budget.left - REPORT_S), 1.0)
-        updates = self._final_updates(seconds, tuned_s)
-        self.say(f"the proof: fresh processes in turns, {updates} updates each, plan [{', '.join(plan.names)}]")
+        fits = whole is not None and self.costs.whole_proof_s(whole, tuned_s) <= seconds
+        updates = whole if whole is not None and fits else self._final_updates(seconds, tuned_s)
+        words = "whole runs of " if fits else ""
+        self.say(f"the proof: fresh processes in turns, {words}{updates} updates each, plan [{', '.join(plan.names)}]")
         quality = self.job.quality if held_out else None
         design = Design(
             updates=updates, uneven=self.uneven, seed=self.seed, quality=quality,
@@ -376,25 +380,18 @@ class Session:
         spoilt = " (spoilt by a neighbour)" if any(sample.spoilt for sample in last) else ""
         self.say(f"pair {len(so_far.metrics['A'])}: {a / b:.2f}x{spoilt}")
 
-    def _drop(self, training: list[Optimization], quality: NonInferiority) -> None:
+    def _more_time(self, comparison: Comparison, tuned_s: float, whole: int | None) -> str:
+        """Which budget would judge held-out quality by whole runs, in words; empty where it was, or none is known."""
+        if whole is None or all(sample.updates >= whole for sample in comparison.samples if sample.arm == "A"):
+            return ""
+        needed_s = self.costs.whole_proof_s(whole, tuned_s) / FIRST_PROOF_SHARE
+        return f". Whole runs would say more: {self.budget.ask_for(needed_s)}"
+
+    def _drop(self, training: list[Optimization], quality: NonInferiority, hint: str) -> None:
         """Take out what changes the mathematics: its harmlessness was not proved."""
         names = {item.card.name for item in training}
         for rung in self.dossier.rungs:
             if rung.name in names and rung.outcome == "applied":
-                rung.outcome, rung.reason = "refused", f"held-out quality is not proved to hold: {quality.why}"
+                rung.outcome, rung.reason = "refused", f"held-out quality is not proved to hold: {quality.why}{hint}"
                 rung.numerics = {**(rung.numerics or {}), "verdict": "failed", "why": quality.why}
                 self.say(f"refused: {rung.name}: {rung.reason}")
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Refuse names that no technique has.
-
-    Raises:
-        PlanError: Names it, and the nearest there is.
-    """
-    known = list(catalogue())
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "`upshift doctor --catalogue` lists all."
-            raise PlanError(f"there is no technique {name!r}. {hint}")

@@ -36,6 +36,21 @@ SETTLING_S = 40.0
 Found = TypeVar("Found")
 
 
+@dataclass(frozen=True)
+class Later:
+    """A point of the run that a process trained to.
+
+    Attributes:
+        updates: How many led there; 0 where it would not.
+        weights: A file of the weights.
+        gradients: At these, `[batches, coordinates]`.
+    """
+
+    updates: int
+    weights: Path
+    gradients: Rows
+
+
 @dataclass(kw_only=True)
 class Resident:
     """A live process under a plan, with what was learnt from it.
@@ -47,6 +62,7 @@ class Resident:
         gradients: Its gradients at the initial weights, `[batches, coordinates]`.
         updates: What its first updates do.
         filling_s: Seconds that filling its caches takes beforehand, for each update that is measured.
+        later: Where it trained to, once it was asked: several challengers may want it.
     """
 
     trial: Trial
@@ -55,6 +71,13 @@ class Resident:
     gradients: Rows | None = None
     updates: UpdateSample | None = None
     filling_s: float = 0.0
+    later: Later | None = None
+
+    def end(self) -> None:
+        """End the process, and remove what it wrote."""
+        self.trial.end()
+        if self.later is not None:
+            self.later.weights.unlink(missing_ok=True)
 
     def awake(self, act: Callable[[Resident], Found]) -> Found:
         """Do something with the frozen process, which is frozen again afterwards."""
@@ -76,10 +99,22 @@ class Resident:
         if self.updates is None and numerics is Numerics.ROUNDING:
             self.updates = UpdateSample.from_dict(self.trial.call("updates"))
 
-    def settled_gradients(self, folder: Path, weights: Path) -> Rows | None:
-        """Gradients at the weights of a file; None where the model has others. It is at the start of the run afterwards."""
-        rows = self.awake(lambda r: r._gradients(folder, weights))  # noqa: SLF001  its own
-        return rows if len(rows) else None
+    def train_on(self, folder: Path) -> Later:
+        """Train the frozen process on for a while, once; it is at the start of the run afterwards, and frozen."""
+        if self.later is None:
+            self.later = self.awake(lambda r: r._settled(folder))  # noqa: SLF001  its own
+        return self.later
+
+    def gradients_at(self, weights: Path, folder: Path) -> Rows:
+        """Gradients of the frozen process at the weights of a file; no row where the model has others."""
+        return self.awake(lambda r: r._gradients(folder, weights))  # noqa: SLF001  its own
+
+    def _settled(self, folder: Path) -> Later:
+        weights = folder / f"settled-{self.trial.pid}.pt"
+        at = str(weights.resolve())
+        updates = int(self.trial.call("settle", updates=SETTLING_UPDATES, seconds=SETTLING_S, path=at)["updates"])
+        gradients = self._gradients(folder, weights) if updates else np.empty((0, 0), dtype=np.float32)
+        return Later(updates, weights, gradients)
 
     def _gradients(self, folder: Path, weights: Path | None = None) -> Rows:
         path = folder / f"gradients-{self.trial.pid}.npy"
@@ -125,16 +160,11 @@ def settled_pair(base: Resident, challenger: Resident, folder: Path) -> Settled 
         The gradients of both, and after how many updates; None where the processes are groups of ranks, or where their
         models have different parameters.
     """
-    weights = folder / f"settled-{base.trial.pid}.pt"
-    limits = {"updates": SETTLING_UPDATES, "seconds": SETTLING_S}
-    try:
-        updates = base.awake(lambda r: int(r.trial.call("settle", path=str(weights.resolve()), **limits)["updates"]))
-        if not updates:
-            return None
-        old, new = (resident.settled_gradients(folder, weights) for resident in (base, challenger))
-    finally:
-        weights.unlink(missing_ok=True)
-    return None if old is None or new is None else Settled(old, new, updates)
+    later = base.train_on(folder)
+    if not later.updates:
+        return None
+    new = challenger.gradients_at(later.weights, folder)
+    return Settled(later.gradients, new, later.updates) if len(new) else None
 
 
 def _skipping(old: Resident, new: Resident) -> str:

@@ -107,7 +107,7 @@ class Screen:
         """End all processes."""
         for resident in (self.base, self.challenger):
             if resident is not None:
-                resident.trial.end()
+                resident.end()
 
     def screen(
         self,
@@ -182,7 +182,7 @@ class Screen:
         """Make the challenger the base."""
         if self.challenger is None:
             raise TrialError("There is no challenger to promote.", kind="raised")
-        self.base.trial.end()
+        self.base.end()
         self.base, self.challenger = self.challenger, None
         self.base.trial.thaw()
 
@@ -234,7 +234,7 @@ class Screen:
     def _revive_base(self) -> None:
         """Start the base anew if it died: a candidate is not to blame for what befell the base."""
         if not self.base.trial.alive:
-            self.base.trial.end()
+            self.base.end()
             self.base = self._start_base(self.plan)
 
     def _turns(self, screening: Screening, updates: int, most_turns: int) -> None:
@@ -308,7 +308,7 @@ class Screen:
 
     def _drop_challenger(self) -> None:
         if self.challenger is not None:
-            self.challenger.trial.end()
+            self.challenger.end()
             self.challenger = None
 
 

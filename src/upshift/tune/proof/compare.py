@@ -6,6 +6,7 @@ much of the machine is run again, and left out if that keeps happening.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -205,6 +206,9 @@ def held_out_verdict(comparison: Comparison, quality: Quality) -> NonInferiority
             words = f"quality names the metric {quality.metric!r}, but metric() gave {sorted(metrics)}. Correct one of them."
             raise TrialError(words, kind="raised")
     base, tuned = ([metrics[quality.metric] for metrics in comparison.metrics[arm]] for arm in "AB")
+    if quality.direction == "max" and base and not any((*base, *tuned)):
+        why = f"{quality.metric} is 0 in every run: models that find nothing yet tell nothing apart"
+        return NonInferiority("undecided", 0.0, math.inf, -math.inf, len(base), why)
     return non_inferior(base, tuned, direction=quality.direction, margin=quality.margin)
 
 

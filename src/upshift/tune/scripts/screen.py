@@ -124,7 +124,7 @@ class ScriptScreen(Screen):
         """
         self._drop_challenger()
         base_plan, filling_s = self.plan, self.filling_s
-        self.base.trial.end()
+        self.base.end()
         self.base = Resident(trial=Trial(self.setting, base_plan, seed=self.seed), filling_s=filling_s)
         self.base.trial.freeze()
         self.challenger = Resident(trial=Trial(self.setting, plan, seed=self.seed))

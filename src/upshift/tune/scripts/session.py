@@ -108,11 +108,11 @@ class ScriptSession(Session):
         return updates if most is None else max(min(updates, most - BEFORE), 4)
 
     def _final(
-        self, plan: Any, tuned_s: float, share: float = 1.0, *, held_out: bool = True
+        self, plan: Any, tuned_s: float, share: float = 1.0, *, held_out: bool = True, whole: int | None = None
     ) -> tuple[Comparison, NonInferiority | None]:
         """The proof, with the training loss for quality: not worse by more than seeds differ."""
         self.job.quality = self._quality()  # type: ignore[misc]  # of this script; a class variable of jobs that users write
-        return super()._final(plan, tuned_s, share, held_out=held_out)
+        return super()._final(plan, tuned_s, share, held_out=held_out, whole=whole)
 
     def _quality(self) -> Quality:
         screen = self.screen
