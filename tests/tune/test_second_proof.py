@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -72,6 +73,32 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
         assert len(seen) == 2
         assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has all of it
         assert "held-out" in session.dossier.rungs[0].reason
+
+
+@pytest.mark.parametrize(("planned", "whole"), [(500, True), (50_000, False)])
+def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
+    session: Session, monkeypatch: pytest.MonkeyPatch, planned: int, whole: bool
+) -> None:
+    designs: list[Design] = []
+    answer = play({"length_bucketing": 5.0}, [])
+
+    def compare(setting: Any, base: Plan, plan: Plan, design: Design, **given: Any) -> Comparison:
+        designs.append(design)
+        found: Comparison = answer(setting, base, plan, design, **given)
+        found.samples = [replace(one, updates=design.updates) for one in found.samples]
+        return found
+
+    monkeypatch.setattr(module, "compare", compare)
+    session.planned_updates = planned
+    session.dossier.rungs += [
+        Rung(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
+        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
+    ]
+    ladder: Any = SimpleNamespace(trial_update_s=0.005, facts=facts())
+    session._prove(ladder)
+    assert (designs[0].updates == planned) == whole
+    assert designs[1].updates != planned  # what is left changes no mathematics: no whole runs are needed
+    assert ("Whole runs would say more: --budget" in session.dossier.rungs[0].reason) == (not whole)
 
 
 @pytest.mark.parametrize(
