@@ -42,7 +42,7 @@ def take_rows(values: npt.NDArray[Any], at: npt.NDArray[np.int64], out: npt.NDAr
         np.take(values, at, axis=0, out=out, mode="clip")
         return
     table, rows = (torch.from_numpy(_bytes(array)) for array in (np.asarray(_Readable(values)), out))
-    torch.index_select(table, 0, torch.from_numpy(at), out=rows)
+    torch.index_select(table, 0, torch.from_numpy(np.ascontiguousarray(at)), out=rows)
 
 
 def _alone() -> bool:
