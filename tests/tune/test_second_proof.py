@@ -73,6 +73,10 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
         assert len(seen) == 2
         assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has all of it
         assert "held-out" in session.dossier.rungs[0].reason
+        kept_proof = session.dossier.rungs[0].proof or {}
+        assert len(kept_proof["samples"]) == 2 * LOOKS[0]
+        assert kept_proof["quality"]["seeds"]["B"] == [1.0 + harm] * LOOKS[0]
+    assert session.dossier.rungs[1].proof is None
 
 
 @pytest.mark.parametrize(("planned", "whole"), [(500, True), (50_000, False)])

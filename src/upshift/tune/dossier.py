@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,27 @@ class Dossier:
             "floor_frac": floor_frac, "reason": reason, "repeats": repeats, "retaken": 0, "samples": samples,
         }  # fmt: skip
         return reason
+
+    def drop(self, names: Collection[str], comparison: Comparison, quality: NonInferiority, hint: str) -> list[str]:
+        """Take out what changes the mathematics, and keep the proof that did not show it to be harmless.
+
+        Args:
+            names: Of techniques.
+            comparison: Of the whole plan, with them.
+            quality: What it says of held-out data.
+            hint: What would say more, in words that follow the reason; may be empty.
+
+        Returns:
+            What to say of each.
+        """
+        said = []
+        for rung in self.rungs:
+            if rung.name in names and rung.outcome == "applied":
+                rung.outcome, rung.reason = "refused", f"held-out quality is not proved to hold: {quality.why}{hint}"
+                rung.numerics = {**(rung.numerics or {}), "verdict": "failed", "why": quality.why}
+                rung.proof = {**comparison.to_dict(), "quality": self._quality(comparison, quality)}
+                said.append(f"refused: {rung.name}: {rung.reason}")
+        return said
 
     def note_final(
         self, comparison: Comparison, quality: NonInferiority | None, reached: TargetComparison | None = None

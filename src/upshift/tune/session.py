@@ -294,7 +294,9 @@ class Session:
         whole = self.planned_updates if training and self.job.quality is not None else None
         comparison, quality = self._final(plan, tuned_s, FIRST_PROOF_SHARE if training else 1.0, whole=whole)
         if quality is not None and quality.verdict != "not_worse" and training:
-            self._drop(training, quality, self._more_time(comparison, tuned_s, whole))
+            hint = self._more_time(comparison, tuned_s, whole)
+            for words in self.dossier.drop({item.card.name for item in training}, comparison, quality, hint):
+                self.say(words)
             plan = self.dossier.applied_plan()
             if not plan.optimizations:
                 return
@@ -386,12 +388,3 @@ class Session:
             return ""
         needed_s = self.costs.whole_proof_s(whole, tuned_s) / FIRST_PROOF_SHARE
         return f". Whole runs would say more: {self.budget.ask_for(needed_s)}"
-
-    def _drop(self, training: list[Optimization], quality: NonInferiority, hint: str) -> None:
-        """Take out what changes the mathematics: its harmlessness was not proved."""
-        names = {item.card.name for item in training}
-        for rung in self.dossier.rungs:
-            if rung.name in names and rung.outcome == "applied":
-                rung.outcome, rung.reason = "refused", f"held-out quality is not proved to hold: {quality.why}{hint}"
-                rung.numerics = {**(rung.numerics or {}), "verdict": "failed", "why": quality.why}
-                self.say(f"refused: {rung.name}: {rung.reason}")

@@ -28,7 +28,7 @@ class Rung:
         unused_samples: Samples that came to no interval, a neighbour having spoilt too many.
         memory_ratio: Peak memory with it over peak memory without; None where not measured.
         update_time: The paired measurement of the time of an update, where the comparison is by time to target.
-        proof: The final proof by time to target that took it out of the plan again; None for all other rungs.
+        proof: The final proof, of the whole plan, that took it out again; None for all other rungs.
     """
 
     name: str
