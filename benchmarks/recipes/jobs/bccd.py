@@ -1,6 +1,6 @@
 """Blood cells (BCCD): 205 microscope pictures to learn from and 87 held out, as the set's own lists split them.
 
-upshift tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 90m --out upshift-out
+upshift tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 200m --out upshift-out
 upshift run benchmarks/recipes/jobs/bccd.py:BccdJob --plan upshift-out/upshift.toml --out upshift-run
 """
 
@@ -28,7 +28,7 @@ class _Cells(NaiveDetectionJob):
     labels = str(FOLDER / "annotations")
     size = 320
     model_size = "nano"
-    epochs = 20
+    epochs = 30
     augmentation = AUGMENTATION
 
     @cached_property
