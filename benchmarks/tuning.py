@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,25 @@ def run_diagnosis(budget: str = "3m") -> Path:
     return record("tune_diagnosis", result, f"python -m benchmarks diagnosis --budget {budget}")
 
 
-def tuned(target: str, budget: str, seed: int | None = None) -> dict[str, Any]:
-    """Run `upshift tune` in a process of its own and read its evidence; the report is kept beside the results."""
+def tuned(
+    target: str, budget: str, seed: int | None = None, *, without: Sequence[str] = (), begun: Path | None = None
+) -> dict[str, Any]:
+    """Run `upshift tune` in a process of its own and read its evidence; the report is kept beside the results.
+
+    Args:
+        target: The job.
+        budget: Of the tuning.
+        seed: Of the experiment.
+        without: Techniques that are left out.
+        begun: Folder of a tuning of the same job that was interrupted, which is taken up where it ended.
+    """
     with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
         command = [sys.executable, "-m", "upshift", "tune", target, "--budget", budget, "--out", folder]
         command += [] if seed is None else ["--seed", str(seed)]
+        command += [word for name in without for word in ("--without", name)]
+        if begun is not None:
+            shutil.copytree(begun, folder, dirs_exist_ok=True)
+            command.append("--resume")
         subprocess.run(command, cwd=ROOT, check=True)
         evidence: dict[str, Any] = json.loads((Path(folder) / "evidence.json").read_text(encoding="utf-8"))
         out = ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,27 @@ BUDGET = "90m"
 """Held-out quality is judged by whole runs, five of either form; the search before them takes a quarter of an hour."""
 
 
-def run(parts: list[str], budget: str = BUDGET, *, again: bool = False) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How the tunings are to be run.
+
+    Attributes:
+        budget: Of each.
+        without: Techniques that are left out: some cost more time than the whole proof.
+        begun: Folder of an interrupted tuning, which is taken up where it ended.
+    """
+
+    budget: str = BUDGET
+    without: tuple[str, ...] = ()
+    begun: Path | None = None
+
+
+def run(parts: list[str], asked: Asked, *, again: bool = False) -> Path:
     """Measure the parts that are asked for and missing.
 
     Args:
         parts: Their names.
-        budget: Of each tuning.
+        asked: How the tunings among them are run.
         again: Measure what is there as well.
     """
     path = RESULTS / "recipes.json"
@@ -61,7 +77,7 @@ def run(parts: list[str], budget: str = BUDGET, *, again: bool = False) -> Path:
             print(f"{part} is there", flush=True)
             continue
         print(f"measuring {part}", flush=True)
-        found[part] = PARTS[part](found, budget)
+        found[part] = PARTS[part](found, asked)
         path = record("recipes", {**figures(found), "parts": found}, "python -m benchmarks recipes")
     return path
 
@@ -93,8 +109,12 @@ def _low(part: dict[str, Any] | None) -> float | None:
     return float((part["evidence"]["final"] or {}).get("low") or 0.0)
 
 
-def _train(recipe: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
-    return lambda _found, budget: {"target": JOBS[recipe], "budget": budget, "evidence": tuned(JOBS[recipe], budget)}
+def _train(recipe: str) -> Callable[[dict[str, Any], Asked], dict[str, Any]]:
+    def measure(_found: dict[str, Any], asked: Asked) -> dict[str, Any]:
+        evidence = tuned(JOBS[recipe], asked.budget, without=asked.without, begun=asked.begun)
+        return {"target": JOBS[recipe], "budget": asked.budget, "without": list(asked.without), "evidence": evidence}
+
+    return measure
 
 
 def _plan(found: dict[str, Any], recipe: str) -> str:
@@ -104,28 +124,28 @@ def _plan(found: dict[str, Any], recipe: str) -> str:
     return str(part["evidence"]["plan_toml"])
 
 
-def _valid(found: dict[str, Any], _budget: str) -> dict[str, Any]:
+def _valid(found: dict[str, Any], _asked: Asked) -> dict[str, Any]:
     return run_passes(JOBS["ocr"], Plan.from_toml(_plan(found, "ocr"), catalogue()))
 
 
-def _maps(_found: dict[str, Any], _budget: str) -> dict[str, Any]:
+def _maps(_found: dict[str, Any], _asked: Asked) -> dict[str, Any]:
     measured = run_maps()
     return {**measured, "doctr": run_doctr(ROUNDS)}
 
 
-def _rivals(recipe: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
-    def measure(found: dict[str, Any], _budget: str) -> dict[str, Any]:
+def _rivals(recipe: str) -> Callable[[dict[str, Any], Asked], dict[str, Any]]:
+    def measure(found: dict[str, Any], _asked: Asked) -> dict[str, Any]:
         plan = Plan.from_toml(_plan(found, recipe), catalogue()).to_dict()
         return side_by_side(f"{ROOT / JOBS[recipe]}", plan, ARMS)
 
     return measure
 
 
-def _learn(recipe: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
-    return lambda found, _budget: run_learning(JOBS[recipe], _plan(found, recipe), METRICS[recipe])
+def _learn(recipe: str) -> Callable[[dict[str, Any], Asked], dict[str, Any]]:
+    return lambda found, _asked: run_learning(JOBS[recipe], _plan(found, recipe), METRICS[recipe])
 
 
-PARTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[dict[str, Any], Asked], dict[str, Any]]] = {
     "detection-train": _train("detection"),
     "ocr-train": _train("ocr"),
     "ocr-valid": _valid,
@@ -144,6 +164,10 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--part", choices=list(PARTS), nargs="+", default=list(PARTS))
     parser.add_argument("--budget", default=BUDGET, help="of each tuning")
+    parser.add_argument("--without", default="", help="techniques that the tunings leave out, separated by commas")
+    parser.add_argument("--begun", type=Path, help="folder of an interrupted tuning, which is taken up where it ended")
     parser.add_argument("--again", action="store_true", help="measure anew what is there")
     given = parser.parse_args(arguments)
-    print(f"wrote {run(given.part, given.budget, again=given.again)}", flush=True)
+    without = tuple(name for name in given.without.split(",") if name)
+    asked = Asked(budget=given.budget, without=without, begun=given.begun)
+    print(f"wrote {run(given.part, asked, again=given.again)}", flush=True)

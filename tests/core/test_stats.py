@@ -25,6 +25,7 @@ from upshift.core.stats import (
     non_inferior,
     paired_interval,
     paired_p_value,
+    seeds_needed,
     t_cdf,
     t_quantile,
 )
@@ -356,3 +357,25 @@ def test_our_rule_rarely_calls_a_difference_where_there_is_none(luck: float) -> 
 @machines
 def test_our_rule_sees_ten_percent(luck: float) -> None:
     assert rates(1.10, luck)["ours"] >= 0.80
+
+
+def test_as_many_seeds_as_are_said_to_be_needed_are_enough_and_one_less_is_not() -> None:
+    harm = [-0.04, 0.03, 0.0, -0.02, 0.02]
+    found = non_inferior([0.0] * 5, harm, direction="min", margin=0.02)
+    needed = seeds_needed(found, 0.02)
+    assert found.verdict == "undecided"
+    assert needed is not None
+    spread = (found.upper - found.mean_harm) / t_quantile(0.95, 4) * math.sqrt(5)
+
+    def upper(seeds: int) -> float:
+        return found.mean_harm + t_quantile(0.95, seeds - 1) * spread / math.sqrt(seeds)
+
+    assert upper(needed) < 0.02 <= upper(needed - 1)
+
+
+def test_no_number_of_seeds_is_named_where_none_would_do() -> None:
+    beyond = non_inferior([0.0] * 3, [0.019, 0.03, 0.02], direction="min", margin=0.02)
+    assert seeds_needed(beyond, 0.02) is None
+    assert seeds_needed(non_inferior([0.0], [0.0], direction="min", margin=0.02), 0.02) is None
+    wild = non_inferior([0.0] * 3, [-1.0, 0.9, 0.1], direction="min", margin=0.02)
+    assert seeds_needed(wild, 0.02) is None

@@ -294,6 +294,23 @@ def non_inferior(
     return NonInferiority(verdict, mean, upper, lower, seeds, f"{words} (mean {mean:.4g}, {seeds} seeds, alpha {alpha:g})")
 
 
+def seeds_needed(found: NonInferiority, margin: float, *, alpha: float = 0.05, most: int = 100) -> int | None:
+    """About how many seeds would show that harm is below `margin`, if mean and spread stay as they were `found`.
+
+    Returns:
+        The number, more than were seen; None where the mean is not below the margin, the spread is not known, or it would
+        take more than `most`.
+    """
+    if found.seeds < 2 or not math.isfinite(found.upper) or found.mean_harm >= margin:
+        return None
+    half = found.upper - found.mean_harm
+    spread = half / t_quantile(1.0 - alpha, found.seeds - 1) * math.sqrt(found.seeds)
+    for seeds in range(found.seeds + 1, most + 1):
+        if found.mean_harm + t_quantile(1.0 - alpha, seeds - 1) * spread / math.sqrt(seeds) < margin:
+            return seeds
+    return None
+
+
 def block_median(values: Sequence[float], num_blocks: int) -> float:
     """Median of the means of consecutive blocks: a level that a few spikes do not move.
 

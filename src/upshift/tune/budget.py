@@ -84,9 +84,9 @@ class Costs:
         updates = int((seconds / PAIRS / MARGIN - overhead) / both_s)
         return min(max(updates, MIN_FINAL_UPDATES, int(MIN_FINAL_S / both_s)), MAX_FINAL_UPDATES)
 
-    def whole_proof_s(self, updates: int, update_s: float) -> float:
+    def whole_proof_s(self, updates: int, update_s: float, pairs: int = PAIRS) -> float:
         """What a final comparison takes whose pairs train for so many updates, those of the whole run."""
-        return PAIRS * self.pair_s(updates, update_s) * MARGIN
+        return pairs * self.pair_s(updates, update_s) * MARGIN
 
     def final_s(self, seconds: float, update_s: float) -> float:
         """What the final comparison will take when about `seconds` are set aside for it."""

@@ -33,6 +33,7 @@ from upshift.tune.names import check_names
 from upshift.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
 from upshift.tune.proof.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
 from upshift.tune.proof.goodput import TargetComparison
+from upshift.tune.proof.more import what_would_settle
 from upshift.tune.proof.target_proof import TargetProof
 from upshift.tune.proof.whole_runs import TargetDesign
 from upshift.tune.trials.arms import Design, turns_that_fit
@@ -292,9 +293,10 @@ class Session:
             return
         training = [item for item in plan.optimizations if item.numerics is Numerics.TRAINING]
         whole = self.planned_updates if training and self.job.quality is not None else None
+        spent_s = self.budget.spent
         comparison, quality = self._final(plan, tuned_s, FIRST_PROOF_SHARE if training else 1.0, whole=whole)
         if quality is not None and quality.verdict != "not_worse" and training:
-            hint = self._more_time(comparison, tuned_s, whole)
+            hint = self._hint(comparison, quality, tuned_s, whole, self.budget.spent - spent_s)
             for words in self.dossier.drop({item.card.name for item in training}, comparison, quality, hint):
                 self.say(words)
             plan = self.dossier.applied_plan()
@@ -382,9 +384,15 @@ class Session:
         spoilt = " (spoilt by a neighbour)" if any(sample.spoilt for sample in last) else ""
         self.say(f"pair {len(so_far.metrics['A'])}: {a / b:.2f}x{spoilt}")
 
-    def _more_time(self, comparison: Comparison, tuned_s: float, whole: int | None) -> str:
-        """Which budget would judge held-out quality by whole runs, in words; empty where it was, or none is known."""
-        if whole is None or all(sample.updates >= whole for sample in comparison.samples if sample.arm == "A"):
+    def _hint(
+        self, comparison: Comparison, quality: NonInferiority, tuned_s: float, whole: int | None, proof_s: float
+    ) -> str:
+        """What would settle the held-out metric, in words; `proof_s`: seconds of the proof that did not."""
+        if whole is None or self.job.quality is None:
             return ""
-        needed_s = self.costs.whole_proof_s(whole, tuned_s) / FIRST_PROOF_SHARE
-        return f". Whole runs would say more: {self.budget.ask_for(needed_s)}"
+        were_whole = all(sample.updates >= whole for sample in comparison.samples if sample.arm == "A")
+
+        def budget_of(pairs: int) -> str:
+            return self.budget.ask_for(self.costs.whole_proof_s(whole, tuned_s, pairs) / FIRST_PROOF_SHARE - proof_s)
+
+        return what_would_settle(quality, self.job.quality.margin, whole_runs=were_whole, budget_of=budget_of)
