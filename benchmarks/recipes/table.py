@@ -74,9 +74,12 @@ def _learnt(part: Result, what: str) -> str:
 
 def _proof(part: Result) -> str:
     final = part["evidence"]["final"]
+    asked = f"Tuning the naive form for up to {part['budget']}"
+    if left_out := part.get("without"):
+        asked += f" without {', '.join(left_out)}"
     if final is None or final.get("low") is None:
-        return f"Tuning the naive form for {part['budget']} proved nothing."
-    words = f"Tuning the naive form for {part['budget']}: **{final['ratio']:.2f}x** "
+        return f"{asked} proved nothing."
+    words = f"{asked}: **{final['ratio']:.2f}x** "
     words += f"({final['low']:.2f} to {final['high']:.2f}, {final['pairs']} pairs of fresh processes)"
     if quality := final["quality"]:
         words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: "

@@ -1,6 +1,6 @@
 """Blood cells (BCCD): 205 microscope pictures to learn from and 87 held out, as the set's own lists split them.
 
-upshift tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 200m --out upshift-out
+upshift tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 175m --without optimizer_batch --out upshift-out
 upshift run benchmarks/recipes/jobs/bccd.py:BccdJob --plan upshift-out/upshift.toml --out upshift-run
 """
 

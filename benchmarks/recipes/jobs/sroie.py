@@ -1,6 +1,6 @@
 """Receipts (SROIE): 80 scans to learn from and 40 held out, text lines as quads.
 
-upshift tune benchmarks/recipes/jobs/sroie.py:NaiveSroieJob --budget 90m --out upshift-out
+upshift tune benchmarks/recipes/jobs/sroie.py:NaiveSroieJob --budget 175m --without optimizer_batch --out upshift-out
 upshift run benchmarks/recipes/jobs/sroie.py:SroieJob --plan upshift-out/upshift.toml --out upshift-run
 
 A scan is up to 2,748 pixels high, and its smallest lines 11. Fitted into 640 x 448 they are 4 to 6 pixels high, so texts are
