@@ -34,7 +34,7 @@ class _Receipts(NaiveOcrJob):
     min_text_size = 3.0
     augment = AugmentSettings(rotate_degrees=2, shear_degrees=1, scale=(0.8, 1.3), blur=0.1, noise=0.1)
     batch_size = 4
-    epochs = 25
+    epochs = 30
     rate = 2e-3
 
 
