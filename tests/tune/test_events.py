@@ -96,7 +96,25 @@ def test_event_facts_outlive_a_quick_profile() -> None:
 def test_a_metric_may_move_as_rounding_moves_it(candidate: Any, passes: bool) -> None:
     base = {"loss": 1.0, "hits": 30.0}
     later = {"loss": 0.9, "hits": 30.0}
-    assert judge_metrics(base, candidate, later)[0] is passes
+    assert judge_metrics(base, base, candidate, later)[0] is passes
+
+
+def test_a_metric_that_does_not_repeat_itself_says_nothing_of_the_weights() -> None:
+    base, again = {"loss": 1.0, "took_ms": 3.1}, {"loss": 1.0, "took_ms": 3.4}
+    passed, words = judge_metrics(base, again, {"loss": 1.0, "took_ms": 1.0}, base)
+    assert passed
+    assert "1 held-out metrics equal to rounding (left out: took_ms" in words
+    assert not judge_metrics(base, base, {"loss": 1.0, "took_ms": 1.0}, base)[0]
+
+
+def test_the_loss_is_judged_whether_it_repeats_itself_or_not() -> None:
+    base, again = {"loss": 1.0}, {"loss": 1.5}
+    assert not judge_metrics(base, again, {"loss": 1.4}, base)[0]
+
+
+def test_a_metric_that_is_never_a_number_is_not_left_out() -> None:
+    never = {"loss": 1.0, "hits": float("nan")}
+    assert not judge_metrics(never, never, {"loss": 1.0, "hits": 30.0}, never)[0]
 
 
 # One process.

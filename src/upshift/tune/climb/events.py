@@ -185,9 +185,9 @@ def _judge(numerics: Numerics, ready: Mapping[str, list[dict[str, Any]]]) -> Gat
         passed, why = False, "what was written is not what was there to be written"
     elif passed:
         why += ", and what was written is what was there"
-    metrics = [ready[arm][number]["metrics"] for arm, number in (("A", 0), ("B", 0), ("A", 1))]
-    if passed and metrics[0]:
-        passed, words = judge_metrics(*metrics)
+    (base, later), candidate = ready["A"], ready["B"][0]
+    if passed and base["metrics"]:
+        passed, words = judge_metrics(base["metrics"], base["metrics_before"], candidate["metrics"], later["metrics"])
         why = f"{training.why}, and {words}" if passed else words
     return GateVerdict(numerics=numerics, verdict="passed" if passed else "failed", why=why)
 

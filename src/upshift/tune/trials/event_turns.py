@@ -58,8 +58,8 @@ class EventTurns:
 
         Returns:
             `seconds` of the part with the events, `quiet_seconds` of the other, `stall_s` in which the training stood
-            still for the events, the `losses` of the updates, the held-out `metrics`, the account of the machine, and
-            `faithful` where checked.
+            still for the events, the `losses` of the updates, the held-out `metrics`, the account of the machine, and where
+            checked `faithful`, and for `validation` the `metrics_before` of another pass over the same weights.
         """
         act = {"report": self._report, "checkpoint": self._save, "validation": self._validate}[event]
         losses_before = len(self._loop.losses)
@@ -126,7 +126,8 @@ class EventTurns:
 
     def _validate(self, found: dict[str, Any], _updates: int, repeats: int, max_batches: int | None) -> None:
         started = perf_counter()
-        for _ in range(repeats):
+        for _ in range(max(repeats, 2) if self._checks else repeats):
+            found["metrics_before"] = found["metrics"]
             found["metrics"] = self._work.validate(max_batches=max_batches)
         found["stall_s"] = perf_counter() - started
 
