@@ -12,6 +12,7 @@ from torch import nn
 
 from upshift.core.errors import TrialError
 from upshift.script.entry.hooks import is_agent
+from upshift.script.watch import own_cost
 from upshift.script.watch.fetch import Fetch
 from upshift.script.watch.judge import ceilings, phase_seconds, profile, where
 from upshift.script.watch.kinds import Trained
@@ -297,11 +298,11 @@ def test_what_is_passed_without_a_note_is_counted_and_costs(monkeypatch: pytest.
     finally:
         seams.remove()
     assert recorder.passed == 2 * 4  # inner modules of the two steps that count
-    monkeypatch.setattr("upshift.script.watch.record.event_cost_s", lambda: 0.0)
+    monkeypatch.setattr(own_cost, "of_seams", lambda make: (0.0, own_cost.passing_s(make())))
     cost = report(recorder)["own_cost_frac"]
     assert 0 < cost < 1
     recorder.passed *= 2
-    monkeypatch.setattr("upshift.script.watch.record.passing_cost_s", lambda: 1e-6)
+    monkeypatch.setattr(own_cost, "of_seams", lambda _make: (0.0, 1e-6))
     assert report(recorder)["own_cost_frac"] == pytest.approx(16e-6 / sum(map(sum, recorder.steps)))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from time import perf_counter
 from typing import Any
 
+from upshift.script.watch import own_cost
 from upshift.script.watch.leader import Leader
 from upshift.script.watch.rest import FULL_ONE_IN, Usual, is_light
 
@@ -329,48 +330,12 @@ class Recorder:
             current[FETCHED] = current[MOVED] = 0.0
 
 
-def event_cost_s(calls: int = 2000) -> float:
-    """Seconds that one seam takes of its own, measured here."""
-    recorder = Recorder(updates=0, seconds=0.0)
-    started = perf_counter()
-    for _ in range(calls):
-        if recorder.free():
-            recorder.enter(LOGGING)
-            recorder.leave()
-    return (perf_counter() - started) / calls
-
-
-def passing_cost_s(calls: int = 2000, rounds: int = 5) -> float:
-    """Seconds that a seam takes of its own where it notes nothing, measured here: the least of a few rounds."""
-    recorder = Recorder(updates=0, seconds=0.0)
-    recorder.enter(FORWARD)
-
-    def original(*_args: Any, **_kwargs: Any) -> None:
-        return None
-
-    def seam(*args: Any, **kwargs: Any) -> None:
-        if not recorder.free():
-            recorder.passed += 1
-            return original(*args, **kwargs)
-        return None
-
-    def best(function: Callable[[object], None]) -> float:
-        taken = []
-        for _ in range(rounds):
-            started = perf_counter()
-            for _ in range(calls):
-                function(recorder)
-            taken.append(perf_counter() - started)
-        return min(taken) / calls
-
-    return max(best(seam) - best(original), 0.0)
-
-
 def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
     """What was seen, as JSON: steps, seconds of each phase in each of them, places, and what we cost."""
     steps = list(recorder.steps)
     wall = sum(map(sum, steps))
-    cost = event_cost_s() * recorder.events + passing_cost_s() * recorder.passed
+    seam, passing = own_cost.of_seams(lambda: Recorder(updates=0, seconds=0.0))
+    cost = seam * recorder.events + passing * recorder.passed
     return {
         "steps": len(steps),
         "phases": list(PHASES),

@@ -1,0 +1,43 @@
+"""What a seam takes of its own is what it takes, not what a clock around it takes."""
+
+from __future__ import annotations
+
+import time
+
+from upshift.script.watch import own_cost
+from upshift.script.watch.record import Recorder
+
+SEAM_S = 2e-4
+
+
+class _Slow:
+    """A clock whose seams take some time."""
+
+    passed = 0
+
+    def __init__(self, *, free: bool) -> None:
+        self._free = free
+
+    def free(self) -> bool:
+        time.sleep(SEAM_S)
+        return self._free
+
+    def enter(self, _phase: int, /) -> None:
+        return None
+
+    def leave(self) -> None:
+        return None
+
+
+def test_a_slow_seam_is_seen_to_be_slow() -> None:
+    assert SEAM_S <= own_cost.noting_s(_Slow(free=True)) < 50 * SEAM_S
+    clock = _Slow(free=False)
+    assert SEAM_S <= own_cost.passing_s(clock) < 50 * SEAM_S
+    assert clock.passed == own_cost.CALLS
+
+
+def test_the_seams_of_the_real_clock_cost_microseconds() -> None:
+    noting, passing = own_cost.of_seams(lambda: Recorder(updates=0, seconds=0.0))
+    assert 0 < noting < 1e-3
+    assert 0 <= passing < 1e-3
+    assert own_cost.of_seams(lambda: Recorder(updates=0, seconds=0.0)) == (noting, passing)
