@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 from upshift.tune.proof.numerics import (
     MIN_UPDATES,
+    GateVerdict,
     Rows,
     Settled,
     UpdateSample,
@@ -106,23 +106,26 @@ def test_rounding_fails_for_garbage_gradients_though_the_losses_agree(spoil: Any
 def test_gradients_that_are_chaotic_in_a_fresh_network_are_looked_at_a_little_later() -> None:
     base, chaos = gradients(), gradients(seed=9)
     near = base * np.float32(1.001)
-    calm = judge_rounding(CURVE, CURVE, [OTHER], base, chaos, settled=lambda: Settled(base, near, 64))
+
+    def judged(*later: Any) -> GateVerdict:
+        points = [Settled(base, rows, 16 * 2**number) for number, rows in enumerate(later)]
+        return judge_rounding(CURVE, CURVE, [OTHER], base, chaos, settled=lambda: points)
+
+    calm = judged(chaos, near)
     assert calm.verdict == "passed"
     assert "at the initial weights" in calm.why
-    assert "after 64 updates" in calm.why
+    assert "after 16 updates" in calm.why
+    assert "after 32 updates" in calm.why
+    assert "after 32 updates" not in judged(near, chaos).why  # one point is enough
     broken = np.full_like(base, math.nan)
     for later in (chaos, -base, np.zeros_like(base), broken):
-        pair = Settled(base, later, 64)
-        assert judge_rounding(CURVE, CURVE, [OTHER], base, chaos, settled=partial(_same, pair)).verdict == "failed"
-    assert judge_rounding(CURVE, CURVE, [OTHER], base, chaos, settled=lambda: None).verdict == "failed"
-
-
-def _same(pair: Settled) -> Settled:
-    return pair
+        assert judged(later, later, later).verdict == "failed"
+    assert judged(broken, near).verdict == "failed"
+    assert judged().verdict == "failed"
 
 
 def test_nobody_trains_on_for_a_change_that_is_refused_or_passed_anyway() -> None:
-    def settled() -> Settled:
+    def settled() -> list[Settled]:
         raise AssertionError("asked for")
 
     base, moved = gradients(), [loss + 0.5 for loss in CURVE]

@@ -1,13 +1,14 @@
 """A live process under a plan, and what the numerics gate asks of two of them.
 
-Gradients are held against each other at the initial weights. Where these differ by much, they are asked for once more, at
+Gradients are held against each other at the initial weights. Where these differ by much, they are asked for again, at
 weights that the base has trained to. A fresh network may be chaotic: behind many norms a thousandth of a weight turns its
-gradient about, and so does any other rounding, while a few dozen updates later neither does. A defect stays where it was.
+gradient about, and so does any other rounding, while a few dozen updates later neither does; where the rate is at its
+highest it may be so once more. A defect is there at every point, so one point without it is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -29,9 +30,9 @@ from upshift.tune.proof.numerics import (
 from upshift.tune.trials.trial import Trial
 
 GRADIENT_BATCHES = 3
-SETTLING_UPDATES = 64
+SETTLING_UPDATES = (16, 32, 64)
 SETTLING_S = 40.0
-"""The base trains for so many updates, or for so long, before gradients are looked at once more."""
+"""The base trains for so many updates, each time from the start, or for so long, before gradients are looked at again."""
 
 Found = TypeVar("Found")
 
@@ -62,7 +63,7 @@ class Resident:
         gradients: Its gradients at the initial weights, `[batches, coordinates]`.
         updates: What its first updates do.
         filling_s: Seconds that filling its caches takes beforehand, for each update that is measured.
-        later: Where it trained to, once it was asked: several challengers may want it.
+        later: Where it trained to, once it was asked, one point after the other: several challengers may want them.
     """
 
     trial: Trial
@@ -71,13 +72,13 @@ class Resident:
     gradients: Rows | None = None
     updates: UpdateSample | None = None
     filling_s: float = 0.0
-    later: Later | None = None
+    later: list[Later] = field(default_factory=list)
 
     def end(self) -> None:
         """End the process, and remove what it wrote."""
         self.trial.end()
-        if self.later is not None:
-            self.later.weights.unlink(missing_ok=True)
+        for later in self.later:
+            later.weights.unlink(missing_ok=True)
 
     def awake(self, act: Callable[[Resident], Found]) -> Found:
         """Do something with the frozen process, which is frozen again afterwards."""
@@ -99,20 +100,28 @@ class Resident:
         if self.updates is None and numerics is Numerics.ROUNDING:
             self.updates = UpdateSample.from_dict(self.trial.call("updates"))
 
-    def train_on(self, folder: Path) -> Later:
-        """Train the frozen process on for a while, once; it is at the start of the run afterwards, and frozen."""
-        if self.later is None:
-            self.later = self.awake(lambda r: r._settled(folder))  # noqa: SLF001  its own
-        return self.later
+    def points(self, folder: Path) -> Iterator[Later]:
+        """Train the frozen process on, further each time; in between it is at the start of the run, and frozen."""
+        for number, updates in enumerate(SETTLING_UPDATES):
+            if number == len(self.later):
+                self.trial.thaw()
+                try:
+                    self.later.append(self._settled(folder, updates))
+                finally:
+                    self.trial.freeze()
+            if self.later[number].updates:
+                yield self.later[number]
+            if self.later[number].updates < updates:
+                return  # the run, or the time, is at its end
 
     def gradients_at(self, weights: Path, folder: Path) -> Rows:
         """Gradients of the frozen process at the weights of a file; no row where the model has others."""
         return self.awake(lambda r: r._gradients(folder, weights))  # noqa: SLF001  its own
 
-    def _settled(self, folder: Path) -> Later:
-        weights = folder / f"settled-{self.trial.pid}.pt"
+    def _settled(self, folder: Path, most: int) -> Later:
+        weights = folder / f"settled-{self.trial.pid}-{most}.pt"
         at = str(weights.resolve())
-        updates = int(self.trial.call("settle", updates=SETTLING_UPDATES, seconds=SETTLING_S, path=at)["updates"])
+        updates = int(self.trial.call("settle", updates=most, seconds=SETTLING_S, path=at)["updates"])
         gradients = self._gradients(folder, weights) if updates else np.empty((0, 0), dtype=np.float32)
         return Later(updates, weights, gradients)
 
@@ -130,7 +139,7 @@ def judge_numerics(
     base: Resident,
     challenger: Resident,
     others: list[list[float]],
-    settled: Callable[[], Settled | None],
+    settled: Callable[[], Iterable[Settled]],
 ) -> GateVerdict:
     """What the gate says of two frozen processes that did the same updates; gradients were sampled of both.
 
@@ -139,7 +148,7 @@ def judge_numerics(
         base: Without it.
         challenger: With it.
         others: Loss curves of the plain job with other seeds.
-        settled: Gradients of both at weights that the base trained to, see `settled_pair`; asked for where it matters.
+        settled: Gradients of both at weights that the base trained to, see `settled_pairs`; asked for where it matters.
     """
     if numerics is Numerics.TRAINING:
         return judge_training(base.losses, challenger.losses)
@@ -153,18 +162,18 @@ def judge_numerics(
     return judge_rounding(base.losses, challenger.losses, others, base.gradients, challenger.gradients, settled=settled)
 
 
-def settled_pair(base: Resident, challenger: Resident, folder: Path) -> Settled | None:
-    """Let the base train on for a while, and sample both at the weights it came to.
+def settled_pairs(base: Resident, challenger: Resident, folder: Path) -> Iterator[Settled]:
+    """Let the base train on for a while, further each time, and sample both at the weights it came to.
 
-    Returns:
-        The gradients of both, and after how many updates; None where the processes are groups of ranks, or where their
+    Yields:
+        The gradients of both, and after how many updates; nothing where the processes are groups of ranks, or where their
         models have different parameters.
     """
-    later = base.train_on(folder)
-    if not later.updates:
-        return None
-    new = challenger.gradients_at(later.weights, folder)
-    return Settled(later.gradients, new, later.updates) if len(new) else None
+    for later in base.points(folder):
+        new = challenger.gradients_at(later.weights, folder)
+        if not len(new):
+            return
+        yield Settled(later.gradients, new, later.updates)
 
 
 def _skipping(old: Resident, new: Resident) -> str:

@@ -7,7 +7,7 @@ start from the same weights and see the same batches, so losses and gradients ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -17,7 +17,7 @@ from upshift.core.errors import TrialError
 from upshift.core.optimization import Numerics, Optimization
 from upshift.core.plan import Plan
 from upshift.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
-from upshift.tune.climb.resident import Resident, judge_numerics, settled_pair
+from upshift.tune.climb.resident import Resident, judge_numerics, settled_pairs
 from upshift.tune.proof.compare import NEIGHBOUR, Comparison
 from upshift.tune.proof.numerics import GateVerdict, Settled
 from upshift.tune.trials.arms import warmup
@@ -301,10 +301,10 @@ class Screen:
                 resident.awake(lambda r: r.sample(numerics, folder))
         return judge_numerics(numerics, base, challenger, self.others, lambda: self._settled(base, challenger))
 
-    def _settled(self, base: Resident, challenger: Resident) -> Settled | None:
-        """The gradients of both a little later in the run, for a second look."""
+    def _settled(self, base: Resident, challenger: Resident) -> Iterable[Settled]:
+        """The gradients of both a little later in the run, for further looks."""
         self.say("  the gradients differ at the initial weights: training on, to look once more")
-        return settled_pair(base, challenger, Path(self.setting.folder))
+        return settled_pairs(base, challenger, Path(self.setting.folder))
 
     def _drop_challenger(self) -> None:
         if self.challenger is not None:

@@ -13,7 +13,7 @@ No fixed tolerance anywhere: what is small is said by the baseline itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -132,7 +132,7 @@ def judge_rounding(
     baseline_gradients: Rows,
     candidate_gradients: Rows,
     *,
-    settled: Callable[[], Settled | None] = lambda: None,
+    settled: Callable[[], Iterable[Settled]] = tuple,
 ) -> GateVerdict:
     """Small against chance.
 
@@ -142,7 +142,8 @@ def judge_rounding(
         others: Losses of the baseline with other seeds, at least one.
         baseline_gradients: `[batches, coordinates]` at the initial weights.
         candidate_gradients: The same for the candidate.
-        settled: Gives the gradients of both later in the run; asked for where those at the initial weights alone say no.
+        settled: Gives the gradients of both at points later in the run; asked for, one after the other, while gradients
+            alone say no.
     """
     compared = min([len(baseline), len(candidate), *(len(other) for other in others)])
     if compared < MIN_UPDATES or not others:
@@ -155,9 +156,13 @@ def judge_rounding(
     error, cosine = gradient_error(baseline_gradients, candidate_gradients)
     shift = loss_shift(baseline[:compared], candidate[:compared], [other[:compared] for other in others])
     seen = f"gradient error {error:.2g} of the difference between batches"
-    if error > MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT and (later := settled()) is not None:
-        error, cosine = gradient_error(later.baseline, later.candidate)
-        seen += f" at the initial weights, {error:.2g} after {later.updates} updates"
+    if error > MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT:
+        for later in settled():
+            seen += " at the initial weights" if "at the" not in seen else ""
+            error, cosine = gradient_error(later.baseline, later.candidate)
+            seen += f", {error:.2g} after {later.updates} updates"
+            if error <= MAX_GRADIENT_ERROR or not math.isfinite(error):
+                break
     words = (
         f"{seen} (at most {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
         f"loss moved {shift:.2g} of what another seed moves it (at most {MAX_LOSS_SHIFT}), over {compared} updates"

@@ -7,6 +7,7 @@ losses and gradients can be held against each other step by step.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -134,9 +135,9 @@ class ScriptScreen(Screen):
     def _start_base(self, plan: Plan) -> Resident:
         return Resident(trial=Trial(self.setting, plan, seed=self.seed))
 
-    def _settled(self, base: Resident, challenger: Resident) -> Settled | None:
+    def _settled(self, base: Resident, challenger: Resident) -> Iterable[Settled]:
         """Nothing: a script does not go back to weights that it had."""
-        return None
+        return ()
 
     def _sample_steps(self, resident: Resident) -> None:
         path = Path(self.setting.folder) / f"gradients-{resident.trial.pid}.npy"
