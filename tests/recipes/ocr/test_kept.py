@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from upshift.recipes.findings import Findings
+from upshift.recipes.ocr import kept as kept_module
 from upshift.recipes.ocr.data import OcrData, prepared
 from upshift.recipes.ocr.kept import HeldData, KeptData
 from upshift.recipes.ocr.maps import MapSettings
@@ -26,7 +27,11 @@ def pages(tmp_path: Path) -> OcrData:
     return OcrData(read_regions(tmp_path / "images", tmp_path / "labels", Findings()))
 
 
-def test_what_is_kept_is_what_is_made_anew(pages: OcrData, tmp_path: Path) -> None:
+@pytest.mark.parametrize("near_bytes", [0, 150_000, 2**30])
+def test_what_is_kept_is_what_is_made_anew(
+    pages: OcrData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near_bytes: int
+) -> None:
+    monkeypatch.setattr(kept_module, "NEAR_BYTES", near_bytes)
     kept = KeptData(pages, SIZE, SETTINGS, tmp_path / "kept")
     for _ in range(2):
         for index in range(len(kept)):
@@ -42,7 +47,8 @@ def test_what_is_kept_is_what_is_made_anew(pages: OcrData, tmp_path: Path) -> No
             np.testing.assert_array_equal(targets[1], plain.shrink_mask)
             assert targets[2] > 0
     assert (len(kept.pictures), len(kept.targets)) == (3, 3)
-    assert (kept.targets.stats.hits, kept.targets.stats.misses) == (3, 3)
+    in_memory = {0: 0, 150_000: 1, 2**30: 3}[near_bytes]
+    assert (kept.targets.stats.hits, kept.targets.stats.misses) == (3 - in_memory, 3)
 
 
 def test_another_process_finds_what_was_kept(pages: OcrData, tmp_path: Path) -> None:

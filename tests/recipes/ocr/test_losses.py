@@ -132,3 +132,28 @@ def test_the_compiled_losses_take_half_precision_in_any_memory_order() -> None:
     torch.testing.assert_close(loss.detach(), db_loss(half, *targets), rtol=1e-5, atol=1e-6)
     assert strided.grad is not None
     assert strided.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+@pytest.mark.parametrize("pixel", ["text", "none"])
+def test_a_logit_that_is_no_number_makes_the_compiled_losses_none(channel: int, pixel: str) -> None:
+    logits, shrink, mask, thresh, border = maps(0.2, 0)
+    counts = (mask == 1) & (border == 1) & (shrink == (pixel == "text"))
+    row, y, x = (int(at) for at in counts.nonzero()[0])
+    logits[row, channel, y, x] = math.nan
+    assert torch.isnan(fused_db_loss(logits, shrink, mask, thresh, border))
+    if channel == 0:
+        assert torch.isnan(fused_probability_loss(logits[:, :1], shrink, mask))
+
+
+@pytest.mark.parametrize("side", [1, 22, 23, 91])
+def test_the_compiled_losses_are_the_same_whatever_the_number_of_pixels(side: int) -> None:
+    generator = torch.Generator().manual_seed(side)
+    logits = torch.randn(3, 2, side, side, generator=generator).requires_grad_()
+    targets = [(torch.rand(3, side, side, generator=generator) < 0.3).to(torch.uint8) for _ in range(3)]
+    shrink, mask, border = targets
+    thresh = torch.rand(3, side, side, generator=generator)
+    found = fused_db_loss(logits, shrink, mask, thresh, border)
+    torch.testing.assert_close(found, db_loss(logits, shrink, mask, thresh, border), rtol=1e-5, atol=1e-6)
+    held = [way(logits[:, :1].detach(), shrink, mask) for way in (probability_loss, fused_probability_loss)]
+    torch.testing.assert_close(held[0], held[1], rtol=1e-5, atol=1e-6)

@@ -7,14 +7,13 @@ sorted: NumPy sorts by vector instructions, and is slow to partition the even st
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from upshift.recipes.needed import compiled
+from upshift.recipes.needed import needed
 from upshift.recipes.ocr.losses import (
     BINARY_WEIGHT,
     NEGATIVES_PER_POSITIVE,
@@ -26,8 +25,8 @@ from upshift.recipes.ocr.losses import (
 )
 
 Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
+_KERNELS = f"{__package__}.kernels_loss"
 _EPS = 1e-6
 
 
@@ -65,10 +64,12 @@ def fused_probability_loss(logits: torch.Tensor, shrink: torch.Tensor, shrink_ma
     """
     if logits.device.type != "cpu" or logits.requires_grad:
         return probability_loss(logits, shrink, shrink_mask)
-    said, negatives = _flat(logits.float()), np.empty(shrink.numel(), dtype=np.float32)
-    positive_loss, num_positive, num_negative = compiled(positives)(said, _flat(shrink), _flat(shrink_mask), negatives)
-    hardest = _hardest(negatives[:num_negative], num_positive)
-    loss = positive_loss + compiled(negative_loss)(hardest)
+    kernels = needed(_KERNELS)
+    negatives, sums = np.empty(shrink.numel(), dtype=np.float32), np.zeros(3)
+    kernels.positives(_flat(logits.float()), _flat(shrink), _flat(shrink_mask), negatives, sums)
+    positive_loss, num_positive, num_pixels = float(sums[0]), round(sums[1]), round(sums[2])
+    hardest = _hardest(negatives, num_positive, num_pixels - num_positive)
+    loss = positive_loss + kernels.negative_loss(hardest)
     return torch.tensor(PROBABILITY_WEIGHT * loss / (num_positive + len(hardest) + _EPS), dtype=torch.float32)
 
 
@@ -82,17 +83,16 @@ class _Losses(torch.autograd.Function):
         said = logits.detach().float().contiguous().view(batch, 2, height * width).numpy()
         truth, mask, thresh, thresh_mask = (target.contiguous().view(batch, height * width).numpy() for target in targets)
         gradient, steep = np.empty_like(said), np.empty(truth.shape, dtype=np.float32)
-        negatives = np.empty(truth.size, dtype=np.float32)
-        sums = compiled(first_pass)(said, truth, mask, thresh, thresh_mask, gradient, steep, negatives)
-        positive_loss, num_positive, num_negative, away, num_border, overlap, found, real = sums
-        hardest = _hardest(negatives[:num_negative], num_positive)
+        negatives, sums = np.empty(truth.shape, dtype=np.float32), np.zeros(8)
+        kernels, maps = needed(_KERNELS), (truth, mask, thresh, thresh_mask)
+        kernels.first_pass(said, *maps, np.float32(STEEPNESS), gradient, steep, negatives, sums)
+        positive_loss, _, away, num_border, overlap, found, real, _ = (float(value) for value in sums)
+        num_positive, num_pixels = round(sums[1]), round(sums[7])
+        hardest = _hardest(negatives.reshape(-1), num_positive, num_pixels - num_positive)
         both, counted, union = num_positive + len(hardest) + _EPS, max(num_border, 1.0), found + real + _EPS
-        compiled(second_pass)(
+        kernels.second_pass(
             said,
-            truth,
-            mask,
-            thresh,
-            thresh_mask,
+            *maps,
             gradient,
             steep,
             hardest[0] if len(hardest) else np.float32(np.inf),
@@ -103,7 +103,7 @@ class _Losses(torch.autograd.Function):
         )
         ctx.gradient = torch.from_numpy(gradient).view(logits.shape).to(logits.dtype)
         loss = (
-            PROBABILITY_WEIGHT * (positive_loss + compiled(negative_loss)(hardest)) / both
+            PROBABILITY_WEIGHT * (positive_loss + kernels.negative_loss(hardest)) / both
             + THRESHOLD_WEIGHT * away / counted
             + BINARY_WEIGHT * (1 - 2 * overlap / union)
         )
@@ -112,7 +112,8 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the gradient that is there."""
-        return ctx.gradient * outer[0], None, None, None, None
+        gradient = ctx.gradient if outer[0] == 1 else ctx.gradient * outer[0]
+        return gradient, None, None, None, None
 
 
 def warm() -> None:
@@ -134,107 +135,7 @@ def _flat(values: torch.Tensor) -> npt.NDArray[Any]:
     return flat
 
 
-def _hardest(negatives: Floats, num_positive: int) -> Floats:
-    """The logits of the negatives that count, rising."""
-    wanted = min(len(negatives), int(num_positive * NEGATIVES_PER_POSITIVE))
+def _hardest(negatives: Floats, num_positive: int, num_negative: int) -> Floats:
+    """The logits of the negatives that count, rising; `negatives` has others, of minus infinity, as well."""
+    wanted = min(num_negative, int(num_positive * NEGATIVES_PER_POSITIVE))
     return np.sort(negatives)[len(negatives) - wanted :]
-
-
-def positives(said: Floats, truth: Bytes, mask: Bytes, negatives: Floats) -> tuple[float, int, int]:
-    """The cross entropy of all positive pixels, how many they are, and how many negatives; their logits are gathered."""
-    loss, num_positive, num_negative = 0.0, 0, 0
-    for i in range(len(said)):
-        if mask[i]:
-            x = said[i]
-            if truth[i]:
-                num_positive += 1
-                loss += math.log1p(math.exp(-abs(x))) + max(-x, np.float32(0))
-            else:
-                negatives[num_negative] = x
-                num_negative += 1
-    return loss, num_positive, num_negative
-
-
-def negative_loss(hardest: Floats) -> float:
-    """The cross entropy of the negatives that count."""
-    loss = 0.0
-    for x in hardest:
-        loss += math.log1p(math.exp(-abs(x))) + max(x, np.float32(0))
-    return loss
-
-
-def first_pass(  # noqa: PLR0917  a kernel: Numba takes no keywords
-    said: Floats,
-    truth: Bytes,
-    mask: Bytes,
-    thresh: Floats,
-    thresh_mask: Bytes,
-    gradient: Floats,
-    steep: Floats,
-    negatives: Floats,
-) -> tuple[float, int, int, float, float, float, float, float]:
-    """All sums over the pixels; leaves the two probabilities in `gradient` and the slope of the binary map in `steep`."""
-    loss, num_positive, num_negative, away, num_border = 0.0, 0, 0, 0.0, 0.0
-    overlap, found, real = 0.0, 0.0, 0.0
-    one: Any = np.float32(1)
-    k = np.float32(STEEPNESS)
-    for row in range(said.shape[0]):
-        for i in range(said.shape[2]):
-            x = said[row, 0, i]
-            e = math.exp(-abs(x))
-            p = one / (one + e) if x >= 0 else e / (one + e)
-            t = one / (one + math.exp(-said[row, 1, i]))
-            b = one / (one + math.exp(-k * (p - t)))
-            gradient[row, 0, i], gradient[row, 1, i] = p, t
-            steep[row, i] = k * b * (one - b)
-            if mask[row, i]:
-                found += b
-                if truth[row, i]:
-                    num_positive += 1
-                    real += 1.0
-                    overlap += b
-                    loss += math.log1p(e) + max(-x, np.float32(0))
-                else:
-                    negatives[num_negative] = x
-                    num_negative += 1
-            if thresh_mask[row, i]:
-                away += abs(t - thresh[row, i])
-                num_border += 1.0
-    return loss, num_positive, num_negative, away, num_border, overlap, found, real
-
-
-def second_pass(  # noqa: PLR0917  a kernel: Numba takes no keywords
-    said: Floats,
-    truth: Bytes,
-    mask: Bytes,
-    thresh: Floats,
-    thresh_mask: Bytes,
-    gradient: Floats,
-    steep: Floats,
-    least: np.float32,
-    of_probability: np.float32,
-    of_threshold: np.float32,
-    of_binary: np.float32,
-    of_overlap: np.float32,
-) -> None:
-    """Put the gradient in the place of the probabilities."""
-    one, zero = np.float32(1), np.float32(0)
-    for row in range(said.shape[0]):
-        for i in range(said.shape[2]):
-            p, t = gradient[row, 0, i], gradient[row, 1, i]
-            to_p, to_t = zero, zero
-            if mask[row, i]:
-                slope = steep[row, i] * (of_binary - of_overlap * truth[row, i])
-                to_p = slope * p * (one - p)
-                to_t = -slope
-                if truth[row, i]:
-                    to_p += of_probability * (p - one)
-                elif said[row, 0, i] >= least:
-                    to_p += of_probability * p
-            if thresh_mask[row, i]:
-                if t > thresh[row, i]:
-                    to_t += of_threshold
-                elif t < thresh[row, i]:
-                    to_t -= of_threshold
-            gradient[row, 0, i] = to_p
-            gradient[row, 1, i] = to_t * t * (one - t)

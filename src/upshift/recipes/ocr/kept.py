@@ -31,11 +31,16 @@ from upshift.recipes.pictures import Picture
 
 Targets: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], float]"
 """The shrunk texts and where they count, each `uint8 [height, width]`, and the milliseconds it took to have them."""
+Masks: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]"
 HeldSample: TypeAlias = "tuple[Picture, Points, Offsets, Ignored, Targets | None]"
 """A canonical picture, its polygons, and its targets where they are at hand."""
 
 MAX_BYTES = 16 * 2**30
 """What pictures, and what targets, may take on disk each; when it is full, the rest is made anew at each pass."""
+
+
+NEAR_BYTES = 512 * 2**20
+"""What a process keeps in its memory of them, so that they are not looked up and unpacked at each pass."""
 
 
 class HeldData(Dataset[HeldSample]):
@@ -57,7 +62,9 @@ class HeldData(Dataset[HeldSample]):
 
 
 class KeptData(Dataset[HeldSample]):
-    """Held-out pictures and their targets, kept.
+    """Held-out pictures and their targets, kept: the first ones in memory, all of them on disk.
+
+    Of those in memory it is not asked again whether their files have changed.
 
     Args:
         data: The raw samples.
@@ -74,18 +81,35 @@ class KeptData(Dataset[HeldSample]):
         place = folder or _folder(os.environ.get(FOLDER_VARIABLE, ""))
         self.pictures = MappedCache(place / "pictures", MAX_BYTES)
         self.targets = MapCache(place / "targets", MAX_BYTES)
+        self._near: dict[int, tuple[Sample, Masks]] = {}
+        self._room = NEAR_BYTES
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, index: int) -> HeldSample:
-        sample = self._canonical(self._data[index])
         start = time.perf_counter()
+        near = self._near.get(index)
+        if near is None:
+            sample = self._canonical(self._data[index])
+            start = time.perf_counter()
+            masks = self._masks(index, sample)
+            self._remember(index, sample, masks)
+        else:
+            sample, masks = near
+        return (*sample, (*masks, 1e3 * (time.perf_counter() - start)))
+
+    def _masks(self, index: int, sample: Sample) -> Masks:
         polygons = polygons_of(*sample[1:])
         key = map_key(self._data[index][0], content_of(polygons), "canonical", self._size, self._settings)
         maps = self.targets.get_or_make(key, polygons, self._size, self._settings)
-        spent_ms = 1e3 * (time.perf_counter() - start)
-        return (*sample, (maps.shrink, maps.shrink_mask, spent_ms))
+        return maps.shrink, maps.shrink_mask
+
+    def _remember(self, index: int, sample: Sample, masks: Masks) -> None:
+        size = sum(part.nbytes for part in (*sample, *masks))
+        if size <= self._room:
+            self._near[index] = sample, masks
+            self._room -= size
 
     def _canonical(self, raw: RawSample) -> Sample:
         path, points, offsets, ignored = raw

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
+
+from upshift.recipes.ocr.normed import can_norm, norm_relu
+from upshift.recipes.ocr.together import through_heads
 
 Backbone: TypeAlias = Literal["resnet", "mobile"]
 
@@ -37,7 +40,8 @@ class ConvNorm(nn.Module):
 
     Attributes:
         folds: Whether, when not in training, the norm is made part of the convolution: one pass over memory in place of
-            two. The same mathematics, rounded otherwise. The folded weights are made at each call, never kept.
+            two. The same mathematics, rounded otherwise. The folded weights are made at each call, never kept. In training
+            with bfloat16 on a CPU norm and ReLU are one operation: see `norm_relu`.
     """
 
     def __init__(self, convolution: nn.Conv2d | nn.ConvTranspose2d, *, relu: bool = True) -> None:
@@ -47,8 +51,23 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[batch, inputs, height, width]` to `[batch, outputs, ...]`."""
-        out: torch.Tensor = self.norm(self.convolution(x)) if self.training or not self.folds else self._folded(x)
+        if self.folds and not self.training:
+            out = self._folded(x)
+        else:
+            out = self.convolution(x)
+            if self.folds and self.relu and can_norm(out):
+                return norm_relu([self.norm], out)
+            out = self.norm(out)
         return F.relu_(out) if self.relu else out
+
+    def beside(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The positive part of what `forward` gives plus `other`."""
+        if self.folds and self.training:
+            out = self.convolution(x)
+            if can_norm(out) and other.dtype is out.dtype:
+                return norm_relu([self.norm], out, other)
+            return F.relu_(self.norm(out) + other)
+        return F.relu_(self(x) + other)
 
     def _folded(self, x: torch.Tensor) -> torch.Tensor:
         layer, norm = self.convolution, self.norm
@@ -81,7 +100,7 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[batch, inputs, height, width]` to `[batch, outputs, height / stride, width / stride]`."""
-        return F.relu(self.last(self.first(x)) + self.around(x))
+        return self.last.beside(self.first(x), self.around(x))
 
 
 class Inverted(nn.Module):
@@ -130,16 +149,35 @@ class Stages(nn.Module):
         return features
 
 
+class Enlarged(torch.autograd.Function):
+    """Each pixel repeated, as `F.interpolate` does it; the gradient is summed up by pooling, which a CPU does sooner."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, times: int) -> torch.Tensor:
+        """Map `[batch, channels, height, width]` to as many times the height and width."""
+        ctx.times = times
+        return F.interpolate(x, scale_factor=float(times), mode="nearest")
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Sum the gradients of the pixels that one became."""
+        return F.avg_pool2d(outer[0], ctx.times, divisor_override=1), None
+
+
 class Pyramid(nn.Module):
     """A feature pyramid: what coarse features know is added to the fine ones, and all four are laid side by side.
 
     Args:
         channels: Of the four features, the finest first.
         inner: Channels of the output; a multiple of 4.
+
+    Attributes:
+        pools: Whether the gradient of what is enlarged is summed up by pooling.
     """
 
     def __init__(self, channels: Sequence[int], inner: int) -> None:
         super().__init__()
+        self.pools = False
         self.lateral = nn.ModuleList(conv(count, inner, 1) for count in channels)
         self.smooth = nn.ModuleList(conv(inner, inner // 4) for _ in channels)
 
@@ -147,11 +185,17 @@ class Pyramid(nn.Module):
         """Map the features to `[batch, inner, height / 4, width / 4]`."""
         levels = [lateral(feature) for lateral, feature in zip(self.lateral, features, strict=True)]
         for fine in range(len(levels) - 2, -1, -1):
-            levels[fine] = levels[fine] + F.interpolate(levels[fine + 1], scale_factor=2.0, mode="nearest")
+            levels[fine] = levels[fine] + self._enlarged(levels[fine + 1], 2)
         smooth = [layer(level) for layer, level in zip(self.smooth, levels, strict=True)]
         out = [smooth[0]]
-        out += [F.interpolate(level, scale_factor=float(2**at), mode="nearest") for at, level in enumerate(smooth[1:], 1)]
+        out += [self._enlarged(level, 2**at) for at, level in enumerate(smooth[1:], 1)]
         return torch.cat(out, dim=1)
+
+    def _enlarged(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        if not self.pools:
+            return F.interpolate(x, scale_factor=float(times), mode="nearest")
+        out: torch.Tensor = Enlarged.apply(x, times)  # type: ignore[no-untyped-call]
+        return out
 
 
 class Head(nn.Sequential):
@@ -160,6 +204,10 @@ class Head(nn.Sequential):
     Args:
         inner: Channels of the pyramid.
         prior: What the map is everywhere before training, as a probability.
+
+    Attributes:
+        shuffles: Whether the last layer, whose steps are as long as it is wide, is computed as a convolution of one pixel
+            with four outputs, which are then laid out. The same mathematics; with bfloat16 on a CPU it takes less time.
     """
 
     def __init__(self, inner: int, prior: float) -> None:
@@ -167,9 +215,27 @@ class Head(nn.Sequential):
         last = nn.ConvTranspose2d(narrow, 1, 2, stride=2)
         wider = nn.ConvTranspose2d(narrow, narrow, 2, stride=2, bias=False)
         super().__init__(ConvNorm(conv(inner, narrow)), ConvNorm(wider), last)
+        self.shuffles = False
         _init_convolutions(self)
         nn.init.normal_(last.weight, std=0.01)
         nn.init.constant_(_bias(last), math.log(prior / (1 - prior)))
+
+    def parts(self) -> tuple[ConvNorm, ConvNorm, nn.ConvTranspose2d]:
+        """Its three layers."""
+        first, wider, last = self.children()
+        if not (isinstance(first, ConvNorm) and isinstance(wider, ConvNorm) and isinstance(last, nn.ConvTranspose2d)):
+            raise AssertionError("a head has three layers of these kinds")  # noqa: TRY004
+        return first, wider, last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `[batch, inner, height / 4, width / 4]` to `[batch, 1, height, width]`."""
+        first, wider, last = self.parts()
+        x = wider(first(x))
+        if not self.shuffles:
+            out: torch.Tensor = last(x)
+            return out
+        weight = last.weight.flatten(1).t()[:, :, None, None]
+        return F.pixel_shuffle(F.conv2d(x, weight, _bias(last).expand(4)).contiguous(), 2)
 
 
 class DBNet(nn.Module):
@@ -178,10 +244,11 @@ class DBNet(nn.Module):
     Args:
         backbone: `resnet` or `mobile`.
         width: Channels of the backbone's first stage; a multiple of 4.
-        folds: Make norms part of their convolutions when not in training: faster there, and rounded otherwise.
+        rewritten: Compute some layers in other ways, which take less time and round otherwise: see `ConvNorm.folds`,
+            `Head.shuffles` and `Pyramid.pools`. With bfloat16 on a CPU both heads train as one, see `through_heads`.
     """
 
-    def __init__(self, backbone: Backbone = "resnet", width: int = 16, *, folds: bool = False) -> None:
+    def __init__(self, backbone: Backbone = "resnet", width: int = 16, *, rewritten: bool = False) -> None:
         super().__init__()
         self.backbone = Stages(backbone, width)
         self.pyramid = Pyramid(self.backbone.channels, 4 * width)
@@ -193,7 +260,10 @@ class DBNet(nn.Module):
         self.threshold = Head(4 * width, THRESHOLD_PRIOR)
         for module in self.modules():
             if isinstance(module, ConvNorm):
-                module.folds = folds
+                module.folds = rewritten
+            if isinstance(module, Head):
+                module.shuffles = rewritten
+        self.pyramid.pools = self.rewritten = rewritten
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map pictures to logits.
@@ -206,6 +276,8 @@ class DBNet(nn.Module):
             probability alone, since boxes need no more.
         """
         features = self.pyramid(self.backbone(images))
+        if self.training and self.rewritten and features.device.type == "cpu" and features.dtype is torch.bfloat16:
+            return through_heads((self.probability, self.threshold), features)
         probability: torch.Tensor = self.probability(features)
         if not self.training:
             return probability
