@@ -141,8 +141,11 @@ def test_entries_of_two_optimizations_are_joined() -> None:
     items = [
         asking("a", GLIBC_TUNABLES="glibc.malloc.x=0:glibc.malloc.y=1", LD_PRELOAD="/lib/a.so", OMP_PROC_BIND="close"),
         asking("b", GLIBC_TUNABLES="glibc.malloc.z=2:glibc.malloc.y=1", LD_PRELOAD="/lib/b=1.so", OMP_PROC_BIND="close"),
+        asking("c", MALLOC_CONF="dirty_decay_ms:-1,muzzy_decay_ms:-1"),
+        asking("d", MALLOC_CONF="thp:always"),
     ]
     assert required_environment(items) == {
+        "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always",
         "GLIBC_TUNABLES": "glibc.malloc.x=0:glibc.malloc.y=1:glibc.malloc.z=2",
         "LD_PRELOAD": "/lib/a.so:/lib/b=1.so",
         "OMP_PROC_BIND": "close",
@@ -153,6 +156,7 @@ def test_entries_of_two_optimizations_are_joined() -> None:
     ("first", "second"),
     [
         ({"GLIBC_TUNABLES": "glibc.malloc.x=0"}, {"GLIBC_TUNABLES": "glibc.malloc.y=1:glibc.malloc.x=1"}),
+        ({"MALLOC_CONF": "thp:never"}, {"MALLOC_CONF": "dirty_decay_ms:-1,thp:always"}),
         ({"OMP_PROC_BIND": "close"}, {"OMP_PROC_BIND": "spread"}),
         ({"PATH": "/a"}, {"PATH": "/a:/b"}),
     ],
@@ -160,6 +164,13 @@ def test_entries_of_two_optimizations_are_joined() -> None:
 def test_what_cannot_be_joined_is_an_error_that_names_both(first: dict[str, str], second: dict[str, str]) -> None:
     with pytest.raises(PlanError, match=f"`one` and `two` need {next(iter(first))} to be '"):
         required_environment([asking("one", **first), asking("two", **second)])
+
+
+def test_what_the_user_set_of_jemalloc_stays_beside_what_a_plan_requires() -> None:
+    required = {"MALLOC_CONF": "thp:always"}
+    assert joined_environment(required, {"MALLOC_CONF": "narenas:2,thp:never"})["MALLOC_CONF"] == "narenas:2,thp:always"
+    assert missing_environment(required, {"MALLOC_CONF": "narenas:2,thp:always"}) == {}
+    assert missing_environment(required, {"MALLOC_CONF": "narenas:2"}) == required
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,9 @@ def test_it_is_proved_in_a_process_of_its_own(item: Optimization, tmp_path_facto
 
 
 @pytest.mark.slow
-def test_tunables_of_two_optimizations_are_in_force_together(tmp_path: Path) -> None:
-    items = [CASES[name].make() for name in ("allocator", "huge_pages")]
+@pytest.mark.parametrize("kind", ["glibc_tuned", "jemalloc"])
+def test_tunables_of_two_optimizations_are_in_force_together(tmp_path: Path, kind: str) -> None:
+    items = [catalogue()["allocator"](kind=kind), CASES["huge_pages"].make()]  # type: ignore[call-arg]
     for item in items:
         skip_where_it_does_not_fit(item)
     setting = TrialSetting(target=target_of("allocator"), folder=tmp_path)
@@ -170,7 +171,7 @@ def test_run_does_not_start_again_and_again(tmp_path: Path) -> None:
     plan = Plan(optimizations=(CASES["huge_pages"].make(),))
     process, said = run_under(tmp_path, plan, sys.executable, "-m", "upshift", **{STARTED_AGAIN: "yes"})
     assert process.returncode == 1
-    assert "started itself again with GLIBC_TUNABLES, and still lacks it" in " ".join(said.split())
+    assert "started itself again with GLIBC_TUNABLES, MALLOC_CONF, and still lacks it" in " ".join(said.split())
     assert not (tmp_path / "loaded").exists()
 
 

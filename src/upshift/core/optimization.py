@@ -18,8 +18,10 @@ from upshift.core.live import LiveJob, Seam, Undo
 if TYPE_CHECKING:
     from upshift.core.facts import Facts
 
-JOINED_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD")
-"""Variables that hold several entries, with ":" between them; any other variable holds one value."""
+JOINED_VARIABLES = {"GLIBC_TUNABLES": ":", "LD_PRELOAD": ":", "MALLOC_CONF": ","}
+"""Variables that hold several entries, and what stands between them; any other variable holds one value."""
+_NAMED_BY = {"GLIBC_TUNABLES": "=", "MALLOC_CONF": ":"}
+"""What ends the name of an entry; one of another variable is its own name."""
 
 
 class Numerics(enum.StrEnum):
@@ -262,7 +264,7 @@ def required_environment(optimizations: Sequence[Optimization]) -> dict[str, str
                     raise PlanError(
                         f"`{owner}` and `{item.card.name}` need {variable} to be {seen}. Take one of them out of the plan."
                     )
-    return {variable: ":".join(entries.values()) for variable, entries in merged.items()}
+    return {variable: _joined(variable, entries) for variable, entries in merged.items()}
 
 
 def missing_environment(required: Mapping[str, str], started: Mapping[str, str]) -> dict[str, str]:
@@ -281,13 +283,17 @@ def joined_environment(required: Mapping[str, str], environ: Mapping[str, str]) 
         theirs = _entries(variable, environ.get(variable, "")) if variable in JOINED_VARIABLES else {}
         ours = _entries(variable, value)
         # Of two preloaded libraries with one function the first wins; of two values of one tunable, ours must stand alone.
-        joined[variable] = ":".join(({**ours, **theirs} if variable == "LD_PRELOAD" else {**theirs, **ours}).values())
+        joined[variable] = _joined(variable, {**ours, **theirs} if variable == "LD_PRELOAD" else {**theirs, **ours})
     return joined
+
+
+def _joined(variable: str, entries: Mapping[str, str]) -> str:
+    return JOINED_VARIABLES.get(variable, ":").join(entries.values())
 
 
 def _entries(variable: str, value: str) -> dict[str, str]:
     """What a variable holds, by the name of the entry; one nameless entry where it is not a joined variable."""
     if variable not in JOINED_VARIABLES:
         return {"": value}
-    parts = value.replace(" ", ":").split(":") if variable == "LD_PRELOAD" else value.split(":")
-    return {part if variable == "LD_PRELOAD" else part.partition("=")[0]: part for part in parts if part}
+    parts = (value.replace(" ", ":") if variable == "LD_PRELOAD" else value).split(JOINED_VARIABLES[variable])
+    return {part.partition(_NAMED_BY[variable])[0] if variable in _NAMED_BY else part: part for part in parts if part}
