@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 
 from tests.optimizations.contract import Pictures, facts, make_loop
+from upshift.core.errors import JobError
 from upshift.optimizations.channels_last import ChannelsLast
 from upshift.train.trace import trace_step
 
@@ -27,3 +30,25 @@ def test_the_whole_chain_stays_so() -> None:
 
 def test_transposed_convolutions_count() -> None:
     assert ChannelsLast.fit(facts(job={"module_counts": {"ConvTranspose2d": 1}})).fits
+
+
+class Strided(Pictures):
+    """Pictures whose second layer is a convolution of one pixel with a stride."""
+
+    inputs = 8
+
+    def model(self) -> nn.Module:
+        """Make the network."""
+        first = nn.Conv2d(3, self.inputs, 3, padding=1)
+        return nn.Sequential(first, nn.Conv2d(self.inputs, 4, 1, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def test_a_layer_whose_gradient_is_written_out_of_bounds_on_a_cpu_is_refused_by_its_name() -> None:
+    with pytest.raises(JobError, match="layer 1 is a convolution of one pixel with a stride and fewer than 16 inputs"):
+        make_loop(Strided(), ChannelsLast())
+
+
+def test_the_same_layer_with_enough_inputs_is_not_refused() -> None:
+    enough = Strided()
+    enough.inputs = 16
+    make_loop(enough, ChannelsLast())

@@ -2,7 +2,9 @@
 
 Relieves:  compute: convolutions, pooling and batch normalisation without layout copies.
 Numerics:  rounding: other kernels, other order of summation.
-Limits:    models with 2-d convolutions; 4-d batch tensors.
+Limits:    models with 2-d convolutions; 4-d batch tensors. Not, on a CPU, where a convolution of one pixel has a stride and
+           fewer than 16 inputs: the gradient of its weights is written out of bounds there, which ends the process or
+           corrupts other numbers (https://github.com/uxlfoundation/oneDNN/issues/6035; seen with torch 2.13 in float32).
 """
 
 from __future__ import annotations
@@ -11,11 +13,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from upshift.core.batch import map_tensors
+from upshift.core.errors import JobError
 from upshift.core.facts import Facts
 from upshift.core.live import LiveJob, Seam, Undo, append_to
 from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+_BLOCK = 16
+"""Channels that oneDNN takes together with AVX-512; with less wide instructions fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,18 @@ class ChannelsLast(Optimization):
         return Fit.yes(max_gain_frac=facts.compute_frac * 0.75, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Convert the weights once and each batch as it arrives."""
+        """Convert the weights once and each batch as it arrives.
+
+        Raises:
+            JobError: The model has a layer whose gradient is written out of bounds in this order.
+        """
+        if live.device.type == "cpu" and (unsafe := _out_of_bounds(live.model)):
+            raise JobError(
+                f"The layer {unsafe} is a convolution of one pixel with a stride and fewer than {_BLOCK} inputs: in "
+                "channels-last order on a CPU its gradient is written out of bounds "
+                "(https://github.com/uxlfoundation/oneDNN/issues/6035). "
+                "Take channels_last out of the plan."
+            )
         live.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         undo_batch = append_to(live.batch_transforms, _images_last)
 
@@ -70,3 +88,12 @@ def _images_last(batch: Any) -> Any:
         return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
     return map_tensors(batch, convert)
+
+
+def _out_of_bounds(model: nn.Module) -> str | None:
+    """The name of a layer whose gradient is written out of bounds."""
+    for name, layer in model.named_modules():
+        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride != (1, 1)
+        if strided and layer.in_channels // layer.groups < _BLOCK:
+            return str(name)
+    return None
