@@ -43,9 +43,8 @@ def run_learning(target: str, plan_toml: str, metric: str, updates: int | None =
         seconds = monotonic() - started
         if done.returncode:
             raise RuntimeError(f"training {target} ended with {done.returncode}")
-        kept = ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1]
-        kept.mkdir(parents=True, exist_ok=True)
-        shutil.copy(out / WEIGHTS, kept / WEIGHTS)
+        weights_of(target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(out / WEIGHTS, weights_of(target))
         curve = [
             {"update": report["update"], **report["held_out"]} for report in read_reports(out) if report.get("held_out")
         ]
@@ -53,3 +52,8 @@ def run_learning(target: str, plan_toml: str, metric: str, updates: int | None =
     if not values:
         raise RuntimeError(f"the run of {target} reported no held-out {metric}")
     return {"metric": metric, "best": max(values), "last": values[-1], "seconds": seconds, "curve": curve}
+
+
+def weights_of(target: str) -> Path:
+    """Where the weights that a job has learnt are kept."""
+    return ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1] / WEIGHTS

@@ -1,6 +1,7 @@
 """How long a validation pass takes, in both forms of a recipe, and beside a training pass over as many pictures.
 
-Fresh processes in pairs: in each pair one of either form, alive together and frozen in turns. The unit is a pair.
+Fresh processes in pairs: in each pair one of either form, alive together and frozen in turns. The unit is a pair. Both have
+the weights of a trained network: an untrained one finds no text, so nothing of it would have to be followed and compared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from upshift.core.stats import paired_interval
 from upshift.core.target import load_job
 from upshift.tune.trials.trial import Trial, TrialSetting
 
-PAIRS = 5
+PAIRS = 10
 TURNS = 3
 UPDATES = 4
 """Of a turn."""
@@ -26,12 +27,13 @@ CONFIDENCE = 0.95
 NAIVE, REAL = "naive", "real"
 
 
-def run_passes(target: str, plan: Plan, pairs: int = PAIRS) -> dict[str, Any]:
+def run_passes(target: str, plan: Plan, weights: Path, pairs: int = PAIRS) -> dict[str, Any]:
     """Measure.
 
     Args:
         target: The job in its naive form.
         plan: What tuning found; it names the real form.
+        weights: Of the trained network.
         pairs: Pairs of processes.
 
     Returns:
@@ -45,7 +47,7 @@ def run_passes(target: str, plan: Plan, pairs: int = PAIRS) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder), hang_s=1200.0)
         for pair in range(pairs):
-            rows.append(_pair(setting, {NAIVE: Plan(), REAL: plan}, pair, pictures))
+            rows.append(_pair(setting, {NAIVE: Plan(), REAL: plan}, weights, pair=pair, pictures=pictures))
             words = ", ".join(
                 f"{form}: training {rows[-1][form]['train_s']:.2f} s, validation {rows[-1][form]['valid_s']:.2f} s"
                 for form in (NAIVE, REAL)
@@ -66,7 +68,7 @@ def _interval(over: list[float], under: list[float]) -> dict[str, float]:
     return {"ratio": found.ratio, "low": found.low, "high": found.high}
 
 
-def _pair(setting: TrialSetting, plans: dict[str, Plan], pair: int, pictures: int) -> dict[str, Any]:
+def _pair(setting: TrialSetting, plans: dict[str, Plan], weights: Path, *, pair: int, pictures: int) -> dict[str, Any]:
     """One process of each form: median seconds of a pass over the held-out pictures, and of training on as many."""
     order = random.Random(f"passes-{pair}")
     forms = list(plans)
@@ -75,6 +77,7 @@ def _pair(setting: TrialSetting, plans: dict[str, Plan], pair: int, pictures: in
         for form in forms:
             trials[form] = stack.enter_context(Trial(setting, plans[form], seed=pair))
             trials[form].call("warm", updates=3)
+            _load(trials[form], weights)
             _validate(trials[form], setting)
             trials[form].freeze()
         turns: dict[str, list[dict[str, Any]]] = {form: [] for form in forms}
@@ -82,6 +85,7 @@ def _pair(setting: TrialSetting, plans: dict[str, Plan], pair: int, pictures: in
             order.shuffle(forms)
             for form in forms:
                 with _awake(trials[form]) as trial:
+                    _load(trial, weights)
                     turns[form].append(_turn(trial, setting))
     return {form: _summary(turns[form], pictures) for form in plans}
 
@@ -100,8 +104,8 @@ def _awake(trial: Trial) -> Iterator[Trial]:
 
 
 def _turn(trial: Trial, setting: TrialSetting) -> dict[str, Any]:
-    trained = trial.call("run", updates=UPDATES)
     validated = _validate(trial, setting)
+    trained = trial.call("run", updates=UPDATES)
     return {
         "train_s_per_picture": sum(trained["times"]) / sum(trained["items"]),
         "valid_s": validated["seconds"],
@@ -114,6 +118,11 @@ def _validate(trial: Trial, setting: TrialSetting) -> dict[str, Any]:
     return trial.call(
         "event", event="validation", updates=0, repeats=1, max_batches=None, folder=str(setting.folder.resolve())
     )
+
+
+def _load(trial: Trial, weights: Path) -> None:
+    if not trial.call("put_weights", path=str(weights.resolve()))["loaded"]:
+        raise SystemExit(f"{weights} is not of this network")
 
 
 def _summary(turns: list[dict[str, Any]], pictures: int) -> dict[str, Any]:

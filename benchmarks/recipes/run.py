@@ -2,12 +2,12 @@
 
 detection-train   tuning the naive detection job on blood cells
 ocr-train         tuning the naive text detection job on receipts
-ocr-valid         a validation pass of either form, and beside a training pass over as many pictures
 maps              target maps against the official algorithm, and docTR's where it is installed
 detection-rivals  the same training by Lightning, in turns
 ocr-rivals        likewise
 detection-learn   a whole run under the plan that tuning found, until it has learnt
 ocr-learn         the same for receipts
+ocr-valid         a validation pass of what was learnt, in either form, and beside a training pass over as many pictures
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recipes.doctr_maps import run as run_doctr
-from benchmarks.recipes.learn import run_learning
+from benchmarks.recipes.learn import run_learning, weights_of
 from benchmarks.recipes.maps import ROUNDS
 from benchmarks.recipes.maps import run as run_maps
 from benchmarks.recipes.passes import NAIVE, REAL, run_passes
@@ -127,7 +127,10 @@ def _plan(found: dict[str, Any], recipe: str) -> str:
 
 
 def _valid(found: dict[str, Any], _asked: Asked) -> dict[str, Any]:
-    return run_passes(JOBS["ocr"], Plan.from_toml(_plan(found, "ocr"), catalogue()))
+    weights = weights_of(JOBS["ocr"])
+    if not weights.exists():
+        raise SystemExit(f"{weights} is missing, of which ocr-valid needs the trained network: measure ocr-learn first")
+    return run_passes(JOBS["ocr"], Plan.from_toml(_plan(found, "ocr"), catalogue()), weights)
 
 
 def _maps(_found: dict[str, Any], _asked: Asked) -> dict[str, Any]:
@@ -150,12 +153,12 @@ def _learn(recipe: str) -> Callable[[dict[str, Any], Asked], dict[str, Any]]:
 PARTS: dict[str, Callable[[dict[str, Any], Asked], dict[str, Any]]] = {
     "detection-train": _train("detection"),
     "ocr-train": _train("ocr"),
-    "ocr-valid": _valid,
     "maps": _maps,
     "detection-rivals": _rivals("detection"),
     "ocr-rivals": _rivals("ocr"),
     "detection-learn": _learn("detection"),
     "ocr-learn": _learn("ocr"),
+    "ocr-valid": _valid,
 }
 
 

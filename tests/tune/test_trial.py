@@ -247,6 +247,19 @@ def test_gradients_are_sampled_at_weights_that_another_trial_trained_to(tmp_path
         assert not len(gradients_of(other, tmp_path, weights))
 
 
+def test_weights_are_put_into_a_trial_and_those_of_another_network_are_not(tmp_path: Path) -> None:
+    setting, weights = setting_of(tmp_path), tmp_path / "weights.pt"
+    with Trial(setting, Plan()) as base, Trial(setting, Plan()) as other:
+        base.call("settle", updates=6, seconds=60.0, path=str(weights))
+        untrained = other.call("validate", max_batches=None)["metrics"]["loss"]
+        assert other.call("put_weights", path=str(weights)) == {"loaded": True}
+        trained = other.call("validate", max_batches=None)["metrics"]["loss"]
+        assert trained < untrained
+        torch.save({"stranger": torch.zeros(3)}, weights)
+        assert other.call("put_weights", path=str(weights)) == {"loaded": False}
+        assert other.call("validate", max_batches=None)["metrics"]["loss"] == trained
+
+
 def gradients_of(trial: Trial, folder: Path, weights: Path | None = None) -> Any:
     path = folder / "rows.npy"
     trial.call("gradients", batches=3, path=str(path), weights=None if weights is None else str(weights))

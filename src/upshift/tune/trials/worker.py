@@ -207,6 +207,10 @@ class Worker:
         self.loop.rewind()
         return {"updates": done}
 
+    def put_weights(self, *, path: str) -> dict[str, Any]:
+        """Put the weights of a file into the model, see `settle`; `loaded` is false where it has others."""
+        return {"loaded": load_weights(self.live, Path(path))}
+
     def updates(self) -> dict[str, Any]:
         """What the first updates of the run do. The loop is at the start afterwards."""
         return update_sample(self.loop).to_dict()
