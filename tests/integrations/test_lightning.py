@@ -73,7 +73,7 @@ def model_of(pl: Any, *, breaks: bool = False, slow: str = "") -> Any:
 
         def validation_step(self, batch: Any, _at: int) -> None:
             if slow == "valid":
-                time.sleep(0.01)
+                time.sleep(0.1)  # much beside what the framework itself does around steps
             self.net(batch[0])
 
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
