@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from typing import Any
 
@@ -249,3 +250,14 @@ def test_peak_memory_sees_what_was_held_since_the_reset() -> None:
     before = peak_memory_bytes()
     block = torch.ones(64 << 18)  # 64 MiB, touched
     assert peak_memory_bytes() - before > block.numel() * 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library can be told to give memory back")
+def test_what_earlier_work_left_behind_counts_for_nothing() -> None:
+    blocks = [torch.ones(16 << 10) for _ in range(2_000)]  # 64 KiB each: a heap that cannot shrink while the last one lives
+    last = blocks[-1]
+    held = peak_memory_bytes()
+    del blocks
+    reset_peak_memory()
+    assert peak_memory_bytes() < held - (100 << 20)
+    assert float(last.sum()) == last.numel()
