@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from upshift.recipes.ocr.fused import fused_db_loss, fused_probability_loss
+from upshift.recipes.ocr.kernels_select import kth_largest
 from upshift.recipes.ocr.losses import (
     balanced_cross_entropy,
     db_loss,
@@ -132,6 +134,33 @@ def test_the_compiled_losses_take_half_precision_in_any_memory_order() -> None:
     torch.testing.assert_close(loss.detach(), db_loss(half, *targets), rtol=1e-5, atol=1e-6)
     assert strided.grad is not None
     assert strided.grad.dtype == torch.bfloat16
+
+
+def test_of_negatives_that_are_alike_as_many_count_as_are_wanted() -> None:
+    logits, *targets = maps(0.1, 2)
+    level = logits.round().clamp(-1, 1)  # nearly every negative is as hard as a great many others
+    loss = fused_probability_loss(level[:, :1], *targets[:2])
+    torch.testing.assert_close(loss, probability_loss(level[:, :1], *targets[:2]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["spread", "rounded", "one", "endless", "zeros"])
+@pytest.mark.parametrize("size", [1, 7, 3000])
+def test_the_kth_largest_is_the_one_that_sorting_finds(kind: str, size: int) -> None:
+    draw = np.random.default_rng(size)
+    values = (draw.normal(size=size) * 10.0 ** draw.integers(-44, 30, size=size)).astype(np.float32)
+    values = np.round(values) if kind == "rounded" else values
+    values[:] = values[0] if kind == "one" else values
+    values[draw.random(size) < 0.3] *= np.float32({"endless": np.inf, "zeros": 0}.get(kind, 1))
+    ordered = np.sort(values)
+    for k in {1, size // 3 + 1, size}:
+        assert kth_largest(values, k) == ordered[size - k]
+
+
+def test_what_is_no_number_is_the_largest() -> None:
+    values = np.array([1.0, -np.nan, np.inf, np.nan], dtype=np.float32)
+    assert np.isnan(kth_largest(values, 1))
+    assert np.isnan(kth_largest(values, 2))
+    assert kth_largest(values, 3) == np.inf
 
 
 @pytest.mark.parametrize("channel", [0, 1])

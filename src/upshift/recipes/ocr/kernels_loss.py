@@ -2,8 +2,8 @@
 
 A compiler makes vector instructions of a loop that calls nothing, branches nowhere and touches few arrays, and of one alone
 in its function more readily. So the exponential is written out, each loop is a kernel, and what does not count is multiplied
-by 0. Sums are taken lane by
-lane, in float32 over a few thousand pixels and in float64 beyond: none depends on how the compiler orders it.
+by 0. Sums are taken lane by lane, in float32 over a few thousand pixels and in float64 beyond: none depends on how the
+compiler orders it.
 
 Source of the exponential: Cody and Waite 1980, "Software Manual for the Elementary Functions" (the argument less a multiple
 of log 2, which is taken in two parts), with the Taylor polynomial of degree 7; of the logarithm: log(1 + e) is
@@ -310,21 +310,35 @@ def positives(said: Floats, truth: Bytes, mask: Bytes, negatives: Floats, sums: 
 
 
 @kernel
-def negative_loss(hardest: Floats) -> float:
-    """The cross entropy of the negatives that count."""
-    sums = np.zeros(1, np.float64)
+def sum_above(x: Floats, loss: Floats, least: Any, count: int, lanes: Floats) -> None:
+    """Add up the loss of what is not at most `least`, and them, lane by lane, `[2, LANES]`."""
+    total, number = lanes[0], lanes[1]
+    for i in range(count):
+        above = _ZERO if x[i] <= least else _ONE
+        total[i] += above * loss[i]
+        number[i] += above
+
+
+@kernel
+def negative_loss(negatives: Floats, wanted: int, least: Any) -> float:
+    """The cross entropy of the negatives that count: of equal ones at the least logit, as many as are wanted."""
+    if wanted == 0:
+        return 0.0
+    sums = np.zeros(2, np.float64)
     small, loss = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    powers, lanes = np.empty(LANES, np.int32), np.zeros((1, LANES), np.float32)
-    for block in range((len(hardest) + LANES - 1) // LANES):
+    powers, lanes = np.empty(LANES, np.int32), np.zeros((2, LANES), np.float32)
+    edge = np.full(1, least, np.float32)
+    exponential(edge, 1, small, powers)
+    softplus(edge, small, 1, _ONE, loss)
+    at_least = float(loss[0])
+    for block in range((len(negatives) + LANES - 1) // LANES):
         at = block * LANES
-        count = min(LANES, len(hardest) - at)
-        x = hardest[at : at + count]
+        count = min(LANES, len(negatives) - at)
+        x = negatives[at : at + count]
         exponential(x, count, small, powers)
         softplus(x, small, count, _ONE, loss)
-        lane = lanes[0]
-        for i in range(count):
-            lane[i] += loss[i]
+        sum_above(x, loss, least, count, lanes)
         if block % FLUSH == 0:
             flush(lanes, sums)
     flush(lanes, sums)
-    return float(sums[0])
+    return float(sums[0] + (wanted - sums[1]) * at_least)
