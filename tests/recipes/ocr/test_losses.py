@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from upshift.recipes.ocr import fused
 from upshift.recipes.ocr.fused import fused_db_loss, fused_probability_loss
 from upshift.recipes.ocr.kernels_select import kth_largest
 from upshift.recipes.ocr.losses import (
@@ -17,6 +18,7 @@ from upshift.recipes.ocr.losses import (
     masked_l1,
     probability_loss,
 )
+from upshift.recipes.ocr.threads import shares_threads
 
 
 def logit(probability: float) -> float:
@@ -98,7 +100,11 @@ def maps(num_text: float, seed: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("num_text", [0.0, 0.1, 0.6, 1.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_compiled_losses_and_their_gradient_are_the_same(num_text: float, seed: int) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+def test_the_compiled_losses_and_their_gradient_are_the_same(
+    num_text: float, seed: int, *, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "shares_threads", lambda: threads and shares_threads())
     logits, *targets = maps(num_text, seed)
     ways = []
     for way in (db_loss, fused_db_loss):

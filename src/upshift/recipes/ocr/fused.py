@@ -23,6 +23,7 @@ from upshift.recipes.ocr.losses import (
     db_loss,
     probability_loss,
 )
+from upshift.recipes.ocr.threads import kernel_threads, shares_threads
 
 Floats = npt.NDArray[np.float32]
 
@@ -84,24 +85,19 @@ class _Losses(torch.autograd.Function):
         said = logits.detach().float().contiguous().view(batch, 2, height * width).numpy()
         truth, mask, thresh, thresh_mask = (target.contiguous().view(batch, height * width).numpy() for target in targets)
         gradient, steep = np.empty_like(said), np.empty(truth.shape, dtype=np.float32)
-        negatives, sums = np.empty(truth.shape, dtype=np.float32), np.zeros(8)
+        negatives, sums = np.empty(truth.shape, dtype=np.float32), np.zeros((batch, 8))
         kernels, maps = needed(_KERNELS), (truth, mask, thresh, thresh_mask)
-        kernels.first_pass(said, *maps, np.float32(STEEPNESS), gradient, steep, negatives, sums)
-        positive_loss, _, away, num_border, overlap, found, real, _ = (float(value) for value in sums)
-        num_positive, num_pixels = round(sums[1]), round(sums[7])
+        threads = batch > 1 and shares_threads() and kernel_threads() > 1
+        first_pass = kernels.first_pass_in_threads if threads else kernels.first_pass
+        first_pass(said, *maps, np.float32(STEEPNESS), gradient, steep, negatives, sums)
+        positive_loss, _, away, num_border, overlap, found, real, _ = (float(value) for value in sums.sum(0))
+        num_positive, num_pixels = (round(sums[:, at].sum()) for at in (1, 7))
         wanted, least = _hardest(negatives.reshape(-1), num_positive, num_pixels - num_positive)
         both, counted, union = num_positive + wanted + _EPS, max(num_border, 1.0), found + real + _EPS
-        kernels.second_pass(
-            said,
-            *maps,
-            gradient,
-            steep,
-            least,
-            np.float32(PROBABILITY_WEIGHT / both),
-            np.float32(THRESHOLD_WEIGHT / counted),
-            np.float32(BINARY_WEIGHT * 2 * overlap / union**2),
-            np.float32(BINARY_WEIGHT * 2 / union),
-        )
+        of_binary, of_overlap = BINARY_WEIGHT * 2 * overlap / union**2, BINARY_WEIGHT * 2 / union
+        weights = np.array([PROBABILITY_WEIGHT / both, THRESHOLD_WEIGHT / counted, of_binary, of_overlap], dtype=np.float32)
+        second_pass = kernels.second_pass_in_threads if threads else kernels.second_pass
+        second_pass(said, *maps, gradient, steep, least, weights)
         ctx.gradient = torch.from_numpy(gradient).view(logits.shape).to(logits.dtype)
         loss = (
             PROBABILITY_WEIGHT * (positive_loss + kernels.negative_loss(negatives.reshape(-1), wanted, least)) / both
@@ -123,11 +119,12 @@ def warm() -> None:
     Raises:
         MachineError: Numba is not installed.
     """
-    logits = torch.zeros(1, 2, 4, 4, requires_grad=True)
-    truth = torch.zeros(1, 4, 4, dtype=torch.uint8)
-    truth[0, 0, 0] = 1
-    mask = torch.ones(1, 4, 4, dtype=torch.uint8)
-    fused_db_loss(logits, truth, mask, torch.zeros(1, 4, 4), mask)
+    for batch in (2, 1):  # in threads, and not
+        logits = torch.zeros(batch, 2, 4, 4, requires_grad=True)
+        truth = torch.zeros(batch, 4, 4, dtype=torch.uint8)
+        truth[0, 0, 0] = 1
+        mask = torch.ones(batch, 4, 4, dtype=torch.uint8)
+        fused_db_loss(logits, truth, mask, torch.zeros(batch, 4, 4), mask)
     fused_probability_loss(logits.detach()[:, :1], truth, mask)
 
 

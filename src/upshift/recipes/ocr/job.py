@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 from upshift.core.errors import JobError
 from upshift.core.job import Job, Mean, Quality
 from upshift.recipes.findings import Findings
-from upshift.recipes.ocr import fused, measure, normed
+from upshift.recipes.ocr import fused, layout, measure, normed
 from upshift.recipes.ocr.augment import Augment, AugmentSettings
 from upshift.recipes.ocr.batch import MEAN, STD, OcrBatch, normalised, polygons_in, truth_of
 from upshift.recipes.ocr.boxes import BoxSettings
@@ -292,6 +292,7 @@ class OcrJob(NaiveOcrJob):
         warm_maps()  # here, so that no worker process compiles in its first batch
         fused.warm()
         normed.warm()
+        layout.warm()
         return OcrData(self._both()[0])
 
     def valid_data(self) -> Dataset[Any]:

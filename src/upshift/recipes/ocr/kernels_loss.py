@@ -1,181 +1,111 @@
-"""The passes of `fused` over the pixels of a CPU, in blocks that stay in its nearest cache, in vector instructions.
+"""The passes of `fused` over the pixels of a CPU, block by block; one picture a thread, or all in one.
 
-A compiler makes vector instructions of a loop that calls nothing, branches nowhere and touches few arrays, and of one alone
-in its function more readily. So the exponential is written out, each loop is a kernel, and what does not count is multiplied
-by 0. Sums are taken lane by lane, in float32 over a few thousand pixels and in float64 beyond: none depends on how the
-compiler orders it.
-
-Source of the exponential: Cody and Waite 1980, "Software Manual for the Elementary Functions" (the argument less a multiple
-of log 2, which is taken in two parts), with the Taylor polynomial of degree 7; of the logarithm: log(1 + e) is
-2 artanh(e / (2 + e)). Both are right to a few units of the last place of float32.
+What is done with a block: `kernels_blocks`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
-from upshift.recipes.ocr.maps.compiled import kernel
+from upshift.recipes.ocr.kernels_blocks import (
+    FLUSH,
+    LANES,
+    apart,
+    binary_gradient,
+    exponential,
+    flush,
+    keep_negatives,
+    probability_gradient,
+    sigmoid,
+    slope_of,
+    softplus,
+    sum_above,
+    sum_errors,
+    sum_overlaps,
+    sum_pixels,
+    sum_positives,
+    threshold_gradient,
+    through_sigmoid,
+)
+from upshift.recipes.ocr.maps.compiled import kernel, parallel_kernel
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
-LANES = 512
-"""Pixels of a block."""
-FLUSH = 16
-"""Blocks after which the lanes' sums are added up."""
-_ONE, _ZERO, _TWO, _HALF, _NONE = np.float32(1), np.float32(0), np.float32(2), np.float32(0.5), np.float32(-np.inf)
-_PER_LOG_2, _LOG_2_HIGH, _LOG_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_LEAST = np.float32(-87.0)
-"""Below it the exponential is taken for this one, 1.6e-38."""
-_E2, _E3, _E4, _E5, _E6, _E7 = (np.float32(1 / value) for value in (2, 6, 24, 120, 720, 5040))
-_L3, _L5, _L7, _L9, _L11, _L13 = (np.float32(1 / value) for value in (3, 5, 7, 9, 11, 13))
-_BIAS, _MANTISSA = np.int32(127), np.int32(23)
+_ONE = np.float32(1)
 
 
 @kernel
-def exponential(x: Floats, count: int, out: Floats, powers: Ints) -> None:
-    """Put exp(-|x|) of the first `count` numbers into `out`; `powers` is room for as many."""
-    floats = powers.view(np.float32)
-    for i in range(count):
-        at = -abs(x[i])
-        at = _LEAST if at < _LEAST else at  # noqa: FURB136  what is not a number stays so
-        whole = np.floor(at * _PER_LOG_2 + _HALF)
-        rest = at - whole * _LOG_2_HIGH - whole * _LOG_2_LOW
-        high = _E4 + rest * (_E5 + rest * (_E6 + rest * _E7))
-        out[i] = _ONE + rest * (_ONE + rest * (_E2 + rest * (_E3 + rest * high)))
-        powers[i] = (np.int32(whole) + _BIAS) << _MANTISSA
-    for i in range(count):
-        out[i] *= floats[i]
-
-
-@kernel
-def sigmoid(x: Floats, small: Floats, count: int, out: Floats) -> None:
-    """Put 1 / (1 + exp(-x)) into `out`; `small` is exp(-|x|)."""
-    for i in range(count):
-        out[i] = (_ONE if x[i] >= _ZERO else small[i]) / (_ONE + small[i])
-
-
-@kernel
-def softplus(x: Floats, small: Floats, count: int, sign: Any, out: Floats) -> None:
-    """Put log(1 + exp(sign x)) into `out`; `small` is exp(-|x|)."""
-    for i in range(count):
-        s = small[i] / (_TWO + small[i])
-        q = s * s
-        series = _ONE + q * (_L3 + q * (_L5 + q * (_L7 + q * (_L9 + q * (_L11 + q * _L13)))))
-        out[i] = _TWO * s * series + max(sign * x[i], _ZERO)
-
-
-@kernel
-def flush(lanes: Floats, sums: Doubles) -> None:
-    """Add the lanes' sums, `[sums, LANES]`, to those of before, and begin anew."""
-    for which in range(len(sums)):
-        total = 0.0
-        for i in range(LANES):
-            total += lanes[which, i]
-            lanes[which, i] = _ZERO
-        sums[which] += total
-
-
-@kernel
-def keep_negatives(said: Floats, truth: Bytes, mask: Bytes, count: int, out: Floats) -> None:
-    """Put the logits of negative pixels into `out`, and minus infinity for any other."""
-    for i in range(count):
-        out[i] = said[i] if (mask[i] != 0) & (truth[i] == 0) else _NONE
-
-
-@kernel
-def sum_positives(loss: Floats, truth: Bytes, mask: Bytes, count: int, lanes: Floats) -> None:
-    """Add up the loss of positive pixels, and them, lane by lane, `[2, LANES]`."""
-    total, number = lanes[0], lanes[1]
-    for i in range(count):
-        both = np.float32(truth[i] * mask[i])
-        total[i] += both * loss[i]
-        number[i] += both
-
-
-@kernel
-def sum_errors(said: Floats, aim: Floats, mask: Bytes, count: int, lanes: Floats) -> None:
-    """Add up the absolute error of pixels that count, and them, lane by lane, `[2, LANES]`."""
-    total, number = lanes[0], lanes[1]
-    for i in range(count):
-        weight = np.float32(mask[i])
-        total[i] += weight * abs(said[i] - aim[i])
-        number[i] += weight
-
-
-@kernel
-def sum_pixels(mask: Bytes, count: int, number: Floats) -> None:
-    """Add up the pixels that count, lane by lane."""
-    for i in range(count):
-        number[i] += np.float32(mask[i])
-
-
-@kernel
-def sum_overlaps(binary: Floats, truth: Bytes, mask: Bytes, count: int, lanes: Floats) -> None:
-    """Add up what the binary map has in common with the truth, has, and should have, and pixels, lane by lane."""
-    overlap, found, real, pixels = lanes[0], lanes[1], lanes[2], lanes[3]
-    for i in range(count):
-        weight, is_text = np.float32(mask[i]), np.float32(truth[i])
-        overlap[i] += weight * is_text * binary[i]
-        found[i] += weight * binary[i]
-        real[i] += weight * is_text
-        pixels[i] += weight
-
-
-@kernel
-def binary_gradient(  # noqa: PLR0917  a kernel is called by position
-    truth: Bytes, mask: Bytes, steep: Floats, count: int, of_binary: Any, of_overlap: Any, out: Floats
+def _first_row(  # noqa: PLR0917  a kernel is called by position
+    said: Floats,
+    truth: Bytes,
+    mask: Bytes,
+    thresh: Floats,
+    thresh_mask: Bytes,
+    steepness: Any,
+    gradient: Floats,
+    steep: Floats,
+    negatives: Floats,
+    sums: Doubles,
 ) -> None:
-    """The gradient of the overlap by the difference of probability and threshold."""
-    for i in range(count):
-        out[i] = np.float32(mask[i]) * steep[i] * (of_binary - of_overlap * np.float32(truth[i]))
+    """`first_pass` for one picture."""
+    small, binary, loss = np.empty(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    powers, lanes = np.empty(LANES, np.int32), np.zeros((8, LANES), np.float32)
+    for block in range((said.shape[1] + LANES - 1) // LANES):
+        at = block * LANES
+        count = min(LANES, said.shape[1] - at)
+        x, y = said[0, at : at + count], said[1, at : at + count]
+        p, t = gradient[0, at : at + count], gradient[1, at : at + count]
+        slope, aim = steep[at : at + count], thresh[at : at + count]
+        real, counts, border = truth[at : at + count], mask[at : at + count], thresh_mask[at : at + count]
+        exponential(x, count, small, powers)
+        sigmoid(x, small, count, p)
+        softplus(x, small, count, -_ONE, loss)
+        exponential(y, count, small, powers)
+        sigmoid(y, small, count, t)
+        apart(p, t, count, steepness, slope)
+        exponential(slope, count, small, powers)
+        sigmoid(slope, small, count, binary)
+        slope_of(binary, count, steepness, slope)
+        sum_positives(loss, real, counts, count, lanes)
+        sum_errors(t, aim, border, count, lanes[2:])
+        sum_overlaps(binary, real, counts, count, lanes[4:])
+        keep_negatives(x, real, counts, count, negatives[at : at + count])
+        if block % FLUSH == FLUSH - 1:
+            flush(lanes, sums)
+    flush(lanes, sums)
 
 
 @kernel
-def probability_gradient(  # noqa: PLR0917  a kernel is called by position
-    x: Floats, p: Floats, truth: Bytes, mask: Bytes, count: int, least: Any, weight: Any, out: Floats
+def _second_row(  # noqa: PLR0917  a kernel is called by position
+    said: Floats,
+    truth: Bytes,
+    mask: Bytes,
+    thresh: Floats,
+    thresh_mask: Bytes,
+    gradient: Floats,
+    steep: Floats,
+    least: Any,
+    weights: Floats,
 ) -> None:
-    """The gradient of the cross entropy by its logit, where the pixel is positive or a negative that counts."""
-    for i in range(count):
-        is_text = np.float32(truth[i])
-        hard = _ONE if x[i] >= least else _ZERO
-        out[i] = np.float32(mask[i]) * weight * (is_text * (p[i] - _ONE) + (_ONE - is_text) * hard * p[i])
-
-
-@kernel
-def threshold_gradient(  # noqa: PLR0917  a kernel is called by position
-    t: Floats, aim: Floats, mask: Bytes, count: int, weight: Any, out: Floats
-) -> None:
-    """From what is in `out`, the gradient of the overlap, that of the overlap and the absolute error by the threshold."""
-    for i in range(count):
-        above = (_ONE if t[i] > aim[i] else _ZERO) - (_ONE if t[i] < aim[i] else _ZERO)
-        out[i] = np.float32(mask[i]) * weight * above - out[i]
-
-
-@kernel
-def through_sigmoid(outer: Floats, inner: Floats, count: int, out: Floats) -> None:
-    """Put `inner` + `outer` times the slope of the sigmoid in the place of its value `out`."""
-    for i in range(count):
-        out[i] = inner[i] + outer[i] * out[i] * (_ONE - out[i])
-
-
-@kernel
-def apart(p: Floats, t: Floats, count: int, steepness: Any, out: Floats) -> None:
-    """Put the logit of the binary map into `out`."""
-    for i in range(count):
-        out[i] = steepness * (p[i] - t[i])
-
-
-@kernel
-def slope_of(binary: Floats, count: int, steepness: Any, out: Floats) -> None:
-    """Put the slope of the binary map into `out`."""
-    for i in range(count):
-        out[i] = steepness * binary[i] * (_ONE - binary[i])
+    """`second_pass` for one picture."""
+    of_probability, of_threshold, of_binary, of_overlap = weights[0], weights[1], weights[2], weights[3]
+    to_p, to_t, nothing = np.empty(LANES, np.float32), np.empty(LANES, np.float32), np.zeros(LANES, np.float32)
+    for at in range(0, said.shape[1], LANES):
+        count = min(LANES, said.shape[1] - at)
+        x, aim, slope = said[0, at : at + count], thresh[at : at + count], steep[at : at + count]
+        p, t = gradient[0, at : at + count], gradient[1, at : at + count]
+        real, counts, border = truth[at : at + count], mask[at : at + count], thresh_mask[at : at + count]
+        binary_gradient(real, counts, slope, count, of_binary, of_overlap, to_t)
+        probability_gradient(x, p, real, counts, count, least, of_probability, to_p)
+        through_sigmoid(to_t, to_p, count, p)
+        threshold_gradient(t, aim, border, count, of_threshold, to_t)
+        through_sigmoid(to_t, nothing, count, t)
 
 
 @kernel
@@ -203,37 +133,32 @@ def first_pass(  # noqa: PLR0917  a kernel is called by position
         gradient: Gets both probabilities, as large as `said`.
         steep: Gets the slope of the binary map, `[pictures, pixels]`.
         negatives: Gets the logits of negative pixels, and minus infinity for any other, `[pictures, pixels]`.
-        sums: Gets the cross entropy of positive pixels, how many they are, the absolute error of the threshold, how many
-            pixels it counts in, what the binary map has in common with the truth, has, and should have, and how many
-            pixels count at all, `[8]`.
+        sums: Of each picture: gets the cross entropy of positive pixels, how many they are, the absolute error of the
+            threshold, how many pixels it counts in, what the binary map has in common with the truth, has, and should have,
+            and how many pixels count at all, `[pictures, 8]`.
     """
-    blocks = 0
-    small, binary, loss = np.empty(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    powers, lanes = np.empty(LANES, np.int32), np.zeros((8, LANES), np.float32)
-    for row in range(said.shape[0]):
-        for at in range(0, said.shape[2], LANES):
-            count = min(LANES, said.shape[2] - at)
-            x, y = said[row, 0, at : at + count], said[row, 1, at : at + count]
-            p, t = gradient[row, 0, at : at + count], gradient[row, 1, at : at + count]
-            slope, aim = steep[row, at : at + count], thresh[row, at : at + count]
-            real, counts, border = truth[row, at : at + count], mask[row, at : at + count], thresh_mask[row, at : at + count]
-            exponential(x, count, small, powers)
-            sigmoid(x, small, count, p)
-            softplus(x, small, count, -_ONE, loss)
-            exponential(y, count, small, powers)
-            sigmoid(y, small, count, t)
-            apart(p, t, count, steepness, slope)
-            exponential(slope, count, small, powers)
-            sigmoid(slope, small, count, binary)
-            slope_of(binary, count, steepness, slope)
-            sum_positives(loss, real, counts, count, lanes)
-            sum_errors(t, aim, border, count, lanes[2:])
-            sum_overlaps(binary, real, counts, count, lanes[4:])
-            keep_negatives(x, real, counts, count, negatives[row, at : at + count])
-            blocks += 1
-            if blocks % FLUSH == 0:
-                flush(lanes, sums)
-    flush(lanes, sums)
+    for row in range(len(said)):
+        maps = truth[row], mask[row], thresh[row], thresh_mask[row]
+        _first_row(said[row], *maps, steepness, gradient[row], steep[row], negatives[row], sums[row])
+
+
+@parallel_kernel
+def first_pass_in_threads(  # noqa: PLR0917  a kernel is called by position
+    said: Floats,
+    truth: Bytes,
+    mask: Bytes,
+    thresh: Floats,
+    thresh_mask: Bytes,
+    steepness: Any,
+    gradient: Floats,
+    steep: Floats,
+    negatives: Floats,
+    sums: Doubles,
+) -> None:
+    """`first_pass`, a picture a thread."""
+    for row in numba.prange(len(said)):
+        maps = truth[row], mask[row], thresh[row], thresh_mask[row]
+        _first_row(said[row], *maps, steepness, gradient[row], steep[row], negatives[row], sums[row])
 
 
 @kernel
@@ -246,10 +171,7 @@ def second_pass(  # noqa: PLR0917  a kernel is called by position
     gradient: Floats,
     steep: Floats,
     least: Any,
-    of_probability: Any,
-    of_threshold: Any,
-    of_binary: Any,
-    of_overlap: Any,
+    weights: Floats,
 ) -> None:
     """Put the gradient in the place of the probabilities; the arrays are those of `first_pass`.
 
@@ -262,23 +184,30 @@ def second_pass(  # noqa: PLR0917  a kernel is called by position
         gradient: Both probabilities; gets the gradient.
         steep: The slope of the binary map.
         least: The least logit of the negatives that count.
-        of_probability: What the cross entropy of a pixel weighs.
-        of_threshold: What the threshold of a pixel weighs.
-        of_binary: What a pixel of the binary map weighs, text or not.
-        of_overlap: What it weighs where it is text.
+        weights: What the cross entropy of a pixel weighs, the threshold of one, one of the binary map, text or not, and what
+            more that weighs where it is text, `[4]`.
     """
-    to_p, to_t, nothing = np.empty(LANES, np.float32), np.empty(LANES, np.float32), np.zeros(LANES, np.float32)
-    for row in range(said.shape[0]):
-        for at in range(0, said.shape[2], LANES):
-            count = min(LANES, said.shape[2] - at)
-            x, aim, slope = said[row, 0, at : at + count], thresh[row, at : at + count], steep[row, at : at + count]
-            p, t = gradient[row, 0, at : at + count], gradient[row, 1, at : at + count]
-            real, counts, border = truth[row, at : at + count], mask[row, at : at + count], thresh_mask[row, at : at + count]
-            binary_gradient(real, counts, slope, count, of_binary, of_overlap, to_t)
-            probability_gradient(x, p, real, counts, count, least, of_probability, to_p)
-            through_sigmoid(to_t, to_p, count, p)
-            threshold_gradient(t, aim, border, count, of_threshold, to_t)
-            through_sigmoid(to_t, nothing, count, t)
+    for row in range(len(said)):
+        maps = truth[row], mask[row], thresh[row], thresh_mask[row]
+        _second_row(said[row], *maps, gradient[row], steep[row], least, weights)
+
+
+@parallel_kernel
+def second_pass_in_threads(  # noqa: PLR0917  a kernel is called by position
+    said: Floats,
+    truth: Bytes,
+    mask: Bytes,
+    thresh: Floats,
+    thresh_mask: Bytes,
+    gradient: Floats,
+    steep: Floats,
+    least: Any,
+    weights: Floats,
+) -> None:
+    """`second_pass`, a picture a thread."""
+    for row in numba.prange(len(said)):
+        maps = truth[row], mask[row], thresh[row], thresh_mask[row]
+        _second_row(said[row], *maps, gradient[row], steep[row], least, weights)
 
 
 @kernel
@@ -307,16 +236,6 @@ def positives(said: Floats, truth: Bytes, mask: Bytes, negatives: Floats, sums: 
         if block % FLUSH == 0:
             flush(lanes, sums)
     flush(lanes, sums)
-
-
-@kernel
-def sum_above(x: Floats, loss: Floats, least: Any, count: int, lanes: Floats) -> None:
-    """Add up the loss of what is not at most `least`, and them, lane by lane, `[2, LANES]`."""
-    total, number = lanes[0], lanes[1]
-    for i in range(count):
-        above = _ZERO if x[i] <= least else _ONE
-        total[i] += above * loss[i]
-        number[i] += above
 
 
 @kernel

@@ -29,12 +29,14 @@ _ZERO = np.float32(0)
 
 
 @kernel
-def _wide(half: Any) -> Any:
+def wide(half: Any) -> Any:
+    """A bfloat16 number as float32."""
     return np.uint32(np.uint32(half) << _HALF).view(np.float32)
 
 
 @kernel
-def _narrow(value: Any) -> Any:
+def narrow(value: Any) -> Any:
+    """A float32 number as the nearest bfloat16 one, of two the even one."""
     bits = np.float32(value).view(np.uint32)
     return np.uint16(np.uint32(np.uint32(bits + _ROUND) + np.uint32(np.uint32(bits >> _HALF) & _ONE)) >> _HALF)
 
@@ -42,7 +44,7 @@ def _narrow(value: Any) -> Any:
 @kernel
 def _add_row(x: Halves, shift: Floats, first: Floats, second: Floats) -> None:
     for i in range(len(x)):
-        value = _wide(x[i]) - shift[i]
+        value = wide(x[i]) - shift[i]
         first[i] += value
         second[i] += value * value
 
@@ -52,29 +54,29 @@ def _add_gradient_row(  # noqa: PLR0917  a kernel is called by position
     x: Halves, outer: Halves, out: Halves, shift: Floats, first: Floats, second: Floats
 ) -> None:
     for i in range(len(x)):
-        gradient = _ZERO if _wide(out[i]) <= _ZERO else _wide(outer[i])
+        gradient = _ZERO if wide(out[i]) <= _ZERO else wide(outer[i])
         first[i] += gradient
-        second[i] += gradient * (_wide(x[i]) - shift[i])
+        second[i] += gradient * (wide(x[i]) - shift[i])
 
 
 @kernel
 def _apply_row(x: Halves, scale: Floats, level: Floats, out: Halves) -> None:
     for i in range(len(x)):
-        value = _wide(x[i]) * scale[i] + level[i]
-        out[i] = _narrow(_ZERO if value < _ZERO else value)  # noqa: FURB136  what is not a number stays so
+        value = wide(x[i]) * scale[i] + level[i]
+        out[i] = narrow(_ZERO if value < _ZERO else value)  # noqa: FURB136  what is not a number stays so
 
 
 @kernel
 def _apply_beside_row(x: Halves, beside: Halves, scale: Floats, level: Floats, out: Halves) -> None:
     for i in range(len(x)):
-        value = _wide(x[i]) * scale[i] + level[i] + _wide(beside[i])
-        out[i] = _narrow(_ZERO if value < _ZERO else value)  # noqa: FURB136
+        value = wide(x[i]) * scale[i] + level[i] + wide(beside[i])
+        out[i] = narrow(_ZERO if value < _ZERO else value)  # noqa: FURB136
 
 
 @kernel
 def _mask_row(outer: Halves, out: Halves, masked: Halves) -> None:
     for i in range(len(outer)):
-        masked[i] = np.uint16(0) if _wide(out[i]) <= _ZERO else outer[i]
+        masked[i] = np.uint16(0) if wide(out[i]) <= _ZERO else outer[i]
 
 
 @kernel
@@ -82,8 +84,8 @@ def _back_row(  # noqa: PLR0917  a kernel is called by position
     x: Halves, outer: Halves, out: Halves, scale: Floats, slope: Floats, level: Floats, inner: Halves
 ) -> None:
     for i in range(len(x)):
-        gradient = _ZERO if _wide(out[i]) <= _ZERO else _wide(outer[i])
-        inner[i] = _narrow(scale[i] * gradient + slope[i] * _wide(x[i]) + level[i])
+        gradient = _ZERO if wide(out[i]) <= _ZERO else wide(outer[i])
+        inner[i] = narrow(scale[i] * gradient + slope[i] * wide(x[i]) + level[i])
 
 
 @kernel

@@ -8,7 +8,6 @@ rounded to bfloat16 once in place of two or three times.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from upshift.recipes.needed import needed
+from upshift.recipes.ocr.threads import kernel_threads, shares_threads
 
 Doubles = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ def can_norm(x: torch.Tensor) -> bool:
         and x.numel() > x.shape[1]
         and x.is_contiguous(memory_format=torch.channels_last)
         and not torch.compiler.is_compiling()
-        and _shares_threads()
+        and shares_threads()
     )
 
 
@@ -74,7 +74,7 @@ class _NormRelu(torch.autograd.Function):
     ) -> torch.Tensor:
         """Statistics, then the result."""
         kernels, rows = needed(_KERNELS), _rows(x)
-        parts = _threads()
+        parts = kernel_threads()
         count = x.numel() // x.shape[1]
         shift = _joined([_buffer(norm, "running_mean") for norm in norms]).double().numpy()
         first, second = kernels.sums(rows, shift, parts) / count
@@ -99,7 +99,7 @@ class _NormRelu(torch.autograd.Function):
         x, out = ctx.saved_tensors
         mean, inverse, scale = ctx.statistics
         kernels, rows, positive = needed(_KERNELS), _rows(x), _rows(out)
-        parts = _threads()
+        parts = kernel_threads()
         count = x.numel() // x.shape[1]
         outer = outers[0].contiguous(memory_format=torch.channels_last)
         if ctx.has_beside:
@@ -125,25 +125,6 @@ def warm() -> None:
     x = torch.ones(1, 2, 2, 2, dtype=torch.bfloat16).to(memory_format=torch.channels_last).requires_grad_()
     for beside in (None, x.detach()):
         norm_relu([nn.BatchNorm2d(2)], x, beside).sum().backward()
-
-
-@lru_cache(maxsize=1)
-def _shares_threads() -> bool:
-    """Whether the kernels run in threads of OpenMP, as PyTorch does.
-
-    PyTorch's threads wait for their next work by spinning, in the way of any others.
-    """
-    needed(_KERNELS).sums(np.zeros((1, 1), np.uint16), np.zeros(1), 1)  # which threads Numba takes is settled by then
-    return needed("numba").threading_layer() == "omp" and "backend: OpenMP" in torch.__config__.parallel_info()
-
-
-def _threads() -> int:
-    """Let kernels that this thread calls use as many threads as PyTorch, or as many as Numba has."""
-    numba = needed("numba")
-    threads: int = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    if numba.get_num_threads() != threads:
-        numba.set_num_threads(threads)
-    return threads
 
 
 def _rows(x: torch.Tensor) -> npt.NDArray[np.uint16]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
+from upshift.recipes.ocr.layout import laid_out
 from upshift.recipes.ocr.normed import can_norm, norm_relu
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def through_heads(heads: Sequence[Head], features: torch.Tensor) -> torch.Tensor
     x = x.permute(0, 2, 3, 1).reshape(batch, height, width, SIDE * channels).permute(0, 3, 1, 2)
     bias = torch.cat([_bias(last).expand(SIDE * SIDE) for last in lasts])
     x = F.conv2d(x, _last([last.weight for last in lasts]), bias)
-    return F.pixel_shuffle(x.contiguous(), SIDE)
+    return laid_out(x, SIDE) if can_norm(x) else F.pixel_shuffle(x.contiguous(), SIDE)
 
 
 def _widening(weights: Sequence[torch.Tensor]) -> torch.Tensor:
