@@ -19,18 +19,21 @@ ROOT = Path(__file__).parents[1]
 def record(name: str, result: dict[str, Any], command: str) -> Path:
     """Write `result` to benchmarks/results/NAME.json and say where."""
     path = RESULTS / f"{name}.json"
+    head = {"name": name, "command": command, **provenance()}
+    evidence.save(without_paths({**head, **result}), path)
+    return path
+
+
+def provenance() -> dict[str, Any]:
+    """Where and when something is measured: machine, versions, commit, time."""
     machine = read_machine()
-    head = {
-        "name": name,
-        "command": command,
+    return {
         "machine": machine.summary(),
         "machine_fingerprint": machine.fingerprint(),
         "versions": versions(),
         "commit": commit_of(ROOT),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    evidence.save(without_paths({**head, **result}), path)
-    return path
 
 
 def without_paths(value: Any) -> Any:

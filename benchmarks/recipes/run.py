@@ -24,7 +24,7 @@ from benchmarks.recipes.learn import run_learning, weights_of
 from benchmarks.recipes.maps import ROUNDS
 from benchmarks.recipes.maps import run as run_maps
 from benchmarks.recipes.passes import NAIVE, REAL, run_passes
-from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.record import RESULTS, ROOT, provenance, record
 from benchmarks.rivals.compare import side_by_side
 from benchmarks.tuning import tuned
 from upshift.core.plan import Plan
@@ -79,7 +79,7 @@ def run(parts: list[str], asked: Asked, *, again: bool = False) -> Path:
             print(f"{part} is there", flush=True)
             continue
         print(f"measuring {part}", flush=True)
-        found[part] = PARTS[part](found, asked)
+        found[part] = {**PARTS[part](found, asked), "where": provenance()}
         path = record("recipes", {**figures(found), "parts": found}, "python -m benchmarks recipes")
     return path
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.recipes.passes import NAIVE, REAL
 from upshift.recipes.detection.wishes import report
 from upshift.recipes.detection.wishes import table as wishes_table
 
 Result = Mapping[str, Any]
+Blocks: TypeAlias = dict[str, list[str]]
+"""Part -> its lines."""
 
 _SAID = {
     "detection_train_low": "detection {:.2f}x at the lower end",
@@ -20,51 +22,73 @@ _SAID = {
     "ocr_maps_exact": "exact target maps {:.0f}x",
 }
 
+_OF = {
+    "detection_train_low": "detection-train",
+    "detection_map50": "detection-learn",
+    "ocr_train_low": "ocr-train",
+    "ocr_valid_low": "ocr-valid",
+    "ocr_hmean": "ocr-learn",
+    "ocr_maps_exact": "maps",
+}
+"""Figure -> the part that it is of."""
+
 
 def headline(result: Result) -> str:
-    """What was measured of both recipes, in a line; a goal that was missed is named."""
+    """What was measured of both recipes, in a line; a goal that was missed is named, and a machine that is another one."""
     words = []
     for name, form in _SAID.items():
         if (seen := result.get(name)) is None:
             continue
         missed = f" (goal {result['goals'][name]:g}: missed)" if not result["reached"].get(name, True) else ""
-        words.append(form.format(seen) + missed)
+        where = result["parts"].get(_OF[name], {}).get("where", result)["machine"]
+        words.append(form.format(seen) + missed + (f" (on {where})" if where != result["machine"] else ""))
     return "; ".join(words)
 
 
 def detection(result: Result) -> str:
     """All that docs/detection.md tells: what learning came to, the wishes one by one, and others side by side."""
-    parts = result["parts"]
-    lines: list[str] = []
-    if learnt := parts.get("detection-learn"):
-        lines += [_learnt(learnt, "blood cells (BCCD: 205 pictures, 87 held out)"), ""]
-    if trained := parts.get("detection-train"):
-        lines += [_proof(trained), "", wishes_table(report(trained["evidence"]))]
-    lines += _rivals(parts.get("detection-rivals"))
-    return _page(result, lines)
+    found: Blocks = {}
+    for name, part in result["parts"].items():
+        if name == "detection-learn":
+            found[name] = [_learnt(part, "blood cells (BCCD: 205 pictures, 87 held out)"), ""]
+        if name == "detection-train":
+            found[name] = [_proof(part), "", wishes_table(report(part["evidence"]))]
+        if name == "detection-rivals":
+            found[name] = _rivals(part)
+    return _page(result, found, ("detection-learn", "detection-train", "detection-rivals"))
 
 
 def ocr(result: Result) -> str:
     """All that docs/ocr.md tells: what learning came to, training, validation, target maps, and others side by side."""
-    parts = result["parts"]
-    lines: list[str] = []
-    if learnt := parts.get("ocr-learn"):
-        lines += [_learnt(learnt, "receipts (SROIE: 80 scans, 40 held out)"), ""]
-    if trained := parts.get("ocr-train"):
-        lines += [_proof(trained), "", *_rungs(trained["evidence"])]
-    if valid := parts.get("ocr-valid"):
-        lines += _valid(valid)
-    if maps := parts.get("maps"):
-        lines += _maps(maps)
-    lines += _rivals(parts.get("ocr-rivals"))
-    return _page(result, lines)
+    found: Blocks = {}
+    for name, part in result["parts"].items():
+        if name == "ocr-learn":
+            found[name] = [_learnt(part, "receipts (SROIE: 80 scans, 40 held out)"), ""]
+        if name == "ocr-train":
+            found[name] = [_proof(part), "", *_rungs(part["evidence"])]
+        if name == "ocr-valid":
+            found[name] = _valid(part)
+        if name == "maps":
+            found[name] = _maps(part)
+        if name == "ocr-rivals":
+            found[name] = _rivals(part)
+    return _page(result, found, ("ocr-learn", "ocr-train", "ocr-valid", "maps", "ocr-rivals"))
 
 
-def _page(result: Result, lines: list[str]) -> str:
-    """What was measured of a recipe, with the machine; or that nothing was yet."""
-    if not lines:
+def _page(result: Result, found: Blocks, order: tuple[str, ...]) -> str:
+    """What was measured of a recipe, each part under the machine it was measured on; or that nothing was yet."""
+    lines, machine = [""], ""
+    for name in order:
+        if name not in found:
+            continue
+        where = result["parts"][name].get("where", result)["machine"]
+        if where != machine:
+            lines += [f"Measured on {where} with `{result['command']}`:", ""]
+            machine = where
+        lines += found[name]
+    if not machine:
         return f"\nNot measured yet: `{result['command']}`.\n"
-    return "\n".join(["", f"Measured on {result['machine']} with `{result['command']}`:", "", *lines])
+    return "\n".join(lines)
 
 
 def _learnt(part: Result, what: str) -> str:
@@ -131,10 +155,8 @@ def _maps(part: Result) -> list[str]:
     return [*lines, ""]
 
 
-def _rivals(part: Result | None) -> list[str]:
+def _rivals(part: Result) -> list[str]:
     """The same training by other means, in turns."""
-    if part is None:
-        return []
     lines = ["The same model, loss and pictures in fresh processes that take turns:", ""]
     lines += ["| trained by | against the naive form | Upshift over it |", "|---|---|---|"]
     for name, arm in part["arms"].items():

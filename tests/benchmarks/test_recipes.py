@@ -81,3 +81,15 @@ def test_a_page_of_which_nothing_was_measured_says_so() -> None:
     result = {**figures({}), "machine": "a machine", "command": "measure", "parts": {"maps": found()["maps"]}}
     assert table.detection(result) == "\nNot measured yet: `measure`.\n"
     assert "Measured on a machine with `measure`:" in table.ocr(result)
+
+
+def test_parts_of_another_machine_stand_under_its_name() -> None:
+    parts = found()
+    parts["ocr-valid"]["where"] = {"machine": "another one"}
+    result = {**figures(parts), "machine": "a machine", "command": "measure", "parts": parts}
+    page = table.ocr(result)
+    assert page.index("Measured on a machine") < page.index("Tuning the naive form")
+    assert page.index("Measured on another one") < page.index("| a validation pass |") < page.rindex("Measured on a machine")
+    assert page.rindex("Measured on a machine") < page.index("Target maps at")
+    assert "another one" not in table.detection(result)
+    assert "OCR validation 8.90x (on another one); exact" in table.headline(result)
