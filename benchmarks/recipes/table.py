@@ -35,14 +35,15 @@ _OF = {
 
 def headline(result: Result) -> str:
     """What was measured of both recipes, in a line; a goal that was missed is named, and a machine that is another one."""
-    words = []
+    words: dict[str, list[str]] = {result["machine"]: []}
     for name, form in _SAID.items():
         if (seen := result.get(name)) is None:
             continue
         missed = f" (goal {result['goals'][name]:g}: missed)" if not result["reached"].get(name, True) else ""
         where = result["parts"].get(_OF[name], {}).get("where", result)["machine"]
-        words.append(form.format(seen) + missed + (f" (on {where})" if where != result["machine"] else ""))
-    return "; ".join(words)
+        words.setdefault(where, []).append(form.format(seen) + missed)
+    here = "; ".join(words.pop(result["machine"]))
+    return "; ".join([*([here] if here else []), *(f"on {where}: {', '.join(said)}" for where, said in words.items())])
 
 
 def detection(result: Result) -> str:
