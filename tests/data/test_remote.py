@@ -104,12 +104,16 @@ def test_a_request_that_hangs_is_given_up_and_made_again(server: FileServer, tmp
 def test_training_goes_on_when_the_store_comes_back(folder: Path, server: FileServer, tmp_path: Path) -> None:
     store = Store(Url(f"{server.url}/store", cache_dir=tmp_path, patience=QUICK))
     seen = []
-    for number, batch in enumerate(Stream(store, batch_size=100, seed=1)):
+    near: dict[str, Any] = {"window_blocks": 1, "read_ahead": 1}  # so that the first batch needs little of the store
+    for number, batch in enumerate(Stream(store, batch_size=100, seed=1, **near)):
         seen.append(batch["id"].to_pylist())
-        if number == 3:
+        if number == 0:
             server.stop()
-            threading.Timer(1.0, server.start).start()
-    assert seen == ids(Stream(folder / "store", batch_size=100, seed=1))
+            back, asked = threading.Timer(1.0, server.start), len(server.requests)
+            back.start()
+    back.join()  # else it starts a server that nobody stops
+    assert len(server.requests) > asked
+    assert seen == ids(Stream(folder / "store", batch_size=100, seed=1, **near))
 
 
 def test_a_store_that_is_gone_is_told_and_what_was_read_is_kept(folder: Path, server: FileServer, tmp_path: Path) -> None:
