@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,12 @@ def test_without_a_folder_they_lie_where_the_cache_variable_says(
     kept = KeptData(pages, SIZE, SETTINGS)
     np.testing.assert_array_equal(kept[1][0], prepared(pages[1], SIZE)[0])
     assert (tmp_path / "all" / "ocr" / "pictures").is_dir()
+
+
+def test_what_is_in_memory_is_not_sent_to_a_worker_process(pages: OcrData, tmp_path: Path) -> None:
+    kept = KeptData(pages, SIZE, SETTINGS, tmp_path / "kept")
+    before = len(pickle.dumps(kept))
+    first = kept[0]
+    sent = pickle.dumps(kept)
+    assert len(sent) < before + first[0].nbytes // 10
+    np.testing.assert_array_equal(pickle.loads(sent)[0][0], first[0])

@@ -88,16 +88,23 @@ class _Losses(torch.autograd.Function):
         negatives, sums = np.empty(truth.shape, dtype=np.float32), np.zeros((batch, 8))
         kernels, maps = needed(_KERNELS), (truth, mask, thresh, thresh_mask)
         threads = batch > 1 and shares_threads() and kernel_threads() > 1
-        first_pass = kernels.first_pass_in_threads if threads else kernels.first_pass
-        first_pass(said, *maps, np.float32(STEEPNESS), gradient, steep, negatives, sums)
+        read, written, steepness = (said, *maps), (gradient, steep, negatives, sums), np.float32(STEEPNESS)
+        if threads:
+            kernels.first_pass(*read, steepness, *written)
+        else:
+            for row in range(batch):
+                kernels.first_row(*(part[row] for part in read), steepness, *(part[row] for part in written))
         positive_loss, _, away, num_border, overlap, found, real, _ = (float(value) for value in sums.sum(0))
         num_positive, num_pixels = (round(sums[:, at].sum()) for at in (1, 7))
         wanted, least = _hardest(negatives.reshape(-1), num_positive, num_pixels - num_positive)
         both, counted, union = num_positive + wanted + _EPS, max(num_border, 1.0), found + real + _EPS
         of_binary, of_overlap = BINARY_WEIGHT * 2 * overlap / union**2, BINARY_WEIGHT * 2 / union
         weights = np.array([PROBABILITY_WEIGHT / both, THRESHOLD_WEIGHT / counted, of_binary, of_overlap], dtype=np.float32)
-        second_pass = kernels.second_pass_in_threads if threads else kernels.second_pass
-        second_pass(said, *maps, gradient, steep, least, weights)
+        if threads:
+            kernels.second_pass(*read, gradient, steep, least, weights)
+        else:
+            for row in range(batch):
+                kernels.second_row(*(part[row] for part in (*read, gradient, steep)), least, weights)
         ctx.gradient = torch.from_numpy(gradient).view(logits.shape).to(logits.dtype)
         loss = (
             PROBABILITY_WEIGHT * (positive_loss + kernels.negative_loss(negatives.reshape(-1), wanted, least)) / both

@@ -14,7 +14,7 @@ import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,6 @@ HeldSample: TypeAlias = "tuple[Picture, Points, Offsets, Ignored, Targets | None
 
 MAX_BYTES = 16 * 2**30
 """What pictures, and what targets, may take on disk each; when it is full, the rest is made anew at each pass."""
-
-
 NEAR_BYTES = 512 * 2**20
 """What a process keeps in its memory of them, so that they are not looked up and unpacked at each pass."""
 
@@ -83,6 +81,10 @@ class KeptData(Dataset[HeldSample]):
         self.targets = MapCache(place / "targets", MAX_BYTES)
         self._near: dict[int, tuple[Sample, Masks]] = {}
         self._room = NEAR_BYTES
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker process keeps its own in memory; nothing of this one's is sent to it."""
+        return {**vars(self), "_near": {}, "_room": NEAR_BYTES}
 
     def __len__(self) -> int:
         return len(self._data)

@@ -1,4 +1,4 @@
-"""The passes of `fused` over the pixels of a CPU, block by block; one picture a thread, or all in one.
+"""The passes of `fused` over the pixels of a CPU, block by block, picture by picture.
 
 What is done with a block: `kernels_blocks`.
 """
@@ -41,7 +41,7 @@ _ONE = np.float32(1)
 
 
 @kernel
-def _first_row(  # noqa: PLR0917  a kernel is called by position
+def first_row(  # noqa: PLR0917  a kernel is called by position
     said: Floats,
     truth: Bytes,
     mask: Bytes,
@@ -82,7 +82,7 @@ def _first_row(  # noqa: PLR0917  a kernel is called by position
 
 
 @kernel
-def _second_row(  # noqa: PLR0917  a kernel is called by position
+def second_row(  # noqa: PLR0917  a kernel is called by position
     said: Floats,
     truth: Bytes,
     mask: Bytes,
@@ -108,7 +108,7 @@ def _second_row(  # noqa: PLR0917  a kernel is called by position
         through_sigmoid(to_t, nothing, count, t)
 
 
-@kernel
+@parallel_kernel
 def first_pass(  # noqa: PLR0917  a kernel is called by position
     said: Floats,
     truth: Bytes,
@@ -121,7 +121,7 @@ def first_pass(  # noqa: PLR0917  a kernel is called by position
     negatives: Floats,
     sums: Doubles,
 ) -> None:
-    """Take all sums over the pixels.
+    """Take all sums over the pixels, a picture a thread.
 
     Args:
         said: Logits of probability and threshold, `[pictures, 2, pixels]`.
@@ -137,31 +137,12 @@ def first_pass(  # noqa: PLR0917  a kernel is called by position
             threshold, how many pixels it counts in, what the binary map has in common with the truth, has, and should have,
             and how many pixels count at all, `[pictures, 8]`.
     """
-    for row in range(len(said)):
+    for row in numba.prange(len(said)):
         maps = truth[row], mask[row], thresh[row], thresh_mask[row]
-        _first_row(said[row], *maps, steepness, gradient[row], steep[row], negatives[row], sums[row])
+        first_row(said[row], *maps, steepness, gradient[row], steep[row], negatives[row], sums[row])
 
 
 @parallel_kernel
-def first_pass_in_threads(  # noqa: PLR0917  a kernel is called by position
-    said: Floats,
-    truth: Bytes,
-    mask: Bytes,
-    thresh: Floats,
-    thresh_mask: Bytes,
-    steepness: Any,
-    gradient: Floats,
-    steep: Floats,
-    negatives: Floats,
-    sums: Doubles,
-) -> None:
-    """`first_pass`, a picture a thread."""
-    for row in numba.prange(len(said)):
-        maps = truth[row], mask[row], thresh[row], thresh_mask[row]
-        _first_row(said[row], *maps, steepness, gradient[row], steep[row], negatives[row], sums[row])
-
-
-@kernel
 def second_pass(  # noqa: PLR0917  a kernel is called by position
     said: Floats,
     truth: Bytes,
@@ -173,7 +154,7 @@ def second_pass(  # noqa: PLR0917  a kernel is called by position
     least: Any,
     weights: Floats,
 ) -> None:
-    """Put the gradient in the place of the probabilities; the arrays are those of `first_pass`.
+    """Put the gradient in the place of the probabilities, a picture a thread; the arrays are those of `first_pass`.
 
     Args:
         said: As there, and so on.
@@ -187,27 +168,9 @@ def second_pass(  # noqa: PLR0917  a kernel is called by position
         weights: What the cross entropy of a pixel weighs, the threshold of one, one of the binary map, text or not, and what
             more that weighs where it is text, `[4]`.
     """
-    for row in range(len(said)):
-        maps = truth[row], mask[row], thresh[row], thresh_mask[row]
-        _second_row(said[row], *maps, gradient[row], steep[row], least, weights)
-
-
-@parallel_kernel
-def second_pass_in_threads(  # noqa: PLR0917  a kernel is called by position
-    said: Floats,
-    truth: Bytes,
-    mask: Bytes,
-    thresh: Floats,
-    thresh_mask: Bytes,
-    gradient: Floats,
-    steep: Floats,
-    least: Any,
-    weights: Floats,
-) -> None:
-    """`second_pass`, a picture a thread."""
     for row in numba.prange(len(said)):
         maps = truth[row], mask[row], thresh[row], thresh_mask[row]
-        _second_row(said[row], *maps, gradient[row], steep[row], least, weights)
+        second_row(said[row], *maps, gradient[row], steep[row], least, weights)
 
 
 @kernel
