@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from benchmarks.recipes.passes import NAIVE, REAL
 from upshift.recipes.detection.wishes import report
 from upshift.recipes.detection.wishes import table as wishes_table
 
 Result = Mapping[str, Any]
-Blocks: TypeAlias = dict[str, list[str]]
-"""Part -> its lines."""
 
 _SAID = {
     "detection_train_low": "detection {:.2f}x at the lower end",
@@ -48,45 +46,41 @@ def headline(result: Result) -> str:
 
 def detection(result: Result) -> str:
     """All that docs/detection.md tells: what learning came to, the wishes one by one, and others side by side."""
-    found: Blocks = {}
-    for name, part in result["parts"].items():
-        if name == "detection-learn":
-            found[name] = [_learnt(part, "blood cells (BCCD: 205 pictures, 87 held out)"), ""]
-        if name == "detection-train":
-            found[name] = [_proof(part), "", wishes_table(report(part["evidence"]))]
-        if name == "detection-rivals":
-            found[name] = _rivals(part)
-    return _page(result, found, ("detection-learn", "detection-train", "detection-rivals"))
+    return _page(
+        result,
+        {
+            "detection-learn": lambda part: [_learnt(part, "blood cells (BCCD: 205 pictures, 87 held out)"), ""],
+            "detection-train": lambda part: [_proof(part), "", wishes_table(report(part["evidence"]))],
+            "detection-rivals": _rivals,
+        },
+    )
 
 
 def ocr(result: Result) -> str:
     """All that docs/ocr.md tells: what learning came to, training, validation, target maps, and others side by side."""
-    found: Blocks = {}
-    for name, part in result["parts"].items():
-        if name == "ocr-learn":
-            found[name] = [_learnt(part, "receipts (SROIE: 80 scans, 40 held out)"), ""]
-        if name == "ocr-train":
-            found[name] = [_proof(part), "", *_rungs(part["evidence"])]
-        if name == "ocr-valid":
-            found[name] = _valid(part)
-        if name == "maps":
-            found[name] = _maps(part)
-        if name == "ocr-rivals":
-            found[name] = _rivals(part)
-    return _page(result, found, ("ocr-learn", "ocr-train", "ocr-valid", "maps", "ocr-rivals"))
+    return _page(
+        result,
+        {
+            "ocr-learn": lambda part: [_learnt(part, "receipts (SROIE: 80 scans, 40 held out)"), ""],
+            "ocr-train": lambda part: [_proof(part), "", *_rungs(part["evidence"])],
+            "ocr-valid": _valid,
+            "maps": _maps,
+            "ocr-rivals": _rivals,
+        },
+    )
 
 
-def _page(result: Result, found: Blocks, order: tuple[str, ...]) -> str:
+def _page(result: Result, makers: Mapping[str, Callable[[Result], list[str]]]) -> str:
     """What was measured of a recipe, each part under the machine it was measured on; or that nothing was yet."""
     lines, machine = [""], ""
-    for name in order:
-        if name not in found:
+    for name, make in makers.items():
+        if (part := result["parts"].get(name)) is None:
             continue
-        where = result["parts"][name].get("where", result)["machine"]
+        where = part.get("where", result)["machine"]
         if where != machine:
             lines += [f"Measured on {where} with `{result['command']}`:", ""]
             machine = where
-        lines += found[name]
+        lines += make(part)
     if not machine:
         return f"\nNot measured yet: `{result['command']}`.\n"
     return "\n".join(lines)
