@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -80,6 +81,37 @@ def test_another_loader_and_an_evaluation_are_left_alone(watched: Seams) -> None
         assert multiprocessing.active_children()
         del epoch
     assert watched.recorder.active
+
+
+class Numbers(Dataset[Rows]):
+    __slots__ = tuple(f"unused_{number}" for number in range(50))  # of a size that little else has: its place stays free
+
+    def __init__(self, count: int) -> None:
+        self.table = torch.arange(count)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> Rows:
+        return (self.table[index],)
+
+
+def test_a_data_set_at_the_address_of_a_gone_one_is_another(watched: Seams) -> None:
+    first = Numbers(6)
+    address = id(first)
+    assert rows(DataLoader(first, batch_size=2)) == list(range(6))
+    del first
+    gc.collect()
+    tries = [Numbers(10) for _ in range(100)]
+    there = next((data for data in tries if id(data) == address), None)
+    assert there is not None, "no data set came to lie where the first was"
+    assert rows(DataLoader(there, batch_size=2)) == list(range(10))
+
+
+def test_a_list_is_known_as_itself(watched: Seams) -> None:
+    numbers = [(row,) for row in torch.arange(6)]
+    assert rows(DataLoader(numbers, batch_size=2)) == list(range(6))  # type: ignore[arg-type]  # torch takes any sequence
+    assert rows(DataLoader(numbers, batch_size=2)) == [2, 3, 4, 5, 0, 1]  # type: ignore[arg-type]
 
 
 def test_a_loader_within_a_data_set_that_was_watched_before_breaks_nothing(watched: Seams) -> None:

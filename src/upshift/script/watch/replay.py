@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ class Replay:
         self._recorder = recorder
         self._kept: list[Any] = []
         self._bytes = 0
-        self._source: int | None = None
+        self._source: Callable[[], Any] | None = None
         self._turn = 0
         self._replaying = False
 
@@ -40,10 +41,10 @@ class Replay:
         Raises:
             StopIteration: The epoch has as many batches as it would have had.
         """
-        source = id(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        data = iterator._dataset  # noqa: SLF001 - the iterator is torch's, and has no other name for it
         if self._source is None:
-            self._source = source
-        if source != self._source:
+            self._source = _reference(data)
+        if not self._is_source(data):
             return original(iterator)
         if not self._replaying:
             return self._keep(iterator, original)
@@ -60,11 +61,14 @@ class Replay:
         @functools.wraps(original)
         def iter_seam(loader: Any) -> Any:
             watched = self._replaying and self._recorder.free() and torch.is_grad_enabled()
-            if not watched or id(loader.dataset) != self._source or not _begins_workers(loader):
+            if not watched or not self._is_source(loader.dataset) or not _begins_workers(loader):
                 return original(loader)
             return _KeptEpoch(loader, original)
 
         return iter_seam
+
+    def _is_source(self, data: Any) -> bool:
+        return self._source is not None and self._source() is data
 
     def _keep(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
         try:
@@ -110,6 +114,14 @@ def _begins_workers(loader: Any) -> bool:
     """Whether the loader's epochs have worker processes that torch itself begins for the script."""
     torchs_own = type(loader)._get_iterator is DataLoader._get_iterator  # noqa: SLF001 - a subclass may make iterators of its own
     return bool(loader.num_workers) and torchs_own and not isinstance(loader, FedLoader)
+
+
+def _reference(data: Any) -> Callable[[], Any]:
+    """What a data set is known by: its address may be another's once it is gone. A list cannot be referred to weakly."""
+    try:
+        return weakref.ref(data)
+    except TypeError:
+        return lambda: data
 
 
 def _length(iterator: Any) -> int | None:
