@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-from upshift.recipes.ocr.layout import laid_out
+from upshift.recipes.ocr.layout import laid_out, moved_out
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -21,6 +21,9 @@ def test_it_is_pixel_shuffle(shape: tuple[int, int, int, int], side: int, thread
     try:
         mine, theirs = laid_out(x, side), F.pixel_shuffle(x, side).float()
         assert torch.equal(mine, theirs)
+        moved = moved_out(x.detach(), side)
+        assert moved.dtype is torch.bfloat16
+        assert torch.equal(moved.float(), theirs)
         outer = torch.randn(mine.shape, generator=draws).transpose(2, 3).contiguous().transpose(2, 3)  # in an odd order
         (back,) = torch.autograd.grad(mine, x, outer)
         (wanted,) = torch.autograd.grad(theirs, x, outer)

@@ -114,8 +114,9 @@ def test_the_compiled_losses_and_their_gradient_are_the_same(
         ways.append((loss.detach(), mine.grad))
     torch.testing.assert_close(ways[0][0], ways[1][0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ways[0][1], ways[1][1], rtol=1e-4, atol=1e-7)
-    held = [way(logits[:, :1], *targets[:2]) for way in (probability_loss, fused_probability_loss)]
-    torch.testing.assert_close(held[0], held[1], rtol=1e-5, atol=1e-6)
+    for said in (logits[:, :1], logits[:, :1].bfloat16()):
+        held = [way(said, *targets[:2]) for way in (probability_loss, fused_probability_loss)]
+        torch.testing.assert_close(held[0], held[1], rtol=1e-5, atol=1e-6)
 
 
 def test_the_compiled_losses_hold_where_logits_are_large_and_masks_are_empty() -> None:
@@ -142,9 +143,10 @@ def test_the_compiled_losses_take_half_precision_in_any_memory_order() -> None:
     assert strided.grad.dtype == torch.bfloat16
 
 
-def test_of_negatives_that_are_alike_as_many_count_as_are_wanted() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_negatives_that_are_alike_as_many_count_as_are_wanted(dtype: torch.dtype) -> None:
     logits, *targets = maps(0.1, 2)
-    level = logits.round().clamp(-1, 1)  # nearly every negative is as hard as a great many others
+    level = logits.round().clamp(-1, 1).to(dtype)  # nearly every negative is as hard as a great many others
     loss = fused_probability_loss(level[:, :1], *targets[:2])
     torch.testing.assert_close(loss, probability_loss(level[:, :1], *targets[:2]), rtol=1e-5, atol=1e-6)
 
@@ -169,6 +171,16 @@ def test_what_is_no_number_is_the_largest() -> None:
     assert kth_largest(values, 3) == np.inf
 
 
+def test_the_counted_loss_takes_the_hardest_wherever_they_lie() -> None:
+    shrink, mask = torch.zeros(1, 8, 8, dtype=torch.uint8), torch.ones(1, 8, 8, dtype=torch.uint8)
+    shrink[0, 0, :4] = 1  # twelve others count, of sixty
+    for level in (-70.0, -1.0, 0.0, 1.0, 70.0):
+        logits = (level + torch.arange(64.0).view(1, 1, 8, 8) - 32).bfloat16()
+        for said in (logits, -logits, logits * 0, logits.clamp(min=level), logits.clamp(max=level)):
+            wanted = probability_loss(said, shrink, mask)
+            torch.testing.assert_close(fused_probability_loss(said, shrink, mask), wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("channel", [0, 1])
 @pytest.mark.parametrize("pixel", ["text", "none"])
 def test_a_logit_that_is_no_number_makes_the_compiled_losses_none(channel: int, pixel: str) -> None:
@@ -178,7 +190,8 @@ def test_a_logit_that_is_no_number_makes_the_compiled_losses_none(channel: int, 
     logits[row, channel, y, x] = math.nan
     assert torch.isnan(fused_db_loss(logits, shrink, mask, thresh, border))
     if channel == 0:
-        assert torch.isnan(fused_probability_loss(logits[:, :1], shrink, mask))
+        for said in (logits, logits.bfloat16(), -logits.bfloat16()):
+            assert torch.isnan(fused_probability_loss(said[:, :1], shrink, mask))
 
 
 @pytest.mark.parametrize("side", [1, 22, 23, 91])

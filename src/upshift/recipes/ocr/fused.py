@@ -29,6 +29,7 @@ Floats = npt.NDArray[np.float32]
 
 _KERNELS = f"{__package__}.kernels_loss"
 _SELECTION = f"{__package__}.kernels_select"
+_COUNTS = f"{__package__}.kernels_counts"
 _EPS = 1e-6
 
 
@@ -56,6 +57,8 @@ def fused_db_loss(
 def fused_probability_loss(logits: torch.Tensor, shrink: torch.Tensor, shrink_mask: torch.Tensor) -> torch.Tensor:
     """The loss of held-out pictures, a scalar without a gradient: what `losses.probability_loss` gives.
 
+    Of bfloat16 logits there are so few different ones that it is enough to count them.
+
     Args:
         logits: Of the probability, `[batch, 1, height, width]`.
         shrink: Where the shrunk texts are, `uint8 [batch, height, width]`.
@@ -66,12 +69,25 @@ def fused_probability_loss(logits: torch.Tensor, shrink: torch.Tensor, shrink_ma
     """
     if logits.device.type != "cpu" or logits.requires_grad:
         return probability_loss(logits, shrink, shrink_mask)
+    if logits.dtype is torch.bfloat16:
+        return _counted_loss(logits, shrink, shrink_mask)
     kernels = needed(_KERNELS)
     negatives, sums = np.empty(shrink.numel(), dtype=np.float32), np.zeros(3)
     kernels.positives(_flat(logits.float()), _flat(shrink), _flat(shrink_mask), negatives, sums)
     positive_loss, num_positive, num_pixels = float(sums[0]), round(sums[1]), round(sums[2])
     wanted, least = _hardest(negatives, num_positive, num_pixels - num_positive)
     loss = positive_loss + kernels.negative_loss(negatives, wanted, least)
+    return torch.tensor(PROBABILITY_WEIGHT * loss / (num_positive + wanted + _EPS), dtype=torch.float32)
+
+
+def _counted_loss(logits: torch.Tensor, shrink: torch.Tensor, shrink_mask: torch.Tensor) -> torch.Tensor:
+    kernels, width = needed(_COUNTS), logits.shape[-1]
+    said, truth, mask = (part.detach().contiguous().view(-1, width) for part in (logits, shrink, shrink_mask))
+    parts = kernel_threads() if shares_threads() else 1
+    background, text = kernels.count_logits(said.view(torch.uint16).numpy(), truth.numpy(), mask.numpy(), parts)
+    num_positive, num_negative = int(text.sum()), int(background.sum())
+    wanted = min(num_negative, int(num_positive * NEGATIVES_PER_POSITIVE))
+    loss = kernels.text_loss(text) + kernels.hardest_loss(background, wanted)
     return torch.tensor(PROBABILITY_WEIGHT * loss / (num_positive + wanted + _EPS), dtype=torch.float32)
 
 
@@ -132,7 +148,8 @@ def warm() -> None:
         truth[0, 0, 0] = 1
         mask = torch.ones(batch, 4, 4, dtype=torch.uint8)
         fused_db_loss(logits, truth, mask, torch.zeros(batch, 4, 4), mask)
-    fused_probability_loss(logits.detach()[:, :1], truth, mask)
+    for dtype in (torch.float32, torch.bfloat16):
+        fused_probability_loss(logits.detach()[:, :1].to(dtype), truth, mask)
 
 
 def _flat(values: torch.Tensor) -> npt.NDArray[Any]:

@@ -32,6 +32,22 @@ def laid_out(x: torch.Tensor, side: int) -> torch.Tensor:
     return out
 
 
+def moved_out(x: torch.Tensor, side: int) -> torch.Tensor:
+    """The same as bfloat16, where no gradient is wanted: what `F.pixel_shuffle` gives, bit by bit.
+
+    Args:
+        x: As `laid_out` takes it, without a gradient.
+        side: Of the square that a pixel becomes.
+
+    Raises:
+        MachineError: Numba is not installed.
+    """
+    batch, channels, height, width = x.shape
+    out = torch.empty(batch, channels // side**2, side * height, side * width, dtype=torch.bfloat16)
+    needed(_KERNELS).move_out(_pixels(x), side, out.view(torch.uint16).numpy(), kernel_threads())
+    return out
+
+
 class _LaidOut(torch.autograd.Function):
     """One pass either way."""
 
@@ -62,6 +78,7 @@ def warm() -> None:
     """
     squares = torch.ones(1, 4, 2, 2, dtype=torch.bfloat16).to(memory_format=torch.channels_last).requires_grad_()
     laid_out(squares, 2).sum().backward()
+    moved_out(squares.detach(), 2)
 
 
 def _pixels(x: torch.Tensor) -> npt.NDArray[np.uint16]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
+from upshift.recipes.ocr.layout import moved_out
 from upshift.recipes.ocr.normed import can_norm, norm_relu
 from upshift.recipes.ocr.together import through_heads
 
@@ -235,7 +236,8 @@ class Head(nn.Sequential):
             out: torch.Tensor = last(x)
             return out
         weight = last.weight.flatten(1).t()[:, :, None, None]
-        return F.pixel_shuffle(F.conv2d(x, weight, _bias(last).expand(4)).contiguous(), 2)
+        x = F.conv2d(x, weight, _bias(last).expand(4))
+        return moved_out(x, 2) if can_norm(x) and not x.requires_grad else F.pixel_shuffle(x.contiguous(), 2)
 
 
 class DBNet(nn.Module):
