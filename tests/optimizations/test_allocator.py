@@ -47,12 +47,20 @@ def test_versions_are_numbers(words: str, numbers: Any) -> None:
     assert glibc_version(words) == numbers
 
 
-def test_a_preload_names_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = tmp_path / "libjemalloc.so.2"
+@pytest.mark.parametrize(
+    ("kind", "name", "keep"),
+    [
+        ("jemalloc", "libjemalloc.so.2", {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}),
+        ("tcmalloc", "libtcmalloc_minimal.so.4", {"TCMALLOC_RELEASE_RATE": "0"}),
+    ],
+)
+def test_a_preload_names_the_file_that_is_there_and_keeps_what_is_freed(
+    kind: Any, name: str, keep: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / name
     library.touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
-    asked = Allocator(kind="jemalloc").environment()
-    assert asked == {"LD_PRELOAD": str(library), "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+    assert Allocator(kind=kind).environment() == {"LD_PRELOAD": str(library), **keep}
 
 
 def test_a_library_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,11 @@ TOP_PAD_BYTES = 128 * 2**20
 MIN_GLIBC = (2, 33)
 """The first with `mallinfo2`, by which the evidence reads the tunables back."""
 
+_KEEP = {
+    "tcmalloc": {"TCMALLOC_RELEASE_RATE": "0"},
+    "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
+}
+"""What makes them keep what is freed; by themselves they give it back little by little."""
 _BLOCK_BYTES = 64 * 2**20  # glibc never raises its own threshold for mappings beyond 32 MiB (mallopt(3))
 _FEW_FAULTS_FRAC = 0.01
 _ROUNDS = 10  # crumbs left beside an aligned block keep the next one from its place, till glibc's cache of 7 crumbs is full
@@ -95,8 +100,7 @@ class Allocator(Optimization):
         path = next((path for path in paths if Path(path).name in ALLOCATORS[self.kind]), None)
         if path is None:
             raise MachineError(f"{self.kind} is not installed ({looked}): install it, or take allocator out of the plan.")
-        keep = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"} if self.kind == "jemalloc" else {}
-        return {"LD_PRELOAD": path, **keep}
+        return {"LD_PRELOAD": path, **_KEEP[self.kind]}
 
     def apply(self, live: LiveJob) -> Undo:
         """Nothing: the process was started under it, and ends with it."""
@@ -115,6 +119,9 @@ class Allocator(Optimization):
         if self.kind == "jemalloc":
             decay = _jemalloc_decay_ms()
             checks.append(Check("jemalloc keeps what is freed", decay == -1, f"dirty_decay_ms {decay}"))
+        if self.kind == "tcmalloc":
+            rate = os.environ.get("TCMALLOC_RELEASE_RATE", "not set")
+            checks.append(Check("tcmalloc keeps what is freed", rate == "0", f"TCMALLOC_RELEASE_RATE {rate}"))
         return checks
 
 

@@ -184,14 +184,17 @@ def data_path(dataset: Any) -> str:
     return ""
 
 
+_PURGE_ALL = b"arena.4096.purge"
+"""To jemalloc: what is free in all of its arenas."""
+
+
 def reset_peak_memory() -> None:
     """Start counting the peak memory of this process and its accelerator from now (Linux 4.0+; elsewhere from the start).
 
-    What was freed goes back to the system first, where the C library can do that (GNU): else what earlier work needed, and
-    left behind, would count.
+    What was freed goes back to the system first, where the allocator can do that (GNU's, tcmalloc, jemalloc): else what
+    earlier work needed, and left behind, would count.
     """
-    with suppress(AttributeError, OSError, TypeError):  # another C library, or a system whose libraries cannot be asked
-        ctypes.CDLL(None).malloc_trim(0)
+    _give_back_freed()
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         try:
@@ -200,6 +203,13 @@ def reset_peak_memory() -> None:
             return
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+
+
+def _give_back_freed() -> None:
+    ways = (("malloc_trim", (0,)), ("MallocExtension_ReleaseFreeMemory", ()), ("mallctl", (_PURGE_ALL, None, None, None, 0)))
+    for name, arguments in ways:
+        with suppress(AttributeError, OSError, TypeError):  # another allocator, or a system whose libraries cannot be asked
+            getattr(ctypes.CDLL(None), name)(*arguments)
 
 
 def peak_memory_bytes() -> int:

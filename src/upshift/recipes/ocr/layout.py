@@ -44,7 +44,7 @@ def moved_out(x: torch.Tensor, side: int) -> torch.Tensor:
     """
     batch, channels, height, width = x.shape
     out = torch.empty(batch, channels // side**2, side * height, side * width, dtype=torch.bfloat16)
-    needed(_KERNELS).move_out(_pixels(x), side, out.view(torch.uint16).numpy(), kernel_threads())
+    needed(_KERNELS).move_out(pixels_of(x), side, out.view(torch.uint16).numpy(), kernel_threads())
     return out
 
 
@@ -57,7 +57,7 @@ class _LaidOut(torch.autograd.Function):
         ctx.shape, ctx.side = x.shape, side
         batch, channels, height, width = x.shape
         out = torch.empty(batch, channels // side**2, side * height, side * width)
-        needed(_KERNELS).lay_out(_pixels(x), side, out.numpy(), kernel_threads())
+        needed(_KERNELS).lay_out(pixels_of(x), side, out.numpy(), kernel_threads())
         return out
 
     @staticmethod
@@ -66,7 +66,7 @@ class _LaidOut(torch.autograd.Function):
         """Narrow and take back."""
         inner = torch.empty(ctx.shape, dtype=torch.bfloat16, memory_format=torch.channels_last)
         outer = outers[0].contiguous()
-        needed(_KERNELS).take_back(outer.numpy(), ctx.side, _pixels(inner), kernel_threads())
+        needed(_KERNELS).take_back(outer.numpy(), ctx.side, pixels_of(inner), kernel_threads())
         return inner, None
 
 
@@ -81,7 +81,7 @@ def warm() -> None:
     moved_out(squares.detach(), 2)
 
 
-def _pixels(x: torch.Tensor) -> npt.NDArray[np.uint16]:
+def pixels_of(x: torch.Tensor) -> npt.NDArray[np.uint16]:
     """The numbers as they lie, `[batch, height, width, channels]`."""
     pixels: npt.NDArray[np.uint16] = x.detach().permute(0, 2, 3, 1).view(torch.uint16).numpy()
     return pixels

@@ -19,7 +19,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
 from upshift.recipes.ocr.layout import moved_out
+from upshift.recipes.ocr.levels import add_coarse, can_lay, side_by_side
 from upshift.recipes.ocr.normed import can_norm, norm_relu
+from upshift.recipes.ocr.pointwise import can_join, convolved
 from upshift.recipes.ocr.together import through_heads
 
 Backbone: TypeAlias = Literal["resnet", "mobile"]
@@ -53,12 +55,11 @@ class ConvNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[batch, inputs, height, width]` to `[batch, outputs, ...]`."""
         if self.folds and not self.training:
-            out = self._folded(x)
-        else:
-            out = self.convolution(x)
-            if self.folds and self.relu and can_norm(out):
-                return norm_relu([self.norm], out)
-            out = self.norm(out)
+            return self._folded(x, relu=self.relu)
+        out = self.convolution(x)
+        if self.folds and self.relu and can_norm(out):
+            return norm_relu([self.norm], out)
+        out = self.norm(out)
         return F.relu_(out) if self.relu else out
 
     def beside(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -68,9 +69,11 @@ class ConvNorm(nn.Module):
             if can_norm(out) and other.dtype is out.dtype:
                 return norm_relu([self.norm], out, other)
             return F.relu_(self.norm(out) + other)
+        if self.folds:
+            return self._folded(x, relu=True, beside=other)
         return F.relu_(self(x) + other)
 
-    def _folded(self, x: torch.Tensor) -> torch.Tensor:
+    def _folded(self, x: torch.Tensor, *, relu: bool, beside: torch.Tensor | None = None) -> torch.Tensor:
         layer, norm = self.convolution, self.norm
         mean, variance = norm.running_mean, norm.running_var
         if mean is None or variance is None:
@@ -79,9 +82,14 @@ class ConvNorm(nn.Module):
         bias = norm.bias - mean * scale
         if isinstance(layer, nn.ConvTranspose2d):
             weight = layer.weight * scale.view(1, -1, 1, 1)
-            return F.conv_transpose2d(x, weight, bias, layer.stride, groups=layer.groups)
-        weight = layer.weight * scale.view(-1, 1, 1, 1)
-        return F.conv2d(x, weight, bias, layer.stride, layer.padding, groups=layer.groups)
+            out = F.conv_transpose2d(x, weight, bias, layer.stride, groups=layer.groups)
+        else:
+            weight = layer.weight * scale.view(-1, 1, 1, 1)
+            if can_join(x):
+                return convolved(x, weight, bias, layer, relu=relu, beside=beside)
+            out = F.conv2d(x, weight, bias, layer.stride, layer.padding, groups=layer.groups)
+        out = out if beside is None else out + beside
+        return F.relu_(out) if relu else out
 
 
 def conv(inputs: int, outputs: int, size: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -173,7 +181,8 @@ class Pyramid(nn.Module):
         inner: Channels of the output; a multiple of 4.
 
     Attributes:
-        pools: Whether the gradient of what is enlarged is summed up by pooling.
+        pools: Whether the gradient of what is enlarged is summed up by pooling; where no gradient is wanted, bfloat16
+            levels on a CPU are added up and laid side by side without being enlarged before.
     """
 
     def __init__(self, channels: Sequence[int], inner: int) -> None:
@@ -185,6 +194,10 @@ class Pyramid(nn.Module):
     def forward(self, features: list[torch.Tensor]) -> torch.Tensor:
         """Map the features to `[batch, inner, height / 4, width / 4]`."""
         levels = [lateral(feature) for lateral, feature in zip(self.lateral, features, strict=True)]
+        if self.pools and can_lay(levels):
+            for fine in range(len(levels) - 2, -1, -1):
+                add_coarse(levels[fine], levels[fine + 1])
+            return side_by_side([layer(level) for layer, level in zip(self.smooth, levels, strict=True)])
         for fine in range(len(levels) - 2, -1, -1):
             levels[fine] = levels[fine] + self._enlarged(levels[fine + 1], 2)
         smooth = [layer(level) for layer, level in zip(self.smooth, levels, strict=True)]
