@@ -102,3 +102,23 @@ def test_with_bfloat16_the_network_that_computes_otherwise_says_the_same() -> No
     torch.testing.assert_close(*maps, rtol=0.05, atol=0.05)
     for (name, mine), theirs in zip(plain.named_buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.05, msg=name)
+
+
+@pytest.mark.parametrize("backbone", ["resnet", "mobile"])
+@pytest.mark.parametrize("shape", [(1, 3, 32, 32), (2, 3, 32, 32), (1, 3, 64, 96), (3, 3, 32, 64)])
+def test_with_bfloat16_held_out_pictures_are_said_the_same_of(backbone: Backbone, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    plain, other = DBNet(backbone, width=16), DBNet(backbone, width=16, rewritten=True)
+    for parameter in plain.parameters():  # branches that begin as nothing say nothing
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.0)
+    plain(torch.randn(2, 3, 64, 64))  # running statistics that are not those of the start
+    other.load_state_dict(plain.state_dict())
+    images = torch.randn(shape).to(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        whole = plain.eval()(images)
+        with torch.autocast("cpu", torch.bfloat16):
+            half, found = (model.eval()(images).float() for model in (plain, other))
+    assert found.shape == (shape[0], 1, *shape[2:])
+    largest = float((half - whole).abs().max())  # what bfloat16 does to the network as it is written
+    assert float((found - whole).abs().max()) <= 2 * largest + 0.01 * float(whole.abs().max())

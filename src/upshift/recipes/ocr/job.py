@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 from upshift.core.errors import JobError
 from upshift.core.job import Job, Mean, Quality
 from upshift.recipes.findings import Findings
-from upshift.recipes.ocr import fused, layout, measure, normed
+from upshift.recipes.ocr import fused, layout, levels, measure, normed
 from upshift.recipes.ocr.augment import Augment, AugmentSettings
 from upshift.recipes.ocr.batch import MEAN, STD, OcrBatch, normalised, polygons_in, truth_of
 from upshift.recipes.ocr.boxes import BoxSettings
@@ -290,16 +290,15 @@ class OcrJob(NaiveOcrJob):
     def train_data(self) -> Dataset[Any]:
         """Make the pictures to learn from: file names and polygons; nothing is decoded yet."""
         warm_maps()  # here, so that no worker process compiles in its first batch
-        fused.warm()
-        normed.warm()
-        layout.warm()
+        for part in (fused, layout, normed):
+            part.warm()
         return OcrData(self._both()[0])
 
     def valid_data(self) -> Dataset[Any]:
         """Make the held-out pictures, kept with their targets from the first pass on."""
         warm_maps()
-        fused.warm()
-        measure.warm()
+        for part in (fused, layout, levels, measure):
+            part.warm()
         return KeptData(OcrData(self._both()[1]), self.canonical_size(), self.map_settings())
 
     def deterministic_transform(self, sample: Any) -> Any:

@@ -15,14 +15,15 @@ from torch import nn
 
 def can_join(x: torch.Tensor) -> bool:
     """Whether `convolved` takes such an input here and now."""
-    return (
+    return bool(
         x.dtype is torch.bfloat16
         and x.device.type == "cpu"
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and torch._C._get_mkldnn_enabled()  # noqa: SLF001  what the property `torch.backends.mkldnn.enabled` asks
         and x.is_contiguous(memory_format=torch.channels_last)
+        and not x.is_contiguous()  # as one pixel, or one channel, is in either order: then PyTorch takes another way
     )
 
 
@@ -47,13 +48,20 @@ def convolved(
 
     Returns:
         `bfloat16 [batch, outputs, ...]`, channels last in memory.
+
+    Raises:
+        TypeError: The padding is given by a name.
     """
     joined: Any = torch.ops.mkldnn._convolution_pointwise  # noqa: SLF001  what PyTorch's compiler calls; it has no other name
-    padding = (layer.padding, layer.padding) if isinstance(layer.padding, str) else layer.padding
-    how = (weight.to(x.dtype), bias.to(x.dtype), padding, layer.stride, layer.dilation, layer.groups)
+    if isinstance(layer.padding, str):
+        raise TypeError(f"padding must be given in pixels here, not as {layer.padding!r}")
+    how = (weight.to(x.dtype), bias.to(x.dtype), layer.padding, layer.stride, layer.dilation, layer.groups)
     out: torch.Tensor
     if beside is None:
         out = joined(x, *how, "relu" if relu else "none", [], "")
+    elif layer.groups > 1:  # of these oneDNN adds nothing up
+        out = joined(x, *how, "none", [], "").add_(beside)
+        out = out.relu_() if relu else out
     else:
         beside = beside.to(x.dtype).contiguous(memory_format=torch.channels_last)
         out = joined.binary(x, beside, *how, "add", 1.0, "relu" if relu else None, [], "")
