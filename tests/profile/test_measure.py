@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -13,7 +16,9 @@ from torch.utils.data import Dataset
 
 import upshift
 from tests.train.jobs import CPU, Plain, Stormy, Streamed
+from upshift.core.errors import MachineError
 from upshift.core.job import Job
+from upshift.optimizations.allocator import Allocator
 from upshift.profile.ceilings import CeilingRun, measure_ceilings
 from upshift.profile.measure import own_cost_frac, phase_shares, profile_loop
 from upshift.profile.probes import job_facts, peak_memory_bytes, probe_input, reset_peak_memory
@@ -261,3 +266,27 @@ def test_what_earlier_work_left_behind_counts_for_nothing() -> None:
     reset_peak_memory()
     assert peak_memory_bytes() < held - (100 << 20)
     assert float(last.sum()) == last.numel()
+
+
+LEFT_BEHIND = """
+import torch
+from upshift.profile.probes import peak_memory_bytes, reset_peak_memory
+blocks = [torch.ones(2 << 20) for _ in range(25)]
+held = peak_memory_bytes()
+del blocks
+reset_peak_memory()
+print(held - peak_memory_bytes())
+"""
+
+
+@pytest.mark.parametrize("kind", ["tcmalloc", "jemalloc"])
+def test_an_allocator_that_keeps_what_is_freed_gives_it_back_when_peaks_are_reset(kind: Any) -> None:
+    try:
+        asked = Allocator(kind=kind).environment()
+    except MachineError as error:
+        assert not os.environ.get("UPSHIFT_CI"), "CI must have the allocators installed"
+        pytest.skip(str(error))
+    ran = subprocess.run(
+        [sys.executable, "-c", LEFT_BEHIND], env={**os.environ, **asked}, capture_output=True, text=True, check=True
+    )
+    assert int(ran.stdout) > 180 << 20, ran.stderr  # of 200 MiB
