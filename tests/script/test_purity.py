@@ -245,6 +245,20 @@ def test_the_mark_of_a_dataset_tells_of_changes() -> None:
     assert not any("names" in path for path in mark(dataset, frozenset({"the dataset.dataset.names"})))
 
 
+def test_another_object_at_the_place_of_a_gone_one_is_a_change() -> None:
+    dataset = Made(plain)
+    reused = 0
+    for _ in range(20):
+        dataset.turned = OwnGenerator()  # type: ignore[attr-defined]
+        before, place = mark(dataset), id(dataset.turned)  # type: ignore[attr-defined]
+        assert mark(dataset) == before
+        del dataset.turned  # type: ignore[attr-defined]
+        dataset.turned = OwnGenerator()  # type: ignore[attr-defined]
+        reused += id(dataset.turned) == place  # type: ignore[attr-defined]
+        assert mark(dataset) != before
+    assert reused  # else this tells nothing
+
+
 def test_what_reading_itself_changes_is_told_apart() -> None:
     class Remembers(Made):
         def __init__(self) -> None:

@@ -16,6 +16,7 @@ from upshift.script.watch import own_cost
 from upshift.script.watch.fetch import Fetch
 from upshift.script.watch.judge import ceilings, phase_seconds, profile, where
 from upshift.script.watch.kinds import Trained
+from upshift.script.watch.leader import MAX_KNOWN, STEPS_ALONE, Leader, Serials
 from upshift.script.watch.record import (
     BACKWARD,
     DATA,
@@ -64,6 +65,34 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 def last(script: Script) -> dict[str, float]:
     return {name: round(value, 6) for name, value in zip(PHASES, script.recorder.steps[-1], strict=True) if value}
+
+
+def test_no_two_objects_have_one_serial_though_one_stands_where_the_other_was() -> None:
+    class Thing:
+        pass
+
+    serials, kept = Serials(), Thing()
+    first, places, numbers = serials.of(kept), set(), set()
+    for _ in range(3 * MAX_KNOWN):
+        thing = Thing()
+        places.add(id(thing))
+        numbers.add(serials.of(thing))
+        assert serials.of(thing) in numbers
+        del thing
+    assert len(numbers) == 3 * MAX_KNOWN > len(places)
+    assert serials.of(kept) == first not in numbers
+    held = [Thing() for _ in range(MAX_KNOWN + 1)]  # all of them live, so none is forgotten
+    assert [serials.of(thing) for thing in held] == [serials.of(thing) for thing in held]
+
+
+def test_optimizers_that_are_made_anew_neither_lead_nor_fill_the_memory() -> None:
+    leader = Leader()
+    places = [leader.stepped("outer")]
+    for task in range(3 * MAX_KNOWN):
+        places += [leader.stepped(("inner", task)), leader.stepped("outer")]
+    assert places == ["leads", *["beside", "leads"] * (3 * MAX_KNOWN)]
+    assert len(leader._counts) <= MAX_KNOWN
+    assert [leader.stepped("next") for _ in range(STEPS_ALONE)] == ["beside"] * (STEPS_ALONE - 1) + ["takes over"]
 
 
 def test_a_step_is_split_into_its_phases(script: Script) -> None:

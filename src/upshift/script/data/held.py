@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -50,10 +51,31 @@ def _token(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value if isinstance(value, str | bytes) else repr(value)
     if isinstance(value, torch.Tensor):
-        return id(value), None if value.is_inference() else value._version  # noqa: SLF001 - counts changes in place
+        return _Same(value), None if value.is_inference() else value._version  # noqa: SLF001 - counts changes in place
     if isinstance(value, list | tuple | dict | set | frozenset | deque):
-        return id(value), len(value)
-    return id(value)
+        return _Same(value), len(value)
+    return _Same(value)
+
+
+class _Same:
+    """Equal for one object only: another that stands at the address of a gone one is told from it, where that can be."""
+
+    __hash__ = None  # type: ignore[assignment]  # marks are compared, not looked up
+
+    def __init__(self, value: Any) -> None:
+        self._at = id(value)
+        try:
+            self._alive: weakref.ref[Any] | None = weakref.ref(value)
+        except TypeError:  # plain containers have no weak references; what they hold is marked too
+            self._alive = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or self._at != other._at:
+            return False
+        if self._alive is None or other._alive is None:
+            return self._alive is other._alive
+        value = self._alive()
+        return value is not None and value is other._alive()
 
 
 def _values(dataset: Any, moving: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:

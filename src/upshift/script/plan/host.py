@@ -33,7 +33,7 @@ from upshift.script.plan.live import main_module, script_live, set_flags
 from upshift.script.plan.reach import AT_START, out_of_reach, reached
 from upshift.script.watch.closures import Arguments
 from upshift.script.watch.kinds import Trained
-from upshift.script.watch.leader import Leader
+from upshift.script.watch.leader import Leader, Serials
 from upshift.script.watch.seams import Seams
 
 DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
@@ -84,7 +84,7 @@ class Host:
         self._patches = Patches()
         self._handles: list[Any] = []
         self._called: dict[int, nn.Module] = {}
-        self._lead = Leader()
+        self._lead, self._serials = Leader(), Serials()
         self._inside = self._in_backward = self._sixteen_bit = False
         self._tries = 0
         self._pid, self._thread = os.getpid(), threading.get_ident()
@@ -179,7 +179,7 @@ class Host:
         timed = None if self.watching is None else self.watching.before_step(optimizer, args, kwargs)
         if not self.opened and self._tries < TRIES:
             self._open(optimizer)
-        if self._lead.may_be(id(optimizer)):
+        if self._lead.may_be(self._serials.of(optimizer)):
             self.on_before()
         return timed
 
@@ -188,7 +188,7 @@ class Host:
             return
         if self.watching is not None:
             self.watching.after_step(optimizer, args, kwargs)
-        if self._lead.stepped(id(optimizer)) == "leads":
+        if self._lead.stepped(self._serials.of(optimizer)) == "leads":
             self.steps += 1
             self.on_step()
 

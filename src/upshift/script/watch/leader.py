@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Literal
+import itertools
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
 
 STEPS_ALONE = 8
 """An optimizer that steps so often while the leading one does not has followed it: another fold, another stage."""
 
+MAX_KNOWN = 4096
+"""Optimizers that are made anew at every step must not fill the memory."""
+
 Place = Literal["leads", "takes over", "beside"]
+
+
+class Serials:
+    """A number for each object that no other is given; where one is gone, the next may stand at its address."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._latest: Callable[[], Any] = lambda: None
+        self._number = 0
+
+    def of(self, item: object) -> int:
+        """The number of an object, of 1 or more."""
+        if self._latest() is item:
+            return self._number
+        known = self._known.get(id(item))
+        if known is None or known[0]() is not item:
+            if len(self._known) >= MAX_KNOWN:
+                self._known = {at: (ref, number) for at, (ref, number) in self._known.items() if ref() is not None}
+            known = self._known[id(item)] = (weakref.ref(item), next(self._numbers))
+        self._latest, self._number = known
+        return self._number
 
 
 class Leader:
@@ -32,6 +59,8 @@ class Leader:
 
     def stepped(self, optimizer: Hashable) -> Place:
         """An optimizer has stepped: the leading one, one that takes its place, or another one beside it."""
+        if len(self._counts) >= MAX_KNOWN:
+            self._counts = {key: count for key, count in self._counts.items() if key in {self._leader, optimizer}}
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if self._leader is None or count > self._counts[self._leader]:
             self._leader = optimizer

@@ -26,6 +26,7 @@ from upshift.script.places import calling_line, users_line
 from upshift.script.watch.closures import Arguments, with_timed_closure
 from upshift.script.watch.fetch import Fetch
 from upshift.script.watch.frameworks import Frameworks
+from upshift.script.watch.leader import Serials
 from upshift.script.watch.record import (
     BACKWARD,
     CHECKPOINT,
@@ -65,6 +66,7 @@ class Seams:
         self._frameworks = Frameworks(recorder, self._patches)
         self._handles: list[Any] = []
         self._optimizer_s = 0.0
+        self._serials = Serials()
         self.on_failure: Callable[[], None] = _ignored
         self._trackers = Trackers(self._track, self.failed)
 
@@ -143,13 +145,13 @@ class Seams:
         """An optimizer has stepped."""
         recorder = self.recorder
         if recorder.light:
-            recorder.after_light_step(id(optimizer))
+            recorder.after_light_step(self._serials.of(optimizer))
         elif recorder.here():
             recorder.leave(OTHER)
             seconds = recorder.current[OPTIMIZER] - self._optimizer_s  # what a closure does is not the optimizer's
             if (worth := recorder.worth_a_look("optimizer", seconds)) is not None and (line := users_line()) is not None:
                 recorder.note("optimizer", *line, worth[1], worth[0])
-            recorder.after_step(id(optimizer))
+            recorder.after_step(self._serials.of(optimizer))
 
     def _track(self, tracker: Tracker, owner: Any) -> None:
         """A tracker takes metrics: that is logging."""
