@@ -101,7 +101,7 @@ def by_hand(folder: Path) -> Epochs:
 def copied(folder: Path) -> Epochs:
     """Windows copied by two threads of NumPy, all of them mixed, into a buffer that each uses again; and nothing else.
 
-    Nobody takes a batch from them: what is counted are the buffers, once all is copied. No loader could copy faster.
+    Nobody takes a batch from them: what is counted are the buffers, once all is copied.
     """
     tokens = np.memmap(folder / "tokens.bin", np.uint16, "r")
     table = tokens[: len(tokens) // WINDOW * WINDOW].reshape(-1, WINDOW)
