@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from upshift.data.store import copying
+from upshift.data import StoreWriter, Stream
+from upshift.data.store import copying, sharing
 from upshift.data.store.copying import take_rows
+from upshift.data.store.later import made
+from upshift.data.store.sharing import Arriving
 
 
 @pytest.fixture
@@ -80,3 +84,105 @@ def test_a_row_that_is_not_there_is_no_memory_of_others(tmp_path: Path, shared: 
     with pytest.raises((IndexError, RuntimeError), match="out of range"):
         rows_of(values, np.full(600, 600))
     assert shared == [600]
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has copied a lot, of several threads."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(copying, "_WORTH_LOADING", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<u2", "<f8"])
+@pytest.mark.parametrize("width", [256, 257, 1000, 2048, 65536])
+def test_kernels_copy_any_rows_in_threads_and_alone(
+    tmp_path: Path, with_kernels: None, monkeypatch: pytest.MonkeyPatch, shared: list[int], dtype: str, width: int
+) -> None:
+    generator = np.random.default_rng(width)
+    shape = (300, max(width // np.dtype(dtype).itemsize, 1))
+    values = mapped(tmp_path, generator.integers(0, 100, shape).astype(dtype))
+    at = generator.integers(0, len(values), 600)
+    out = np.zeros((len(at), shape[1]), dtype)
+    begun = copying.begin_rows(values, at, out)
+    assert isinstance(begun, Arriving)
+    assert (len(begun), begun.nbytes) == (600, out.nbytes)
+    assert np.array_equal(begun[599:].made(), values[at[599:]])  # the last first: all before it is copied on the way
+    assert np.array_equal(begun[100:300][50:].made(), values[at[150:300]])
+    assert begun.made() is out
+    assert np.array_equal(out, values[at])
+    monkeypatch.setattr(copying, "_PROCESS", os.getpid() + 1)
+    assert np.array_equal(rows_of(values, at), values[at])
+    assert not shared
+
+
+def test_many_copies_at_once_are_all_whole(tmp_path: Path, with_kernels: None) -> None:
+    values = mapped(tmp_path, np.arange(400_000, dtype=np.int64).reshape(2000, 200))
+    orders = [np.random.default_rng(number).permutation(2000) for number in range(20)]
+    outs = [np.zeros(values.shape, values.dtype) for _ in orders]
+    begun = [copying.begin_rows(values, at, out) for at, out in zip(orders, outs, strict=True)]
+    for one, at in zip(begun, orders, strict=True):
+        for start in range(0, 2000, 300):
+            assert np.array_equal(made(one[start : start + 300]), values[at[start : start + 300]])
+
+
+def test_a_batch_that_was_given_out_is_not_written_to_again(tmp_path: Path, with_kernels: None) -> None:
+    values = mapped(tmp_path, np.ones((2000, 1000), np.int64))
+    for _ in range(30):
+        begun = copying.begin_rows(values, np.arange(2000), np.zeros(values.shape, values.dtype))
+        first = made(begun[:700])
+        first[:] = 7
+        made(begun[700:])
+        assert (first == 7).all()
+
+
+@pytest.mark.parametrize("row", [-1, 600, 2**62])
+def test_kernels_refuse_a_row_that_is_not_there(tmp_path: Path, with_kernels: None, row: int) -> None:
+    values, at = mapped(tmp_path, np.ones((600, 1000), np.int32)), np.arange(600)
+    at[400] = row
+    begun = copying.begin_rows(values, at, np.zeros(values.shape, values.dtype))
+    assert (made(begun[:100]) == 1).all()
+    with pytest.raises(IndexError, match=f"{row}.* out of range: there are 600"):
+        made(begun[390:410])
+
+
+def test_kernels_are_loaded_once_enough_was_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: list[int]
+) -> None:
+    pytest.importorskip("numba")
+    values = mapped(tmp_path, np.arange(600_000, dtype=np.int32).reshape(600, 1000))
+    monkeypatch.setattr(copying._Copied, "num_bytes", 0)
+    monkeypatch.setattr(copying, "_WORTH_LOADING", 3 * values.nbytes)
+    begun = [copying.begin_rows(values, np.arange(600), np.empty_like(values)) for _ in range(3)]
+    assert [isinstance(one, Arriving) for one in begun] == [False, False, True]
+    assert shared == [600, 600]
+    assert all(np.array_equal(made(one), values) for one in begun)
+
+
+def test_without_numba_rows_are_copied_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: list[int]) -> None:
+    values = mapped(tmp_path, np.arange(600_000, dtype=np.int32).reshape(600, 1000))
+    monkeypatch.setattr(copying, "_WORTH_LOADING", 0)
+    monkeypatch.setitem(sys.modules, "upshift.data.store.kernels", None)
+    sharing.kernels.cache_clear()
+    try:
+        assert np.array_equal(rows_of(values, np.arange(599, -1, -1)), values[::-1])
+    finally:
+        sharing.kernels.cache_clear()
+    assert shared == [600]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_gives_the_same_windows_with_kernels_and_without(
+    tmp_path: Path, with_kernels: None, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.write({"tokens": np.random.default_rng(0).integers(0, 60_000, 4_000_000).astype(np.uint16)})
+    epochs = []
+    for worth in (0, 2**62):
+        monkeypatch.setattr(copying, "_WORTH_LOADING", worth)
+        stream = Stream(tmp_path / "store", batch_size=256, length=1024, form="numpy", workers=workers, seed=3)
+        epochs.append([batch["tokens"].copy() for batch in stream])
+        epochs.append([batch["tokens"] for batch in stream])  # all held: none of them is filled again
+    for one, other in zip(epochs[:2], epochs[2:], strict=True):
+        assert all(np.array_equal(left, right) for left, right in zip(one, other, strict=True))
+    assert not np.array_equal(epochs[0][0], epochs[1][0])

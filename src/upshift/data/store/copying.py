@@ -3,6 +3,9 @@
 One core copies slower than memory gives. Where rows are asked for by the thread that trains, nothing else is computed in the
 meantime, so they are copied by the threads that torch computes with: no further ones, which would be in their way.
 Threads that prepare batches ahead, and worker processes, copy alone.
+
+A process that copies a lot loads kernels that ask memory for the next rows while they copy one, where Numba is installed.
+Rows of several batches are then copied by helpers while the loop is busy with the first of them.
 """
 
 from __future__ import annotations
@@ -15,8 +18,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from upshift.data.store.later import made
+from upshift.data.store.sharing import Arriving, Copy, helpers, kernels
+
 _WORTH_SHARING = 2**17
 """Bytes from which several threads are faster than one."""
+_WORTH_LOADING = 2**31
+"""Bytes from which kernels are loaded: until then a process has spent about as long with copying as loading takes."""
+_ROW_BYTES = range(256, 2**16 + 1)
+"""Of rows that kernels copy: the processor itself asks for what follows within longer ones."""
+_MOST_HELPERS = 3
 _PROCESS = os.getpid()
 """Threads do not outlive a fork: its child copies alone."""
 
@@ -30,6 +41,12 @@ class _Readable:
         self._kept = values
 
 
+class _Copied:
+    """What this process copied of rows that kernels could copy; about, since threads may count at once."""
+
+    num_bytes = 0
+
+
 def take_rows(values: npt.NDArray[Any], at: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
     """Copy rows of an array.
 
@@ -38,14 +55,40 @@ def take_rows(values: npt.NDArray[Any], at: npt.NDArray[np.int64], out: npt.NDAr
         at: Which rows, `[picked]`, all of them there.
         out: Where to, `[picked, ...]`, contiguous.
     """
-    if out.nbytes < _WORTH_SHARING or values.dtype != out.dtype or not _alone():
+    made(begin_rows(values, at, out))
+
+
+def begin_rows(values: npt.NDArray[Any], at: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> npt.NDArray[Any] | Arriving:
+    """Copy rows as `take_rows` does, or have helpers begin with it.
+
+    Returns:
+        `out` when all is there, or what makes a slice of it be there.
+    """
+    if out.nbytes < _WORTH_SHARING or values.dtype != out.dtype:
         np.take(values, at, axis=0, out=out, mode="clip")
-        return
-    table, rows = (torch.from_numpy(_bytes(array)) for array in (np.asarray(_Readable(values)), out))
-    torch.index_select(table, 0, torch.from_numpy(np.ascontiguousarray(at)), out=rows)
+        return out
+    table, rows, alone = _bytes(values), _bytes(out), not _may_share()
+    if table.shape[1] in _ROW_BYTES and _worth_loading(out.nbytes) and (found := kernels()) is not None:
+        copy = Copy(found, table, at, rows)
+        if alone:
+            copy.need(0, len(at))
+            return out
+        helpers().ask(copy, min(torch.get_num_threads() - 1, _MOST_HELPERS))
+        return Arriving(copy, out, 0)
+    if alone:
+        np.take(values, at, axis=0, out=out, mode="clip")
+    else:
+        from_table, to_rows = torch.from_numpy(np.asarray(_Readable(table))), torch.from_numpy(rows)
+        torch.index_select(from_table, 0, torch.from_numpy(np.ascontiguousarray(at)), out=to_rows)
+    return out
 
 
-def _alone() -> bool:
+def _worth_loading(num_bytes: int) -> bool:
+    _Copied.num_bytes += num_bytes
+    return _Copied.num_bytes >= _WORTH_LOADING
+
+
+def _may_share() -> bool:
     """Whether this is the thread that trains, in a process of several threads, and no fork of one."""
     main = threading.get_ident() == threading.main_thread().ident
     return main and os.getpid() == _PROCESS and torch.get_num_threads() > 1

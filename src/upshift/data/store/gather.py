@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow._compute import get_function
 
 from upshift.core.errors import CorruptError, DataError
+from upshift.data.store.later import Later
 
 Index = npt.NDArray[np.int64]
 
@@ -51,7 +52,7 @@ class Picker(ABC):
         return found
 
 
-class Strings:
+class Strings(Later):
     """Rows of a text column that become strings when they are asked for: those of several batches take room.
 
     Args:

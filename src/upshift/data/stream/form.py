@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from upshift.data.store.gather import Strings
+from upshift.data.store.later import made
 
 Form: TypeAlias = Literal["arrow", "numpy", "torch"]
 FORMS: tuple[Form, ...] = ("arrow", "numpy", "torch")
@@ -24,7 +24,7 @@ def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
     with nulls) stays Arrow in every form: `to_pylist()` makes Python objects of it.
     """
     convert = _FORMED[form]
-    return {name: convert(values.made() if isinstance(values, Strings) else values) for name, values in columns.items()}
+    return {name: convert(made(values)) for name, values in columns.items()}
 
 
 def _arrow(values: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from upshift.data.store.gather import Strings
+from upshift.data.store.later import made
+from upshift.data.store.sharing import Arriving
 from upshift.data.stream.buffers import Buffers
 from upshift.data.stream.form import Columns
 from upshift.data.stream.order import Order, Part
@@ -39,11 +40,11 @@ class Opened:
         if not parts:
             parts = self._order.parts(0, 1)
             return {name: values[:0] for name, values in self._part(parts[0].window, parts[0].samples, buffers).items()}
-        taken = [self._part(part.window, part.samples, buffers) for part in parts]
+        taken = [_there(self._part(part.window, part.samples, buffers)) for part in parts]
         return taken[0] if len(taken) == 1 else {name: joined([part[name] for part in taken]) for name in taken[0]}
 
     def take_all(self, batches: list[list[Part]], buffers: Buffers) -> list[Columns]:
-        """Samples of several batches: at once, where all lie within one window."""
+        """Samples of several batches: at once, where all lie within one window; rows of them may be yet to arrive."""
         windows = {part.window for parts in batches for part in parts}
         if len(batches) == 1 or len(windows) > 1 or not all(batches):
             return [self.take(parts, buffers) for parts in batches]
@@ -90,6 +91,11 @@ class Opened:
             future.set_exception(error)
 
 
+def _there(columns: Columns) -> Columns:
+    """The same with all that arrives there; strings may still be made."""
+    return {name: values.made() if isinstance(values, Arriving) else values for name, values in columns.items()}
+
+
 def _between(values: Any, start: int, end: int) -> Any:
     """Some rows of a column, without a copy."""
     return values.slice(start, end - start) if isinstance(values, pa.Array) else values[start:end]
@@ -101,4 +107,4 @@ def joined(parts: list[Any]) -> Any:
         return pa.concat_arrays(parts)
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
-    return [value for part in parts for value in (part.made() if isinstance(part, Strings) else part)]
+    return [value for part in parts for value in made(part)]

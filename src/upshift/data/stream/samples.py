@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.errors import DataError
-from upshift.data.store.copying import take_rows
+from upshift.data.store.copying import begin_rows
 from upshift.data.store.gather import Index
+from upshift.data.store.sharing import Arriving
 from upshift.data.store.store import Store
 from upshift.data.store.window import Window
 from upshift.data.stream.buffers import Buffers
@@ -136,7 +137,7 @@ class WindowSamples(Samples):
         """Nothing: the shards are mapped once."""
 
     def take(self, opened: None, samples: Index, buffers: Buffers) -> Columns:
-        """Windows by number, [windows, length]."""
+        """Windows by number, [windows, length]; they may be yet to arrive."""
         out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
         reader = self._store.reader
         firsts = samples * self._stride
@@ -145,15 +146,14 @@ class WindowSamples(Samples):
             if shard is not None:  # as in every store of one shard: nothing to sort out
                 starts = firsts - reader.shard_firsts[shard]
                 reader.need_raw(shard, self._column, starts, self._length)
-                _cut(reader.raw(shard, self._column), starts, self._length, out, None)
-                return {self._column: out}
+                return {self._column: _cut(reader.raw(shard, self._column), starts, self._length, out)}
         shards, last = reader.shards_of(firsts), reader.shards_of(firsts + self._length - 1)
         for shard in np.unique(shards).tolist():
             whole = np.flatnonzero((shards == shard) & (last == shard))
             if len(whole):
                 starts = firsts[whole] - reader.shard_firsts[shard]
                 reader.need_raw(shard, self._column, starts, self._length)
-                _cut(reader.raw(shard, self._column), starts, self._length, out, whole)
+                out[whole] = _windows(reader.raw(shard, self._column), starts, self._length)
         for number in np.flatnonzero(shards != last).tolist():
             self._stitch(int(firsts[number]), out[number])
         return {self._column: out}
@@ -172,15 +172,17 @@ class WindowSamples(Samples):
             done += len(part)
 
 
-def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[Any], rows: Index | None) -> None:
-    """Copy windows of `values` to rows of `out`, None for all of them: once, where they lie side by side."""
+def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[Any]) -> npt.NDArray[Any] | Arriving:
+    """Copy windows of `values` to `out`, or begin with it: as rows of a table, where they lie side by side."""
     first = int(starts[0]) % length
     numbers, rest = np.divmod(starts - first, length)
     if not rest.any():
         table = values[first : first + (len(values) - first) // length * length].reshape(-1, length)
-        if rows is None or len(rows) == len(out):
-            take_rows(table, numbers, out)
-        else:
-            out[rows] = table[numbers]
-        return
-    out[slice(None) if rows is None else rows] = np.lib.stride_tricks.sliding_window_view(values, length)[starts]
+        return begin_rows(table, numbers, out)
+    out[:] = _windows(values, starts, length)
+    return out
+
+
+def _windows(values: npt.NDArray[Any], starts: Index, length: int) -> npt.NDArray[Any]:
+    """Copies of windows of `values`, [windows, length]."""
+    return np.lib.stride_tricks.sliding_window_view(values, length)[starts]

@@ -1,0 +1,143 @@
+"""Rows copied as fast as memory gives them: a core is asked for the next rows while it copies one.
+
+Where rows are picked from all over a table, no prefetcher of a processor can know which comes next, and a core waits for
+the first bytes of each. Here every block of a row is copied beside a request for the block at its place a few rows on.
+
+Several threads may copy the same rows: each takes a few that follow one another, whenever it has none, and marks them once
+they are there. So rows come in order, and a thread that is held up leaves the others no more than it has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+TAKEN, DONE = 0, 8
+"""Places in the state of a copy: rows taken until now, and from where on parts are marked that are there."""
+THERE, NOT_YET, OUTSIDE = 1, 0, -1
+"""What becomes of a part: it is there, it is not yet, or some row of it is none of the table."""
+_LINE, _BLOCK = 64, 256
+_BYTES_AHEAD = 8192
+"""How far ahead memory is asked for, in bytes of rows. Into the second cache: a core can wait for more lines there."""
+_LOOKS = 20_000
+"""How often a thread looks for a part that another one copies before it lets others run: less than a millisecond."""
+_POINTER, _WORD = ir.IntType(8).as_pointer(), ir.IntType(64)
+
+
+def _prefetching(_context: Any, _at: Any) -> Any:
+    def coded(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        kind = ir.IntType(32)
+        function = ir.FunctionType(ir.VoidType(), [_POINTER, kind, kind, kind])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [_POINTER], function)
+        builder.call(call, [builder.inttoptr(given[0], _POINTER), kind(0), kind(2), kind(1)])  # to read; second cache; data
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), coded
+
+
+def _moving(_context: Any, _to: Any, _at: Any, _size: Any) -> Any:
+    def coded(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        call = builder.module.declare_intrinsic("llvm.memcpy", [_POINTER, _POINTER, _WORD])
+        to, at = (builder.inttoptr(one, _POINTER) for one in given[:2])
+        builder.call(call, [to, at, given[2], ir.IntType(1)(0)])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.intp), coded
+
+
+def _adding(_context: Any, _at: Any, _amount: Any) -> Any:
+    def coded(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        at = builder.inttoptr(given[0], _WORD.as_pointer())
+        return builder.atomic_rmw("add", at, given[1], "seq_cst")
+
+    return types.intp(types.uintp, types.intp), coded
+
+
+_prefetch: Callable[[Any], None] = cast("Any", intrinsic(_prefetching))
+"""Ask for the line of memory at an address, which nobody waits for, and which need not be there."""
+_move: Callable[[Any, Any, int], None] = cast("Any", intrinsic(_moving))
+"""Copy bytes to an address from another one; of a fixed number, in vector instructions and without a call."""
+_add: Callable[[Any, int], int] = cast("Any", intrinsic(_adding))
+"""Add to a number at an address at one stroke, and give what it was; what was written before is seen by who reads it."""
+
+_TABLE = types.Array(types.uint8, 2, "C", readonly=True)
+_AT = types.Array(types.int64, 1, "C", readonly=True)
+_ROWS, _STATE = types.uint8[:, ::1], types.int64[::1]
+
+
+_KIND = types.int64(_TABLE, _AT, _ROWS, _STATE, types.int64, types.int64, types.int64)
+
+
+@numba.njit(nogil=True)
+def _copy_part(
+    table: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], start: int, end: int
+) -> int:
+    """Copy some of the rows; whether they are `THERE`, or one is `OUTSIDE`."""
+    width, count, found = table.shape[1], len(at), THERE
+    whole = width // _BLOCK * _BLOCK
+    ahead = max(_BYTES_AHEAD // width, 1)
+    source, target = table.ctypes.data, out.ctypes.data
+    for i in range(start, end):
+        if not 0 <= at[i] < len(table):
+            found = OUTSIDE
+            continue
+        following = source + at[min(i + ahead, count - 1)] * width
+        row, place = source + at[i] * width, target + i * width
+        for byte in range(0, whole, _BLOCK):
+            for line in range(0, _BLOCK, _LINE):
+                _prefetch(np.uintp(following + byte + line))
+            _move(np.uintp(place + byte), np.uintp(row + byte), _BLOCK)
+        if whole < width:
+            for line in range(whole, width, _LINE):
+                _prefetch(np.uintp(following + line))
+            _move(np.uintp(place + whole), np.uintp(row + whole), width - whole)
+    return found
+
+
+@numba.njit([_KIND], cache=True, nogil=True)
+def copy_rows(  # noqa: PLR0917  a kernel is called by position
+    table: npt.NDArray[np.uint8],
+    at: npt.NDArray[np.int64],
+    out: npt.NDArray[np.uint8],
+    state: npt.NDArray[np.int64],
+    step: int,
+    first: int,
+    end: int,
+) -> int:
+    """Copy those rows before `end` that no thread has taken, and look for those from `first` on that others took.
+
+    Args:
+        table: `[rows, bytes of a row]`.
+        at: Which rows, `[picked]`.
+        out: Where to, `[picked, bytes of a row]`.
+        state: Of this copy, of zeros at its beginning, `[DONE + ceil(picked / step)]`.
+        step: Rows of a part, which a thread takes at once.
+        first: The first row that must be there, of those picked.
+        end: The first one after these; `first` where none has to be there, and all are to be copied.
+
+    Returns:
+        `THERE` when all rows from `first` to `end` are, `NOT_YET` while another thread copies some, or `OUTSIDE`.
+    """
+    until = len(at) if first == end else end
+    told, looks, answer = state.ctypes.data, 0, THERE
+    while state[TAKEN] < until:
+        start = _add(np.uintp(told + 8 * TAKEN), step)
+        if start < len(at):
+            found = _copy_part(table, at, out, start, min(start + step, len(at)))
+            _add(np.uintp(told + 8 * (DONE + start // step)), found)
+    for part in range(first // step, -(-end // step) if first < end else first // step):
+        found = _add(np.uintp(told + 8 * (DONE + part)), 0)
+        while found == NOT_YET:
+            looks += 1
+            if looks > _LOOKS:
+                return NOT_YET
+            found = _add(np.uintp(told + 8 * (DONE + part)), 0)
+        answer = min(answer, found)
+    return answer
