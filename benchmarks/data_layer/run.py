@@ -1,7 +1,8 @@
 """Measure the data layer: all systems in turns, each in fresh processes, over warm and over cold caches.
 
 `make bench-data`, or `python -m benchmarks data [--only PART ...] [--again]`. Parts that were measured at this very commit
-on this machine are not measured again. `--small` goes through all of it in some minutes, and records nothing.
+on this machine are not measured again; each part says on which machine it was measured. `--small` goes through all of it in
+some minutes, and records nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from benchmarks.data_layer.result import row_name, whole
 from benchmarks.data_layer.sizes import RECORD, SMALL, Sizes
 from benchmarks.data_layer.systems import WORKLOADS, Workload
 from benchmarks.data_layer.table import tables
-from benchmarks.groundtruth.kept import Kept, Row
+from benchmarks.groundtruth.kept import WHERE, Kept, Row
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end
-from benchmarks.record import ROOT
+from benchmarks.record import ROOT, provenance
 from upshift.cli.say import progress_on
+from upshift.core.machine import read_machine
 
 NAME = "data"
 PARTS = (*WORKLOADS, "memory", "caches")
@@ -63,13 +65,18 @@ def _show(parts: Sequence[str], sizes: Sizes) -> None:
 
 def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
     """Measure parts, each kept as soon as it is there."""
-    kept = Kept(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole)
+    kept = Kept(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole, elsewhere=True)
+    told = provenance()
+    where = {key: told[key] for key in WHERE}
     for part in parts:
         if not again and _is_fresh(kept, part):
             print(f"{part}: measured at this commit already", flush=True)
             continue
-        for name, found in measure(part, sizes).items():
-            kept.rows[name] = {"name": name, "measured": {**found, "commit": kept.commit}}
+        measured = measure(part, sizes)
+        # Rows of a part are held against one another: none of another run stays.
+        kept.rows = {name: row for name, row in kept.rows.items() if not name.startswith(f"{part}: ")}
+        for name, found in measured.items():
+            kept.rows[name] = {"name": name, "measured": {**found, "commit": kept.commit, "where": where}}
         kept.save()
     print(f"wrote {kept.path}", flush=True)
 
@@ -78,7 +85,10 @@ def _is_fresh(kept: Kept, part: str) -> bool:
     """Whether all rows of a part were measured at this very commit, those of rivals installed since included."""
     mine = {name: row for name, row in kept.rows.items() if name.startswith(f"{part}: ")}
     wanted = [row_name(part, name) for name in WORKLOADS[part].there()] if part in WORKLOADS else []
-    return bool(mine) and all(kept.fresh(row["measured"]) for row in mine.values()) and set(wanted) <= set(mine)
+    here = read_machine().fingerprint()
+    at_hand = (row["measured"] for row in mine.values() if row["measured"]["where"]["machine_fingerprint"] == here)
+    fresh = sum(kept.fresh(measured) for measured in at_hand)
+    return bool(mine) and fresh == len(mine) and set(wanted) <= set(mine)
 
 
 def measure(part: str, sizes: Sizes) -> dict[str, Row]:

@@ -22,13 +22,23 @@ def tables(result: Row) -> str:
     """All tables, as the page has them between its markers."""
     commits = ", ".join(result["row_commits"]) or "unknown"
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
-    lines = ["", f"Measured on {result['machine']}, at {commits}, with {packages}: {headline(result)}.", ""]
+    lines = ["", f"Measured on {_machines(result)}, at {commits}, with {packages}: {headline(result)}.", ""]
     lines += _goals(result["goals"])
     for workload in WORKLOADS:
         lines += _workload(workload, [row for row in result["rows"] if row["workload"] == workload])
     lines += _caches([row for row in result["rows"] if row["workload"] == "caches"])
     out = "; ".join(f"{name}: {why}" for name, why in result["left_out"].items())
     return "\n".join([*lines, f"Not measured: {out}.", ""])
+
+
+def _machines(result: Row) -> str:
+    """The machine that was measured on; of several, each with the parts that were."""
+    parts: dict[str, dict[str, None]] = {}
+    for row in result["rows"]:
+        parts.setdefault(row["measured"].get("where", result)["machine"], {})[row["workload"]] = None
+    if len(parts) < 2:
+        return str(next(iter(parts), result["machine"]))
+    return " and ".join(f"{machine} ({', '.join(names)})" for machine, names in parts.items())
 
 
 def _goals(goals: Sequence[Row]) -> list[str]:

@@ -13,6 +13,8 @@ from upshift.core.provenance import commit_of
 
 Row = dict[str, Any]
 
+WHERE = ("machine", "machine_fingerprint", "versions")
+"""Of what `benchmarks.record.provenance` tells: where something was measured."""
 _CHANGED = "+changes"
 
 
@@ -26,19 +28,22 @@ def measured_commit() -> str:
 
 
 class Kept:
-    """What a result file holds of this machine: named rows, each with its parts, and whatever else was put beside them.
+    """What a result file holds, of this machine unless others are asked for: named rows, each with its parts, and more.
 
     Args:
         name: Of the result.
         command: That measures it again.
         result: Makes the whole result of the rows and of what stands beside them.
+        elsewhere: Keep rows of other machines too; each part then says where it was measured.
 
     Attributes:
         rows: By name; each part of a row says at which commit it was measured.
         beside: Parts that belong to no row.
     """
 
-    def __init__(self, name: str, command: str, result: Callable[[Mapping[str, Row], Row], Row]) -> None:
+    def __init__(
+        self, name: str, command: str, result: Callable[[Mapping[str, Row], Row], Row], *, elsewhere: bool = False
+    ) -> None:
         self.name, self.command, self._result = name, command, result
         self.path = RESULTS / f"{name}.json"
         self.commit = measured_commit()
@@ -47,9 +52,14 @@ class Kept:
         if not self.path.exists():
             return
         found = json.loads(self.path.read_text(encoding="utf-8"))
-        if found.get("machine_fingerprint") == read_machine().fingerprint():
+        here = found.get("machine_fingerprint") == read_machine().fingerprint()
+        if here or elsewhere:
             self.rows = {row["name"]: row for row in found.get("rows", [])}
+        if here:
             self.beside = found.get("beside", {})
+        if elsewhere:
+            for part in (part for row in self.rows.values() for part in row.values() if _is_part(part)):
+                part.setdefault("where", {key: found[key] for key in WHERE if key in found})
 
     def fresh(self, part: Mapping[str, Any] | None) -> bool:
         """Whether a part was measured at this very commit; of changed files nothing is known, so never there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import random
@@ -14,10 +15,12 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks import record as record_module
 from benchmarks.data_layer import goals, result, run, system_memory, table
 from benchmarks.data_layer.sizes import Sizes
 from benchmarks.data_layer.systems import WORKLOADS
 from benchmarks.data_layer.worker import digest
+from benchmarks.groundtruth import kept as kept_module
 
 TINY = Sizes(talks=700, tokens=2**21, pictures=40, raw_pictures=40)
 
@@ -179,3 +182,37 @@ with watched(limit_bytes=LIMIT) as peak:
         for limit in ("2**20", "2**40")
     ]
     assert ended == [system_memory.ENDED, 0]
+
+
+def test_a_part_is_measured_anew_as_a_whole_and_says_on_which_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (kept_module, record_module):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(kept_module, "measured_commit", lambda: "abc")
+    asked: list[str] = []
+
+    def measure(part: str, _sizes: Sizes) -> dict[str, Any]:
+        asked.append(part)
+        return {result.row_name(part, name): measured([1.0, 1.1]) for name in WORKLOADS[part].there()}
+
+    monkeypatch.setattr(run, "measure", measure)
+    run._record(["text", "tokens"], Sizes(), again=False)
+    path = tmp_path / "data.json"
+    there = json.loads(path.read_text())
+    for row in there["rows"]:  # as an older file has it, of another machine, with a rival that is not there today
+        del row["measured"]["where"]
+    gone = {**there["rows"][-1], "name": "tokens: gone", "system": "gone"}
+    there |= {"machine": "another one", "machine_fingerprint": "other", "rows": [*there["rows"], gone]}
+    path.write_text(json.dumps(there))
+    run._record(["tokens"], Sizes(), again=False)
+    run._record(["tokens"], Sizes(), again=False)
+    assert asked == ["text", "tokens", "tokens"]
+    found = json.loads(path.read_text())
+    machines = {
+        part: {row["measured"]["where"]["machine"] for row in found["rows"] if row["workload"] == part}
+        for part in ("text", "tokens")
+    }
+    assert machines == {"text": {"another one"}, "tokens": {found["machine"]}}
+    assert "tokens: gone" not in {row["name"] for row in found["rows"]}
+    assert f"Measured on another one (text) and {found['machine']} (tokens), at abc" in table.tables(found)

@@ -439,6 +439,17 @@ def test_windows_of_tokens_cross_shards() -> None:
     assert sorted(overlapping[:, 0].tolist()) == list(range(0, 991, 3))
 
 
+@pytest.mark.parametrize("stride", [33, 66, 20])
+@pytest.mark.parametrize("batch_size", [1, 4, 9])
+def test_windows_that_lie_in_one_shard_begin_anywhere_in_it(tmp_path: Path, stride: int, batch_size: int) -> None:
+    with StoreWriter(tmp_path, block_rows=16, shard_bytes=1000) as writer:
+        writer.write({"tokens": np.arange(3000, dtype=np.uint16)})
+    stream = Stream(tmp_path, batch_size=batch_size, length=33, stride=stride, shuffle=False, form="numpy")
+    assert len(stream.store.manifest.shards) > 3
+    windows = np.concatenate([batch["tokens"] for batch in stream])
+    assert np.array_equal(windows, np.arange(0, 3000 - 32, stride)[:, None] + np.arange(33))
+
+
 def test_an_error_of_the_transform_comes_where_its_batch_would_have() -> None:
     def transform(batch: Any) -> Any:
         if 50 in ids(batch):

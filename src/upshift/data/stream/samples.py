@@ -140,13 +140,12 @@ class WindowSamples(Samples):
         """Windows by number, [windows, length]; they may be yet to arrive."""
         out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
         reader = self._store.reader
-        firsts = samples * self._stride
         if len(samples):
-            shard = reader.shard_of(int(firsts.min()), int(firsts.max()) + self._length - 1)
+            lowest, highest = int(samples.min()), int(samples.max())
+            shard = reader.shard_of(lowest * self._stride, highest * self._stride + self._length - 1)
             if shard is not None:  # as in every store of one shard: nothing to sort out
-                starts = firsts - reader.shard_firsts[shard]
-                reader.need_raw(shard, self._column, starts, self._length)
-                return {self._column: _cut(reader.raw(shard, self._column), starts, self._length, out)}
+                return {self._column: self._of_one(shard, samples, out)}
+        firsts = samples * self._stride
         shards, last = reader.shards_of(firsts), reader.shards_of(firsts + self._length - 1)
         for shard in np.unique(shards).tolist():
             whole = np.flatnonzero((shards == shard) & (last == shard))
@@ -157,6 +156,20 @@ class WindowSamples(Samples):
         for number in np.flatnonzero(shards != last).tolist():
             self._stitch(int(firsts[number]), out[number])
         return {self._column: out}
+
+    def _of_one(self, shard: int, samples: Index, out: npt.NDArray[Any]) -> npt.NDArray[Any] | Arriving:
+        """Windows that all lie in one shard; as rows of a table, where none overlap another."""
+        reader, length = self._store.reader, self._length
+        begin = int(reader.shard_firsts[shard])
+        starts = samples * self._stride - begin
+        reader.need_raw(shard, self._column, starts, length)
+        values = reader.raw(shard, self._column)
+        if self._stride % length:
+            out[:] = _windows(values, starts, length)
+            return out
+        before = -begin % length  # what belongs to a window that begins in the shard before
+        table = values[before : before + (len(values) - before) // length * length].reshape(-1, length)
+        return begin_rows(table, samples * (self._stride // length) - (begin + before) // length, out)
 
     def _stitch(self, first: int, out: npt.NDArray[Any]) -> None:
         """A window that reaches over the end of a shard, or of several."""
@@ -170,17 +183,6 @@ class WindowSamples(Samples):
             part = values[at : at + self._length - done]
             out[done : done + len(part)] = part
             done += len(part)
-
-
-def _cut(values: npt.NDArray[Any], starts: Index, length: int, out: npt.NDArray[Any]) -> npt.NDArray[Any] | Arriving:
-    """Copy windows of `values` to `out`, or begin with it: as rows of a table, where they lie side by side."""
-    first = int(starts[0]) % length
-    numbers, rest = np.divmod(starts - first, length)
-    if not rest.any():
-        table = values[first : first + (len(values) - first) // length * length].reshape(-1, length)
-        return begin_rows(table, numbers, out)
-    out[:] = _windows(values, starts, length)
-    return out
 
 
 def _windows(values: npt.NDArray[Any], starts: Index, length: int) -> npt.NDArray[Any]:
