@@ -59,7 +59,9 @@ def headline_table(found: dict[str, Any]) -> str:
     rows += [_proved(job, found["proof"]) for job in found.get("proof", {}).get("jobs", {}).values()]
     rows += _honesty(found)
     if stores := found.get("data"):
-        rows.append(f"| the data layer against other libraries | {data_layer.headline(stores)} | `{stores['command']}` |")
+        seen, where = data_layer.headline(stores), data_layer.machines(stores)
+        seen += f" on {where}" if where != stores["machine"] else ""
+        rows.append(f"| the data layer against other libraries | {seen} | `{stores['command']}` |")
     if trained := found.get("recipes"):
         rows.append(f"| detection and text detection, whole jobs | {recipes.headline(trained)} | `{trained['command']}` |")
     if not rows:

@@ -22,7 +22,7 @@ def tables(result: Row) -> str:
     """All tables, as the page has them between its markers."""
     commits = ", ".join(result["row_commits"]) or "unknown"
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
-    lines = ["", f"Measured on {_machines(result)}, at {commits}, with {packages}: {headline(result)}.", ""]
+    lines = ["", f"Measured on {machines(result)}, at {commits}, with {packages}: {headline(result)}.", ""]
     lines += _goals(result["goals"])
     for workload in WORKLOADS:
         lines += _workload(workload, [row for row in result["rows"] if row["workload"] == workload])
@@ -31,7 +31,7 @@ def tables(result: Row) -> str:
     return "\n".join([*lines, f"Not measured: {out}.", ""])
 
 
-def _machines(result: Row) -> str:
+def machines(result: Row) -> str:
     """The machine that was measured on; of several, each with the parts that were."""
     parts: dict[str, dict[str, None]] = {}
     for row in result["rows"]:
