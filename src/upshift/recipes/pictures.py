@@ -1,6 +1,6 @@
 """Pictures as people have them, as one kind of array: `uint8 [height, width, 3]`, RGB, upright.
 
-JPEG is decoded by simplejpeg where it is installed, everything else (and JPEG that it refuses) by Pillow, `.npy` by NumPy.
+JPEG is decoded by `upshift.data.jpeg`, everything else (and JPEG that it refuses) by Pillow, `.npy` by NumPy.
 What is stored otherwise is converted once and in one way: the orientation of EXIF is applied, 16 bits become 8 by a
 division by 257, grey becomes three equal channels, and what is transparent is laid on white. What cannot be used is
 refused with the file's name. (Of PNGs with 16 bits *a colour* Pillow itself keeps the upper 8 bits.)
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.errors import DataError
+from upshift.data.jpeg.decode import decode_jpeg
 from upshift.recipes.findings import BadFileError
 from upshift.recipes.needed import needed
 
@@ -85,12 +86,13 @@ def read_picture(path: Path) -> Picture:
     if path.suffix.lower() == ".npy":
         return _rgb(_load_npy(path), path)
     data = _read_bytes(path)
-    if data[:3] == b"\xff\xd8\xff" and (fast := _simplejpeg()) is not None:
+    if data[:3] == b"\xff\xd8\xff":
         try:
-            pixels: Picture = fast.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
+            pixels = decode_jpeg(data)
         except ValueError:  # CMYK, or damaged: Pillow knows which
             return _by_pillow(data, path)
-        return _upright(pixels, _jpeg_orientation(data, path))
+        if pixels is not None:
+            return _upright(pixels, _jpeg_orientation(data, path))
     return _by_pillow(data, path)
 
 
@@ -367,13 +369,3 @@ def _undecodable(path: Path, error: Exception) -> BadFileError:
     what = str(error).replace("\n", " ").removesuffix(".")
     what = "" if not what or "cannot identify" in what else f" ({what})"  # Pillow knows no more, and names the file again
     return BadFileError(path, f"it is no picture that can be decoded, or a damaged one{what}: get it again, or remove it")
-
-
-@lru_cache(maxsize=1)
-def _simplejpeg() -> Any:
-    """The faster decoder, where it is installed."""
-    try:
-        import simplejpeg  # noqa: PLC0415  as Pillow
-    except ImportError:
-        return None
-    return simplejpeg

@@ -1,6 +1,7 @@
-"""Decode and resize images: by simplejpeg where it is installed and by Pillow otherwise, with the same pixels.
+"""Decode and resize images: by kernels of our own, by simplejpeg where it is installed, or by Pillow, with the same pixels.
 
-Both decode by libjpeg-turbo, whose accurate integer transform is exact, so that the pixels are equal. A reduction by a whole
+The latter two decode by libjpeg-turbo, whose accurate integer transform is exact; the kernels (`upshift.data.jpeg`) do as
+it does, once a process has decoded a lot and where Numba is installed. So the pixels are equal. A reduction by a whole
 number is a mean over squares, rounded half up, which for powers of two is Pillow's `Image.reduce`; by two OpenCV does the
 same several times as fast, where it is installed. Any other size is Pillow's bilinear filter with antialiasing.
 """
@@ -15,31 +16,44 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.errors import MachineError
+from upshift.data.jpeg.decode import decode_jpeg
 
 Pixels = npt.NDArray[np.uint8]
 _JPEG = b"\xff\xd8\xff"
 
 
-def decode(data: bytes, size: tuple[int, int] | None = None) -> Pixels:
+def decode(data: bytes | memoryview, size: tuple[int, int] | None = None, out: Pixels | None = None) -> Pixels:
     """The pixels of an image file, `uint8 [height, width, 3]`.
 
     Args:
         data: The file's bytes.
         size: Height and width to resize to; None keeps the image's own.
+        out: Where to write them, such as a picture's place in a batch; None makes an array.
 
     Raises:
-        ValueError: It is no image, or a damaged one.
+        ValueError: It is no image, or a damaged one; or `out` has another shape than its pixels.
         MachineError: Neither Pillow nor simplejpeg is installed.
     """
-    fast = _simplejpeg()
-    if fast is not None and data[:3] == _JPEG:
-        try:
-            pixels: Pixels = fast.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
-        except ValueError as error:
-            raise ValueError("no image that can be decoded: damaged JPEG") from error
-    else:
-        pixels = _by_pillow(data)
-    return pixels if size is None or pixels.shape[:2] == size else resize(pixels, size)
+    pixels = _whole_or_halved(data, size, out)
+    if size is not None and pixels.shape[:2] != size:
+        pixels = resize(pixels, size)
+    if out is None or pixels is out:
+        return pixels
+    if out.shape != pixels.shape:
+        raise ValueError(f"the place for the pixels is {list(out.shape)}, and they are {list(pixels.shape)}")
+    out[...] = pixels
+    return out
+
+
+def _whole_or_halved(data: bytes | memoryview, size: tuple[int, int] | None, out: Pixels | None) -> Pixels:
+    """The pixels of an image file by the fastest decoder that knows it; of half the size where that is `size`, or whole."""
+    if data[:3] != _JPEG:
+        return _by_pillow(data)
+    try:
+        pixels = decode_jpeg(data, size, out)
+    except ValueError as error:
+        raise ValueError("no image that can be decoded: damaged JPEG") from error
+    return _by_pillow(data) if pixels is None else pixels
 
 
 def header(data: bytes) -> tuple[int, int]:
@@ -87,7 +101,7 @@ def reduced(pixels: Pixels, factor: int) -> Pixels:
     return total.astype(np.uint8)
 
 
-def _by_pillow(data: bytes) -> Pixels:
+def _by_pillow(data: bytes | memoryview) -> Pixels:
     image = _pillow()
     try:
         with image.open(io.BytesIO(data)) as opened:
@@ -103,16 +117,6 @@ def _pillow() -> Any:
     except ImportError as error:
         raise MachineError("images need Pillow: pip install 'upshift[images]'.") from error
     return Image
-
-
-@lru_cache(maxsize=1)
-def _simplejpeg() -> Any:
-    """The faster decoder, where it is installed."""
-    try:
-        import simplejpeg  # noqa: PLC0415  as Pillow
-    except ImportError:
-        return None
-    return simplejpeg
 
 
 @lru_cache(maxsize=1)
