@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.data_layer.sizes import PICTURE
 from benchmarks.data_layer.system import Epochs, System
 from upshift.data import Stream
-from upshift.data.convert.pictures import decode, reduced
+from upshift.data.pictures import decode, reduced
 
 BATCH = 32
 SMALL = (PICTURE[1] // 2, PICTURE[0] // 2)

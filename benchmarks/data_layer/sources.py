@@ -22,7 +22,7 @@ from benchmarks.data_layer.sizes import PICTURE, TALK_BYTES, WINDOW, Sizes
 from benchmarks.data_layer.system import have
 from benchmarks.jobs.dialogues import conversations_file
 from upshift.data import StoreWriter
-from upshift.data.convert.pictures import decode
+from upshift.data.pictures import decode
 
 TARS = 8
 _ROWS = 2_000

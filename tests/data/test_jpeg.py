@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshift.data.convert.pictures import decode, resize
 from upshift.data.jpeg import decode as decoding
 from upshift.data.jpeg.decode import by_kernels, decode_jpeg
 from upshift.data.jpeg.header import read_header
+from upshift.data.pictures import decode, resize
 
 pytest.importorskip("numba")
 image = pytest.importorskip("PIL.Image")

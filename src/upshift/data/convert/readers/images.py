@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from upshift.core.errors import DataError
 from upshift.data.convert.contract import Bad, Choices, FileFolder, Rows, Unit, folder_of
-from upshift.data.convert.pictures import decode, header
+from upshift.data.pictures import decode, header
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 _PART_FILES = 64
