@@ -16,19 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.data_layer.sizes import PICTURE
 from benchmarks.data_layer.system import Epochs, System
-from upshift.data import Stream
+from upshift.data import DecodeImages, Stream
 from upshift.data.pictures import decode, reduced
 
 BATCH = 32
 SMALL = (PICTURE[1] // 2, PICTURE[0] // 2)
 WORKERS = 2
-
-
-def _decoded(batch: Any) -> Any:
-    pixels = np.empty((batch.num_rows, *SMALL, 3), np.uint8)
-    for data, out in zip(batch["image"].to_pylist(), pixels, strict=True):
-        decode(data, SMALL, out)
-    return torch.from_numpy(pixels)
 
 
 def _reduced(batch: Any) -> Any:
@@ -37,7 +30,14 @@ def _reduced(batch: Any) -> Any:
 
 def ours(folder: Path) -> Stream:
     """A stream of the files' bytes, decoded by two threads."""
-    return Stream(folder / "store", batch_size=BATCH, columns=["image"], workers=WORKERS, transform=_decoded)
+    decoded = DecodeImages("image", size=SMALL)
+    return Stream(
+        folder / "store",
+        batch_size=BATCH,
+        columns=["image"],
+        workers=WORKERS,
+        transform=lambda batch: decoded(batch)["image"],
+    )
 
 
 def ours_raw(folder: Path) -> Stream:

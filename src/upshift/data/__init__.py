@@ -5,12 +5,14 @@ from upshift.data.remote.source import Url
 from upshift.data.store.store import Store
 from upshift.data.store.write import ShardWriter, StoreWriter, publish_written
 from upshift.data.stream.batch import Batch
+from upshift.data.stream.decoded import DecodeImages
 from upshift.data.stream.mixed import MixedStream
 from upshift.data.stream.packed import PackedStream
 from upshift.data.stream.stream import Stream
 
 __all__ = [
     "Batch",
+    "DecodeImages",
     "MixedStream",
     "PackedStream",
     "Patience",

@@ -13,8 +13,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from upshift.data.jpeg.tables import BITS, BLOCK_ENDS, ENTRIES, FIRSTS, LIMITS, SLOW
-from upshift.data.jpeg.transform import keep_block
+from upshift.data.jpeg.tables import BITS, BLOCK_ENDS, ENTRIES, FIRSTS, LIMITS, OTHER_BYTES, SLOW, TWO_BLOCKS_BYTES
+from upshift.data.jpeg.transform import keep_blocks
 from upshift.data.jpeg.vectors import (
     bits_at,
     byte_at,
@@ -31,7 +31,7 @@ SLACK = 1024
 FINE, DAMAGED = 0, 1
 _LOOK_BYTES = np.uintp(4 << BITS)
 _LONGER_BYTES = np.uintp(4 * (ENTRIES + 256))
-_FACTORS_BYTES = np.uintp(2 * 64)
+_FACTORS_BYTES = np.uintp(TWO_BLOCKS_BYTES)
 _FULL = 56
 """Bits that are at hand once more were taken in: a code and its value have 27 at most."""
 _NO_CODE, _NOWHERE = -1, 65
@@ -128,7 +128,7 @@ def _keep_others(  # noqa: PLR0917  a kernel keeps all of it in registers, and i
         bits <<= np.uint64(entry & 63)
         count -= entry & 63
         place += (entry >> 8) & 255
-        keep_short(block + np.uintp(2 * byte_at(places + np.uintp(place - 1))), value)
+        keep_short(block + np.uintp(short_at(places + np.uintp(2 * (place - 1)))), value)
     return bits, count, at, place
 
 
@@ -140,7 +140,16 @@ def _most(factors: Any) -> Any:
 
 @numba.njit(nogil=True)
 def keep_planes(  # noqa: PLR0917  as above
-    codes: Any, size: int, look: Any, longer: Any, factors: Any, places: Any, block: Any, planes: Any, across: int, down: int
+    codes: Any,
+    size: int,
+    look: Any,
+    longer: Any,
+    factors: Any,
+    places: Any,
+    blocks: Any,
+    planes: Any,
+    across: int,
+    down: int,
 ) -> int:
     """Write the pixels of brightness and of both colours.
 
@@ -151,7 +160,8 @@ def keep_planes(  # noqa: PLR0917  as above
         longer: The address of what goes with each, of codes that are longer.
         factors: The address of what numbers are multiplied by, of brightness, then of the colours.
         places: The address of `PLACES`.
-        block: The address of 72 zeros of 16 bits, of which 64 lie on a multiple of 16 bytes; zeros again at the end.
+        blocks: The address, a multiple of 32, of 320 bytes that are zero: two blocks whose rows lie in turn, and a place for
+            what belongs to neither. The blocks are zero again at the end.
         planes: The address of brightness, `[16 * down, 16 * across]`, and then of both colours, `[8 * down, 8 * across]`.
         across: Squares of 16 pixels from left to right.
         down: Those from top to bottom.
@@ -167,34 +177,40 @@ def keep_planes(  # noqa: PLR0917  as above
     reds = blues + narrow * np.uintp(8 * down)
     for square in range(down * across):
         row, column = square // across, square % across
-        for number in range(6):
-            is_colour = np.uintp(number >= 4)
-            look_dc, longer_dc = look + _TWO * is_colour * _LOOK_BYTES, longer + _TWO * is_colour * _LONGER_BYTES
-            bits, count, at = _filled(bits, count, at)
-            entry = _entry(look_dc, longer_dc, bits)
-            if entry < 0:
-                return DAMAGED
-            change = _value(bits, entry)
-            bits <<= np.uint64(entry & 63)
-            count -= entry & 63
-            if number < 4:
-                light += change
-                first, most, stride = light, most_light, wide
-                pixels = planes + np.uintp(16 * row + 8 * (number >> 1)) * wide + np.uintp(16 * column + 8 * (number & 1))
-            elif number == 4:
-                blue += change
-                first, most, stride = blue, most_colour, narrow
-                pixels = blues + np.uintp(8 * row) * narrow + np.uintp(8 * column)
+        for pair in range(3):
+            of = np.uintp(pair == 2)
+            most, stride = (most_colour, narrow) if of else (most_light, wide)
+            look_dc, longer_dc = look + _TWO * of * _LOOK_BYTES, longer + _TWO * of * _LONGER_BYTES
+            for number in range(2):
+                bits, count, at = _filled(bits, count, at)
+                entry = _entry(look_dc, longer_dc, bits)
+                if entry < 0:
+                    return DAMAGED
+                change = _value(bits, entry)
+                bits <<= np.uint64(entry & 63)
+                count -= entry & 63
+                if pair < 2:
+                    light += change
+                    first = light
+                elif number == 0:
+                    blue += change
+                    first = blue
+                else:
+                    red += change
+                    first = red
+                block = blocks + np.uintp(OTHER_BYTES * number)
+                keep_short(block, first)
+                bits, count, at, place = _keep_others(
+                    look_dc + _LOOK_BYTES, longer_dc + _LONGER_BYTES, block, places, bits, count, at
+                )
+                if 64 < place < BLOCK_ENDS or abs(first) > most or at - np.uintp(count >> 3) > end:
+                    return DAMAGED
+            if pair < 2:
+                out = planes + np.uintp(16 * row + 8 * pair) * wide + np.uintp(16 * column)
+                other = out + np.uintp(8)
             else:
-                red += change
-                first, most, stride = red, most_colour, narrow
-                pixels = reds + np.uintp(8 * row) * narrow + np.uintp(8 * column)
-            keep_short(block, first)
-            bits, count, at, place = _keep_others(
-                look_dc + _LOOK_BYTES, longer_dc + _LONGER_BYTES, block, places, bits, count, at
-            )
-            if 64 < place < BLOCK_ENDS or abs(first) > most or at - np.uintp(count >> 3) > end:
-                return DAMAGED
-            keep_block(block, factors + is_colour * _FACTORS_BYTES, pixels, stride)
+                out = blues + np.uintp(8 * row) * narrow + np.uintp(8 * column)
+                other = out + (reds - blues)
+            keep_blocks(blocks, factors + of * _FACTORS_BYTES, out, other, stride)
     left = (np.int64(end) - np.int64(at)) * 8 + count
     return FINE if 0 <= left < 8 else DAMAGED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from functools import lru_cache
 from importlib import import_module
@@ -92,6 +93,8 @@ def _worth_loading(num_pixels: int) -> bool:
 @lru_cache(maxsize=1)
 def _kernel() -> Any:
     """The kernel, compiled once for this machine; None where Numba is not installed, or has no place to keep it."""
+    if sys.byteorder != "little":  # pixels are put together in numbers of several bytes
+        return None
     try:
         return import_module("upshift.data.jpeg.kernel")
     except (ImportError, RuntimeError) as error:

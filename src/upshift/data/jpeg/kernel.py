@@ -18,10 +18,10 @@ from upshift.data.jpeg.tables import PLACES, tables_of
 __all__ = ["DAMAGED", "FINE", "decode_into", "tables_of", "work_bytes"]
 
 _ALIGNED = 64
-_BLOCK_BYTES = 256
+_BLOCKS_BYTES = 320
 _READ = types.Array(types.uint8, 1, "C", readonly=True)
 _KIND = types.int64(
-    _READ, types.int64, types.uint32[:, :, ::1], types.int32[:, :, ::1], types.int16[:, ::1],
+    _READ, types.int64, types.uint32[:, :, ::1], types.int32[:, :, ::1], types.int16[:, :, :, ::1],
     types.uint8[::1], types.uint8[:, :, ::1], types.int64, types.int64, types.boolean,
 )  # fmt: skip
 
@@ -56,13 +56,13 @@ def _compiled(sources: int) -> Callable[..., int]:
         size = len(data) - scan
         first = work.ctypes.data + np.uintp(_ALIGNED - 1)
         block = np.uintp(first - first % np.uintp(_ALIGNED))
-        planes = block + np.uintp(_BLOCK_BYTES)
+        planes = block + np.uintp(_BLOCKS_BYTES)
         sums = planes + np.uintp(384 * across * down + ROOM)
         codes = sums + np.uintp(sums_bytes(across))
         count = without_stuffing(data.ctypes.data + np.uintp(scan), size, codes)
         if count < 0:
             return DAMAGED
-        for number in range(_BLOCK_BYTES):  # a damaged file may have left something
+        for number in range(_BLOCKS_BYTES):  # a damaged file may have left something
             work[np.int64(block - work.ctypes.data) + number] = 0
         state = keep_planes(
             codes, count, np.uintp(look.ctypes.data), np.uintp(longer.ctypes.data), np.uintp(factors.ctypes.data),
@@ -87,4 +87,4 @@ decode_into = _compiled(_sources())
 def work_bytes(size: int, height: int, width: int) -> int:
     """Memory that a file of so many bytes and pixels is decoded in."""
     across, down = -(-width // 16), -(-height // 16)
-    return 2 * _ALIGNED + _BLOCK_BYTES + 384 * across * down + ROOM + sums_bytes(across) + size + SLACK
+    return 2 * _ALIGNED + _BLOCKS_BYTES + 384 * across * down + ROOM + sums_bytes(across) + size + SLACK

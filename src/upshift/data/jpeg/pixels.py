@@ -8,11 +8,9 @@ import numba
 import numpy as np
 from numba.extending import register_jitable
 
-from upshift.data.jpeg.colours import keep_halved, keep_weighed, keep_whole
+from upshift.data.jpeg.colours import STEP, keep_halved, keep_weighed, keep_whole
 from upshift.data.jpeg.vectors import byte_at, keep_byte, keep_short, short_at
 
-_STEP = 16
-"""Columns of the colours that are done at once."""
 ROOM = 256
 """Bytes before and behind rows of sums, and behind planes, that may be read or written."""
 
@@ -20,7 +18,7 @@ ROOM = 256
 @numba.njit(nogil=True, forceinline=True)
 def _weigh(near: Any, far: Any, sums: Any, columns: int) -> None:
     """A row of colours between two others, with its first and last once more beside it."""
-    for column in range(0, columns, _STEP):
+    for column in range(0, columns, STEP):
         keep_weighed(near + np.uintp(column), far + np.uintp(column), sums + np.uintp(2 * column))
     keep_short(sums - np.uintp(2), short_at(sums))
     keep_short(sums + np.uintp(2 * columns), short_at(sums + np.uintp(2 * (columns - 1))))
@@ -71,16 +69,16 @@ def keep_pixels(  # noqa: PLR0917  a kernel is called by position
             _weigh(plane + here * narrow, plane + above * narrow, first, columns)
             _weigh(plane + here * narrow, plane + below * narrow, first + apart, columns)
         lights = planes + np.uintp(2 * row) * wide
-        for column in range(0, columns, _STEP):
+        for column in range(0, columns, STEP):
             part, light = sums + np.uintp(2 * column), lights + np.uintp(2 * column)
-            is_whole = column + _STEP <= columns
+            is_whole = column + STEP <= columns
             if halve:
                 place = out + here * row_bytes + np.uintp(3 * column)
                 keep_halved(light, wide, part, apart, place if is_whole else spare)
                 if not is_whole:
                     _copy(spare, place, 3 * (columns - column))
                 continue
-            is_whole = is_whole and 2 * (column + _STEP) <= width
+            is_whole = is_whole and 2 * (column + STEP) <= width
             for lower in range(min(2, height - 2 * row)):
                 place = out + np.uintp(2 * row + lower) * row_bytes + np.uintp(6 * column)
                 keep_whole(
@@ -93,4 +91,4 @@ def keep_pixels(  # noqa: PLR0917  a kernel is called by position
 @register_jitable
 def sums_bytes(across: int) -> int:
     """Bytes that `keep_pixels` works in."""
-    return 4 * (16 * across + 2 * ROOM) + 6 * _STEP
+    return 4 * (16 * across + 2 * ROOM) + 6 * STEP

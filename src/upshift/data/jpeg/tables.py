@@ -36,9 +36,11 @@ ZIGZAG = np.array(
      for number in range(15) for row in range(max(0, number - 7), min(number, 7) + 1)], np.int64
 )  # fmt: skip
 """The place in a block, row by row, of each of its 64 numbers in the order of the file (T.81, figure 5)."""
-PLACES = np.full(BLOCK_ENDS + 64, 64, np.uint8)
-"""The same as bytes; what goes beyond the end of a block goes to a place that nobody reads."""
-PLACES[:64] = ZIGZAG
+TWO_BLOCKS_BYTES, OTHER_BYTES = 256, 16
+"""Of two blocks whose rows lie in turn, and from the first number of one to that of the other."""
+PLACES = np.full(BLOCK_ENDS + 64, TWO_BLOCKS_BYTES, np.int16)
+"""The same in bytes from the first number of one of two blocks; what goes beyond its end goes where nobody reads."""
+PLACES[:64] = 32 * (ZIGZAG // 8) + 2 * (ZIGZAG % 8)
 
 _READ = types.Array(types.uint8, 1, "C", readonly=True)
 Tables = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32], npt.NDArray[np.int16]]
@@ -94,7 +96,7 @@ def tables_of(header: Header) -> Tables | None:
 
     Returns:
         Entries, [brightness and colours, DC and AC, 2 ** BITS], what is known of longer codes, [2, 2, LONGER], and what the
-        numbers of a block are multiplied by, [2, 64], row by row.
+        numbers of two blocks are multiplied by, [2, 8 rows, 2 blocks, 8].
     """
     look, longer = np.empty((2, 2, 1 << BITS), np.uint32), np.zeros((2, 2, LONGER), np.int32)
     for of, pair in enumerate(header.codes):
@@ -103,4 +105,4 @@ def tables_of(header: Header) -> Tables | None:
                 return None
     factors = np.empty((2, 64), np.int16)
     factors[:, ZIGZAG] = [np.frombuffer(quant, np.uint8) for quant in header.quant]
-    return look, longer, factors
+    return look, longer, np.repeat(factors.reshape(2, 8, 1, 8), 2, axis=2)

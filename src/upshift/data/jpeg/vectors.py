@@ -47,9 +47,9 @@ def picked(b: Any, one: Value, other: Value, places: Sequence[int]) -> Value:
 
 def between(b: Any, values: Value, low: int, high: int) -> Value:
     """The same, none below `low` or above `high`."""
-    count = values.type.count
-    values = b.select(b.icmp_signed("<", values, same(low, count)), same(low, count), values)
-    return b.select(b.icmp_signed(">", values, same(high, count)), same(high, count), values)
+    least, most = (same(number, values.type.count, values.type.element) for number in (low, high))
+    values = b.select(b.icmp_signed("<", values, least), least, values)
+    return b.select(b.icmp_signed(">", values, most), most, values)
 
 
 def _number(_context: Any, _at: Any) -> Any:

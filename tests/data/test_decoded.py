@@ -1,0 +1,72 @@
+"""Image files of a batch are decoded into one array, in memory that is used again, and what cannot be is named."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from upshift.core.errors import DataError
+from upshift.data import DecodeImages, Store, StoreWriter, Stream
+from upshift.data.pictures import decode
+
+
+def photos(folder: Path, sizes: list[tuple[int, int]], **columns: Any) -> Path:
+    """A store of JPEG files of these sizes; a size of nothing is a damaged file."""
+    image = pytest.importorskip("PIL.Image")
+    files = []
+    for number, size in enumerate(sizes):
+        out = io.BytesIO()
+        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8) if size[0] else None
+        if pixels is not None:
+            image.fromarray(pixels).save(out, "JPEG")
+        files.append(out.getvalue() or b"\xff\xd8\xff damaged")
+    with StoreWriter(folder / "photos") as writer:
+        writer.write({"image": files, "number": list(range(len(files))), **columns})
+    return folder / "photos"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [None, (24, 32), (20, 30)])
+def test_image_files_are_decoded_into_one_tensor_a_batch(tmp_path: Path, workers: int, size: tuple[int, int] | None) -> None:
+    store = photos(tmp_path, [(48, 64)] * 20)
+    files = Store(store)
+    stream = Stream(store, batch_size=8, workers=workers, transform=DecodeImages("image", size=size))
+    held = []
+    for _ in range(2):
+        for batch in stream:
+            assert isinstance(batch["image"], torch.Tensor)
+            assert batch["image"].shape == (batch.num_rows, *(size or (48, 64)), 3)
+            held.append(batch)
+    for batch in held:  # all held: the memory of none was used again
+        for number, pixels in zip(batch["number"].to_pylist(), batch["image"].numpy(), strict=True):
+            assert np.array_equal(pixels, decode(files[number]["image"], size))
+
+
+def test_memory_of_decoded_pictures_is_used_again(tmp_path: Path) -> None:
+    stream = Stream(photos(tmp_path, [(200, 200)] * 12), batch_size=2, transform=DecodeImages("image", form="numpy"))
+    assert len({batch["image"].ctypes.data for batch in stream}) <= 2
+
+
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    sizes = [(40, 40), (40, 40), (0, 0)]
+    store = photos(tmp_path, sizes, path=["a.jpg", "b.jpg", "c.jpg"])
+    with pytest.raises(DataError, match=r"^c\.jpg cannot be used: no image that can be decoded.* Convert the folder again"):
+        list(Stream(store, batch_size=3, shuffle=False, transform=DecodeImages("image", size=(40, 40))))
+    other = photos(tmp_path / "other", [(40, 40), (40, 50)])
+    with pytest.raises(DataError, match=r"^picture 1 of a batch cannot be used: the place .* give a size where pictures"):
+        list(Stream(other, batch_size=2, shuffle=False, transform=DecodeImages("image")))
+    with pytest.raises(DataError, match=r"no column 'pixels' to decode: the batch has image, number"):
+        list(Stream(other, batch_size=2, transform=DecodeImages("pixels")))
+    with pytest.raises(DataError, match=r"picture 0 .* it is no file's bytes, but int"):
+        list(Stream(other, batch_size=2, shuffle=False, transform=DecodeImages("number", size=(4, 4))))
+
+
+@pytest.mark.parametrize("arguments", [{"form": "arrow"}, {"size": (0, 3)}])
+def test_wrong_arguments_of_decoding_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"must be torch or numpy|at least 1"):
+        DecodeImages("image", **arguments)
