@@ -3,8 +3,9 @@
 Where rows are picked from all over a table, no prefetcher of a processor can know which comes next, and a core waits for
 the first bytes of each. Here every block of a row is copied beside a request for the block at its place a few rows on.
 
-Several threads may copy the same rows: each takes a few that follow one another, whenever it has none, and marks them once
-they are there. So rows come in order, and a thread that is held up leaves the others no more than it has taken.
+Several threads may copy the same rows: each takes a few that follow one another, whenever it is about to be through, and
+marks them once they are there. So rows come in order, and a thread that is held up leaves the others no more than it has
+taken. None waits for another one while there is anything left to copy.
 """
 
 from __future__ import annotations
@@ -60,12 +61,31 @@ def _adding(_context: Any, _at: Any, _amount: Any) -> Any:
     return types.intp(types.uintp, types.intp), coded
 
 
+def _telling(_context: Any, _at: Any, _value: Any) -> Any:
+    def coded(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        builder.store_atomic(given[1], builder.inttoptr(given[0], _WORD.as_pointer()), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.intp), coded
+
+
+def _hearing(_context: Any, _at: Any) -> Any:
+    def coded(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(given[0], _WORD.as_pointer()), "acquire", 8)
+
+    return types.intp(types.uintp), coded
+
+
 _prefetch: Callable[[Any], None] = cast("Any", intrinsic(_prefetching))
 """Ask for the line of memory at an address, which nobody waits for, and which need not be there."""
 _move: Callable[[Any, Any, int], None] = cast("Any", intrinsic(_moving))
 """Copy bytes to an address from another one; of a fixed number, in vector instructions and without a call."""
 _add: Callable[[Any, int], int] = cast("Any", intrinsic(_adding))
-"""Add to a number at an address at one stroke, and give what it was; what was written before is seen by who reads it."""
+"""Add to a number at an address at one stroke, and give what it was."""
+_tell: Callable[[Any, int], None] = cast("Any", intrinsic(_telling))
+"""Write a number to an address: who hears it sees all that was written before. Nobody waits until that is out."""
+_hear: Callable[[Any], int] = cast("Any", intrinsic(_hearing))
+"""The number at an address, and with it what its writer wrote before."""
 
 _TABLE = types.Array(types.uint8, 2, "C", readonly=True)
 _AT = types.Array(types.int64, 1, "C", readonly=True)
@@ -76,29 +96,39 @@ _KIND = types.int64(_TABLE, _AT, _ROWS, _STATE, types.int64, types.int64, types.
 
 
 @numba.njit(nogil=True)
-def _copy_part(
-    table: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], start: int, end: int
+def _copy_some(  # noqa: PLR0917  as below
+    table: npt.NDArray[np.uint8],
+    at: npt.NDArray[np.int64],
+    out: npt.NDArray[np.uint8],
+    start: int,
+    end: int,
+    following: int,
 ) -> int:
-    """Copy some of the rows; whether they are `THERE`, or one is `OUTSIDE`."""
+    """Copy the rows from `start` to `end`, and ask for as many from `following` on; `THERE`, or one is `OUTSIDE`."""
     width, count, found = table.shape[1], len(at), THERE
     whole = width // _BLOCK * _BLOCK
-    ahead = max(_BYTES_AHEAD // width, 1)
     source, target = table.ctypes.data, out.ctypes.data
     for i in range(start, end):
+        asked = source + at[min(following + i - start, count - 1)] * width
         if not 0 <= at[i] < len(table):
             found = OUTSIDE
             continue
-        following = source + at[min(i + ahead, count - 1)] * width
         row, place = source + at[i] * width, target + i * width
         for byte in range(0, whole, _BLOCK):
             for line in range(0, _BLOCK, _LINE):
-                _prefetch(np.uintp(following + byte + line))
+                _prefetch(np.uintp(asked + byte + line))
             _move(np.uintp(place + byte), np.uintp(row + byte), _BLOCK)
         if whole < width:
             for line in range(whole, width, _LINE):
-                _prefetch(np.uintp(following + line))
+                _prefetch(np.uintp(asked + line))
             _move(np.uintp(place + whole), np.uintp(row + whole), width - whole)
     return found
+
+
+@numba.njit(nogil=True)
+def _take(state: npt.NDArray[np.int64], step: int, until: int, count: int) -> int:
+    """Where the next part begins that no thread has taken; `count` where there is none before `until`."""
+    return count if state[TAKEN] >= until else min(_add(np.uintp(state.ctypes.data + 8 * TAKEN), step), count)
 
 
 @numba.njit([_KIND], cache=True, nogil=True)
@@ -111,7 +141,9 @@ def copy_rows(  # noqa: PLR0917  a kernel is called by position
     first: int,
     end: int,
 ) -> int:
-    """Copy those rows before `end` that no thread has taken, and look for those from `first` on that others took.
+    """Copy those rows before `end` that no thread has taken, and more while others copy some from `first` on.
+
+    A thread takes its next part before it is through with one, so that it asks for its rows in time.
 
     Args:
         table: `[rows, bytes of a row]`.
@@ -125,19 +157,28 @@ def copy_rows(  # noqa: PLR0917  a kernel is called by position
     Returns:
         `THERE` when all rows from `first` to `end` are, `NOT_YET` while another thread copies some, or `OUTSIDE`.
     """
-    until = len(at) if first == end else end
-    told, looks, answer = state.ctypes.data, 0, THERE
-    while state[TAKEN] < until:
-        start = _add(np.uintp(told + 8 * TAKEN), step)
-        if start < len(at):
-            found = _copy_part(table, at, out, start, min(start + step, len(at)))
-            _add(np.uintp(told + 8 * (DONE + start // step)), found)
-    for part in range(first // step, -(-end // step) if first < end else first // step):
-        found = _add(np.uintp(told + 8 * (DONE + part)), 0)
-        while found == NOT_YET:
-            looks += 1
-            if looks > _LOOKS:
-                return NOT_YET
-            found = _add(np.uintp(told + 8 * (DONE + part)), 0)
-        answer = min(answer, found)
-    return answer
+    count, ahead, done = len(at), max(_BYTES_AHEAD // table.shape[1], 1), state.ctypes.data + 8 * DONE
+    until, part, last = (end, first // step, -(-end // step)) if first < end else (count, 0, 0)
+    looks, answer = 0, THERE
+    start = _take(state, step, until, count)
+    while True:
+        while start < count:
+            stop = min(start + step, count)
+            turn = max(stop - ahead, start)
+            found = _copy_some(table, at, out, start, turn, start + ahead)
+            following = _take(state, step, until, count)
+            found = min(found, _copy_some(table, at, out, turn, stop, following))
+            _tell(np.uintp(done + 8 * (start // step)), found)
+            start = following
+        while part < last:
+            found = _hear(np.uintp(done + 8 * part))
+            if found == NOT_YET:
+                break
+            answer = min(answer, found)
+            part += 1
+        if part == last:
+            return answer
+        start = _take(state, step, count, count)
+        looks += start == count
+        if looks > _LOOKS:
+            return NOT_YET

@@ -21,7 +21,7 @@ from upshift.data.store.later import Later
 
 Bytes = npt.NDArray[np.uint8]
 _LOG = logging.getLogger(__name__)
-_STEP_BYTES = 2**16
+_STEP_BYTES = 2**17
 """Bytes of a part, which a thread copies at once: some microseconds."""
 
 
