@@ -66,9 +66,11 @@ class Reader:
         """The shard that each row stands in, [rows]."""
         return np.searchsorted(self.shard_firsts, rows, side="right") - 1
 
-    def shard_of(self, first: int, last: int) -> int | None:
-        """The shard that all rows from `first` to `last` stand in; None where they are of several."""
-        one, other = self.shards_of(np.array([first, last])).tolist()
+    def shard_of(self, firsts: npt.NDArray[np.int64], count: int = 1) -> int | None:
+        """The shard that `count` rows from each of `firsts` stand in; None where they are of several, or of none."""
+        if len(self._shards) == 1 or not len(firsts):
+            return 0 if len(firsts) else None
+        one, other = self.shards_of(np.array([firsts.min(), firsts.max() + count - 1])).tolist()
         return int(one) if one == other else None
 
     def shard_at(self, row: int) -> Shard:

@@ -90,7 +90,7 @@ class Window:
 
 def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
     """Rows of a raw column from anywhere in the store, [rows, *shape]; into `out`, where that is given."""
-    shard = reader.shard_of(int(rows.min()), int(rows.max())) if len(rows) else None
+    shard = reader.shard_of(rows)
     if shard is not None and out is not None:  # as in every store of one shard: nothing to sort out
         at = rows - reader.shard_firsts[shard]
         reader.need_raw(shard, column, at)

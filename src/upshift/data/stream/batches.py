@@ -6,59 +6,21 @@ made without the ones before it. So threads and worker processes share the steps
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, TypeAlias
+from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from upshift.core.errors import DataError
-from upshift.data.stream.ahead import prepared
+from upshift.data.stream.making import Maker, Position, Step, made, made_ahead
 from upshift.data.stream.times import StageTimes, Times
 
-Position: TypeAlias = dict[str, Any]
-"""Where an epoch stands: integers by name, or lists of them."""
 _STATE = 1
-
-
-@dataclass(frozen=True)
-class Step:
-    """One batch of an epoch.
-
-    Attributes:
-        task: What the batch is made of.
-        after: The position when it is given out.
-    """
-
-    task: Any
-    after: Position
-
-
-@dataclass(frozen=True)
-class Maker:
-    """What makes the batches of an epoch, in any thread.
-
-    Attributes:
-        finish: Makes a batch of what was gathered for it.
-        gather: Gathers what several tasks need, each in its place; hands on the tasks themselves unless given.
-        close: Lets go of everything.
-    """
-
-    finish: Callable[[Any], Any]
-    close: Callable[[], None]
-    gather: Callable[[list[Any]], list[Any]] = list
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """Stands at the place of a batch that could not be made, until the loop comes there."""
-
-    error: BaseException
 
 
 class Batches(IterableDataset[Any]):
@@ -174,30 +136,21 @@ class Batches(IterableDataset[Any]):
         epoch, start = self.epoch, self._begin or self._start()
         self._begin, self._skip, self._position = None, None, start
         maker = self._maker(epoch)
-
-        def made(group: list[Step]) -> Iterable[tuple[Step, Any]]:
-            return zip(group, _made(maker, [step.task for step in group]), strict=False)
-
-        def made_ahead(group: list[Step]) -> Iterable[tuple[Step, Any]]:
-            return list(made(group))
-
         groups = self._groups(self._steps(epoch, start))
-        make = made_ahead if self._workers else made  # asked for one by one, the batches of a group need not all be there
-        batches = prepared(make, groups, threads=self._workers, ahead=self._workers * self._read_ahead)
-        one_by_one = _flat(batches)
+        if self._workers:
+            batches = made_ahead(maker, groups, threads=self._workers, ahead=self._workers * self._read_ahead)
+        else:
+            batches = made(maker, groups)
+        waited = self._times.waited
+        before = perf_counter()
         try:
-            while True:
-                before = time.perf_counter()
-                found = next(one_by_one, None)
-                self._times.waited(time.perf_counter() - before)
-                if found is None:
-                    break
-                step, batch = found
-                if isinstance(batch, _Failed):
-                    raise batch.error
+            for step, batch in batches:
+                waited(perf_counter() - before)
                 self._position = step.after
                 yield batch
-                del found, batch  # held no longer than whoever took it holds it: its memory is used again
+                del batch  # held no longer than whoever took it holds it: its memory is used again
+                before = perf_counter()
+            waited(perf_counter() - before)
         finally:
             batches.close()  # type: ignore[attr-defined]  # a generator
             maker.close()
@@ -224,39 +177,6 @@ class Batches(IterableDataset[Any]):
         finally:
             maker.close()
         self.epoch, self._position, self._skip = epoch + 1, self._following(self._position), None
-
-
-def _flat(groups: Iterable[Iterable[tuple[Step, Any]]]) -> Iterator[tuple[Step, Any]]:
-    """The batches of all groups. None is held when the next group is asked for."""
-    for group in groups:
-        yield from group
-        del group
-
-
-def _made(maker: Maker, tasks: list[Any]) -> Generator[Any, None, bool]:
-    """The batches of tasks; up to the first that fails, which stands at its place. Returns whether all could be made."""
-    gathered: list[Any] = []
-    failed: _Failed | None = None
-    try:
-        gathered = maker.gather(tasks)
-    except Exception as error:  # noqa: BLE001  raised where the loop comes to it
-        failed = _Failed(error)
-    if failed is not None and len(tasks) > 1:  # the error belongs to one of them
-        for task in tasks:
-            if not (yield from _made(maker, [task])):
-                return False
-        return True
-    for one in gathered:
-        try:
-            batch = maker.finish(one)
-        except Exception as error:  # noqa: BLE001  as above
-            failed = _Failed(error)
-            break
-        yield batch
-        del batch
-    if failed is not None:
-        yield failed
-    return failed is None
 
 
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:

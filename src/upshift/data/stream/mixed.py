@@ -18,9 +18,10 @@ from upshift.core.errors import DataError
 from upshift.core.seeding import mix
 from upshift.data.store.store import Store
 from upshift.data.stream.batch import Batch
-from upshift.data.stream.batches import Batches, Maker, Position, Step, place
+from upshift.data.stream.batches import Batches, place
 from upshift.data.stream.buffers import Buffers
 from upshift.data.stream.form import FORMS, Form, formed
+from upshift.data.stream.making import Maker, Position, Step
 from upshift.data.stream.opened import Opened, joined
 from upshift.data.stream.order import Order
 from upshift.data.stream.samples import RowSamples

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,18 @@ class Opened:
         if len(batches) == 1 or len(windows) > 1 or not all(batches):
             return [self.take(parts, buffers) for parts in batches]
         samples = [part.samples for parts in batches for part in parts]
-        columns = self._part(windows.pop(), np.concatenate(samples), buffers)
-        ends = np.cumsum([sum(len(part.samples) for part in parts) for parts in batches]).tolist()
-        return [
-            {name: _between(values, start, end) for name, values in columns.items()}
-            for start, end in zip([0, *ends[:-1]], ends, strict=True)
-        ]
+        sizes = [sum(len(part.samples) for part in parts) for parts in batches]
+        return self.take_run(Part(windows.pop(), np.concatenate(samples)), sizes, buffers)
+
+    def take_run(self, part: Part, sizes: list[int], buffers: Buffers) -> list[Columns]:
+        """Samples of batches of these sizes, at once; rows of them may be yet to arrive."""
+        columns = self._part(part.window, part.samples, buffers)
+        if len(sizes) == 1:
+            return [_there(columns)]
+        ends = list(accumulate(sizes))
+        ranges = list(zip([0, *ends[:-1]], ends, strict=True))
+        cut = [_cut(values, ranges) for values in columns.values()]
+        return [dict(zip(columns, batch, strict=True)) for batch in zip(*cut, strict=True)]
 
     def close(self) -> None:
         """Open nothing more."""
@@ -96,9 +103,17 @@ def _there(columns: Columns) -> Columns:
     return {name: values.made() if isinstance(values, Arriving) else values for name, values in columns.items()}
 
 
-def _between(values: Any, start: int, end: int) -> Any:
-    """Some rows of a column, without a copy."""
-    return values.slice(start, end - start) if isinstance(values, pa.Array) else values[start:end]
+def is_arriving(columns: Columns) -> bool:
+    """Whether helpers copy rows of a batch, and all else is numbers: no more of others should be held than is needed now."""
+    kinds = [type(values) for values in columns.values()]
+    return Arriving in kinds and all(kind in {Arriving, np.ndarray} for kind in kinds)
+
+
+def _cut(values: Any, ranges: list[tuple[int, int]]) -> list[Any]:
+    """The rows of each range of a column, without a copy."""
+    if isinstance(values, pa.Array):
+        return [values.slice(start, end - start) for start, end in ranges]
+    return [values[start:end] for start, end in ranges]
 
 
 def joined(parts: list[Any]) -> Any:

@@ -9,6 +9,7 @@ number of workers and ranks was or will be.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,14 +61,14 @@ class Order:
         self._window_blocks = window_blocks
         ends = np.cumsum(counts[self._blocks])
         last = np.arange(window_blocks, len(counts) + window_blocks, window_blocks).clip(max=len(counts)) - 1
-        self._ends = ends[last] if len(counts) else ends
+        self._ends: list[int] = ends[last].tolist() if len(counts) else []
         self._kept: OrderedDict[int, Rows] = OrderedDict()
         self._guard = threading.Lock()
 
     @property
     def num_samples(self) -> int:
         """Samples of the epoch."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
 
     @property
     def num_windows(self) -> int:
@@ -82,21 +83,20 @@ class Order:
         """What stands at positions `start` to `end` (not included), window by window."""
         found = []
         while start < end:
-            window = int(np.searchsorted(self._ends, start, side="right"))
-            first = int(self._ends[window - 1]) if window else 0
-            until = min(end, int(self._ends[window]))
+            window = bisect_right(self._ends, start)
+            first = self._ends[window - 1] if window else 0
+            until = min(end, self._ends[window])
             found.append(Part(window, self._samples(window)[start - first : until - first]))
             start = until
         return found
 
-    def parts_of(self, ranges: list[tuple[int, int]]) -> list[list[Part]]:
-        """`parts` of several ranges; found at once where they follow one another within a window, as batches mostly do."""
+    def run(self, ranges: list[tuple[int, int]]) -> Part | None:
+        """All of several ranges, where they follow one another within a window, as those of batches mostly do."""
         start, end = ranges[0][0], ranges[-1][1]
-        if all(one[1] == other[0] for one, other in pairwise(ranges)) and start < end:
-            (first, *more) = self.parts(start, end)
-            if not more:
-                return [[Part(first.window, first.samples[one - start : other - start])] for one, other in ranges]
-        return [self.parts(*one) for one in ranges]
+        if start < end and all(one[1] == other[0] for one, other in pairwise(ranges)):
+            parts = self.parts(start, end)
+            return parts[0] if len(parts) == 1 else None
+        return None
 
     def _samples(self, window: int) -> Rows:
         with self._guard:
@@ -109,7 +109,11 @@ class Order:
 
     def _made(self, window: int) -> Rows:
         blocks = self.blocks_of(window)
-        samples = np.concatenate([np.arange(self._firsts[b], self._firsts[b] + self._counts[b]) for b in blocks])
+        counts = self._counts[blocks]
+        samples, end = np.empty(int(counts.sum()), np.int64), 0  # filled in place: fresh memory costs more than filling it
+        for first, count in zip(self._firsts[blocks].tolist(), counts.tolist(), strict=True):
+            samples[end : end + count] = np.arange(first, first + count)
+            end += count
         if self._shuffle:
             _generator(self._seed, self._epoch, _WITHIN, window).shuffle(samples)
         return samples

@@ -139,13 +139,10 @@ class WindowSamples(Samples):
     def take(self, opened: None, samples: Index, buffers: Buffers) -> Columns:
         """Windows by number, [windows, length]; they may be yet to arrive."""
         out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
-        reader = self._store.reader
-        if len(samples):
-            lowest, highest = int(samples.min()), int(samples.max())
-            shard = reader.shard_of(lowest * self._stride, highest * self._stride + self._length - 1)
-            if shard is not None:  # as in every store of one shard: nothing to sort out
-                return {self._column: self._of_one(shard, samples, out)}
-        firsts = samples * self._stride
+        reader, firsts = self._store.reader, samples * self._stride
+        shard = reader.shard_of(firsts, self._length)
+        if shard is not None:  # as in every store of one shard: nothing to sort out
+            return {self._column: self._of_one(shard, firsts, out)}
         shards, last = reader.shards_of(firsts), reader.shards_of(firsts + self._length - 1)
         for shard in np.unique(shards).tolist():
             whole = np.flatnonzero((shards == shard) & (last == shard))
@@ -157,11 +154,11 @@ class WindowSamples(Samples):
             self._stitch(int(firsts[number]), out[number])
         return {self._column: out}
 
-    def _of_one(self, shard: int, samples: Index, out: npt.NDArray[Any]) -> npt.NDArray[Any] | Arriving:
-        """Windows that all lie in one shard; as rows of a table, where none overlap another."""
+    def _of_one(self, shard: int, firsts: Index, out: npt.NDArray[Any]) -> npt.NDArray[Any] | Arriving:
+        """Windows that all lie in one shard, by where they begin; as rows of a table, where none overlap another."""
         reader, length = self._store.reader, self._length
         begin = int(reader.shard_firsts[shard])
-        starts = samples * self._stride - begin
+        starts = firsts - begin if begin else firsts
         reader.need_raw(shard, self._column, starts, length)
         values = reader.raw(shard, self._column)
         if self._stride % length:
@@ -169,7 +166,7 @@ class WindowSamples(Samples):
             return out
         before = -begin % length  # what belongs to a window that begins in the shard before
         table = values[before : before + (len(values) - before) // length * length].reshape(-1, length)
-        return begin_rows(table, samples * (self._stride // length) - (begin + before) // length, out)
+        return begin_rows(table, starts // length, out)  # the remainder of each is `before`
 
     def _stitch(self, first: int, out: npt.NDArray[Any]) -> None:
         """A window that reaches over the end of a shard, or of several."""

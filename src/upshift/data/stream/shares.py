@@ -9,6 +9,7 @@ where a run goes on under more ranks than samples are left in the epoch, the las
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from upshift.core.errors import DataError
@@ -39,6 +40,18 @@ class Shares:
         """Global batches from a position to the end of the epoch."""
         steps, left = divmod(max(self.num_samples - start, 0), self.full)
         return steps + (left > 0 and not self.drop_last and not self._joins(steps, left))
+
+    def steps(self, start: int) -> Iterator[tuple[int, int]]:
+        """The global batches from a position to the end of the epoch: where each begins and ends."""
+        full = self.full
+        sure = self.num_samples - full - self.world_size  # from no later than here, enough is left for the next one too
+        while start <= sure:
+            yield start, start + full
+            start += full
+        first, end = self.step(start)
+        while first < end:
+            yield first, end
+            first, end = self.step(end)
 
     def step(self, start: int) -> tuple[int, int]:
         """The global batch that begins at a position: where it begins and ends; equal where the epoch is over."""

@@ -24,12 +24,13 @@ from upshift.core.errors import DataError
 from upshift.data.store.gather import Strings
 from upshift.data.store.store import Store
 from upshift.data.stream.batch import Batch
-from upshift.data.stream.batches import Batches, Maker, Position, Step, place
+from upshift.data.stream.batches import Batches, place
 from upshift.data.stream.bucket import Buckets
 from upshift.data.stream.buffers import Buffers
 from upshift.data.stream.form import FORMS, Columns, Form, formed
 from upshift.data.stream.lengths import Lengths
-from upshift.data.stream.opened import Opened
+from upshift.data.stream.making import Maker, Position, Step
+from upshift.data.stream.opened import Opened, is_arriving
 from upshift.data.stream.order import Order
 from upshift.data.stream.samples import RowSamples, Samples, WindowSamples
 from upshift.data.stream.shares import Shares
@@ -104,7 +105,7 @@ class Stream(Batches):
         self._seed, self._shuffle, self._window_blocks = seed, shuffle, window_blocks
         self._lengths = _lengths(self.store, bucket_by, length)
         self._form, self._transform = form, transform
-        self._buffers = Buffers(most=workers * read_ahead + 2)
+        self._buffers = Buffers(most=workers * read_ahead + 3)
         self._together: int | None = None  # until a batch was seen
         super().__init__(workers=workers, read_ahead=read_ahead)
 
@@ -136,12 +137,9 @@ class Stream(Batches):
         }
 
     def _steps(self, epoch: int, position: Position) -> Iterator[Step]:
-        at = dict(position)
-        first, end = self._shares.step(at["sample"])
-        while first < end:
-            at = {**at, "sample": end}
-            yield Step((first, end, at.get("bucket", 0)), at)
-            first, end = self._shares.step(end)
+        bucket = position.get("bucket", 0)
+        for first, end in self._shares.steps(position["sample"]):
+            yield Step((first, end, bucket), {**position, "sample": end})
 
     @property
     def _at_once(self) -> int:
@@ -159,9 +157,11 @@ class Stream(Batches):
                 shares = [self._shares.share(first, end, self._rank) for first, end, _ in tasks]
                 if buckets is not None:
                     parts = [buckets.parts(*share, task[2]) for share, task in zip(shares, tasks, strict=True)]
+                    taken = opened.take_all(parts, self._buffers)
+                elif (run := order.run(shares)) is not None:
+                    taken = opened.take_run(run, [end - start for start, end in shares], self._buffers)
                 else:
-                    parts = order.parts_of(shares)
-                taken = opened.take_all(parts, self._buffers)
+                    taken = opened.take_all([order.parts(*share) for share in shares], self._buffers)
             num_rows = shares[0][1] - shares[0][0]
             if self._together is None and num_rows:  # a rank's share of a last batch may be empty: it tells nothing
                 self._together = _fitting(taken[0], num_rows, self._shares.batch_size)
@@ -177,7 +177,10 @@ class Stream(Batches):
             self._times.made(num_rows, has_form - started, perf_counter() - has_form)
             return batch
 
-        return Maker(gather=gather, finish=finish, close=opened.close)
+        def arrives(gathered: tuple[Columns, int]) -> bool:
+            return is_arriving(gathered[0])
+
+        return Maker(gather=gather, finish=finish, close=opened.close, arrives=arrives)
 
 
 def _fitting(columns: Columns, num_rows: int, batch_size: int) -> int:
