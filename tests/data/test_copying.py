@@ -17,6 +17,7 @@ from upshift.data.store import copying, sharing
 from upshift.data.store.copying import take_rows
 from upshift.data.store.later import made
 from upshift.data.store.sharing import Arriving
+from upshift.data.stream.samples import WindowSamples
 
 
 @pytest.fixture
@@ -186,3 +187,87 @@ def test_a_stream_gives_the_same_windows_with_kernels_and_without(
     for one, other in zip(epochs[:2], epochs[2:], strict=True):
         assert all(np.array_equal(left, right) for left, right in zip(one, other, strict=True))
     assert not np.array_equal(epochs[0][0], epochs[1][0])
+
+
+def test_a_thread_that_would_wait_copies_what_comes_next(tmp_path: Path, with_kernels: None) -> None:
+    kernels = sharing.kernels()
+    values, at = mapped(tmp_path, np.arange(64 * 512, dtype=np.uint8).reshape(64, 512)), np.arange(64)
+    out, state = np.zeros_like(values), np.zeros(kernels.DONE + 8, np.int64)
+    state[kernels.TAKEN] = 8  # another thread has taken the first part, and did not copy it yet
+    told = (sharing._read_only(values), sharing._read_only(at), out, state, 8)
+    assert kernels.copy_rows(*told, 0, 8) == kernels.NOT_YET
+    assert np.array_equal(out[8:], values[8:])
+    assert not out[:8].any()
+    out[:8], state[kernels.DONE] = values[:8], kernels.THERE
+    assert kernels.copy_rows(*told, 0, 64) == kernels.THERE
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """A store of 3,906 windows of 1,024."""
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.write({"tokens": np.random.default_rng(0).integers(0, 60_000, 4_000_000).astype(np.uint16)})
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("window_blocks", [1, 1000])
+def test_an_epoch_left_in_the_middle_of_a_copy_is_gone_on_with_and_the_next_one_is_right(
+    tokens: Path, with_kernels: None, monkeypatch: pytest.MonkeyPatch, window_blocks: int
+) -> None:
+    def opened() -> Stream:
+        return Stream(tokens, batch_size=64, length=1024, form="numpy", seed=3, window_blocks=window_blocks)
+
+    epochs = []
+    for worth in (2**62, 0):
+        monkeypatch.setattr(copying, "_WORTH_LOADING", worth)
+        stream = opened()
+        epochs.append([(batch["tokens"].copy(), stream.state_dict()) for _ in range(2) for batch in stream])
+    assert len(epochs[0]) == len(epochs[1]) > 100
+    for (one, state), (other, other_state) in zip(*epochs, strict=True):
+        assert np.array_equal(one, other)
+        assert state == other_state  # of the batch that was given out, however far helpers are ahead
+    for stop in (1, 9, 40):
+        stream = opened()
+        held = [batch["tokens"] for _, batch in zip(range(stop), stream, strict=False)]
+        again = opened()
+        again.load_state_dict(stream.state_dict())
+        rest = [batch["tokens"] for epoch in range(2) for batch in again]
+        assert all(np.array_equal(one, other) for one, (other, _) in zip(held + rest, epochs[0], strict=True))
+        anew = [batch["tokens"].copy() for epoch in range(2) for batch in stream]  # one left begins from its start
+        assert all(np.array_equal(one, other) for one, (other, _) in zip(anew, epochs[0], strict=True))
+        assert all(np.array_equal(one, other) for one, (other, _) in zip(held, epochs[0], strict=False))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_group_that_was_begun_ahead_comes_where_its_batch_would_have(
+    tokens: Path, with_kernels: None, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    take = WindowSamples.take
+
+    def damaged(samples: WindowSamples, opened: None, numbers: Any, buffers: Any) -> Any:
+        if 2000 in numbers:
+            raise ValueError("two thousand")
+        return take(samples, opened, numbers, buffers)
+
+    monkeypatch.setattr(WindowSamples, "take", damaged)
+    stream = Stream(tokens, batch_size=64, length=1024, form="numpy", shuffle=False, window_blocks=1000, workers=workers)
+    seen: list[Any] = []
+    with pytest.raises(ValueError, match="two thousand"):
+        seen.extend(batch["tokens"][:, 0].copy() for batch in stream)
+    assert len(seen) == 2000 // 64
+    assert stream.state_dict()["position"] == {"sample": 64 * (2000 // 64)}
+
+
+def test_a_copy_that_helpers_have_not_begun_keeps_no_memory(
+    tmp_path: Path, with_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = sharing._Helpers()
+    late._there = 3  # none of them comes to it
+    monkeypatch.setattr(copying, "helpers", lambda: late)
+    values, out = mapped(tmp_path, np.ones((600, 1000), np.int32)), np.zeros((600, 1000), np.int32)
+    free = sys.getrefcount(out)
+    begun = copying.begin_rows(values, np.arange(600), out)
+    assert (made(begun) == 1).all()
+    del begun
+    assert sys.getrefcount(out) == free
+    assert late._asked.get()() is None

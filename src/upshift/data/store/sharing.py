@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ class Copy:
         out: Where to, `[picked, bytes of a row]`.
     """
 
-    __slots__ = ("_arguments", "_kernels", "_step")
+    __slots__ = ("__weakref__", "_arguments", "_kernels", "_step")
 
     def __init__(self, kernels: Any, table: Bytes, at: npt.NDArray[np.int64], out: Bytes) -> None:
         self._kernels = kernels
@@ -99,10 +100,13 @@ class Arriving(Later):
 
 
 class _Helpers:
-    """Threads of this process that copy what they are given, until the process ends."""
+    """Threads of this process that copy what they are given, until the process ends.
+
+    They do not keep what they have not begun: where they are late and whoever asked has done it alone, its memory is free.
+    """
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[Copy] = SimpleQueue()
+        self._asked: SimpleQueue[ref[Copy]] = SimpleQueue()
         self._there = 0
 
     def ask(self, copy: Copy, threads: int) -> None:
@@ -111,12 +115,13 @@ class _Helpers:
             threading.Thread(target=self._work, name=f"upshift-copy-{self._there}", daemon=True).start()
             self._there += 1
         for _ in range(threads):
-            self._asked.put(copy)
+            self._asked.put(ref(copy))
 
     def _work(self) -> None:
         while True:
-            copy = self._asked.get()
-            copy.help()
+            copy = self._asked.get()()
+            if copy is not None:
+                copy.help()
             del copy  # its memory is used again when nobody holds it
 
 

@@ -1,13 +1,13 @@
 """How the batches of an epoch are made: several gathered at once, and an error raised where its batch would have come.
 
-Where rows are copied by helpers, a group of batches is begun before those of the group before it are given out. So helpers
-have something to copy all the time, also while whoever trains gathers. Whatever is there at once is gathered when it is
-asked for, and no earlier: it would only take room.
+Where rows are copied by helpers, a group of batches is begun when half of those before it are given out. So helpers have
+something to copy all the time: they still copy the other half while whoever trains gathers, when they could not even ask
+for work, since Python is held. Whatever is there at once is gathered when it is asked for, and no earlier: it would only
+take room.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -68,9 +68,27 @@ class _Group(NamedTuple):
 
 def made(maker: Maker, groups: Iterable[list[Step]]) -> Iterator[tuple[Step, Any]]:
     """The batches of groups of steps, each made when it is asked for. None is held when the next one is."""
-    for group in _begun(maker, groups):
-        yield from _finished(maker, group)
+    remaining = iter(groups)
+    group = _next(maker, remaining)
+    while group is not None:
+        following: _Group | None = None
+        left = len(group.steps) // 2 if _arrives(maker, group) else 0
+        batches = _finished(maker, group)
         del group
+        for one in batches:
+            left -= 1
+            if not left:
+                following = _next(maker, remaining)
+            yield one
+            del one
+        del batches
+        group = following if following is not None else _next(maker, remaining)
+
+
+def _next(maker: Maker, remaining: Iterator[list[Step]]) -> _Group | None:
+    """The next group, gathered; None where there is none."""
+    steps = next(remaining, None)
+    return None if steps is None else _gathered(maker, steps)
 
 
 def made_ahead(maker: Maker, groups: Iterable[list[Step]], *, threads: int, ahead: int) -> Iterator[tuple[Step, Any]]:
@@ -95,17 +113,6 @@ def made_ahead(maker: Maker, groups: Iterable[list[Step]], *, threads: int, ahea
             del group
     finally:
         batches.close()  # type: ignore[attr-defined]  # a generator
-
-
-def _begun(maker: Maker, groups: Iterable[list[Step]]) -> Iterator[_Group]:
-    """Groups, gathered; where one is yet to arrive, the next one was begun before."""
-    waiting: deque[_Group] = deque()
-    for steps in groups:
-        waiting.append(_gathered(maker, steps))
-        while len(waiting) > 1 or (waiting and not _arrives(maker, waiting[0])):
-            yield waiting.popleft()
-    while waiting:
-        yield waiting.popleft()
 
 
 def _arrives(maker: Maker, group: _Group) -> bool:

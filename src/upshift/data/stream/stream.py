@@ -105,7 +105,7 @@ class Stream(Batches):
         self._seed, self._shuffle, self._window_blocks = seed, shuffle, window_blocks
         self._lengths = _lengths(self.store, bucket_by, length)
         self._form, self._transform = form, transform
-        self._buffers = Buffers(most=workers * read_ahead + 3)
+        self._buffers = Buffers(most=workers * read_ahead + 2)
         self._together: int | None = None  # until a batch was seen
         super().__init__(workers=workers, read_ahead=read_ahead)
 
