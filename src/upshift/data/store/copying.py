@@ -5,7 +5,7 @@ meantime, so they are copied by the threads that torch computes with: no further
 Threads that prepare batches ahead, and worker processes, copy alone.
 
 A process that copies a lot loads kernels that ask memory for the next rows while they copy one, where Numba is installed.
-Rows of several batches are then copied by helpers while the loop is busy with the first of them.
+Rows of several batches are then copied by helpers while the loop is busy with the first of them, or with those before.
 """
 
 from __future__ import annotations

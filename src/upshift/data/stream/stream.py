@@ -57,7 +57,8 @@ class Stream(Batches):
         views: Raw columns that come as a list of read-only views into the mapped store, for a `transform` that reads each
             row once, such as one that makes pictures smaller: nothing is copied before.
         drop_last: Leave out what does not fill a batch on every rank.
-        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for, raw columns by torch's threads.
+        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for, raw columns by torch's threads;
+            of rows that helpers copy, a few small batches are begun before.
         read_ahead: Batches each thread is ahead at most.
         window_blocks: Blocks whose samples are mixed with one another.
         length: Cut windows of so many numbers from the one column named, which must be raw; None takes rows as samples.
