@@ -17,6 +17,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_name
 from numba import types
 from numba.extending import intrinsic
 
@@ -26,9 +27,15 @@ THERE, NOT_YET, OUTSIDE = 1, 0, -1
 """What becomes of a part: it is there, it is not yet, or some row of it is none of the table."""
 _LINE, _BLOCK = 64, 256
 _BYTES_AHEAD = 8192
-"""How far ahead memory is asked for, in bytes of rows. Into the second cache: a core can wait for more lines there."""
+"""How far ahead memory is asked for, in bytes of rows."""
+_PAST_THE_CACHES, _SECOND_CACHE = 0, 2
 _LOOKS = 20_000
 """How often a thread looks for a part that another one copies before it lets others run: less than a millisecond."""
+_WHERE = _PAST_THE_CACHES if get_host_cpu_name().startswith("znver") else _SECOND_CACHE
+"""Where memory is asked to come. Into the second cache, a core can wait for more lines than into the first. AMD's processors
+take it there with either; but lines of which it is said that they are read once do not drive out of the third cache what
+is being written. Elsewhere such lines come to the first cache alone.
+"""
 _POINTER, _WORD = ir.IntType(8).as_pointer(), ir.IntType(64)
 
 
@@ -37,7 +44,7 @@ def _prefetching(_context: Any, _at: Any) -> Any:
         kind = ir.IntType(32)
         function = ir.FunctionType(ir.VoidType(), [_POINTER, kind, kind, kind])
         call = builder.module.declare_intrinsic("llvm.prefetch", [_POINTER], function)
-        builder.call(call, [builder.inttoptr(given[0], _POINTER), kind(0), kind(2), kind(1)])  # to read; second cache; data
+        builder.call(call, [builder.inttoptr(given[0], _POINTER), kind(0), kind(_WHERE), kind(1)])  # to read; data
         return context.get_dummy_value()
 
     return types.void(types.uintp), coded

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.seeding import mix
+from upshift.data.stream.shuffling import shuffle
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 _BLOCKS, _WITHIN = 1, 2
@@ -115,7 +116,7 @@ class Order:
             samples[end : end + count] = np.arange(first, first + count)
             end += count
         if self._shuffle:
-            _generator(self._seed, self._epoch, _WITHIN, window).shuffle(samples)
+            shuffle(_generator(self._seed, self._epoch, _WITHIN, window), samples)
         return samples
 
 
