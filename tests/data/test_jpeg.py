@@ -226,8 +226,20 @@ def test_pixels_come_where_they_are_wanted() -> None:
 def test_any_memory_that_holds_a_file_will_do() -> None:
     data = jpeg(picture(64, 96))
     (arrow,) = pa.array([data], pa.binary())
-    for held in (memoryview(data), memoryview(arrow.as_buffer())):
+    for held in (memoryview(data), memoryview(arrow.as_buffer()), memoryview(bytearray(data))):
+        assert same(by_kernels(held), by_library(data))
         assert same(decode(held), by_library(data))
+
+
+def test_memory_that_few_pictures_need_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = jpeg(picture(64, 96)), jpeg(picture(640, 960))
+    kept = []
+    monkeypatch.setattr(decoding._MEMORY, "work", np.empty(0, np.uint8))
+    for data, most in ((small, 2**26), (large, 2**18), (large, 2**26), (small, 2**26)):
+        monkeypatch.setattr(decoding, "_MOST_KEPT_BYTES", most)
+        assert same(by_kernels(data), by_library(data))
+        kept.append(len(decoding._MEMORY.work))
+    assert kept[0] == kept[1] < kept[2] == kept[3]
 
 
 def test_threads_do_not_disturb_one_another() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.errors import MachineError
-from upshift.data.jpeg.decode import decode_jpeg
+from upshift.data.jpeg.decode import decode_jpeg, plain
 
 Pixels = npt.NDArray[np.uint8]
 _JPEG = b"\xff\xd8\xff"
@@ -34,7 +34,7 @@ def decode(data: bytes | memoryview, size: tuple[int, int] | None = None, out: P
         ValueError: It is no image, or a damaged one; or `out` has another shape than its pixels.
         MachineError: Neither Pillow nor simplejpeg is installed.
     """
-    pixels = _whole_or_halved(data, size, out)
+    pixels = _whole_or_halved(plain(data), size, out)
     if size is not None and pixels.shape[:2] != size:
         pixels = resize(pixels, size)
     if out is None or pixels is out:

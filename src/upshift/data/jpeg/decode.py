@@ -18,6 +18,8 @@ Pixels = npt.NDArray[np.uint8]
 _LOG = logging.getLogger(__name__)
 _WORTH_LOADING = 2**28
 """Pixels from which kernels are loaded: about as long as loading takes is spared by as many."""
+_MOST_KEPT_BYTES = 2**26
+"""Of what a thread decodes in: 40 million pixels."""
 
 
 class _Decoded:
@@ -51,6 +53,7 @@ def decode_jpeg(data: bytes | memoryview, size: tuple[int, int] | None = None, o
     Raises:
         ValueError: The file is damaged, or of a kind that simplejpeg does not know.
     """
+    data = plain(data)
     if (found := by_kernels(data, size, out)) is not None or (fast := _simplejpeg()) is None:
         return found
     pixels: Pixels = fast.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
@@ -59,6 +62,7 @@ def decode_jpeg(data: bytes | memoryview, size: tuple[int, int] | None = None, o
 
 def by_kernels(data: bytes | memoryview, size: tuple[int, int] | None = None, out: Pixels | None = None) -> Pixels | None:
     """The same by the kernels alone; None where these do not know such a file or find it damaged, or are not loaded."""
+    data = plain(data)
     picture = read_header(data)
     if picture is None or not _worth_loading(picture.height * picture.width) or (kernel := _kernel()) is None:
         return None
@@ -78,7 +82,15 @@ def by_kernels(data: bytes | memoryview, size: tuple[int, int] | None = None, ou
     return found if state == kernel.FINE else None
 
 
+def plain(data: bytes | memoryview) -> bytes | memoryview:
+    """A file's bytes as numbers from 0 to 255: a buffer of Arrow's calls its own signed."""
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
+
+
 def _work(num_bytes: int) -> Pixels:
+    """Memory of at least so many bytes; kept for the next picture, unless it is more than most of them need."""
+    if num_bytes > _MOST_KEPT_BYTES:
+        return np.empty(num_bytes, np.uint8)
     if len(_MEMORY.work) < num_bytes:
         _MEMORY.work = np.empty(num_bytes, np.uint8)
     return _MEMORY.work
