@@ -68,7 +68,7 @@ def begin_rows(values: npt.NDArray[Any], at: npt.NDArray[np.int64], out: npt.NDA
         np.take(values, at, axis=0, out=out, mode="clip")
         return out
     table, rows, alone = _bytes(values), _bytes(out), not _may_share()
-    if table.shape[1] in _ROW_BYTES and _worth_loading(out.nbytes) and (found := kernels()) is not None:
+    if (found := kernels_for(out.nbytes, table.shape[1])) is not None:
         copy = Copy(found, table, at, rows)
         if alone:
             copy.need(0, len(at))
@@ -81,6 +81,13 @@ def begin_rows(values: npt.NDArray[Any], at: npt.NDArray[np.int64], out: npt.NDA
         from_table, to_rows = torch.from_numpy(np.asarray(_Readable(table))), torch.from_numpy(rows)
         torch.index_select(from_table, 0, torch.from_numpy(np.ascontiguousarray(at)), out=to_rows)
     return out
+
+
+def kernels_for(num_bytes: int, row_bytes: int) -> Any:
+    """The kernels; None where so many bytes of rows of about this size are copied as fast without, or they are not there."""
+    if num_bytes < _WORTH_SHARING or row_bytes not in _ROW_BYTES or not _worth_loading(num_bytes):
+        return None
+    return kernels()
 
 
 def _worth_loading(num_bytes: int) -> bool:

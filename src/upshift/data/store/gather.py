@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow._compute import get_function
 
 from upshift.core.errors import CorruptError, DataError
+from upshift.data.store.copying import kernels_for
 from upshift.data.store.later import Later
 
 Index = npt.NDArray[np.int64]
@@ -117,6 +118,10 @@ class _Ranges(Picker):
         self._is_text = bool(pa.types.is_string(self._type) or pa.types.is_large_string(self._type))
         self._rows = _spanning(arrays, pa.large_string() if self._is_text else pa.large_binary(), self._item)
         self._valid = _validity(arrays)
+        _, offsets, data = self._rows.buffers()
+        self._offsets = np.frombuffer(offsets, np.int64, len(self._rows) + 1)
+        self._base = np.uintp(data.address)
+        self._mean = int(self._offsets[-1]) // max(len(self._rows), 1)
 
     def take(self, at: Index, before: Index) -> pa.Array:
         if not len(at):
@@ -141,9 +146,21 @@ class _Ranges(Picker):
 
     def _picked(self, at: Index, before: Index) -> pa.Array:
         """The bytes of rows, one after another, with 64-bit offsets."""
+        if (found := kernels_for(self._mean * len(at), self._mean)) is not None:
+            return self._by_kernel(found, at + before + 1)
         # Not `pa.array` and `take`: where pandas is installed they import it, and some megabytes more, to do the same.
         places = pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at + before + 1)])
         return _TAKE.call([self._rows, places], None, _POOL)
+
+    def _by_kernel(self, kernel: Any, places: Index) -> pa.Array:
+        """The same, each range asked for before it is copied."""
+        ends = np.empty(len(places) + 1, np.int64)
+        size = kernel.measure_ranges(self._offsets, places, ends)
+        if size < 0:
+            raise IndexError(f"a row of {places.min() - 1} to {places.max() - 1} is out of range.")
+        data = pa.allocate_buffer(size, memory_pool=_POOL)
+        kernel.copy_ranges(self._base, self._offsets, places, ends, np.frombuffer(data, np.uint8))
+        return pa.Array.from_buffers(self._rows.type, len(places), [None, pa.py_buffer(ends), data])
 
 
 class _Lists(Picker):

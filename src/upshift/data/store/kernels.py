@@ -189,3 +189,56 @@ def copy_rows(  # noqa: PLR0917  a kernel is called by position
         looks += start == count
         if looks > _LOOKS:
             return NOT_YET
+
+
+@numba.njit([types.int64(_AT, _AT, types.int64[::1])], cache=True, nogil=True)
+def measure_ranges(offsets: npt.NDArray[np.int64], places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
+    """Find where ranges of bytes end that are laid one after another.
+
+    Args:
+        offsets: Where each range begins, and so where the one before it ends, `[ranges + 1]`.
+        places: Which ranges, `[picked]`.
+        ends: Gets 0 and then their ends, `[picked + 1]`.
+
+    Returns:
+        The last of these; -1 where one is no range.
+    """
+    total = 0
+    ends[0] = 0
+    for i in range(len(places)):
+        place = places[i]
+        if not 0 <= place < len(offsets) - 1:
+            return -1
+        size = offsets[place + 1] - offsets[place]
+        if size < 0:
+            return -1
+        total += size
+        ends[i + 1] = total
+    return total
+
+
+@numba.njit([types.void(types.uintp, _AT, _AT, _AT, types.uint8[::1])], cache=True, nogil=True)
+def copy_ranges(
+    base: int,
+    offsets: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Copy ranges of bytes one after another.
+
+    Args:
+        base: The address that offsets are counted from.
+        offsets: As `measure_ranges` has it.
+        places: The same.
+        ends: As it left them.
+        out: Where to, `[ends[-1]]`.
+    """
+    asked, count, target = 0, len(places), out.ctypes.data
+    for i in range(count):
+        while asked < count and ends[asked] - ends[i] < _BYTES_AHEAD:
+            first = base + np.uintp(offsets[places[asked]])
+            for line in range(0, ends[asked + 1] - ends[asked], _LINE):
+                _prefetch(first + np.uintp(line))
+            asked += 1
+        _move(np.uintp(target + ends[i]), base + np.uintp(offsets[places[i]]), ends[i + 1] - ends[i])
