@@ -13,7 +13,7 @@ SCRIPT = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-data = TensorDataset(torch.randn(256, 4), torch.randn(256, 1))
+data = TensorDataset(torch.randn(2048, 4), torch.randn(2048, 1))
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

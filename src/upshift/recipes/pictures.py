@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from upshift.core.errors import DataError
-from upshift.data.jpeg.decode import decode_jpeg
 from upshift.recipes.findings import BadFileError
 from upshift.recipes.needed import needed
 
@@ -87,6 +86,8 @@ def read_picture(path: Path) -> Picture:
         return _rgb(_load_npy(path), path)
     data = _read_bytes(path)
     if data[:3] == b"\xff\xd8\xff":
+        from upshift.data.jpeg.decode import decode_jpeg  # noqa: PLC0415  the data layer brings Arrow, which few verbs need
+
         try:
             pixels = decode_jpeg(data)
         except ValueError:  # CMYK, or damaged: Pillow knows which
