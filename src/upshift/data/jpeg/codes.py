@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from upshift.data.jpeg.tables import BITS, BLOCK_ENDS, ENTRIES, FIRSTS, LIMITS, OTHER_BYTES, SLOW, TWO_BLOCKS_BYTES
+from upshift.data.jpeg.tables import BITS, BLOCK_ENDS, ENTRIES, FIRSTS, LIMITS, LONGER, OTHER_BYTES, SLOW, TWO_BLOCKS_BYTES
 from upshift.data.jpeg.transform import keep_blocks
 from upshift.data.jpeg.vectors import (
     bits_at,
@@ -30,7 +30,7 @@ SLACK = 1024
 """Bytes behind the codes that may be read: a block of 64 codes takes less than 8 each."""
 FINE, DAMAGED = 0, 1
 _LOOK_BYTES = np.uintp(4 << BITS)
-_LONGER_BYTES = np.uintp(4 * (ENTRIES + 256))
+_LONGER_BYTES = np.uintp(4 * LONGER)
 _FACTORS_BYTES = np.uintp(TWO_BLOCKS_BYTES)
 _FULL = 56
 """Bits that are at hand once more were taken in: a code and its value have 27 at most."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from upshift.data.jpeg.header import read_header
+from upshift.data.kernels import kernels_of
 
 Pixels = npt.NDArray[np.uint8]
-_LOG = logging.getLogger(__name__)
 _WORTH_LOADING = 2**28
 """Pixels from which kernels are loaded: about as long as loading takes is spared by as many."""
 _MOST_KEPT_BYTES = 2**26
@@ -107,11 +105,7 @@ def _kernel() -> Any:
     """The kernel, compiled once for this machine; None where Numba is not installed, or has no place to keep it."""
     if sys.byteorder != "little":  # pixels are put together in numbers of several bytes
         return None
-    try:
-        return import_module("upshift.data.jpeg.kernel")
-    except (ImportError, RuntimeError) as error:
-        _LOG.info("JPEG files are decoded without kernels: %s", error)
-        return None
+    return kernels_of("upshift.data.jpeg.kernel", "JPEG files are decoded")
 
 
 @lru_cache(maxsize=1)

@@ -6,11 +6,9 @@ Python between two, its next ones are copied. Helpers sleep unless rows are aske
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from functools import lru_cache
-from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
 from weakref import ref
@@ -18,10 +16,10 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
+from upshift.data.kernels import kernels_of
 from upshift.data.store.later import Later
 
 Bytes = npt.NDArray[np.uint8]
-_LOG = logging.getLogger(__name__)
 _STEP_BYTES = 2**17
 """Bytes of a part, which a thread copies at once: some microseconds."""
 
@@ -134,11 +132,7 @@ def helpers() -> _Helpers:
 @lru_cache(maxsize=1)
 def kernels() -> Any:
     """The kernels, compiled once for this machine; None where Numba is not installed, or has no place to keep them."""
-    try:
-        return import_module("upshift.data.store.kernels")
-    except (ImportError, RuntimeError) as error:
-        _LOG.info("rows are copied without kernels: %s", error)
-        return None
+    return kernels_of("upshift.data.store.kernels", "rows are copied")
 
 
 def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

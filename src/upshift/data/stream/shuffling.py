@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from upshift.data.kernels import kernels_of
 
 Numbers = npt.NDArray[np.int64]
 _LOG = logging.getLogger(__name__)
@@ -42,10 +43,8 @@ def _by_kernel(kernel: Any, generator: np.random.Generator, values: Numbers) -> 
 @lru_cache(maxsize=1)
 def _kernel() -> Any:
     """The kernel, compiled once for this machine; None where it cannot be, or NumPy shuffles in another way than it does."""
-    try:
-        kernel = import_module("upshift.data.stream.shuffle_kernel")
-    except (ImportError, RuntimeError) as error:
-        _LOG.info("orders are drawn without the kernel: %s", error)
+    kernel = kernels_of("upshift.data.stream.shuffle_kernel", "orders are drawn")
+    if kernel is None:
         return None
     ours, theirs = np.arange(_WORTH), np.arange(_WORTH)
     _by_kernel(kernel, np.random.Generator(np.random.Philox(1)), ours)
