@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from collections.abc import Sized
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from upshift.data.store.later import made
-from upshift.data.store.sharing import Arriving, Copy, helpers, kernels
+from upshift.data.store.sharing import Arriving, Copy, helpers, kernels, rows_of
 
+Rowed = TypeVar("Rowed", bound=Sized)
 _WORTH_SHARING = 2**17
 """Bytes from which several threads are faster than one."""
 _WORTH_LOADING = 2**31
@@ -67,20 +69,28 @@ def begin_rows(values: npt.NDArray[Any], at: npt.NDArray[np.int64], out: npt.NDA
     if out.nbytes < _WORTH_SHARING or values.dtype != out.dtype:
         np.take(values, at, axis=0, out=out, mode="clip")
         return out
-    table, rows, alone = _bytes(values), _bytes(out), not _may_share()
+    table, rows = _bytes(values), _bytes(out)
     if (found := kernels_for(out.nbytes, table.shape[1])) is not None:
-        copy = Copy(found, table, at, rows)
-        if alone:
-            copy.need(0, len(at))
-            return out
-        helpers().ask(copy, min(torch.get_num_threads() - 1, _MOST_HELPERS))
-        return Arriving(copy, out, 0)
-    if alone:
+        return begin(Copy(found, rows_of(found, table, at), rows.reshape(-1)), out)
+    if not _may_share():
         np.take(values, at, axis=0, out=out, mode="clip")
     else:
         from_table, to_rows = torch.from_numpy(np.asarray(_Readable(table))), torch.from_numpy(rows)
         torch.index_select(from_table, 0, torch.from_numpy(np.ascontiguousarray(at)), out=to_rows)
     return out
+
+
+def begin(copy: Copy, out: Rowed) -> Rowed | Arriving:
+    """Have helpers begin with a copy of some bytes into `out`, or make it, where this thread copies alone.
+
+    Returns:
+        `out` when all is there, or what makes a slice of it be there.
+    """
+    if not _may_share():
+        copy.need(0, len(out))
+        return out
+    helpers().ask(copy, min(torch.get_num_threads() - 1, _MOST_HELPERS))
+    return Arriving(copy, out, 0)
 
 
 def kernels_for(num_bytes: int, row_bytes: int) -> Any:

@@ -23,10 +23,9 @@ import pyarrow as pa
 from pyarrow._compute import get_function
 
 from upshift.core.errors import CorruptError, DataError
-from upshift.data.store.copying import kernels_for
-from upshift.data.store.later import Later
-
-Index = npt.NDArray[np.int64]
+from upshift.data.store.copying import begin, kernels_for
+from upshift.data.store.later import Later, made
+from upshift.data.store.sharing import Arriving, Copy, Index, Rows
 
 _TAKE = get_function("array_take")
 _POOL = pa.jemalloc_memory_pool() if "jemalloc" in pa.supported_memory_backends() else None
@@ -39,6 +38,10 @@ class Picker(ABC):
     @abstractmethod
     def take(self, at: Index, before: Index) -> pa.Array:
         """The rows, in the order asked for, as an array of its own memory, [rows]."""
+
+    def begin(self, at: Index, before: Index) -> pa.Array | Arriving:
+        """The same; where helpers copy, only begun."""
+        return self.take(at, before)
 
     def strings(self, at: Index, before: Index) -> list[str | None]:
         """The rows of a text column as strings, [rows].
@@ -120,47 +123,57 @@ class _Ranges(Picker):
         self._valid = _validity(arrays)
         _, offsets, data = self._rows.buffers()
         self._offsets = np.frombuffer(offsets, np.int64, len(self._rows) + 1)
-        self._base = np.uintp(data.address)
+        self._base = data.address
         self._mean = int(self._offsets[-1]) // max(len(self._rows), 1)
 
     def take(self, at: Index, before: Index) -> pa.Array:
+        return made(self.begin(at, before))
+
+    def begin(self, at: Index, before: Index) -> pa.Array | Arriving:
         if not len(at):
             return pa.array([], self._type)
-        _, offsets, data = self._picked(at, before).buffers()
-        mask = _bitmap(self._valid, at)
+        picked, copy = self._picked(at, before)
+        array = self._of_type(picked, _bitmap(self._valid, at))
+        return array if copy is None else begin(copy, array)
+
+    def _of_type(self, picked: pa.Array, mask: Any) -> pa.Array:
+        """The same bytes as this column's type has them."""
+        _, offsets, data = picked.buffers()
         if self._item > 1 or not self._wide:
-            offsets = _narrow(np.frombuffer(offsets, np.int64, len(at) + 1), self._item, wide=self._wide)
+            offsets = _narrow(np.frombuffer(offsets, np.int64, len(picked) + 1), self._item, wide=self._wide)
         if not self._is_list:
-            return pa.Array.from_buffers(self._type, len(at), [mask, offsets, data])
+            return pa.Array.from_buffers(self._type, len(picked), [mask, offsets, data])
         values = pa.Array.from_buffers(self._type.value_type, data.size // self._item, [None, data])
-        return pa.Array.from_buffers(self._type, len(at), [mask, offsets], children=[values])
+        return pa.Array.from_buffers(self._type, len(picked), [mask, offsets], children=[values])
 
     def strings(self, at: Index, before: Index) -> list[str | None]:
         if not self._is_text or not len(at):
             return super().strings(at, before)
-        found: list[str | None] = self._picked(at, before).to_pylist()
+        picked, copy = self._picked(at, before)
+        if copy is not None:
+            copy.need(0, len(at))
+        found: list[str | None] = picked.to_pylist()
         if self._valid is not None:
             for row in np.flatnonzero(~self._valid[at]).tolist():
                 found[row] = None
         return found
 
-    def _picked(self, at: Index, before: Index) -> pa.Array:
-        """The bytes of rows, one after another, with 64-bit offsets."""
+    def _picked(self, at: Index, before: Index) -> tuple[pa.Array, Copy | None]:
+        """The bytes of rows, one after another, with 64-bit offsets; and the copy, where kernels have yet to make it."""
         if (found := kernels_for(self._mean * len(at), self._mean)) is not None:
             return self._by_kernel(found, at + before + 1)
         # Not `pa.array` and `take`: where pandas is installed they import it, and some megabytes more, to do the same.
         places = pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at + before + 1)])
-        return _TAKE.call([self._rows, places], None, _POOL)
+        return _TAKE.call([self._rows, places], None, _POOL), None
 
-    def _by_kernel(self, kernel: Any, places: Index) -> pa.Array:
-        """The same, each range asked for before it is copied."""
-        ends = np.empty(len(places) + 1, np.int64)
-        size = kernel.measure_ranges(self._offsets, places, ends)
+    def _by_kernel(self, kernel: Any, places: Index) -> tuple[pa.Array, Copy]:
+        starts, ends = np.empty(len(places), np.int64), np.empty(len(places) + 1, np.int64)
+        size = kernel.measure_ranges(self._offsets, places, starts, ends)
         if size < 0:
             raise IndexError(f"a row of {places.min() - 1} to {places.max() - 1} is out of range.")
         data = pa.allocate_buffer(size, memory_pool=_POOL)
-        kernel.copy_ranges(self._base, self._offsets, places, ends, np.frombuffer(data, np.uint8))
-        return pa.Array.from_buffers(self._rows.type, len(places), [None, pa.py_buffer(ends), data])
+        copy = Copy(kernel, Rows(self._base, starts, ends, self._rows), np.frombuffer(data, np.uint8))
+        return pa.Array.from_buffers(self._rows.type, len(places), [None, pa.py_buffer(ends), data]), copy
 
 
 class _Lists(Picker):

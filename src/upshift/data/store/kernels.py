@@ -1,7 +1,8 @@
 """Rows copied as fast as memory gives them: a core is asked for the next rows while it copies one.
 
 Where rows are picked from all over a table, no prefetcher of a processor can know which comes next, and a core waits for
-the first bytes of each. Here every block of a row is copied beside a request for the block at its place a few rows on.
+the first bytes of each. Here every line of a row is copied beside a request for the line at its place a few rows on. Rows
+are of any length: a table's, a column's texts, its lists.
 
 Several threads may copy the same rows: each takes a few that follow one another, whenever it is about to be through, and
 marks them once they are there. So rows come in order, and a thread that is held up leaves the others no more than it has
@@ -23,9 +24,9 @@ from numba.extending import intrinsic
 
 TAKEN, DONE = 0, 8
 """Places in the state of a copy: rows taken until now, and from where on parts are marked that are there."""
-THERE, NOT_YET, OUTSIDE = 1, 0, -1
-"""What becomes of a part: it is there, it is not yet, or some row of it is none of the table."""
-_LINE, _BLOCK = 64, 256
+THERE, NOT_YET = 1, 0
+"""What becomes of a part: it is there, or not yet."""
+_LINE = 64
 _BYTES_AHEAD = 8192
 """How far ahead memory is asked for, in bytes of rows."""
 _PAST_THE_CACHES, _SECOND_CACHE = 0, 2
@@ -94,42 +95,36 @@ _tell: Callable[[Any, int], None] = cast("Any", intrinsic(_telling))
 _hear: Callable[[Any], int] = cast("Any", intrinsic(_hearing))
 """The number at an address, and with it what its writer wrote before."""
 
-_TABLE = types.Array(types.uint8, 2, "C", readonly=True)
-_AT = types.Array(types.int64, 1, "C", readonly=True)
-_ROWS, _STATE = types.uint8[:, ::1], types.int64[::1]
-
-
-_KIND = types.int64(_TABLE, _AT, _ROWS, _STATE, types.int64, types.int64, types.int64)
+_READ = types.Array(types.int64, 1, "C", readonly=True)
+_WRITTEN = types.int64[::1]
 
 
 @numba.njit(nogil=True)
 def _copy_some(  # noqa: PLR0917  as below
-    table: npt.NDArray[np.uint8],
-    at: npt.NDArray[np.int64],
-    out: npt.NDArray[np.uint8],
-    start: int,
-    end: int,
+    base: np.uintp,
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    target: np.uintp,
+    begin: int,
+    stop: int,
     following: int,
-) -> int:
-    """Copy the rows from `start` to `end`, and ask for as many from `following` on; `THERE`, or one is `OUTSIDE`."""
-    width, count, found = table.shape[1], len(at), THERE
-    whole = width // _BLOCK * _BLOCK
-    source, target = table.ctypes.data, out.ctypes.data
-    for i in range(start, end):
-        asked = source + at[min(following + i - start, count - 1)] * width
-        if not 0 <= at[i] < len(table):
-            found = OUTSIDE
-            continue
-        row, place = source + at[i] * width, target + i * width
-        for byte in range(0, whole, _BLOCK):
-            for line in range(0, _BLOCK, _LINE):
-                _prefetch(np.uintp(asked + byte + line))
-            _move(np.uintp(place + byte), np.uintp(row + byte), _BLOCK)
-        if whole < width:
-            for line in range(whole, width, _LINE):
-                _prefetch(np.uintp(asked + line))
-            _move(np.uintp(place + whole), np.uintp(row + whole), width - whole)
-    return found
+) -> None:
+    """Copy the rows from `begin` to `stop`, each line beside a request for one of the row as far on from `following`."""
+    last = len(starts) - 1
+    for i in range(begin, stop):
+        asked = min(following + i - begin, last)
+        size, to_ask = ends[i + 1] - ends[i], ends[asked + 1] - ends[asked]
+        at, to, ask = base + np.uintp(starts[i]), target + np.uintp(ends[i]), base + np.uintp(starts[asked])
+        whole = size // _LINE * _LINE
+        for byte in range(0, whole, _LINE):
+            _prefetch(ask + np.uintp(byte))
+            _move(to + np.uintp(byte), at + np.uintp(byte), _LINE)
+        for byte in range(whole, to_ask, _LINE):
+            _prefetch(ask + np.uintp(byte))
+        if size >= _LINE:  # some bytes twice, in place of a call
+            _move(to + np.uintp(size - _LINE), at + np.uintp(size - _LINE), _LINE)
+        else:
+            _move(to, at, size)
 
 
 @numba.njit(nogil=True)
@@ -138,10 +133,15 @@ def _take(state: npt.NDArray[np.int64], step: int, until: int, count: int) -> in
     return count if state[TAKEN] >= until else min(_add(np.uintp(state.ctypes.data + 8 * TAKEN), step), count)
 
 
-@numba.njit([_KIND], cache=True, nogil=True)
+@numba.njit(
+    [types.int64(types.uintp, _READ, _READ, types.uint8[::1], _WRITTEN, types.int64, types.int64, types.int64)],
+    cache=True,
+    nogil=True,
+)
 def copy_rows(  # noqa: PLR0917  a kernel is called by position
-    table: npt.NDArray[np.uint8],
-    at: npt.NDArray[np.int64],
+    base: np.uintp,
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
     out: npt.NDArray[np.uint8],
     state: npt.NDArray[np.int64],
     step: int,
@@ -153,51 +153,80 @@ def copy_rows(  # noqa: PLR0917  a kernel is called by position
     A thread takes its next part before it is through with one, so that it asks for its rows in time.
 
     Args:
-        table: `[rows, bytes of a row]`.
-        at: Which rows, `[picked]`.
-        out: Where to, `[picked, bytes of a row]`.
+        base: The address that rows are counted from.
+        starts: Where each row begins, in bytes from there, `[picked]`.
+        ends: 0, and where each ends in `out`, where they lie one after another, `[picked + 1]`.
+        out: Where to, `[ends[-1]]`.
         state: Of this copy, of zeros at its beginning, `[DONE + ceil(picked / step)]`.
         step: Rows of a part, which a thread takes at once.
         first: The first row that must be there, of those picked.
         end: The first one after these; `first` where none has to be there, and all are to be copied.
 
     Returns:
-        `THERE` when all rows from `first` to `end` are, `NOT_YET` while another thread copies some, or `OUTSIDE`.
+        `THERE` when all rows from `first` to `end` are, or `NOT_YET` while another thread copies some.
     """
-    count, ahead, done = len(at), max(_BYTES_AHEAD // table.shape[1], 1), state.ctypes.data + 8 * DONE
+    count, done, target = len(starts), state.ctypes.data + 8 * DONE, np.uintp(out.ctypes.data)
+    ahead = max(_BYTES_AHEAD * count // max(ends[count], 1), 1)
     until, part, last = (end, first // step, -(-end // step)) if first < end else (count, 0, 0)
-    looks, answer = 0, THERE
+    looks = 0
     start = _take(state, step, until, count)
     while True:
         while start < count:
             stop = min(start + step, count)
             turn = max(stop - ahead, start)
-            found = _copy_some(table, at, out, start, turn, start + ahead)
+            _copy_some(base, starts, ends, target, start, turn, start + ahead)
             following = _take(state, step, until, count)
-            found = min(found, _copy_some(table, at, out, turn, stop, following))
-            _tell(np.uintp(done + 8 * (start // step)), found)
+            _copy_some(base, starts, ends, target, turn, stop, following)
+            _tell(np.uintp(done + 8 * (start // step)), THERE)
             start = following
-        while part < last:
-            found = _hear(np.uintp(done + 8 * part))
-            if found == NOT_YET:
-                break
-            answer = min(answer, found)
+        while part < last and _hear(np.uintp(done + 8 * part)) == THERE:
             part += 1
         if part == last:
-            return answer
+            return THERE
         start = _take(state, step, count, count)
         looks += start == count
         if looks > _LOOKS:
             return NOT_YET
 
 
-@numba.njit([types.int64(_AT, _AT, types.int64[::1])], cache=True, nogil=True)
-def measure_ranges(offsets: npt.NDArray[np.int64], places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-    """Find where ranges of bytes end that are laid one after another.
+@numba.njit([types.boolean(types.int64, types.int64, _READ, _WRITTEN, _WRITTEN)], cache=True, nogil=True)
+def measure_rows(
+    count: int, width: int, places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> bool:
+    """Find where rows of a table begin, and where each ends when they are laid one after another.
+
+    Args:
+        count: Rows of the table.
+        width: Bytes of each.
+        places: Which rows, `[picked]`.
+        starts: Gets where each of them begins, `[picked]`.
+        ends: Gets 0 and then their ends, `[picked + 1]`.
+
+    Returns:
+        Whether all are rows of the table.
+    """
+    ends[0] = 0
+    for i in range(len(places)):
+        if not 0 <= places[i] < count:
+            return False
+        starts[i] = places[i] * width
+        ends[i + 1] = ends[i] + width
+    return True
+
+
+@numba.njit([types.int64(_READ, _READ, _WRITTEN, _WRITTEN)], cache=True, nogil=True)
+def measure_ranges(
+    offsets: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+) -> int:
+    """Find where ranges of bytes begin, and where each ends when they are laid one after another.
 
     Args:
         offsets: Where each range begins, and so where the one before it ends, `[ranges + 1]`.
         places: Which ranges, `[picked]`.
+        starts: Gets where each of them begins, `[picked]`.
         ends: Gets 0 and then their ends, `[picked + 1]`.
 
     Returns:
@@ -213,32 +242,6 @@ def measure_ranges(offsets: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
         if size < 0:
             return -1
         total += size
+        starts[i] = offsets[place]
         ends[i + 1] = total
     return total
-
-
-@numba.njit([types.void(types.uintp, _AT, _AT, _AT, types.uint8[::1])], cache=True, nogil=True)
-def copy_ranges(
-    base: int,
-    offsets: npt.NDArray[np.int64],
-    places: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-    out: npt.NDArray[np.uint8],
-) -> None:
-    """Copy ranges of bytes one after another.
-
-    Args:
-        base: The address that offsets are counted from.
-        offsets: As `measure_ranges` has it.
-        places: The same.
-        ends: As it left them.
-        out: Where to, `[ends[-1]]`.
-    """
-    asked, count, target = 0, len(places), out.ctypes.data
-    for i in range(count):
-        while asked < count and ends[asked] - ends[i] < _BYTES_AHEAD:
-            first = base + np.uintp(offsets[places[asked]])
-            for line in range(0, ends[asked + 1] - ends[asked], _LINE):
-                _prefetch(first + np.uintp(line))
-            asked += 1
-        _move(np.uintp(target + ends[i]), base + np.uintp(offsets[places[i]]), ends[i + 1] - ends[i])

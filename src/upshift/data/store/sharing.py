@@ -10,7 +10,7 @@ import threading
 import time
 from functools import lru_cache
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -19,9 +19,38 @@ import numpy.typing as npt
 from upshift.data.kernels import kernels_of
 from upshift.data.store.later import Later
 
-Bytes = npt.NDArray[np.uint8]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Index: TypeAlias = npt.NDArray[np.int64]
 _STEP_BYTES = 2**17
 """Bytes of a part, which a thread copies at once: some microseconds."""
+
+
+class Rows(NamedTuple):
+    """Rows picked from memory that stays as it is, each a range of bytes that is there: nobody looks again.
+
+    Attributes:
+        base: The address that they are counted from.
+        starts: Where each begins, in bytes from there, `[picked]`.
+        ends: 0, and where each ends when they are laid one after another, `[picked + 1]`.
+        memory: What they lie in: held until they are copied.
+    """
+
+    base: int
+    starts: Index
+    ends: Index
+    memory: Any
+
+
+def rows_of(kernels: Any, table: Bytes, at: Index) -> Rows:
+    """Rows of a table, `[rows, bytes of a row]`, by their numbers, `[picked]`.
+
+    Raises:
+        IndexError: One of them is none of the table.
+    """
+    starts, ends = np.empty(len(at), np.int64), np.empty(len(at) + 1, np.int64)
+    if not kernels.measure_rows(len(table), table.shape[1], _read_only(np.ascontiguousarray(at, np.int64)), starts, ends):
+        raise IndexError(f"a row of {at.min()} to {at.max()} is out of range: there are {len(table)}.")
+    return Rows(table.ctypes.data, starts, ends, table)
 
 
 class Copy:
@@ -29,36 +58,27 @@ class Copy:
 
     Args:
         kernels: `upshift.data.store.kernels`.
-        table: `[rows, bytes of a row]`.
-        at: Which rows, `[picked]`.
-        out: Where to, `[picked, bytes of a row]`.
+        rows: What is copied.
+        out: Where to, `[bytes of all rows]`.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_kernels", "_step")
+    __slots__ = ("__weakref__", "_arguments", "_kernels", "_memory")
 
-    def __init__(self, kernels: Any, table: Bytes, at: npt.NDArray[np.int64], out: Bytes) -> None:
-        self._kernels = kernels
-        self._step = max(_STEP_BYTES // table.shape[1], 1)
-        state = np.zeros(kernels.DONE - (-len(at) // self._step), np.int64)
-        self._arguments = (_read_only(table), _read_only(np.ascontiguousarray(at, np.int64)), out, state, self._step)
+    def __init__(self, kernels: Any, rows: Rows, out: Bytes) -> None:
+        self._kernels, self._memory = kernels, rows.memory
+        count = len(rows.starts)
+        step = max(_STEP_BYTES * count // max(len(out), 1), 1)
+        state = np.zeros(kernels.DONE - (-count // step), np.int64)
+        self._arguments = (np.uintp(rows.base), _read_only(rows.starts), _read_only(rows.ends), out, state, step)
 
     def help(self) -> None:
         """Copy what no other thread has taken."""
         self._kernels.copy_rows(*self._arguments, 0, 0)
 
     def need(self, first: int, end: int) -> None:
-        """Copy along until the rows from `first` to `end` (not included) are there.
-
-        Raises:
-            IndexError: One of them is none of the table.
-        """
-        while (found := self._kernels.copy_rows(*self._arguments, first, end)) == self._kernels.NOT_YET:
+        """Copy along until the rows from `first` to `end` (not included) are there."""
+        while self._kernels.copy_rows(*self._arguments, first, end) == self._kernels.NOT_YET:
             time.sleep(0)  # another thread has taken some, and the system lets it wait: let it go on
-        if found == self._kernels.OUTSIDE:
-            table, at = self._arguments[:2]
-            raise IndexError(
-                f"a row of {at[first:end].min()} to {at[first:end].max()} is out of range: there are {len(table)}."
-            )
 
 
 class Arriving(Later):
@@ -66,19 +86,20 @@ class Arriving(Later):
 
     Args:
         copy: Which.
-        out: Where its rows arrive, `[rows, ...]`: these alone.
+        out: Where its rows arrive, these alone: `[rows, ...]` of NumPy, or `[rows]` of Arrow.
         first: The number of the first of them in the copy.
     """
 
     __slots__ = ("_copy", "_first", "_out")
 
-    def __init__(self, copy: Copy, out: npt.NDArray[Any], first: int) -> None:
+    def __init__(self, copy: Copy, out: Any, first: int) -> None:
         self._copy, self._out, self._first = copy, out, first
 
     @property
     def nbytes(self) -> int:
         """Of the rows."""
-        return self._out.nbytes
+        found: int = self._out.nbytes
+        return found
 
     def __len__(self) -> int:
         return len(self._out)
@@ -86,12 +107,8 @@ class Arriving(Later):
     def __getitem__(self, rows: slice) -> Arriving:
         return Arriving(self._copy, self._out[rows], self._first + rows.indices(len(self._out))[0])
 
-    def made(self) -> npt.NDArray[Any]:
-        """The rows, all there.
-
-        Raises:
-            IndexError: One of them is none of the table.
-        """
+    def made(self) -> Any:
+        """The rows, all there."""
         if len(self._out):
             self._copy.need(self._first, self._first + len(self._out))
         return self._out

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from upshift.core.errors import CorruptError
 from upshift.data.store.copying import take_rows
-from upshift.data.store.gather import Index, Picker, Strings, picker
+from upshift.data.store.gather import Picker, Strings, picker
 from upshift.data.store.reading import Reader
+from upshift.data.store.sharing import Arriving, Index
 
 _FETCHING = 8
 """Blocks fetched at once: a remote store answers many requests as fast as one."""
@@ -42,6 +43,10 @@ class Window:
     def arrow(self, column: str, rows: Index) -> pa.Array:
         """Rows of the store, all within these blocks, of a column kept in Arrow blocks, [rows]."""
         return self._picker(column).take(*self._at(rows))
+
+    def begin(self, column: str, rows: Index) -> pa.Array | Arriving:
+        """The same; where helpers copy, only begun."""
+        return self._picker(column).begin(*self._at(rows))
 
     def strings(self, column: str, rows: Index) -> Strings:
         """The same, to become strings, [rows]."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 
 from upshift.core.seeding import mix
-from upshift.data.store.gather import Index
+from upshift.data.store.sharing import Index
 from upshift.data.stream.lengths import Lengths
 from upshift.data.stream.order import Order, Part
 

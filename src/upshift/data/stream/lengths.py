@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from upshift.core.errors import DataError
-from upshift.data.store.gather import Index
+from upshift.data.store.sharing import Index
 from upshift.data.store.store import Store
 
 _KEPT = 256

@@ -104,9 +104,9 @@ def _there(columns: Columns) -> Columns:
 
 
 def is_arriving(columns: Columns) -> bool:
-    """Whether helpers copy rows of a batch, and all else is numbers: no more of others should be held than is needed now."""
+    """Whether helpers copy rows of a batch, and all else is there: what is yet to be made should not be held early."""
     kinds = [type(values) for values in columns.values()]
-    return Arriving in kinds and all(kind in {Arriving, np.ndarray} for kind in kinds)
+    return Arriving in kinds and all(kind is Arriving or issubclass(kind, np.ndarray | pa.Array) for kind in kinds)
 
 
 def _cut(values: Any, ranges: list[tuple[int, int]]) -> list[Any]:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from upshift.core.errors import DataError
 from upshift.data.store.copying import begin_rows
-from upshift.data.store.gather import Index
-from upshift.data.store.sharing import Arriving
+from upshift.data.store.sharing import Arriving, Index
 from upshift.data.store.store import Store
 from upshift.data.store.window import Window
 from upshift.data.stream.buffers import Buffers
@@ -99,7 +98,7 @@ class RowSamples(Samples):
             elif name in self._strings:
                 taken[name] = opened.strings(name, samples)
             else:
-                taken[name] = opened.arrow(name, samples)
+                taken[name] = opened.begin(name, samples)
         return taken
 
 
