@@ -7,16 +7,23 @@ so that the reader knows neither.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
+
+import numpy as np
 
 from upshift.core.errors import CorruptError, DataError
 from upshift.data.store.layout import MANIFEST, ShardFile
 
 _POPULATE_READ = 22
 """Linux's MADV_POPULATE_READ (5.14 and newer), which Python has no name for: enter a range into the page table at once."""
+
+
+_advise = ctypes.CDLL(None).madvise
+_advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Mapped(ABC):
@@ -27,6 +34,9 @@ class Mapped(ABC):
     """
 
     view: memoryview
+
+    def hint(self, start: int, end: int) -> None:  # noqa: B027  from afar, parts are fetched when they are needed
+        """Have the system begin to read a range that will be needed, where that is of use; nobody waits."""
 
     @abstractmethod
     def need(self, start: int, end: int) -> None:
@@ -88,20 +98,24 @@ class LocalMap(Mapped):
                     f"{path} has {size} bytes, the manifest says {file.num_bytes}: it was cut or changed. Restore it, or "
                     f"convert the source again."
                 )
-            self._map = mmap.mmap(handle, size, prot=mmap.PROT_READ) if size else None
+            mapped = mmap.mmap(handle, size, prot=mmap.PROT_READ) if size else b""
         finally:
             os.close(handle)  # the map keeps the file; an open handle for each shard would run into the system's limit
-        self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
+        self.view = memoryview(mapped)
+        self._address = np.frombuffer(mapped, np.uint8).ctypes.data
 
     def need(self, start: int, end: int) -> None:
-        """Tell the system that a range will be read; it is there already."""
-        if self._map is None or end <= start:
-            return
+        """Have the system read a range, while other threads go on: Python's own `madvise` would hold them up."""
+        if self._advise(start, end, _POPULATE_READ):  # an older kernel: pages are entered when they are touched
+            self.hint(start, end)
+
+    def hint(self, start: int, end: int) -> None:
+        """Have the system begin to read a range; nobody waits."""
+        self._advise(start, end, mmap.MADV_WILLNEED)
+
+    def _advise(self, start: int, end: int, advice: int) -> int:
         first = start - start % mmap.PAGESIZE
-        try:
-            self._map.madvise(_POPULATE_READ, first, end - first)
-        except OSError:  # an older kernel: pages are entered when they are touched
-            self._map.madvise(mmap.MADV_WILLNEED, first, end - first)
+        return int(_advise(self._address + first, end - first, advice)) if end > start else 0
 
 
 class Folder(Source):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ _OPEN_MAPS = 1024
 """Files mapped at once; the system allows a process some ten thousands."""
 _OPEN_BLOCKS = 64
 """Blocks kept open, a few kilobytes each: those of a window or two."""
+
+_MOST_HINTED_BYTES = 2**28
+"""Asked for before it is needed: it takes the place of other files in memory."""
 
 
 class Reader:
@@ -94,6 +98,16 @@ class Reader:
                 self._open.popitem(last=False)
         return block
 
+    def hint(self, blocks: Sequence[int]) -> None:
+        """Have the system begin to read blocks, as many as should be in memory early; nobody waits."""
+        left = _MOST_HINTED_BYTES
+        for number in blocks:
+            mapped, start, end = self._range(number)
+            left -= end - start
+            if left < 0:
+                return
+            mapped.hint(start, end)
+
     def raw(self, shard: int, column: str) -> npt.NDArray[Any]:
         """All rows of a raw column of a shard, [rows, *shape]; reading touches only what is used of it."""
         kept = self._kept(column)
@@ -125,21 +139,30 @@ class Reader:
             return self._maps[shard, column]
 
     def _read(self, number: int) -> pa.RecordBatch:
-        shard = int(np.searchsorted(self._block_firsts, number, side="right")) - 1
-        file = self._shards[shard].file("")
-        mapped = self._mapped(shard, "")
-        at = number - int(self._block_firsts[shard])
-        start, end = file.blocks[at], file.blocks[at + 1]
+        mapped, start, end = self._range(number)
         mapped.need(start, end)
         try:
             block = pa.ipc.read_record_batch(pa.py_buffer(mapped.view[start:end]), self._manifest.schema)
         except (pa.ArrowInvalid, OSError) as error:
-            raise CorruptError(
-                f"block {at} of {file.path} in {self._source.where} is no Arrow block ({error}): run `upshift data verify`."
-            ) from error
+            raise CorruptError(f"{self._name(number)} is no Arrow block ({error}): run `upshift data verify`.") from error
         if block.num_rows != self.block_counts[number]:
             raise CorruptError(
-                f"block {at} of {file.path} in {self._source.where} has {block.num_rows} rows instead of "
-                f"{self.block_counts[number]}: run `upshift data verify`."
+                f"{self._name(number)} has {block.num_rows} rows instead of {self.block_counts[number]}: run `upshift data "
+                f"verify`."
             )
         return block
+
+    def _range(self, number: int) -> tuple[Mapped, int, int]:
+        """The file of a block, and from where to where it stands there."""
+        shard, at = self._place(number)
+        blocks = self._shards[shard].file("").blocks
+        return self._mapped(shard, ""), blocks[at], blocks[at + 1]
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """The shard of a block, and its number there."""
+        shard = int(np.searchsorted(self._block_firsts, number, side="right")) - 1
+        return shard, number - int(self._block_firsts[shard])
+
+    def _name(self, number: int) -> str:
+        shard, at = self._place(number)
+        return f"block {at} of {self._shards[shard].file('').path} in {self._source.where}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -73,6 +74,11 @@ class Window:
         """Read the Arrow blocks now, several at a time: they come from afar."""
         with ThreadPoolExecutor(_FETCHING, thread_name_prefix="upshift-fetch") as pool:
             list(pool.map(self._reader.block, self._blocks.tolist()))
+
+    def open(self, columns: Sequence[str]) -> None:
+        """See what it takes to pick rows of these columns kept in Arrow blocks, and have the blocks read."""
+        for column in columns:
+            self._picker(column)
 
     def _at(self, rows: Index) -> tuple[Index, Index]:
         """Where rows of the store stand in this window, and how many of its blocks come before their own."""

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from upshift.data.stream.samples import Samples
 
 _KEPT = 3
 """Windows open at once: the one in use, its successor, and one for a thread that lags."""
+_FROM_DISK_SECONDS = 0.0004
+"""Opening a block takes longer where it is not in memory; of 3 MB, it takes a quarter of that otherwise."""
 
 
 class Opened:
@@ -34,6 +37,7 @@ class Opened:
         self._samples, self._order = samples, order
         self._kept: OrderedDict[int, Future[Any]] = OrderedDict()
         self._guard = threading.Lock()
+        self._from_disk: bool | None = None  # until one was opened
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="upshift-ahead") if samples.is_remote else None
 
     def take(self, parts: list[Part], buffers: Buffers) -> Columns:
@@ -91,11 +95,25 @@ class Opened:
 
     def _open(self, window: int, future: Future[Any]) -> None:
         try:
-            future.set_result(self._samples.open(self._order.blocks_of(window)))
+            future.set_result(self._read(window))
         except BaseException as error:  # noqa: BLE001  raised where the window is used
             with self._guard:
                 self._kept.pop(window, None)  # and the next who asks tries again
             future.set_exception(error)
+
+    def _read(self, window: int) -> Any:
+        """A window, opened. Once one had to be read from the disk, the system is told of each next one early.
+
+        So it reads the blocks of a window together, in large pieces, and while the one before it is in use.
+        """
+        blocks, started = self._order.blocks_of(window), perf_counter()
+        if self._from_disk is None:
+            self._samples.hint(blocks)
+        opened = self._samples.open(blocks)
+        self._from_disk = self._from_disk or perf_counter() - started > _FROM_DISK_SECONDS * len(blocks)
+        if self._from_disk and window + 1 < self._order.num_windows:
+            self._samples.hint(self._order.blocks_of(window + 1))
+        return opened
 
 
 def _there(columns: Columns) -> Columns:

@@ -32,6 +32,9 @@ class Samples(ABC):
         """Whether opening the next blocks ahead of time pays."""
         return False
 
+    def hint(self, blocks: Index) -> None:  # noqa: B027  most have nothing to do
+        """Have the system begin to read these blocks, where that is of use; nobody waits."""
+
     @abstractmethod
     def open(self, blocks: Index) -> Any:
         """What is needed to take samples of these blocks; kept while they are in use."""
@@ -64,6 +67,7 @@ class RowSamples(Samples):
             if store.manifest.raw_column(name) is None:
                 raise DataError(f"views names {name!r}, which is no raw column: only those can be seen in place.")
         self.counts = store.reader.block_counts
+        self._in_blocks = [name for name in self._columns if store.manifest.raw_column(name) is None]
         self._whole: Window | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,7 +87,13 @@ class RowSamples(Samples):
             self._whole = window if len(blocks) == len(self.counts) else None
         elif len(self._store.manifest.schema):
             window.fetch()
+        window.open(self._in_blocks)
         return window
+
+    def hint(self, blocks: Index) -> None:
+        """Of Arrow columns; rows of raw ones are read where they stand."""
+        if self._in_blocks:
+            self._store.reader.hint(blocks.tolist())
 
     def take(self, opened: Window, samples: Index, buffers: Buffers) -> Columns:
         """Rows by number."""
