@@ -167,7 +167,7 @@ SYSTEMS: dict[str, System] = {
     "rows of one length, copied alone, 2 threads": System(
         open=copied,
         files=("rows.npy",),
-        against="Upshift, Arrow, all mixed, 2 threads",
+        against="Upshift, Arrow, all mixed",
         reference=True,
         bytes_alone=True,
     ),
