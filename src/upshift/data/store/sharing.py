@@ -6,6 +6,7 @@ Python between two, its next ones are copied. Helpers sleep unless rows are aske
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from functools import lru_cache
@@ -23,6 +24,8 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Index: TypeAlias = npt.NDArray[np.int64]
 _STEP_BYTES = 2**17
 """Bytes of a part, which a thread copies at once: some microseconds."""
+_WAIT_SECONDS = 10.0
+"""For a helper at the end of the process: it may wait for a disk."""
 
 
 class Rows(NamedTuple):
@@ -118,23 +121,32 @@ class _Helpers:
     """Threads of this process that copy what they are given, until the process ends.
 
     They do not keep what they have not begun: where they are late and whoever asked has done it alone, its memory is free.
+    They must end before the interpreter does: one that lets go of mapped memory later would end the process with an abort.
     """
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[ref[Copy]] = SimpleQueue()
-        self._there = 0
+        self._asked: SimpleQueue[ref[Copy] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
 
     def ask(self, copy: Copy, threads: int) -> None:
         """Have a copy made by so many, while whoever asks goes on."""
-        while self._there < threads:
-            threading.Thread(target=self._work, name=f"upshift-copy-{self._there}", daemon=True).start()
-            self._there += 1
+        while len(self._threads) < threads:
+            name = f"upshift-copy-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads[-1].start()
         for _ in range(threads):
             self._asked.put(ref(copy))
 
+    def close(self) -> None:
+        """Have the threads end; what they have not begun is left to whoever needs it."""
+        for _ in self._threads:
+            self._asked.put(None)
+        for thread in self._threads:
+            thread.join(_WAIT_SECONDS)
+
     def _work(self) -> None:
-        while True:
-            copy = self._asked.get()()
+        while (asked := self._asked.get()) is not None:
+            copy = asked()
             if copy is not None:
                 copy.help()
             del copy  # its memory is used again when nobody holds it
@@ -142,8 +154,10 @@ class _Helpers:
 
 @lru_cache(maxsize=1)
 def helpers() -> _Helpers:
-    """Those of this process; they are started when they are first asked."""
-    return _Helpers()
+    """Those of this process; they are started when they are first asked, and end with it."""
+    found = _Helpers()
+    atexit.register(found.close)
+    return found
 
 
 @lru_cache(maxsize=1)
