@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -198,7 +200,7 @@ def test_a_thread_that_would_wait_copies_what_comes_next(tmp_path: Path, with_ke
     state[kernels.TAKEN] = 8  # another thread has taken the first part, and did not copy it yet
     rows = sharing.rows_of(kernels, values, at)
     starts, ends = sharing._read_only(rows.starts), sharing._read_only(rows.ends)
-    told = (np.uintp(rows.base), starts, ends, out.reshape(-1), state, 8)
+    told = (rows.base, starts, ends, out.reshape(-1), state, 8)
     assert kernels.copy_rows(*told, 0, 8) == kernels.NOT_YET
     assert np.array_equal(out[8:], values[8:])
     assert not out[:8].any()
@@ -265,8 +267,7 @@ def test_an_error_in_a_group_that_was_begun_ahead_comes_where_its_batch_would_ha
 def test_a_copy_that_helpers_have_not_begun_keeps_no_memory(
     tmp_path: Path, with_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = sharing._Helpers()
-    late._threads = [threading.Thread()] * 3  # none of them comes to it
+    late = sharing.Helpers(sharing.kernels(), 3)  # none of them comes to it
     monkeypatch.setattr(copying, "helpers", lambda: late)
     values, out = mapped(tmp_path, np.ones((600, 1000), np.int32)), np.zeros((600, 1000), np.int32)
     free = sys.getrefcount(out)
@@ -274,9 +275,6 @@ def test_a_copy_that_helpers_have_not_begun_keeps_no_memory(
     assert (made(begun) == 1).all()
     del begun
     assert sys.getrefcount(out) == free
-    asked = late._asked.get()
-    assert asked is not None
-    assert asked() is None
 
 
 def test_helpers_end_before_the_interpreter_does() -> None:
@@ -304,10 +302,92 @@ def test_helpers_end_before_the_interpreter_does() -> None:
 def test_rows_are_copied_although_the_helpers_have_ended(
     tmp_path: Path, with_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = sharing._Helpers()
+    ended = sharing.Helpers(sharing.kernels(), 2).start()
     monkeypatch.setattr(copying, "helpers", lambda: ended)
     values = mapped(tmp_path, np.arange(600_000, dtype=np.int32).reshape(600, 1000))
     assert np.array_equal(rows_of(values, np.arange(600)), values)
     ended.close()
     assert not any(thread.is_alive() for thread in ended._threads)
     assert np.array_equal(rows_of(values, np.arange(599, -1, -1)), values[::-1])
+
+
+@pytest.fixture
+def several(with_kernels: None) -> Iterator[sharing.Helpers]:
+    """Two helpers of this test."""
+    found = sharing.Helpers(sharing.kernels(), 2).start()
+    yield found
+    found.close()
+    assert not any(thread.is_alive() for thread in found._threads)
+
+
+def copy_of(values: np.ndarray[Any, Any], at: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> sharing.Copy:
+    kernels = sharing.kernels()
+    return sharing.Copy(kernels, sharing.rows_of(kernels, values, at), out.reshape(-1))
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_helpers_copy_all_by_themselves_and_sleep_and_wake(several: sharing.Helpers) -> None:
+    values = np.random.default_rng(0).integers(0, 255, (4000, 1024), np.uint8)
+    for number in range(4):
+        at = np.random.default_rng(number).permutation(4000)
+        out = np.zeros_like(values)
+        copy = copy_of(values, at, out)
+        several.ask(copy)
+        until(lambda out=out, at=at: np.array_equal(out, values[at]))  # type: ignore[misc]
+        sleeps = several._board[8 + 2 :: 8][:2]
+        until(lambda sleeps=sleeps: sleeps.all())  # type: ignore[misc]  # nothing to do for a while
+
+
+def test_more_copies_than_there_is_room_for_are_all_made(several: sharing.Helpers) -> None:
+    values = np.random.default_rng(0).integers(0, 255, (2000, 1024), np.uint8)
+    orders = [np.random.default_rng(number).permutation(2000) for number in range(50)]
+    outs = [np.zeros_like(values) for _ in orders]
+    copies = [copy_of(values, at, out) for at, out in zip(orders, outs, strict=True)]
+    for copy in copies:
+        several.ask(copy)
+    for copy, at, out in zip(copies[::-1], orders[::-1], outs[::-1], strict=True):
+        copy.need(0, 2000)
+        assert np.array_equal(out, values[at])
+
+
+def test_a_copy_that_is_dropped_is_not_written_to_any_more(several: sharing.Helpers) -> None:
+    values = np.ones((4000, 1024), np.uint8)
+    at = np.arange(4000)
+    whole = 0
+    for number in range(300):
+        out = np.zeros_like(values)
+        copy = copy_of(values, at, out)
+        several.ask(copy)
+        if number % 3:
+            copy.need(0, number % 50 * 50)
+        del copy
+        out[:] = 7
+        assert (out == 7).all()
+        whole += number % 50 * 50
+    assert whole
+    assert not several._board[8::8][:2].any()  # no helper looks at any of them
+
+
+def test_copies_are_dropped_in_the_child_of_a_fork_too(several: sharing.Helpers) -> None:
+    values, at = np.ones((4000, 1024), np.uint8), np.arange(4000)
+    os.register_at_fork(after_in_child=several.forget)
+    out = np.zeros_like(values)
+    copy = copy_of(values, at, out)
+    several.ask(copy)
+    several._board[8] = several._number  # as if the first helper looked at it just then
+    pid = os.fork()
+    if not pid:
+        del copy  # would wait for a helper that is not there
+        os._exit(0)
+    several._board[8] = 0
+    deadline = time.monotonic() + 20
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended[0] == pid
+    assert ended[1] == 0

@@ -163,7 +163,7 @@ def test_text_is_begun_ahead_and_a_state_is_of_what_was_given_out(tmp_path: Path
     with StoreWriter(tmp_path / "store", block_rows=512) as writer:
         writer.write({"text": [f"{number} " * (100 + number % 200) for number in range(30_000)]})
     whole = [batch["text"].to_pylist() for batch in Stream(tmp_path / "store", batch_size=64, seed=3, window_blocks=99)]
-    assert max(begun) == 16 * 64
+    assert max(begun) == 16 * 64  # of about 60 KB each
     begun.clear()
     stream, seen = Stream(tmp_path / "store", batch_size=64, seed=3, window_blocks=99), list[list[str]]()
     for batch in stream:

@@ -29,7 +29,6 @@ _WORTH_LOADING = 2**31
 """Bytes from which kernels are loaded: until then a process has spent about as long with copying as loading takes."""
 _ROW_BYTES = range(256, 2**16 + 1)
 """Of rows that kernels copy: the processor itself asks for what follows within longer ones."""
-_MOST_HELPERS = 3
 _PROCESS = os.getpid()
 """Threads do not outlive a fork: its child copies alone."""
 
@@ -89,7 +88,7 @@ def begin(copy: Copy, out: Rowed) -> Rowed | Arriving:
     if not _may_share():
         copy.need(0, len(out))
         return out
-    helpers().ask(copy, min(torch.get_num_threads() - 1, _MOST_HELPERS))
+    helpers().ask(copy)
     return Arriving(copy, out, 0)
 
 

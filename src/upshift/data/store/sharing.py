@@ -1,29 +1,34 @@
 """Rows that several threads copy with the kernels, and that arrive in their order.
 
 Helpers begin at once, and whoever asks for rows copies along until these are there. So while a loop is busy with a batch, or
-Python between two, its next ones are copied. Helpers sleep unless rows are asked for.
+Python between two, its next ones are copied. Helpers sleep when nothing was asked for in a while.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeAlias
-from weakref import ref
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from upshift.data.kernels import kernels_of
 from upshift.data.store.later import Later
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Index: TypeAlias = npt.NDArray[np.int64]
+_MOST_HELPERS = 3
 _STEP_BYTES = 2**17
 """Bytes of a part, which a thread copies at once: some microseconds."""
+_LOOKS = 200_000
+"""How often a helper looks for another copy before it sleeps: some tenths of a millisecond. Waking it takes as long."""
 _WAIT_SECONDS = 10.0
 """For a helper at the end of the process: it may wait for a disk."""
 
@@ -57,7 +62,7 @@ def rows_of(kernels: Any, table: Bytes, at: Index) -> Rows:
 
 
 class Copy:
-    """A copy under way: what is copied where, and how far it came.
+    """A copy under way: what is copied where, and how far it came. Its memory stays until no helper looks at it.
 
     Args:
         kernels: `upshift.data.store.kernels`.
@@ -65,23 +70,37 @@ class Copy:
         out: Where to, `[bytes of all rows]`.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_kernels", "_memory")
+    __slots__ = ("_arguments", "_kernels", "_memory", "_taken_down")
 
     def __init__(self, kernels: Any, rows: Rows, out: Bytes) -> None:
         self._kernels, self._memory = kernels, rows.memory
+        self._taken_down: Callable[[], bool] | None = None
         count = len(rows.starts)
         step = max(_STEP_BYTES * count // max(len(out), 1), 1)
         state = np.zeros(kernels.DONE - (-count // step), np.int64)
-        self._arguments = (np.uintp(rows.base), _read_only(rows.starts), _read_only(rows.ends), out, state, step)
+        self._arguments = (rows.base, _read_only(rows.starts), _read_only(rows.ends), out, state, step)
 
-    def help(self) -> None:
-        """Copy what no other thread has taken."""
-        self._kernels.copy_rows(*self._arguments, 0, 0)
+    def __del__(self) -> None:
+        while self._taken_down is not None and not self._taken_down():
+            time.sleep(0)  # a helper waits for memory, or for the system: let it go on
 
     def need(self, first: int, end: int) -> None:
         """Copy along until the rows from `first` to `end` (not included) are there."""
         while self._kernels.copy_rows(*self._arguments, first, end) == self._kernels.NOT_YET:
             time.sleep(0)  # another thread has taken some, and the system lets it wait: let it go on
+
+    def put_up(self, board: npt.NDArray[np.int64], helpers: int, number: int) -> int:
+        """Put it on the board of helpers, as the copy of this number, until it is not needed any more.
+
+        Returns:
+            Which helpers have to be woken, a bit each.
+        """
+        sleepers: int = self._kernels.put_up(board, helpers, number, *self._arguments)
+        if sleepers < 0:
+            return 0
+        state = self._arguments[4]
+        self._taken_down = partial(self._kernels.take_down, board, helpers, number, state)
+        return sleepers
 
 
 class Arriving(Later):
@@ -117,46 +136,63 @@ class Arriving(Later):
         return self._out
 
 
-class _Helpers:
+class Helpers:
     """Threads of this process that copy what they are given, until the process ends.
 
-    They do not keep what they have not begun: where they are late and whoever asked has done it alone, its memory is free.
-    They must end before the interpreter does: one that lets go of mapped memory later would end the process with an abort.
+    A copy that they have not begun can be dropped: where they are late and whoever asked has done it alone, its memory is
+    free. They must end before the interpreter does: one that Python stops within a destructor would end it with an abort.
+
+    Args:
+        kernels: `upshift.data.store.kernels`.
+        count: How many.
     """
 
-    def __init__(self) -> None:
-        self._asked: SimpleQueue[ref[Copy] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+    def __init__(self, kernels: Any, count: int) -> None:
+        self._kernels = kernels
+        self._board = np.zeros(kernels.board_words(count), np.int64)
+        self._wakers = [SimpleQueue[None]() for _ in range(count)]
+        self._number = 0
+        self._threads = [
+            threading.Thread(target=self._work, args=(one,), name=f"upshift-copy-{one}", daemon=True) for one in range(count)
+        ]
 
-    def ask(self, copy: Copy, threads: int) -> None:
-        """Have a copy made by so many, while whoever asks goes on."""
-        while len(self._threads) < threads:
-            name = f"upshift-copy-{len(self._threads)}"
-            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-            self._threads[-1].start()
-        for _ in range(threads):
-            self._asked.put(ref(copy))
+    def start(self) -> Self:
+        """Have them look for copies."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def ask(self, copy: Copy) -> None:
+        """Have a copy made, while whoever asks goes on; from one thread alone."""
+        self._number += 1
+        self._wake(copy.put_up(self._board, len(self._wakers), self._number))
+
+    def forget(self) -> None:
+        """In the child of a fork, where none of them is."""
+        self._board[:] = 0
 
     def close(self) -> None:
         """Have the threads end; what they have not begun is left to whoever needs it."""
-        for _ in self._threads:
-            self._asked.put(None)
+        self._wake(self._kernels.end(self._board, len(self._wakers)))
         for thread in self._threads:
             thread.join(_WAIT_SECONDS)
 
-    def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            copy = asked()
-            if copy is not None:
-                copy.help()
-            del copy  # its memory is used again when nobody holds it
+    def _wake(self, sleepers: int) -> None:
+        for one, waker in enumerate(self._wakers):
+            if sleepers >> one & 1:
+                waker.put(None)
+
+    def _work(self, me: int) -> None:
+        while self._kernels.attend(self._board, len(self._wakers), me, _LOOKS) != self._kernels.ENDED:
+            self._wakers[me].get()
 
 
 @lru_cache(maxsize=1)
-def helpers() -> _Helpers:
-    """Those of this process; they are started when they are first asked, and end with it."""
-    found = _Helpers()
+def helpers() -> Helpers:
+    """Those of this process, one for each thread that torch computes with but this one; they end with it."""
+    found = Helpers(kernels(), min(max(torch.get_num_threads() - 1, 1), _MOST_HELPERS)).start()
     atexit.register(found.close)
+    os.register_at_fork(after_in_child=found.forget)
     return found
 
 

@@ -91,8 +91,8 @@ class RowSamples(Samples):
         return window
 
     def hint(self, blocks: Index) -> None:
-        """Of Arrow columns; rows of raw ones are read where they stand."""
-        if self._in_blocks:
+        """Of Arrow columns; rows of raw ones are read where they stand. Nothing where all blocks are open already."""
+        if self._in_blocks and self._whole is None:
             self._store.reader.hint(blocks.tolist())
 
     def take(self, opened: Window, samples: Index, buffers: Buffers) -> Columns:

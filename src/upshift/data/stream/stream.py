@@ -35,12 +35,9 @@ from upshift.data.stream.order import Order
 from upshift.data.stream.samples import RowSamples, Samples, WindowSamples
 from upshift.data.stream.shares import Shares
 
-_GATHERED_BYTES, _ARRIVING_BYTES = 2**22, 2**23
+_GATHERED_BYTES = 2**22
 _MOST_GATHERED = 16
-"""Batches gathered at once: small ones, up to about so many bytes. What a gathering costs besides them is then shared.
-
-More of rows that helpers copy: they are handed their work by whoever trains, and have more of it at a time.
-"""
+"""Batches gathered at once: small ones, up to about so many bytes. What a gathering costs besides them is then shared."""
 _LOOKED_AT = 8
 
 
@@ -111,7 +108,6 @@ class Stream(Batches):
         self._form, self._transform = form, transform
         self._buffers = Buffers(most=workers * read_ahead + 2)
         self._together: int | None = None  # until a batch was seen
-        self._arrives = False
         super().__init__(workers=workers, read_ahead=read_ahead)
 
     def __len__(self) -> int:
@@ -150,13 +146,6 @@ class Stream(Batches):
     def _at_once(self) -> int:
         return self._together or 1
 
-    def _look(self, columns: Columns, num_rows: int) -> None:
-        """See from a batch how many to gather at once, at the first and once rows arrive."""
-        if self._together is None or (not self._arrives and is_arriving(columns)):
-            self._arrives = is_arriving(columns)
-            most_bytes = _ARRIVING_BYTES if self._arrives else _GATHERED_BYTES
-            self._together = _fitting(columns, num_rows, self._shares.batch_size, most_bytes)
-
     def _maker(self, epoch: int) -> Maker:
         order = Order(
             self._samples.counts, seed=self._seed, epoch=epoch, shuffle=self._shuffle, window_blocks=self._window_blocks
@@ -175,8 +164,8 @@ class Stream(Batches):
                 else:
                     taken = opened.take_all([order.parts(*share) for share in shares], self._buffers)
             num_rows = shares[0][1] - shares[0][0]
-            if num_rows:  # a rank's share of a last batch may be empty: it tells nothing
-                self._look(taken[0], num_rows)
+            if self._together is None and num_rows:  # a rank's share of a last batch may be empty: it tells nothing
+                self._together = _fitting(taken[0], num_rows, self._shares.batch_size)
             return [(columns, stop - start) for columns, (start, stop) in zip(taken, shares, strict=True)]
 
         def finish(gathered: tuple[Columns, int]) -> Any:
@@ -195,10 +184,10 @@ class Stream(Batches):
         return Maker(gather=gather, finish=finish, close=opened.close, arrives=arrives)
 
 
-def _fitting(columns: Columns, num_rows: int, batch_size: int, most_bytes: int) -> int:
-    """How many batches of rows like these to gather at once, of so many bytes together."""
+def _fitting(columns: Columns, num_rows: int, batch_size: int) -> int:
+    """How many batches of rows like these to gather at once."""
     num_bytes = sum(map(_num_bytes, columns.values())) * batch_size // num_rows
-    return min(max(most_bytes // max(num_bytes, 1), 1), _MOST_GATHERED)
+    return min(max(_GATHERED_BYTES // max(num_bytes, 1), 1), _MOST_GATHERED)
 
 
 def _num_bytes(values: Any) -> int:
