@@ -344,6 +344,15 @@ def test_helpers_copy_all_by_themselves_and_sleep_and_wake(several: sharing.Help
         until(lambda sleeps=sleeps: sleeps.all())  # type: ignore[misc]  # nothing to do for a while
 
 
+def test_every_copy_finds_a_place_while_helpers_are_idle(with_kernels: None) -> None:
+    asleep = sharing.Helpers(sharing.kernels(), 2)  # none of them comes to it
+    values, out = np.ones((600, 1024), np.uint8), np.zeros((600, 1024), np.uint8)
+    copies = [copy_of(values, np.arange(600), out) for _ in range(3 * sharing.kernels().JOBS)]
+    for copy in copies:
+        asleep.ask(copy)
+    assert all(copy._taken_down is not None for copy in copies)
+
+
 def test_more_copies_than_there_is_room_for_are_all_made(several: sharing.Helpers) -> None:
     values = np.random.default_rng(0).integers(0, 255, (2000, 1024), np.uint8)
     orders = [np.random.default_rng(number).permutation(2000) for number in range(50)]

@@ -344,7 +344,7 @@ def put_up(  # noqa: PLR0917  a kernel is called by position
     start = board.ctypes.data
     slot = _slot(start, helpers, number)
     _swap(np.uintp(slot + 8 * _NUMBER), 0)
-    if _is_held(start, helpers, number - JOBS):
+    if number > JOBS and _is_held(start, helpers, number - JOBS):
         return -1
     _tell(np.uintp(slot + 8 * _BASE), base)
     _tell(np.uintp(slot + 8 * _STARTS), starts.ctypes.data)
