@@ -368,7 +368,6 @@ def test_more_copies_than_there_is_room_for_are_all_made(several: sharing.Helper
 def test_a_copy_that_is_dropped_is_not_written_to_any_more(several: sharing.Helpers) -> None:
     values = np.ones((4000, 1024), np.uint8)
     at = np.arange(4000)
-    whole = 0
     for number in range(300):
         out = np.zeros_like(values)
         copy = copy_of(values, at, out)
@@ -378,9 +377,28 @@ def test_a_copy_that_is_dropped_is_not_written_to_any_more(several: sharing.Help
         del copy
         out[:] = 7
         assert (out == 7).all()
-        whole += number % 50 * 50
-    assert whole
     assert not several._board[8::8][:2].any()  # no helper looks at any of them
+
+
+def test_a_copy_that_is_interrupted_while_it_is_put_up_is_taken_down(several: sharing.Helpers) -> None:
+    values, at = np.ones((4000, 1024), np.uint8), np.arange(4000)
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sharing.kernels(), name)
+
+        def put_up(self, *arguments: Any) -> int:
+            sharing.kernels().put_up(*arguments)
+            raise KeyboardInterrupt
+
+    for _ in range(100):
+        out = np.zeros_like(values)
+        copy = sharing.Copy(Interrupted(), sharing.rows_of(sharing.kernels(), values, at), out.reshape(-1))
+        with pytest.raises(KeyboardInterrupt):
+            several.ask(copy)
+        del copy
+        out[:] = 7
+        assert (out == 7).all()
 
 
 def test_copies_are_dropped_in_the_child_of_a_fork_too(several: sharing.Helpers) -> None:

@@ -257,10 +257,10 @@ def _is_held(board: int, helpers: int, number: int) -> bool:
 
 @numba.njit(nogil=True)
 def _sleepers(board: int, helpers: int) -> int:
-    """Which helpers have to be woken, a bit each; they count as awake from now on."""
+    """Which helpers have to be woken, a bit each; they count as asleep until they are awake."""
     found = 0
     for one in range(helpers):
-        found |= _swap(np.uintp(board + 8 * (_HELPERS + one * HELPER + _SLEEPS)), 0) << one
+        found |= _add(np.uintp(board + 8 * (_HELPERS + one * HELPER + _SLEEPS)), 0) << one
     return found
 
 
@@ -283,6 +283,7 @@ def attend(board: npt.NDArray[np.int64], helpers: int, me: int, looks: int) -> i
     start = board.ctypes.data
     mine, newest_at = start + 8 * (_HELPERS + me * HELPER), np.uintp(start + 8 * _NEWEST)
     seen, idle = _read(np.uintp(mine + 8 * _SEEN)), 0
+    _swap(np.uintp(mine + 8 * _SLEEPS), 0)
     while True:
         newest = _hear(newest_at)
         if seen < newest:

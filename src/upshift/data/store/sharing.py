@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
-from queue import SimpleQueue
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -95,11 +94,12 @@ class Copy:
         Returns:
             Which helpers have to be woken, a bit each.
         """
+        # Before: an interrupt right after it was put up must not leave helpers at memory that is given back.
+        self._taken_down = partial(self._kernels.take_down, board, helpers, number, self._arguments[4])
         sleepers: int = self._kernels.put_up(board, helpers, number, *self._arguments)
-        if sleepers < 0:
+        if sleepers < 0:  # it found no place
+            self._taken_down = None
             return 0
-        state = self._arguments[4]
-        self._taken_down = partial(self._kernels.take_down, board, helpers, number, state)
         return sleepers
 
 
@@ -150,7 +150,7 @@ class Helpers:
     def __init__(self, kernels: Any, count: int) -> None:
         self._kernels = kernels
         self._board = np.zeros(kernels.board_words(count), np.int64)
-        self._wakers = [SimpleQueue[None]() for _ in range(count)]
+        self._wakers = [threading.Event() for _ in range(count)]
         self._number = 0
         self._threads = [
             threading.Thread(target=self._work, args=(one,), name=f"upshift-copy-{one}", daemon=True) for one in range(count)
@@ -180,11 +180,12 @@ class Helpers:
     def _wake(self, sleepers: int) -> None:
         for one, waker in enumerate(self._wakers):
             if sleepers >> one & 1:
-                waker.put(None)
+                waker.set()
 
     def _work(self, me: int) -> None:
         while self._kernels.attend(self._board, len(self._wakers), me, _LOOKS) != self._kernels.ENDED:
-            self._wakers[me].get()
+            self._wakers[me].wait()
+            self._wakers[me].clear()
 
 
 @lru_cache(maxsize=1)
