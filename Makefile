@@ -15,13 +15,13 @@ SHELL := /bin/sh
 .PHONY: setup demo test lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
 .DELETE_ON_ERROR:
 
-setup: $(STAMP)  ## make .venv and install Upshift, its tools and its examples, at the pinned versions
+setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { \
 		echo "There is no '$(PYTHON)'. Install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$$("$(PYTHON)" --version 2>&1) is too old: Upshift needs 3.11 or newer. Name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+		echo "$$("$(PYTHON)" --version 2>&1) is too old: Hasten needs 3.11 or newer. Name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
@@ -29,8 +29,8 @@ $(STAMP): pyproject.toml constraints.txt
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[dev,examples,recipes]'
 	@touch "$(STAMP)"
 
-demo: setup  ## see Upshift profile and tune an example
-	$(BIN)/upshift demo
+demo: setup  ## see Hasten profile and tune an example
+	$(BIN)/hasten demo
 
 test: lint  ## lint, then run every test; those that start processes and measure run one after the other
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
@@ -49,7 +49,7 @@ bench: setup  ## measure again what benchmarks/results holds for this machine
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
-bench-groundtruth: setup  ## score Upshift on scripts whose bottleneck is known
+bench-groundtruth: setup  ## score Hasten on scripts whose bottleneck is known
 	$(BIN)/python -m benchmarks groundtruth
 
 bench-data: setup  ## measure the data layer against the libraries people use
@@ -58,7 +58,7 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps litdata
 	$(BIN)/python -m benchmarks data
 
-bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); UPSHIFT_DATA names the data
+bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); HASTEN_DATA names the data
 	@# Only docTR's maker of target maps is run, which needs nothing of what docTR asks for.
 	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps python-doctr
 	$(BIN)/python -m benchmarks recipes
@@ -69,10 +69,10 @@ chaos: setup  ## kill runs at random moments and compare what they end with (QUI
 # Tables in the documentation come from benchmarks/results; then the API.
 docs: setup  ## write the tables of results, and the API documentation to site/
 	$(BIN)/python -m benchmarks.tables
-	$(BIN)/python -m pdoc upshift -o site
+	$(BIN)/python -m pdoc hasten -o site
 
 clean:  ## remove what the other verbs made, but for .venv and benchmarks/results
-	rm -rf site dist upshift-out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf site dist hasten-out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## list the verbs

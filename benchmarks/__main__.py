@@ -32,7 +32,7 @@ from benchmarks.scaling import run_scaling
 from benchmarks.search import run_search
 from benchmarks.techniques import PAIRS, run_techniques
 from benchmarks.tuning import run_diagnosis, run_example
-from upshift.cli.say import parse_duration
+from hasten.cli.say import parse_duration
 
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",

@@ -21,21 +21,21 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.record import ROOT, record
-from upshift.core.errors import MachineError
-from upshift.core.job import Job, Loss
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.core.scratch import allow_scratch
-from upshift.optimizations.async_logging import AsyncLogging
-from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
-from upshift.optimizations.checkpoint_compression import CheckpointCompression
-from upshift.optimizations.checkpoint_storage import CheckpointStorage
-from upshift.optimizations.validation_batch import ValidationBatch
-from upshift.optimizations.validation_compile import ValidationCompile
-from upshift.profile.storage import measure_write_speeds
-from upshift.train.around import AroundWork
-from upshift.train.build import build
-from upshift.train.loop import Loop
+from hasten.core.errors import MachineError
+from hasten.core.job import Job, Loss
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.core.scratch import allow_scratch
+from hasten.optimizations.async_logging import AsyncLogging
+from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
+from hasten.optimizations.checkpoint_compression import CheckpointCompression
+from hasten.optimizations.checkpoint_storage import CheckpointStorage
+from hasten.optimizations.validation_batch import ValidationBatch
+from hasten.optimizations.validation_compile import ValidationCompile
+from hasten.profile.storage import measure_write_speeds
+from hasten.train.around import AroundWork
+from hasten.train.build import build
+from hasten.train.loop import Loop
 
 ROUNDS = 12
 UPDATES = 8

@@ -17,11 +17,11 @@ from typing import Any
 from benchmarks.record import ROOT
 from benchmarks.technique_table import ELSEWHERE, NOT_HERE
 from benchmarks.tuning import results
-from upshift.core.facts import Facts, JobFacts
-from upshift.core.files import write_atomically
-from upshift.core.machine import Machine, Reading
-from upshift.optimizations import catalogue
-from upshift.report.catalogue import (
+from hasten.core.facts import Facts, JobFacts
+from hasten.core.files import write_atomically
+from hasten.core.machine import Machine, Reading
+from hasten.optimizations import catalogue
+from hasten.report.catalogue import (
     NOT_TRIED,
     Kind,
     claim_words,
@@ -36,7 +36,7 @@ from upshift.report.catalogue import (
     place_words,
 )
 
-PACKAGED = ROOT / "src" / "upshift" / "optimizations" / "measured.json"
+PACKAGED = ROOT / "src" / "hasten" / "optimizations" / "measured.json"
 PAGE = ROOT / "docs" / "catalogue.md"
 COMMAND = "python -m benchmarks.catalogue"
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 def shipped() -> dict[str, Kind]:
     """The catalogue without what other packages registered on this machine."""
-    return {name: kind for name, kind in catalogue().items() if kind.__module__.startswith("upshift.")}
+    return {name: kind for name, kind in catalogue().items() if kind.__module__.startswith("hasten.")}
 
 
 def recorded(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,13 +188,13 @@ def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any]) -> str:
     lines = [
         "# The catalogue",
         "",
-        "Every optimization Upshift can try. Made from the cards and from `benchmarks/results/` by `make docs`; nothing",
-        "here is typed by hand. In a terminal: `upshift doctor --catalogue`, and `upshift explain NAME` for all about one.",
+        "Every optimization Hasten can try. Made from the cards and from `benchmarks/results/` by `make docs`; nothing",
+        "here is typed by hand. In a terminal: `hasten doctor --catalogue`, and `hasten explain NAME` for all about one.",
         "",
         "*Hoped for* is what others promise, on their jobs and machines. *Measured* is what recorded tunings of this",
         "project saw on top of what they had kept before: the ratio of speeds (above 1 is faster), its interval, and what",
         "became of the candidate. *On a job made for it* is no tuning: the technique alone, with and without, on a small",
-        "job that has the bottleneck it relieves. None of these says what it brings to your job: `upshift tune` does.",
+        "job that has the bottleneck it relieves. None of these says what it brings to your job: `hasten tune` does.",
         "",
         *_machines(entries),
         "| name | what it does | relieves | numerics | hoped for | measured |",

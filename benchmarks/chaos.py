@@ -26,9 +26,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.record import RESULTS, ROOT, record
-from upshift.core.optimization import joined_environment, required_environment
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
+from hasten.core.optimization import joined_environment, required_environment
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 
 EVERY = 4
 """Updates from one checkpoint to the next."""
@@ -42,7 +42,7 @@ class Setting:
 
     Attributes:
         ranks: Processes that train together.
-        plan: As `upshift.toml` has it.
+        plan: As `hasten.toml` has it.
         updates: Of the run.
         target: The job.
         tuned: The recorded tuning whose plan it has, such as `tune_text`; empty where `plan` is the plan.
@@ -142,7 +142,7 @@ def chaos(kills: int, seed: int, setting: Setting, say: Callable[[str], None]) -
         How often it was killed, how many runs ended, how many of them with other results, and where kills fell.
     """
     order = random.Random(seed)
-    folder = Path(tempfile.mkdtemp(prefix="upshift-chaos-"))
+    folder = Path(tempfile.mkdtemp(prefix="hasten-chaos-"))
     try:
         with Attempts(setting) as attempts:
             started = time.monotonic()

@@ -23,12 +23,12 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
-from upshift.train.group import die_with_parent, leave_group
-from upshift.train.run import Going, train
-from upshift.train.saving.saver import Pace
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
+from hasten.train.group import die_with_parent, leave_group
+from hasten.train.run import Going, train
+from hasten.train.saving.saver import Pace
 
 
 def attempt(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> None:

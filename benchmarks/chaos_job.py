@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 WIDTH = 65
 """Odd, so that two ranks hold shards of unequal size."""
 
 
-class ChaosJob(upshift.Job):
+class ChaosJob(hasten.Job):
     """Dropout, running statistics, random transforms, windows that do not fill, a schedule, held-out data, like blocks."""
 
     batch_size, accumulation, epochs, seed = 8, 3, 1000, 3
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.1)
+    quality = hasten.Quality(metric="loss", direction="min", margin=0.1)
 
     def model(self) -> nn.Module:
         """Make the model."""
@@ -49,6 +49,6 @@ class ChaosJob(upshift.Job):
         """Make the schedule."""
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 
-    def loss(self, model: nn.Module, batch: Any) -> upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> hasten.Loss:
         """Sum the squares."""
-        return upshift.Loss(nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum"), len(batch[0]))
+        return hasten.Loss(nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum"), len(batch[0]))

@@ -18,13 +18,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.record import ROOT, record
-from upshift.core.batch import iter_tensors
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-from upshift.profile.probes import peak_memory_bytes, reset_peak_memory
-from upshift.train.build import build
-from upshift.train.loop import Loop
+from hasten.core.batch import iter_tensors
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
+from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
+from hasten.train.build import build
+from hasten.train.loop import Loop
 
 TARGET = "examples/text.py:TextJob"
 ASKED = 0.5

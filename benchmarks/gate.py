@@ -21,15 +21,15 @@ from typing import Any, Literal
 
 from benchmarks.jobs import gate_changes, gate_defects
 from benchmarks.record import RESULTS, ROOT, record
-from upshift.core.errors import TrialError
-from upshift.core.optimization import Numerics, Optimization
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations import ENTRY_POINT_GROUP, catalogue
-from upshift.tune.climb.screen import FUTILE_TURNS, Screen
-from upshift.tune.proof.compare import compare, held_out_verdict
-from upshift.tune.trials.arms import TURNS, Design
-from upshift.tune.trials.trial import Trial, TrialSetting
+from hasten.core.errors import TrialError
+from hasten.core.optimization import Numerics, Optimization
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations import ENTRY_POINT_GROUP, catalogue
+from hasten.tune.climb.screen import FUTILE_TURNS, Screen
+from hasten.tune.proof.compare import compare, held_out_verdict
+from hasten.tune.trials.arms import TURNS, Design
+from hasten.tune.trials.trial import Trial, TrialSetting
 
 UPDATES = 30
 """Per turn of a screening, which here takes the fewest turns that the tuner may take: speed is not judged."""
@@ -127,7 +127,7 @@ def run_gate(only: Sequence[str] = ()) -> Path:
 def judge_cases(chosen: Sequence[Case], say: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
     """Judge cases, those of one job against the same resident base, and give a row for each."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder, registered(chosen, Path(folder) / "packages"):
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder, registered(chosen, Path(folder) / "packages"):
         for job in dict.fromkeys(case.job for case in chosen):
             setting = TrialSetting(target=f"{JOBS}:{job}", folder=Path(folder) / job)
             uneven = load_job(setting.target).overrides("length")
@@ -150,9 +150,9 @@ def registered(chosen: Sequence[Case], folder: Path) -> Iterator[None]:
     points = [
         f"{kind.card.name} = {kind.__module__}:{kind.__name__}" for kind in sorted(kinds, key=lambda kind: kind.__name__)
     ]
-    package = folder / "upshift_gate-0.dist-info"
+    package = folder / "hasten_gate-0.dist-info"
     package.mkdir(parents=True)
-    package.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: upshift-gate\nVersion: 0\n", encoding="utf-8")
+    package.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: hasten-gate\nVersion: 0\n", encoding="utf-8")
     package.joinpath("entry_points.txt").write_text("\n".join([f"[{ENTRY_POINT_GROUP}]", *points]), encoding="utf-8")
     path = os.pathsep.join(filter(None, [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]))
     wanted = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}  # one thread, unless a case asks for more

@@ -12,14 +12,14 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.record import ROOT, record
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
-from upshift.tune.climb.decide import decide_to_target
-from upshift.tune.climb.to_target import pair_words
-from upshift.tune.proof.goodput import TargetComparison
-from upshift.tune.proof.whole_runs import POINTS, TargetDesign, compare_to_target
-from upshift.tune.trials.trial import TrialSetting
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
+from hasten.tune.climb.decide import decide_to_target
+from hasten.tune.climb.to_target import pair_words
+from hasten.tune.proof.goodput import TargetComparison
+from hasten.tune.proof.whole_runs import POINTS, TargetDesign, compare_to_target
+from hasten.tune.trials.trial import TrialSetting
 
 TARGET = "examples/image.py:DigitsJob"
 BASE: dict[str, dict[str, Any]] = {"sample_cache": {}, "channels_last": {}, "precision": {"dtype": "bfloat16"}}
@@ -68,7 +68,7 @@ def measure(
     plan, rows = Plan.from_dict(base, kinds), []
     for name, settings in candidates:
         started = monotonic()
-        with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
             setting = TrialSetting(target=target, folder=Path(folder))
             candidate = plan.plus(kinds[name](**settings))
             found = compare_to_target(setting, plan, candidate, design, on_pair=_tell)

@@ -12,12 +12,12 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.record import ROOT, record
-from upshift.core.plan import Plan
-from upshift.core.provenance import commit_of
-from upshift.core.stats import Verdict
-from upshift.tune.proof.compare import Comparison, compare
-from upshift.tune.trials.arms import TURNS, Design
-from upshift.tune.trials.trial import TrialSetting
+from hasten.core.plan import Plan
+from hasten.core.provenance import commit_of
+from hasten.core.stats import Verdict
+from hasten.tune.proof.compare import Comparison, compare
+from hasten.tune.trials.arms import TURNS, Design
+from hasten.tune.trials.trial import TrialSetting
 
 UPDATES = 250
 JOBS = ROOT / "benchmarks" / "jobs" / "steady.py"
@@ -49,7 +49,7 @@ def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
     What a run that was stopped had done is taken up, where it was done by this very code.
     """
     commit = commit_of(ROOT) or "unknown"
-    done = ROOT / "upshift-out" / f"{candidate}-{commit}.jsonl"
+    done = ROOT / "hasten-out" / f"{candidate}-{commit}.jsonl"
     done.parent.mkdir(parents=True, exist_ok=True)
     if commit == "unknown" or commit.endswith("+changes"):
         done.unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
 
 def _one(candidate: str, number: int, first_seed: int) -> dict[str, Any]:
     started = monotonic()
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         base = TrialSetting(target=f"{JOBS}:SteadyJob", folder=Path(folder))
         other = TrialSetting(target=f"{JOBS}:{candidate}", folder=Path(folder))
         design = Design(updates=UPDATES, seed=first_seed + 100 * number, turns=TURNS)

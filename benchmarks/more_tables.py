@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from upshift.report.catalogue import compared_words
+from hasten.report.catalogue import compared_words
 
 
 def gate_table(gate: dict[str, Any]) -> list[str]:
@@ -27,17 +27,17 @@ def gate_table(gate: dict[str, Any]) -> list[str]:
 
 
 def rivals_table(result: dict[str, Any]) -> list[str]:
-    """Every arm against the naive one, and Upshift against it."""
+    """Every arm against the naive one, and Hasten against it."""
     name = result["name"].removeprefix("rivals_")
     lines = [f"## Side by side: {name}", ""]
     lines += [
         f"Fresh processes taking turns in one run (`{result['command']}`); samples a second, as ratios.",
         "",
-        "| trained by | against the naive loop | Upshift against it |",
+        "| trained by | against the naive loop | Hasten against it |",
         "|---|---|---|",
     ]
     for arm, row in result["arms"].items():
-        ours = f"{row['upshift_over_it']:.2f}x ({row['upshift_over_it_low']:.2f} to {row['upshift_over_it_high']:.2f})"
+        ours = f"{row['hasten_over_it']:.2f}x ({row['hasten_over_it_low']:.2f} to {row['hasten_over_it_high']:.2f})"
         lines.append(f"| {arm} | {row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f}) | {ours} |")
     return [*lines, ""]
 

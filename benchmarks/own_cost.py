@@ -1,4 +1,4 @@
-"""What Upshift itself costs: the loop with its phase clock against the loop without, and against a plain PyTorch loop.
+"""What Hasten itself costs: the loop with its phase clock against the loop without, and against a plain PyTorch loop.
 
 Interleaved in one process in short turns, so that a drift of the machine falls on all arms alike; ratios turn by turn.
 """
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from benchmarks.record import ROOT, record
-from upshift.core.job import Job, Loss
-from upshift.core.seeding import epoch_permutation
-from upshift.core.stats import paired_interval
-from upshift.core.target import load_job
-from upshift.train.build import build
-from upshift.train.clock import NoClock, PhaseClock
-from upshift.train.loop import Loop
+from hasten.core.job import Job, Loss
+from hasten.core.seeding import epoch_permutation
+from hasten.core.stats import paired_interval
+from hasten.core.target import load_job
+from hasten.train.build import build
+from hasten.train.clock import NoClock, PhaseClock
+from hasten.train.loop import Loop
 
 JOBS = {"text": "examples/text.py:TextJob", "tiny": "examples/diagnosis/tiny.py:TinyJob"}
 BOUNDS = {"text": 0.01, "tiny": 0.05}

@@ -14,16 +14,16 @@ from typing import Any
 
 from benchmarks.jobs.dialogues import FOLDER_VARIABLE, conversations_file
 from benchmarks.record import ROOT, record
-from upshift.core.batch import padded_length
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations.length_bucketing import LengthBucketing
-from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.optimizations.trim_padding import TrimPadding
-from upshift.train.build import build
-from upshift.tune.proof.compare import Comparison, compare
-from upshift.tune.trials.arms import TURNS, Design, run_in_turns
-from upshift.tune.trials.trial import TrialSetting
+from hasten.core.batch import padded_length
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations.length_bucketing import LengthBucketing
+from hasten.optimizations.sequence_packing import SequencePacking
+from hasten.optimizations.trim_padding import TrimPadding
+from hasten.train.build import build
+from hasten.tune.proof.compare import Comparison, compare
+from hasten.tune.trials.arms import TURNS, Design, run_in_turns
+from hasten.tune.trials.trial import TrialSetting
 
 GOAL = 1.2
 """Packing must be so many times as fast as its rival."""
@@ -42,7 +42,7 @@ def run_packing(budget_s: float = 180.0) -> Path:
             jobs[name] = {"target": target, "skipped": why}
             print(f"{name}: {why}", flush=True)
             continue
-        with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
             jobs[name] = _measure(name, TrialSetting(target=target, folder=Path(folder)), budget_s)
         print(f"{name}: {jobs[name]['verdict']}: {jobs[name]['why']}", flush=True)
     return record("packing", {"goal": GOAL, "jobs": jobs}, f"python -m benchmarks packing --budget {budget_s:.0f}s")

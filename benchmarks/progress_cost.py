@@ -1,6 +1,6 @@
 """What it costs to tell how a run stands: sampled phases, memory, metric lines and the drawing on a terminal.
 
-Two answers. One adds up what the parts were seen to take in a stretch of training that was told of as `upshift run` does it,
+Two answers. One adds up what the parts were seen to take in a stretch of training that was told of as `hasten run` does it,
 and is judged against the bound. The other compares the same loop with and without all of it, interleaved in one process in
 short turns: it would show what the sum overlooks, and its interval is as wide as this machine is noisy.
 """
@@ -20,15 +20,15 @@ from rich.console import Console
 
 from benchmarks.own_cost import JOBS, TURN_S
 from benchmarks.record import ROOT, record
-from upshift.cli.progress import TrainingProgress
-from upshift.core.job import Job
-from upshift.core.stats import paired_interval
-from upshift.core.target import load_job
-from upshift.train.around import AroundWork
-from upshift.train.build import build
-from upshift.train.clock import PHASES, Clock, NoClock
-from upshift.train.loop import Loop
-from upshift.train.vitals import SampledClock
+from hasten.cli.progress import TrainingProgress
+from hasten.core.job import Job
+from hasten.core.stats import paired_interval
+from hasten.core.target import load_job
+from hasten.train.around import AroundWork
+from hasten.train.build import build
+from hasten.train.clock import PHASES, Clock, NoClock
+from hasten.train.loop import Loop
+from hasten.train.vitals import SampledClock
 
 TURNS = 201
 BOUND_FRAC = 0.005

@@ -13,12 +13,12 @@ from typing import Any
 
 from benchmarks.record import RESULTS, ROOT, record
 from benchmarks.tuning import EXAMPLES, GOALS
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
-from upshift.tune.proof.compare import Comparison, compare, held_out_verdict
-from upshift.tune.trials.arms import TURNS, Design
-from upshift.tune.trials.trial import TrialSetting
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
+from hasten.tune.proof.compare import Comparison, compare, held_out_verdict
+from hasten.tune.trials.arms import TURNS, Design
+from hasten.tune.trials.trial import TrialSetting
 
 PAIRS = 10
 UPDATES = {"text": 60, "image": 150}
@@ -50,7 +50,7 @@ def _proved(name: str, pairs: int) -> dict[str, Any]:
         ratio = slow.seconds_per_item / fast.seconds_per_item
         print(f"{name}, pair {len(so_far.metrics['A'])}: {ratio:.2f}x, {monotonic() - started:.0f} s", flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder))
         comparison = compare(setting, Plan(), plan, design, on_pair=say)
     quality = None if job.quality is None else held_out_verdict(comparison, job.quality)

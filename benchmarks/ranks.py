@@ -22,17 +22,17 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.record import ROOT, record
-from upshift.core.job import Job
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.optimizations.gradient_buckets import GradientBuckets
-from upshift.optimizations.gradient_compression import GradientCompression
-from upshift.optimizations.low_rank_gradients import LowRankGradients
-from upshift.train.build import build
-from upshift.train.clock import make_clock
-from upshift.train.group import join_group, leave_group, stay_with_launcher
-from upshift.train.launch import launch
-from upshift.train.loop import Loop
+from hasten.core.job import Job
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.optimizations.gradient_buckets import GradientBuckets
+from hasten.optimizations.gradient_compression import GradientCompression
+from hasten.optimizations.low_rank_gradients import LowRankGradients
+from hasten.train.build import build
+from hasten.train.clock import make_clock
+from hasten.train.group import join_group, leave_group, stay_with_launcher
+from hasten.train.launch import launch
+from hasten.train.loop import Loop
 
 RANKS = 2
 TURNS = 15
@@ -79,7 +79,7 @@ def run_ranks(turns: int = TURNS) -> Path:
     Raises:
         RuntimeError: A rank failed.
     """
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         path = Path(folder) / "found.json"
         os.chdir(ROOT)
         status = launch(RANKS, [sys.executable, "-m", "benchmarks.ranks", str(turns), str(path)])

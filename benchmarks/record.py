@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from upshift.core.machine import read_machine
-from upshift.core.provenance import commit_of, versions
-from upshift.report import evidence
+from hasten.core.machine import read_machine
+from hasten.core.provenance import commit_of, versions
+from hasten.report import evidence
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]

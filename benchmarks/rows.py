@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.record import ROOT
-from upshift.core.provenance import commit_of
+from hasten.core.provenance import commit_of
 
 Row = dict[str, Any]
 
@@ -16,12 +16,12 @@ class Rows:
     """The rows of one measurement, each of a kind. What a changed or unknown checkout had measured is not taken up.
 
     Args:
-        name: Of the measurement; it names the file under `upshift-out/`.
+        name: Of the measurement; it names the file under `hasten-out/`.
     """
 
     def __init__(self, name: str) -> None:
         commit = commit_of(ROOT) or "unknown"
-        self.path = ROOT / "upshift-out" / f"{name}-{commit}.jsonl"
+        self.path = ROOT / "hasten-out" / f"{name}-{commit}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if commit == "unknown" or commit.endswith("+changes"):
             self.path.unlink(missing_ok=True)

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from benchmarks.record import ROOT, record
-from upshift.core.plan import Plan
-from upshift.core.stats import paired_interval
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
-from upshift.train.build import build
-from upshift.train.group import is_member, join_group, leave_group, stay_with_launcher
-from upshift.train.launch import launch
-from upshift.train.loop import Loop
+from hasten.core.plan import Plan
+from hasten.core.stats import paired_interval
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
+from hasten.train.build import build
+from hasten.train.group import is_member, join_group, leave_group, stay_with_launcher
+from hasten.train.launch import launch
+from hasten.train.loop import Loop
 
 ABORTED = 128 + signal.SIGABRT
 ROUNDS = 5
@@ -46,7 +46,7 @@ class Arm:
     Attributes:
         ranks: Processes.
         threads: Of each.
-        plan: As `upshift.toml` has it.
+        plan: As `hasten.toml` has it.
     """
 
     ranks: int = 1
@@ -101,7 +101,7 @@ def measured(job: str, arm: str) -> float:
         RuntimeError: The group failed.
     """
     chosen = ARMS[arm]
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         path = Path(folder) / "found.json"
         os.chdir(ROOT)
         before = os.environ.get("OMP_NUM_THREADS")

@@ -24,16 +24,16 @@ from benchmarks.rows import Row, Rows
 from benchmarks.search_space import MAX_SUBSETS, Settings, declare, subsets
 from benchmarks.search_verdict import arms_of, latest, summary
 from benchmarks.tuning import EXAMPLES
-from upshift.core.errors import TrialError, UpshiftError
-from upshift.core.machine import read_machine
-from upshift.core.plan import Plan
-from upshift.core.provenance import commit_of
-from upshift.optimizations import catalogue
-from upshift.tune.climb.ladder import Ladder
-from upshift.tune.climb.screen import FUTILE_TURNS, Screen
-from upshift.tune.session import Session, TuneRequest
-from upshift.tune.trials.arms import Design, run_in_turns
-from upshift.tune.trials.trial import TrialSetting
+from hasten.core.errors import HastenError, TrialError
+from hasten.core.machine import read_machine
+from hasten.core.plan import Plan
+from hasten.core.provenance import commit_of
+from hasten.optimizations import catalogue
+from hasten.tune.climb.ladder import Ladder
+from hasten.tune.climb.screen import FUTILE_TURNS, Screen
+from hasten.tune.session import Session, TuneRequest
+from hasten.tune.trials.arms import Design, run_in_turns
+from hasten.tune.trials.trial import TrialSetting
 
 LADDER_BUDGET_S = 900.0
 """Half of it is the proof's, which is left out here: the search itself may take 450 s, less than a fifth of 2,400."""
@@ -52,10 +52,10 @@ def run_search(only: Sequence[str] = (), budget_s: float = 3000.0, *, kept: bool
         kept: Keep the recorded exhaustive search, and climb anew over its candidates.
 
     Raises:
-        UpshiftError: `only` names no example, or the exhaustive search to keep is not there whole, from this machine.
+        HastenError: `only` names no example, or the exhaustive search to keep is not there whole, from this machine.
     """
     if unknown := sorted(set(only) - set(EXAMPLES)):
-        raise UpshiftError(f"There is no example {', '.join(unknown)}. Name some of {', '.join(EXAMPLES)}.")
+        raise HastenError(f"There is no example {', '.join(unknown)}. Name some of {', '.join(EXAMPLES)}.")
     path = RESULTS / "search.json"
     last: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"jobs": {}}
     jobs: dict[str, Any] = last["jobs"]
@@ -78,11 +78,11 @@ def keep_exhaustive(rows: Rows, last: Row, name: str) -> tuple[str | None, Row]:
     """Take the subsets of a recorded exhaustive search into `rows`; the commit they were measured at, and their candidates.
 
     Raises:
-        UpshiftError: There is none, it is not complete, or it was measured on another machine.
+        HastenError: There is none, it is not complete, or it was measured on another machine.
     """
     job = last["jobs"].get(name)
     if job is None or not job["complete"] or last["machine_fingerprint"] != read_machine().fingerprint():
-        raise UpshiftError(
+        raise HastenError(
             f"No whole exhaustive search of {name} was recorded on this machine. Measure it: leave --kept out."
         )
     if not rows.of("subset"):
@@ -101,7 +101,7 @@ def measure(name: str, rows: Rows, budget_s: float, space: Row | None = None) ->
         space: The candidates; declared from the plain job's facts unless given.
     """
     target = f"{ROOT / EXAMPLES[name]}"
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         climbed = rows.once("ladder", lambda: _climb(target, name, Path(folder) / "ladder", space))
         print(f"the ladder: [{', '.join(climbed['plan']) or 'empty'}] in {climbed['seconds']:.0f} s", flush=True)
         setting = TrialSetting(target=target, folder=Path(folder) / "exhaustive")
@@ -171,7 +171,7 @@ def plans_of(climbed: Row) -> list[Plan]:
         tuple(kinds[item["name"]](**settings) for settings in item["settings"]) for item in climbed["space"]["chosen"]
     ]
     plans = [Plan(optimizations=chosen) for chosen in subsets(offers)]
-    random.Random("upshift-search").shuffle(plans)
+    random.Random("hasten-search").shuffle(plans)
     return plans
 
 
@@ -208,7 +208,7 @@ def _measure(screen: Screen, plan: Plan, updates: int) -> Row:
     row: Row = {"plan": plan.to_dict(), "ratio": None, "low": None, "high": None, "failure": None, "spoilt": False}
     try:
         found = screen.screen(None, plan, updates, most_turns=FUTILE_TURNS).comparison
-    except UpshiftError as error:
+    except HastenError as error:
         return {**row, "failure": str(error), "seconds": monotonic() - started}
     if found.interval is None:
         row |= {"failure": found.why, "spoilt": True}
@@ -231,7 +231,7 @@ def _side_by_side(rows: Rows, setting: TrialSetting, climbed: Row) -> None:
     for number in range(len(done), MAX_ROUNDS):
         if clean >= ROUNDS:
             break
-        order = "".join(random.Random(f"upshift-{number}").sample(sorted(arms), len(arms)))
+        order = "".join(random.Random(f"hasten-{number}").sample(sorted(arms), len(arms)))
         found = run_in_turns(plans, order, number, design)
         times = {arm: outcome.sample.seconds_per_item for arm, outcome in sorted(found.items())}
         spoilt = any(outcome.sample.spoilt for outcome in found.values())

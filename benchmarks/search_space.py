@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upshift.core.facts import Facts
-from upshift.core.optimization import Card, Judge, Optimization, clash
+from hasten.core.facts import Facts
+from hasten.core.optimization import Card, Judge, Optimization, clash
 
 MAX_SUBSETS = 256
 """Every further candidate doubles the subsets, and costs the ladder one more trial."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshift.core.stats import Interval, paired_interval
+from hasten.core.stats import Interval, paired_interval
 
 SHARE_GOAL = 0.95
 """The ladder's plan must reach so much of the throughput of the best subset."""

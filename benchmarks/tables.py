@@ -22,7 +22,7 @@ from benchmarks.recipes import table as recipes
 from benchmarks.record import ROOT
 from benchmarks.saving import table as saving
 from benchmarks.tuning import DIAGNOSIS, results
-from upshift.core.files import write_atomically
+from hasten.core.files import write_atomically
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -141,7 +141,7 @@ def _runs(found: dict[str, Any]) -> list[str]:
         rows.append(f"| runs that are killed | {words} | `{chaos['command']}` |")
     if costs := found.get("checkpoints"):
         words = "; ".join(
-            f"{size} MB: {one['ways']['upshift']['lost_s']:.2f} s, {one['lost_ratio']:.2f}x of {one['best_other']}"
+            f"{size} MB: {one['ways']['hasten']['lost_s']:.2f} s, {one['lost_ratio']:.2f}x of {one['best_other']}"
             for size, one in costs["sizes"].items()
         )
         rows.append(f"| what training loses a checkpoint | {words} | `{costs['command']}` |")
@@ -163,7 +163,7 @@ def _scripts_and_rivals(found: dict[str, Any]) -> list[str]:
         if rivals := found.get(name):
             best = rivals["best_rival"]
             row = rivals["arms"][best]
-            words = f"{row['upshift_over_it']:.2f}x ({row['upshift_over_it_low']:.2f} to {row['upshift_over_it_high']:.2f})"
+            words = f"{row['hasten_over_it']:.2f}x ({row['hasten_over_it_low']:.2f} to {row['hasten_over_it_high']:.2f})"
             where = name.removeprefix("rivals_")
             rows.append(f"| against the best rival, {where} ({best}) | {words} | `{rivals['command']}` |")
     return rows

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.record import ROOT
-from upshift.core.job import Job
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
+from hasten.core.job import Job
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 
 PACKAGE = "benchmarks.jobs"
 

@@ -24,22 +24,22 @@ from time import monotonic
 from benchmarks.record import RESULTS, ROOT, record
 from benchmarks.rows import Row, Rows
 from benchmarks.technique_table import CASES, Case
-from upshift.core.errors import JobError, MachineError, UpshiftError
-from upshift.core.facts import Facts, JobFacts
-from upshift.core.machine import read_machine
-from upshift.core.optimization import Judge, Numerics, Optimization
-from upshift.core.plan import Plan
-from upshift.core.provenance import commit_of
-from upshift.optimizations import catalogue
-from upshift.tune.climb.events import screen_event
-from upshift.tune.climb.screen import FUTILE_TURNS, Screen, Screening
-from upshift.tune.proof.compare import Comparison, compare, held_out_verdict
-from upshift.tune.proof.goodput import TargetComparison
-from upshift.tune.proof.numerics import MIN_UPDATES, judge_exact
-from upshift.tune.proof.whole_runs import TargetDesign, compare_to_target
-from upshift.tune.trials.arms import Design, turns_that_fit
-from upshift.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
-from upshift.tune.trials.trial import Trial, TrialSetting
+from hasten.core.errors import HastenError, JobError, MachineError
+from hasten.core.facts import Facts, JobFacts
+from hasten.core.machine import read_machine
+from hasten.core.optimization import Judge, Numerics, Optimization
+from hasten.core.plan import Plan
+from hasten.core.provenance import commit_of
+from hasten.optimizations import catalogue
+from hasten.tune.climb.events import screen_event
+from hasten.tune.climb.screen import FUTILE_TURNS, Screen, Screening
+from hasten.tune.proof.compare import Comparison, compare, held_out_verdict
+from hasten.tune.proof.goodput import TargetComparison
+from hasten.tune.proof.numerics import MIN_UPDATES, judge_exact
+from hasten.tune.proof.whole_runs import TargetDesign, compare_to_target
+from hasten.tune.trials.arms import Design, turns_that_fit
+from hasten.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
+from hasten.tune.trials.trial import Trial, TrialSetting
 
 PAIRS = 5
 UPDATES, EPOCH, TARGET = "the time of updates", "the time of an epoch", "the time to a target"
@@ -75,12 +75,12 @@ def run_techniques(pairs: int = PAIRS, only: Sequence[str] = ()) -> Path:
     """Measure all cases, or those whose technique or job is in `only`; the other rows of the last result stay.
 
     Raises:
-        UpshiftError: `only` names nothing in the table.
+        HastenError: `only` names nothing in the table.
     """
     chosen = [case for case in CASES if not only or {case.technique, case.job, case.job.partition(":")[2]} & {*only}]
     if not chosen:
         known = ", ".join(dict.fromkeys(case.technique for case in CASES))
-        raise UpshiftError(f"No technique or job called {', '.join(only)} is in the table. There are: {known}.")
+        raise HastenError(f"No technique or job called {', '.join(only)} is in the table. There are: {known}.")
     last = RESULTS / "techniques.json"
     old = json.loads(last.read_text(encoding="utf-8"))["rows"] if only and last.exists() else []
     kept = Rows("-".join(["techniques", *only]).replace(":", "."))
@@ -104,7 +104,7 @@ def measure(chosen: Sequence[Case], effort: Effort, kept: Rows, say: Callable[[s
         left = [case for case in chosen if case.job == job and case.key not in found]
         if not left:
             continue
-        with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+        with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
             for case, row in zip(left, _on_one_job(left, Path(folder), effort), strict=True):
                 found[case.key] = kept.add(f"{case.key} {effort.pairs}", row)
                 say(f"{len(found)} of {len(chosen)}: {line(row)}")
@@ -116,7 +116,7 @@ def _on_one_job(cases: Sequence[Case], folder: Path, effort: Effort) -> Iterator
     started = monotonic()
     try:
         bench = Bench(cases[0], folder, effort)
-    except UpshiftError as error:
+    except HastenError as error:
         for case in cases:
             yield _row(case, {"outcome": "failed", "reason": f"the job itself: {error}"}, monotonic() - started)
         return
@@ -135,7 +135,7 @@ class Bench:
         effort: How much is measured.
 
     Raises:
-        UpshiftError: The plain job does not run.
+        HastenError: The plain job does not run.
     """
 
     def __init__(self, case: Case, folder: Path, effort: Effort) -> None:
@@ -164,7 +164,7 @@ class Bench:
             return {**found, **self._tried(case, case.optimization())}
         except MachineError as error:
             return {**found, "outcome": "refused", "reason": str(error)}
-        except UpshiftError as error:
+        except HastenError as error:
             return {**found, "outcome": "failed", "reason": str(error)}
 
     def _tried(self, case: Case, optimization: Optimization) -> Row:

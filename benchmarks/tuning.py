@@ -47,7 +47,7 @@ def run_diagnosis(budget: str = "3m") -> Path:
 def tuned(
     target: str, budget: str, seed: int | None = None, *, without: Sequence[str] = (), begun: Path | None = None
 ) -> dict[str, Any]:
-    """Run `upshift tune` in a process of its own and read its evidence; the report is kept beside the results.
+    """Run `hasten tune` in a process of its own and read its evidence; the report is kept beside the results.
 
     Args:
         target: The job.
@@ -56,8 +56,8 @@ def tuned(
         without: Techniques that are left out.
         begun: Folder of a tuning of the same job that was interrupted, which is taken up where it ended.
     """
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
-        command = [sys.executable, "-m", "upshift", "tune", target, "--budget", budget, "--out", folder]
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
+        command = [sys.executable, "-m", "hasten", "tune", target, "--budget", budget, "--out", folder]
         command += [] if seed is None else ["--seed", str(seed)]
         command += [word for name in without for word in ("--without", name)]
         if begun is not None:
@@ -65,11 +65,11 @@ def tuned(
             command.append("--resume")
         subprocess.run(command, cwd=ROOT, check=True)
         evidence: dict[str, Any] = json.loads((Path(folder) / "evidence.json").read_text(encoding="utf-8"))
-        out = ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1]
+        out = ROOT / "hasten-out" / target.rsplit(":", maxsplit=1)[-1]
         out.mkdir(parents=True, exist_ok=True)
-        for name in ("report.html", "evidence.json", "upshift.toml"):
+        for name in ("report.html", "evidence.json", "hasten.toml"):
             shutil.copy(Path(folder) / name, out / name)
-    evidence["commands"] = [line.replace(folder, "upshift-out") for line in evidence["commands"]]
+    evidence["commands"] = [line.replace(folder, "hasten-out") for line in evidence["commands"]]
     return evidence
 
 

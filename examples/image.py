@@ -3,7 +3,7 @@
 What a tired person leaves in: every picture is prepared again at every visit, all of it in Python; float32 and the default
 memory layout throughout; and the host reads the loss at every update.
 
-    upshift tune examples/image.py:DigitsJob --budget 5m --out upshift-out
+    hasten tune examples/image.py:DigitsJob --budget 5m --out hasten-out
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
 
 SIZE = 64  # pixels on a side; the digits come with 8
 NUM_HELD_OUT = 297  # of 1,797 digits
@@ -80,13 +80,13 @@ class DigitNet(nn.Sequential):
         )
 
 
-class DigitsJob(upshift.Job):
+class DigitsJob(hasten.Job):
     """Tell which digit a picture shows."""
 
     batch_size = 32
     epochs = 15
     read_every = 1
-    quality = upshift.Quality(metric="accuracy", direction="max", margin=0.02)
+    quality = hasten.Quality(metric="accuracy", direction="max", margin=0.02)
 
     def model(self) -> nn.Module:
         """Make the network."""
@@ -128,8 +128,8 @@ class DigitsJob(upshift.Job):
         images, targets = batch
         return F.cross_entropy(model(images).float(), targets)
 
-    def metric(self, model: nn.Module, batch: Batch) -> dict[str, upshift.Mean]:
+    def metric(self, model: nn.Module, batch: Batch) -> dict[str, hasten.Mean]:
         """Measure the accuracy."""
         images, targets = batch
         correct = model(images).argmax(dim=1) == targets
-        return {"accuracy": upshift.Mean(correct.sum(), len(targets))}
+        return {"accuracy": hasten.Mean(correct.sum(), len(targets))}

@@ -3,7 +3,7 @@
 What a tired person leaves in: every document is padded to the longest there may be, although most are short; everything
 is computed in float32; and the host reads the loss at every update.
 
-    upshift tune examples/text.py:TextJob --budget 5m --out upshift-out
+    hasten tune examples/text.py:TextJob --budget 5m --out hasten-out
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
 
 MIN_BYTES = 64  # shorter paragraphs are headings and scraps of grammar
 MAX_LENGTH = 1024  # positions; the longest documents are cut
@@ -28,7 +28,7 @@ NUM_HELD_OUT = 100  # documents
 NOTHING = -100  # the target at padding, which cross entropy leaves out
 WARM_UP = 10  # updates
 
-Batch = tuple[torch.Tensor, torch.Tensor, upshift.Packing | None]
+Batch = tuple[torch.Tensor, torch.Tensor, hasten.Packing | None]
 
 
 def documents() -> list[bytes]:
@@ -51,12 +51,12 @@ class Block(nn.Module):
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
         """Map [batch, time, width] to the same shape; a position sees itself and what came before in its document."""
         batch, time, width = x.shape
         heads = self.query_key_value(self.norm_attention(x)).view(batch, time, 3, self.num_heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        attended = upshift.packed_attention(query, key, value, packing, is_causal=True)
+        attended = hasten.packed_attention(query, key, value, packing, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).reshape(batch, time, width))
         mixed: torch.Tensor = x + self.mlp(self.norm_mlp(x))
         return mixed
@@ -73,7 +73,7 @@ class ByteGPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
-    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
         """Map bytes [batch, time] to logits [batch, time, 256]."""
         position = packing.positions if packing else torch.arange(x.shape[1], device=x.device)
         hidden = self.token(x) + self.position(position)
@@ -83,7 +83,7 @@ class ByteGPT(nn.Module):
         return logits
 
 
-class TextJob(upshift.Job):
+class TextJob(hasten.Job):
     """Predict the next byte of a paragraph."""
 
     batch_size = 8
@@ -91,7 +91,7 @@ class TextJob(upshift.Job):
     clip_norm = 1.0
     read_every = 1
     zero_grad_to_none = False
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.05)  # nats per byte
+    quality = hasten.Quality(metric="loss", direction="min", margin=0.05)  # nats per byte
 
     def model(self) -> nn.Module:
         """Make the model."""
@@ -136,16 +136,16 @@ class TextJob(upshift.Job):
         rest = -sum(lengths) % multiple
         inputs = F.pad(torch.cat([sample[:-1] for sample in samples]), (0, rest))
         targets = F.pad(torch.cat([sample[1:] for sample in samples]), (0, rest), value=NOTHING)
-        return inputs[None], targets[None], upshift.Packing.of([*lengths, rest] if rest else lengths)
+        return inputs[None], targets[None], hasten.Packing.of([*lengths, rest] if rest else lengths)
 
-    def loss(self, model: nn.Module, batch: Batch) -> upshift.Loss:
+    def loss(self, model: nn.Module, batch: Batch) -> hasten.Loss:
         """Sum the cross entropy over the bytes that count."""
         inputs, targets, packing = batch
         logits = model(inputs, packing).float().flatten(0, 1)
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
-        return upshift.Loss(total, (targets != NOTHING).sum())
+        return hasten.Loss(total, (targets != NOTHING).sum())
 
-    def metric(self, model: nn.Module, batch: Batch) -> dict[str, upshift.Mean]:
+    def metric(self, model: nn.Module, batch: Batch) -> dict[str, hasten.Mean]:
         """Measure bits per byte."""
         loss = self.loss(model, batch)
-        return {"bits_per_byte": upshift.Mean(loss.total / math.log(2), loss.weight)}
+        return {"bits_per_byte": hasten.Mean(loss.total / math.log(2), loss.weight)}

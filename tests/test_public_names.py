@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import upshift
-from upshift import data
+import hasten
+from hasten import data
 
 NAMES = [
     "CorruptError",
@@ -20,7 +20,7 @@ NAMES = [
     "Quality",
     "TargetError",
     "TrialError",
-    "UpshiftError",
+    "HastenError",
     "__version__",
     "attach",
     "packed_attention",
@@ -29,8 +29,8 @@ NAMES = [
 
 
 def test_the_public_names_are_these() -> None:
-    assert upshift.__all__ == NAMES
-    assert all(hasattr(upshift, name) for name in NAMES)
+    assert hasten.__all__ == NAMES
+    assert all(hasattr(hasten, name) for name in NAMES)
 
 
 DATA_NAMES = [

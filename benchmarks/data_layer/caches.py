@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data_layer.sizes import Sizes
-from upshift.data.cache import Cache, LmdbCache, MappedCache, MemoryCache, RedisCache
+from hasten.data.cache import Cache, LmdbCache, MappedCache, MemoryCache, RedisCache
 
 VALUES = {"1 KiB": 2**10, "150 KiB": 150 * 2**10}
 ROUNDS, MANY = 5, 64

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from upshift.core.stats import paired_interval
+from hasten.core.stats import paired_interval
 
 CONFIDENCE = 0.95
 PAGE_CACHE = "page cache"
@@ -43,38 +43,38 @@ _DATALOADERS = (
 )
 GOALS: tuple[Goal, ...] = (
     Goal(
-        words="strings: 3x Hugging Face, map-style, all samples mixed", workload="text", ours="Upshift, all mixed",
+        words="strings: 3x Hugging Face, map-style, all samples mixed", workload="text", ours="Hasten, all mixed",
         rivals=("Hugging Face", "Hugging Face, DataLoader"), at_least=3,
     ),
     Goal(
-        words="strings: 5x LitData", workload="text", ours="Upshift", rivals=("LitData", "LitData, 2 workers"), at_least=5,
+        words="strings: 5x LitData", workload="text", ours="Hasten", rivals=("LitData", "LitData, 2 workers"), at_least=5,
     ),
     Goal(
-        words="strings: 20x WebDataset", workload="text", ours="Upshift",
+        words="strings: 20x WebDataset", workload="text", ours="Hasten",
         rivals=("WebDataset", "WebDataset, 2 workers"), at_least=20,
     ),
     Goal(
         words="staying in Arrow, all samples mixed: 60 % of the speed of reading from the page cache",
-        workload="text", ours="Upshift, Arrow, all mixed", rivals=(PAGE_CACHE,), at_least=0.6,
+        workload="text", ours="Hasten, Arrow, all mixed", rivals=(PAGE_CACHE,), at_least=0.6,
     ),
     Goal(
         words="tokens: 3x the best DataLoader, all samples mixed", workload="tokens",
-        ours="Upshift, all mixed", rivals=_DATALOADERS, at_least=3,
+        ours="Hasten, all mixed", rivals=_DATALOADERS, at_least=3,
     ),
     Goal(
-        words="tokens: 10x LitData", workload="tokens", ours="Upshift", rivals=("LitData", "LitData, 2 workers"),
+        words="tokens: 10x LitData", workload="tokens", ours="Hasten", rivals=("LitData", "LitData, 2 workers"),
         at_least=10,
     ),
     Goal(
-        words="JPEG: 2.5x a DataLoader of two workers with the same pixels", workload="jpeg", ours="Upshift",
+        words="JPEG: 2.5x a DataLoader of two workers with the same pixels", workload="jpeg", ours="Hasten",
         rivals=("DataLoader, 2 workers",), at_least=2.5,
     ),
     Goal(
-        words="raw pictures: 2.5x a DataLoader of two workers with the same pixels", workload="raw", ours="Upshift",
+        words="raw pictures: 2.5x a DataLoader of two workers with the same pixels", workload="raw", ours="Hasten",
         rivals=("DataLoader, 2 workers",), at_least=2.5,
     ),
     Goal(
-        words="JPEG, converted once: 8x a DataLoader of two workers", workload="jpeg", ours="Upshift, converted",
+        words="JPEG, converted once: 8x a DataLoader of two workers", workload="jpeg", ours="Hasten, converted",
         rivals=("DataLoader, 2 workers",), at_least=8,
     ),
 )  # fmt: skip
@@ -122,7 +122,7 @@ def _private(rows: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
         for (workload, name), row in rows.items()
         if workload == "text" and row.get("against") and not row.get("reference") and "Arrow" not in name
     }
-    ours = rows.get(("text", "Upshift"))
+    ours = rows.get(("text", "Hasten"))
     if ours is None or not rivals:
         return {**told, "verdict": "not measured", "why": "one of the two was not measured"}
     least = min(rivals, key=lambda name: rivals[name])

@@ -20,8 +20,8 @@ from benchmarks.data_layer.sizes import GIB, Sizes
 from benchmarks.data_layer.sources import talks
 from benchmarks.data_layer.system_memory import ENDED, watched
 from benchmarks.record import ROOT
-from upshift.data import StoreWriter, Stream
-from upshift.data.convert.job import convert
+from hasten.data import StoreWriter, Stream
+from hasten.data.convert.job import convert
 
 LIMIT_BYTES = GIB
 NAMES = {"epoch": "an epoch over a store of 8 GiB", "conversion": "a conversion of 2 million dialogues"}

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.data_layer.sizes import PICTURE
 from benchmarks.data_layer.system import Epochs, System
-from upshift.data import DecodeImages, Stream
-from upshift.data.pictures import decode, reduced
+from hasten.data import DecodeImages, Stream
+from hasten.data.pictures import decode, reduced
 
 BATCH = 32
 SMALL = (PICTURE[1] // 2, PICTURE[0] // 2)
@@ -135,22 +135,20 @@ def _first(row: Any) -> Any:
 
 
 JPEG_SYSTEMS: dict[str, System] = {
-    "Upshift": System(open=ours, files=("store",)),
-    "Upshift, converted": System(open=ours_converted, files=("small",)),
-    "the decoder alone, 2 threads": System(open=decoder_alone, files=("jpeg",), against="Upshift", reference=True),
-    "DataLoader, 2 workers": System(open=partial(files, make=by_pillow), files=("jpeg",), against="Upshift"),
-    "DataLoader, 2 workers, our decoder": System(
-        open=partial(files, make=by_simplejpeg), files=("jpeg",), against="Upshift"
-    ),
+    "Hasten": System(open=ours, files=("store",)),
+    "Hasten, converted": System(open=ours_converted, files=("small",)),
+    "the decoder alone, 2 threads": System(open=decoder_alone, files=("jpeg",), against="Hasten", reference=True),
+    "DataLoader, 2 workers": System(open=partial(files, make=by_pillow), files=("jpeg",), against="Hasten"),
+    "DataLoader, 2 workers, our decoder": System(open=partial(files, make=by_simplejpeg), files=("jpeg",), against="Hasten"),
     "WebDataset, 2 workers": System(
-        open=webdataset, files=("webdataset",), shuffle="buffer", against="Upshift", needs="webdataset"
+        open=webdataset, files=("webdataset",), shuffle="buffer", against="Hasten", needs="webdataset"
     ),
 }
 RAW_SYSTEMS: dict[str, System] = {
-    "Upshift": System(open=ours_raw, files=("store",)),
-    "Upshift, converted": System(open=ours_converted, files=("small",)),
-    "DataLoader, 2 workers": System(open=lambda at: _loader(_Pixels(at)), files=("pictures.npy",), against="Upshift"),
+    "Hasten": System(open=ours_raw, files=("store",)),
+    "Hasten, converted": System(open=ours_converted, files=("small",)),
+    "DataLoader, 2 workers": System(open=lambda at: _loader(_Pixels(at)), files=("pictures.npy",), against="Hasten"),
     "DataLoader, 2 workers, our filter": System(
-        open=lambda at: _loader(_PixelsByNumPy(at)), files=("pictures.npy",), against="Upshift"
+        open=lambda at: _loader(_PixelsByNumPy(at)), files=("pictures.npy",), against="Hasten"
     ),
 }

@@ -9,7 +9,7 @@ from statistics import median
 from benchmarks.data_layer.goals import CONFIDENCE, PAGE_CACHE, judged
 from benchmarks.data_layer.systems import LEFT_OUT, PACKAGES, WORKLOADS
 from benchmarks.groundtruth.kept import Row
-from upshift.core.stats import paired_interval
+from hasten.core.stats import paired_interval
 
 
 def row_name(workload: str, system: str) -> str:
@@ -50,7 +50,7 @@ def _compared(workload: str, name: str, rows: Mapping[str, Row]) -> Row:
         told["same"] = _same(measured, base["measured"], formless=not system.against)
     if ours is not None:
         for kind, part in (("", "warm"), ("cold_", "cold")):
-            told[f"{kind}upshift_over_it"] = _over(measured[part], ours["measured"][part])
+            told[f"{kind}hasten_over_it"] = _over(measured[part], ours["measured"][part])
     return {**told, "measured": measured}
 
 

@@ -29,8 +29,8 @@ from benchmarks.data_layer.table import tables
 from benchmarks.groundtruth.kept import WHERE, Kept, Row
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end
 from benchmarks.record import ROOT, provenance
-from upshift.cli.say import progress_on
-from upshift.core.machine import read_machine
+from hasten.cli.say import progress_on
+from hasten.core.machine import read_machine
 
 NAME = "data"
 PARTS = (*WORKLOADS, "memory", "caches")
@@ -113,8 +113,8 @@ def measure(part: str, sizes: Sizes) -> dict[str, Row]:
 @contextmanager
 def _folder() -> Iterator[Path]:
     """A folder on the disk of the checkout: a file system in memory would have no cold cache."""
-    (ROOT / "upshift-out").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="bench-data-", dir=ROOT / "upshift-out") as name:
+    (ROOT / "hasten-out").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-data-", dir=ROOT / "hasten-out") as name:
         yield Path(name)
 
 

@@ -1,6 +1,6 @@
 """The data that all systems read: made once, in each system's own form.
 
-Text is made of the words of the counselling dialogues where UPSHIFT_DATA names their folder, and of Python's own help
+Text is made of the words of the counselling dialogues where HASTEN_DATA names their folder, and of Python's own help
 otherwise; what is drawn at random is seeded, so that every machine measures the same rows.
 """
 
@@ -21,8 +21,8 @@ import pyarrow.parquet
 from benchmarks.data_layer.sizes import PICTURE, TALK_BYTES, WINDOW, Sizes
 from benchmarks.data_layer.system import have
 from benchmarks.jobs.dialogues import conversations_file
-from upshift.data import StoreWriter
-from upshift.data.pictures import decode
+from hasten.data import StoreWriter
+from hasten.data.pictures import decode
 
 TARS = 8
 _ROWS = 2_000

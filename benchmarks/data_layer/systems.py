@@ -52,7 +52,7 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 LEFT_OUT: dict[str, str] = {
-    "MosaicML Streaming": "it needs torchvision, which no extra of Upshift brings; its folders can be converted",
+    "MosaicML Streaming": "it needs torchvision, which no extra of Hasten brings; its folders can be converted",
     "FFCV": "it has no wheels, and does not build against today's OpenCV",
     "Grain and Lance": "not measured yet",
     "TFRecord": "its reader is TensorFlow, a framework of its own",

@@ -53,19 +53,17 @@ def _workload(workload: str, rows: Sequence[Row]) -> list[str]:
     lines = [f"### {workload}: {WORKLOADS[workload].words}", ""]
     read = next((row["bytes_per_s"] for row in rows if row["system"] == PAGE_CACHE), None)
     systems = [row for row in rows if row["system"] != PAGE_CACHE]
-    lines += [
-        "| system | mixes | samples/s | Upshift over it | from a cold disk | Upshift over it | private | same samples |"
-    ]
+    lines += ["| system | mixes | samples/s | Hasten over it | from a cold disk | Hasten over it | private | same samples |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in systems:
-        held = f" (against {row['against']})" if row["against"] and row["against"] != "Upshift" else ""
+        held = f" (against {row['against']})" if row["against"] and row["against"] != "Hasten" else ""
         cells = (
             row["system"] + (", a reference" if row["reference"] else ""),
             row["shuffle"],
             f"{row['samples_per_s']:,.0f}",
-            _times(row.get("upshift_over_it")) + held,
+            _times(row.get("hasten_over_it")) + held,
             f"{row['cold_samples_per_s']:,.0f}",
-            _times(row.get("cold_upshift_over_it")),
+            _times(row.get("cold_hasten_over_it")),
             f"{row['private_bytes'] / 2**20:,.0f} MiB",
             {None: "-", True: "yes", False: "NO"}[row.get("same")],
         )

@@ -14,8 +14,8 @@ import pyarrow.parquet
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.data_layer.system import Epochs, System, identity
-from upshift.data import Stream
-from upshift.data.stream.ahead import prepared
+from hasten.data import Stream
+from hasten.data.stream.ahead import prepared
 
 BATCH = 256
 ALL_BLOCKS = 2**30
@@ -157,36 +157,36 @@ def _first(rows: list[Any]) -> list[str]:
 
 
 SYSTEMS: dict[str, System] = {
-    "Upshift": System(open=lambda at: ours(at, strings=["text"]), files=("store",), shuffle="window"),
-    "Upshift, all mixed": System(open=lambda at: ours(at, strings=["text"], window_blocks=ALL_BLOCKS), files=("store",)),
-    "Upshift, Arrow": System(open=ours, files=("store",), shuffle="window"),
-    "Upshift, Arrow, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
-    "Upshift, Arrow, all mixed, 2 threads": System(
+    "Hasten": System(open=lambda at: ours(at, strings=["text"]), files=("store",), shuffle="window"),
+    "Hasten, all mixed": System(open=lambda at: ours(at, strings=["text"], window_blocks=ALL_BLOCKS), files=("store",)),
+    "Hasten, Arrow": System(open=ours, files=("store",), shuffle="window"),
+    "Hasten, Arrow, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
+    "Hasten, Arrow, all mixed, 2 threads": System(
         open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)
     ),
     "rows of one length, copied alone, 2 threads": System(
         open=copied,
         files=("rows.npy",),
-        against="Upshift, Arrow, all mixed",
+        against="Hasten, Arrow, all mixed",
         reference=True,
         bytes_alone=True,
     ),
-    "list in memory": System(open=in_memory, files=("talks.parquet",), against="Upshift, all mixed", reference=True),
-    "JSONL, DataLoader": System(open=lines, files=("talks.jsonl",), against="Upshift, all mixed"),
-    "Parquet, row groups": System(open=parquet, files=("talks.parquet",), shuffle="window", against="Upshift"),
-    "Hugging Face": System(open=huggingface, files=("huggingface",), against="Upshift, all mixed", needs="datasets"),
+    "list in memory": System(open=in_memory, files=("talks.parquet",), against="Hasten, all mixed", reference=True),
+    "JSONL, DataLoader": System(open=lines, files=("talks.jsonl",), against="Hasten, all mixed"),
+    "Parquet, row groups": System(open=parquet, files=("talks.parquet",), shuffle="window", against="Hasten"),
+    "Hugging Face": System(open=huggingface, files=("huggingface",), against="Hasten, all mixed", needs="datasets"),
     "Hugging Face, DataLoader": System(
-        open=huggingface_loader, files=("huggingface",), against="Upshift, all mixed", needs="datasets"
+        open=huggingface_loader, files=("huggingface",), against="Hasten, all mixed", needs="datasets"
     ),
     "Hugging Face, Arrow": System(
-        open=huggingface_arrow, files=("huggingface",), against="Upshift, Arrow, all mixed", needs="datasets"
+        open=huggingface_arrow, files=("huggingface",), against="Hasten, Arrow, all mixed", needs="datasets"
     ),
-    "LitData": System(open=litdata, files=("litdata",), shuffle="chunks", against="Upshift", needs="litdata"),
+    "LitData": System(open=litdata, files=("litdata",), shuffle="chunks", against="Hasten", needs="litdata"),
     "LitData, 2 workers": System(
-        open=lambda at: litdata(at, 2), files=("litdata",), shuffle="chunks", against="Upshift", needs="litdata"
+        open=lambda at: litdata(at, 2), files=("litdata",), shuffle="chunks", against="Hasten", needs="litdata"
     ),
-    "WebDataset": System(open=webdataset, files=("webdataset",), shuffle="buffer", against="Upshift", needs="webdataset"),
+    "WebDataset": System(open=webdataset, files=("webdataset",), shuffle="buffer", against="Hasten", needs="webdataset"),
     "WebDataset, 2 workers": System(
-        open=lambda at: webdataset(at, 2), files=("webdataset",), shuffle="buffer", against="Upshift", needs="webdataset"
+        open=lambda at: webdataset(at, 2), files=("webdataset",), shuffle="buffer", against="Hasten", needs="webdataset"
     ),
 }

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.data_layer.sizes import WINDOW
 from benchmarks.data_layer.system import Epochs, System, identity
 from benchmarks.data_layer.text import ALL_BLOCKS, BATCH, shuffled
-from upshift.data import Stream
+from hasten.data import Stream
 
 THREADS = 2
 
@@ -140,23 +140,23 @@ def litdata(folder: Path, num_workers: int = 0) -> Iterable[Any]:
 
 _FLAT, _LITDATA = ("tokens.bin",), ("litdata",)
 SYSTEMS: dict[str, System] = {
-    "Upshift": System(open=ours, files=("store",), shuffle="window"),
-    "Upshift, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
-    "Upshift, all mixed, 2 threads": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)),
-    "NumPy by hand": System(open=by_hand, files=_FLAT, against="Upshift, all mixed", reference=True),
+    "Hasten": System(open=ours, files=("store",), shuffle="window"),
+    "Hasten, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
+    "Hasten, all mixed, 2 threads": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)),
+    "NumPy by hand": System(open=by_hand, files=_FLAT, against="Hasten, all mixed", reference=True),
     "windows copied alone, 2 threads": System(
-        open=copied, files=_FLAT, against="Upshift, all mixed", reference=True, bytes_alone=True
+        open=copied, files=_FLAT, against="Hasten, all mixed", reference=True, bytes_alone=True
     ),
-    "DataLoader": System(open=loader, files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, listed __getitems__": System(open=loader_listed, files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, __getitems__": System(open=loader_many, files=_FLAT, against="Upshift, all mixed"),
-    "DataLoader, __getitems__ by torch": System(open=loader_selected, files=_FLAT, against="Upshift, all mixed"),
+    "DataLoader": System(open=loader, files=_FLAT, against="Hasten, all mixed"),
+    "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Hasten, all mixed"),
+    "DataLoader, listed __getitems__": System(open=loader_listed, files=_FLAT, against="Hasten, all mixed"),
+    "DataLoader, __getitems__": System(open=loader_many, files=_FLAT, against="Hasten, all mixed"),
+    "DataLoader, __getitems__ by torch": System(open=loader_selected, files=_FLAT, against="Hasten, all mixed"),
     "DataLoader, __getitems__, 2 workers": System(
-        open=lambda at: loader_many(at, 2), files=_FLAT, against="Upshift, all mixed"
+        open=lambda at: loader_many(at, 2), files=_FLAT, against="Hasten, all mixed"
     ),
-    "LitData": System(open=litdata, files=_LITDATA, shuffle="chunks", against="Upshift", needs="litdata"),
+    "LitData": System(open=litdata, files=_LITDATA, shuffle="chunks", against="Hasten", needs="litdata"),
     "LitData, 2 workers": System(
-        open=lambda at: litdata(at, 2), files=_LITDATA, shuffle="chunks", against="Upshift", needs="litdata"
+        open=lambda at: litdata(at, 2), files=_LITDATA, shuffle="chunks", against="Hasten", needs="litdata"
     ),
 }

@@ -23,7 +23,7 @@ from statistics import median
 
 from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.truth import Case, load_truth
-from upshift.core.errors import TrialError
+from hasten.core.errors import TrialError
 
 NAME = "groundtruth_check"
 INJECTED_LEAST = 1.3

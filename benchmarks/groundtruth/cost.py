@@ -33,8 +33,8 @@ from benchmarks.groundtruth import traceml
 from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.processes import end_tree, freeze, thaw, tree
 from benchmarks.groundtruth.steps import HEAD, ROOM
-from upshift.core.errors import TrialError
-from upshift.core.stats import paired_interval
+from hasten.core.errors import TrialError
+from hasten.core.stats import paired_interval
 
 STEPS = Path(__file__).with_name("steps.py")
 TOGGLED = Path(__file__).with_name("toggled.py")
@@ -47,11 +47,11 @@ STEP_S: Mapping[str, float] = {"2ms": 2e-3, "100ms": 0.1}
 """A watch costs so much a step, however long that is: the figures of the score are shares of these."""
 WATCHED = """
 import sys
-from upshift.script.entry.launch import Watch, run_watched
+from hasten.script.entry.launch import Watch, run_watched
 sys.exit(run_watched(sys.argv[1:], Watch(mode="observe", updates=0, seconds=0.0)).code)
 """
-"""Watches to the end, with every seam of a profiling run; after its first steps it rests (`upshift.script.watch.rest`)."""
-UNWATCHED, AGAIN, OURS = "unwatched", "unwatched again", "watched by upshift"
+"""Watches to the end, with every seam of a profiling run; after its first steps it rests (`hasten.script.watch.rest`)."""
+UNWATCHED, AGAIN, OURS = "unwatched", "unwatched again", "watched by hasten"
 TRACEML, TRACEML_MARKED = "traceml run", "traceml run, steps marked"
 CONFIDENCE = 0.95
 WARM_STEPS, WARM_S, START_LIMIT_S, RUN_LIMIT_S = 20, 2.0, 90.0, 600.0
@@ -106,7 +106,7 @@ class Between(Session):
 
 
 SESSIONS: Mapping[str, Inside | Between] = {
-    "upshift": Inside(
+    "hasten": Inside(
         arms=(UNWATCHED, OURS, AGAIN), steps={"2ms": 200, "100ms": 14}, turns={"2ms": 24, "100ms": 16}, rounds=6
     ),
     "traceml": Between(
@@ -340,7 +340,7 @@ def own_cost(beside: Mapping[str, Any]) -> Row:
             part = beside.get(f"own_cost_{name}_{size}")
             if part:
                 sessions.setdefault(name, {})[size] = cost_of(part["arms"], part["rounds"])
-    ours = sessions.get("upshift", {})
+    ours = sessions.get("hasten", {})
     fracs = {
         f"own_cost_frac_{size}": ours[size]["arms"][OURS]["cost_s"] / STEP_S[size] if size in ours else None
         for size in SIZES

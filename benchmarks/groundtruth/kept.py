@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.record import RESULTS, ROOT, record
-from upshift.core.machine import read_machine
-from upshift.core.provenance import commit_of
+from hasten.core.machine import read_machine
+from hasten.core.provenance import commit_of
 
 Row = dict[str, Any]
 

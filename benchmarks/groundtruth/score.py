@@ -1,7 +1,7 @@
-"""How well Upshift diagnoses and mends the scripts whose bottleneck is known, each run unchanged through the command line.
+"""How well Hasten diagnoses and mends the scripts whose bottleneck is known, each run unchanged through the command line.
 
 `python -m benchmarks groundtruth [--part profile|tune|cost|traceml ...] [--only NAME ...]`. `profile` runs
-`upshift profile SCRIPT`, `tune` runs `upshift tune SCRIPT`, `cost` measures what watching costs a script (cost.py), and
+`hasten profile SCRIPT`, `tune` runs `hasten tune SCRIPT`, `cost` measures what watching costs a script (cost.py), and
 `traceml` runs TraceML on the same scripts where `--traceml` says where its command is. Rows are written as they come: what
 was measured at this very commit is not measured again.
 """
@@ -26,13 +26,13 @@ from benchmarks.groundtruth.traceml import ARMS, traceml_part, traceml_score
 from benchmarks.groundtruth.truth import Case, load_truth
 from benchmarks.groundtruth.verdict import GOALS, failed_part, judged, profile_part, reached, score, tune_part
 from benchmarks.record import ROOT
-from upshift.cli.say import parse_duration
+from hasten.cli.say import parse_duration
 
 NAME = "groundtruth"
 PARTS = ("profile", "tune", "cost", "traceml")
 BUDGET = "3m"
 SECONDS = 1.0
-"""Of `upshift profile`: a script is watched for eight times as long, and its slowest loops take 0.2 s a step."""
+"""Of `hasten profile`: a script is watched for eight times as long, and its slowest loops take 0.2 s a step."""
 TUNE_STEPS = 1_000_000
 """A script that is tuned must not come to its end before the tuning does."""
 PROFILE_LIMIT_S = 240.0
@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
     parser.add_argument("--no-tune", action="store_true", help="without the part that takes longest")
     parser.add_argument("--budget", default=BUDGET, help="of each tuning")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each profile, as `upshift profile` takes it")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each profile, as `hasten profile` takes it")
     parser.add_argument("--traceml", type=Path, metavar="PATH", help="the command of TraceML, to run it on the same scripts")
     parser.add_argument("--rounds", type=int, help="of fresh processes, for the own cost")
     parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
@@ -126,13 +126,13 @@ def whole(rows: Mapping[str, Row], beside: Row) -> Row:
 
 
 def call_profile(case: Case, seconds: float = SECONDS) -> Row:
-    """`upshift profile` of a script, in a working folder of its own."""
+    """`hasten profile` of a script, in a working folder of its own."""
     with tempfile.TemporaryDirectory(prefix="groundtruth-") as folder:
         out = Path(folder) / "profile.json"
         arguments = ["profile", str(case.script), "--json", str(out), "--seconds", f"{seconds:g}"]
         why = _command(arguments, case.steps, Path(folder), PROFILE_LIMIT_S)
         if not why and not out.exists():
-            why = "`upshift profile` ended well and wrote no JSON"
+            why = "`hasten profile` ended well and wrote no JSON"
         if why:
             return failed_part(why)
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
@@ -142,19 +142,19 @@ def call_profile(case: Case, seconds: float = SECONDS) -> Row:
 
 
 def call_tune(case: Case, budget: str = BUDGET) -> Row:
-    """`upshift tune` of a script, in a working folder of its own."""
+    """`hasten tune` of a script, in a working folder of its own."""
     with tempfile.TemporaryDirectory(prefix="groundtruth-") as folder:
         arguments = ["tune", str(case.script), "--budget", budget, "--out", folder]
         why = _command(arguments, TUNE_STEPS, Path(folder), parse_duration(budget) + TUNE_SLACK_S)
         evidence = Path(folder) / "evidence.json"
         if why or not evidence.exists():
-            return failed_part(why or "`upshift tune` wrote no evidence")
+            return failed_part(why or "`hasten tune` wrote no evidence")
         return tune_part(case, json.loads(evidence.read_text(encoding="utf-8")))
 
 
 def _command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> str:
-    """Run `upshift ARGUMENTS -- --steps N` in a folder; why it failed, in its own last words, or nothing."""
-    command = [sys.executable, "-m", "upshift", *arguments, "--", "--steps", str(steps)]
+    """Run `hasten ARGUMENTS -- --steps N` in a folder; why it failed, in its own last words, or nothing."""
+    command = [sys.executable, "-m", "hasten", *arguments, "--", "--steps", str(steps)]
     environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1"}  # so that a message is one line
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         process = subprocess.Popen(
@@ -162,8 +162,8 @@ def _command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> 
         )
         code = wait(process, limit_s)
         if code is None:
-            return f"`upshift {arguments[0]}` did not end within {limit_s:.0f} s"
+            return f"`hasten {arguments[0]}` did not end within {limit_s:.0f} s"
         said.seek(0)
         words = [line.strip(" │\n") for line in said if any(sign.isalnum() for sign in line)]
     last = words[-1] if words else "it said nothing"
-    return f"`upshift {arguments[0]}` ended with {code}: {last}".replace(f"{ROOT}/", "") if code else ""
+    return f"`hasten {arguments[0]}` ended with {code}: {last}".replace(f"{ROOT}/", "") if code else ""

@@ -65,7 +65,7 @@ def _cost(sessions: Mapping[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for session, sizes in sessions.items():
-        where = "in one process" if session == "upshift" else "between processes"
+        where = "in one process" if session == "hasten" else "between processes"
         for cost in sizes.values():
             for arm, row in cost["arms"].items():
                 interval = "-" if row["low"] is None else f"{row['low']:+.2%} to {row['high']:+.2%}"
@@ -91,12 +91,12 @@ def _rival(result: Mapping[str, Any]) -> list[str]:
         right = f"{round(result['diagnosed_frac'] * injected)} of {injected}"
         answered = f"{injected - result['failed']} of {injected}"
         alarms = f"{result['clean_false_alarms']} of {result['clean']}"
-        lines.append(f"| Upshift, the script unchanged | {answered} | {right} | {alarms} |")
+        lines.append(f"| Hasten, the script unchanged | {answered} | {right} | {alarms} |")
     return [*lines, ""]
 
 
 def _scripts(result: Mapping[str, Any]) -> list[str]:
-    lines = ["| script | what is wrong with it | expected | Upshift | line | remedy | TraceML, steps marked |"]
+    lines = ["| script | what is wrong with it | expected | Hasten | line | remedy | TraceML, steps marked |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in result["rows"]:
         wrong = f"nothing: {row['about']}" if row["clean"] else row["about"]

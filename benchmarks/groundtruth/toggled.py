@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from upshift.script.watch.fetch import Fetch
-from upshift.script.watch.growth import memory_in_use
-from upshift.script.watch.kinds import Trained
-from upshift.script.watch.record import Recorder
-from upshift.script.watch.seams import Seams
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.growth import memory_in_use
+from hasten.script.watch.kinds import Trained
+from hasten.script.watch.record import Recorder
+from hasten.script.watch.seams import Seams
 
 
 class Toggle:

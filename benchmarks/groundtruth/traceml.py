@@ -1,6 +1,6 @@
-"""TraceML beside Upshift: its own command on the same scripts, what it says of each, and whether that names the truth.
+"""TraceML beside Hasten: its own command on the same scripts, what it says of each, and whether that names the truth.
 
-Each script is run twice from beginning to end by `traceml run`: unchanged, as Upshift runs it; and with its training step
+Each script is run twice from beginning to end by `traceml run`: unchanged, as Hasten runs it; and with its training step
 marked as TraceML's documentation asks (`traceml.init()`, and `traceml.trace_step(model)` around the work from `zero_grad`
 to `optimizer.step`), which `marked.py` does while the script runs.
 
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.groundtruth.kept import Row
 from benchmarks.groundtruth.processes import wait
 from benchmarks.groundtruth.truth import Case
-from upshift.core.optimization import Bottleneck
+from hasten.core.optimization import Bottleneck
 
 MARKED = Path(__file__).with_name("marked.py")
 LIMIT_S = 300.0

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from upshift.core.errors import UpshiftError
-from upshift.core.optimization import Bottleneck
-from upshift.optimizations import catalogue
+from hasten.core.errors import HastenError
+from hasten.core.optimization import Bottleneck
+from hasten.optimizations import catalogue
 
 FOLDER = Path(__file__).parent
 SCRIPTS = FOLDER / "scripts"
@@ -66,18 +66,16 @@ def load_truth(only: list[str] | None = None) -> dict[str, Case]:
     """Read the truth about all scripts, or about these.
 
     Raises:
-        UpshiftError: A script, an entry, a name or a marked line is missing or unknown.
+        HastenError: A script, an entry, a name or a marked line is missing or unknown.
     """
     table: dict[str, Any] = tomllib.loads(TRUTH.read_text(encoding="utf-8"))
     scripts = {path.stem for path in SCRIPTS.glob("*.py")}
     if scripts != set(table):
         apart = ", ".join(sorted(scripts ^ set(table)))
-        raise UpshiftError(
-            f"truth.toml and scripts/ differ in: {apart}. Each script needs one entry, each entry one script."
-        )
+        raise HastenError(f"truth.toml and scripts/ differ in: {apart}. Each script needs one entry, each entry one script.")
     found = {name: read_case(name, entry, (SCRIPTS / f"{name}.py").read_text("utf-8")) for name, entry in table.items()}
     if unknown := sorted(set(only or ()) - set(found)):
-        raise UpshiftError(f"There is no script {', '.join(unknown)}. There are: {', '.join(sorted(found))}.")
+        raise HastenError(f"There is no script {', '.join(unknown)}. There are: {', '.join(sorted(found))}.")
     return {name: case for name, case in found.items() if not only or name in only}
 
 
@@ -85,7 +83,7 @@ def read_case(name: str, entry: Mapping[str, Any], source: str) -> Case:
     """Read one entry against the source of its script.
 
     Raises:
-        UpshiftError: A key, a bottleneck, a technique or a marker is unknown, or the script has no default for `--steps`.
+        HastenError: A key, a bottleneck, a technique or a marker is unknown, or the script has no default for `--steps`.
     """
     clean = bool(entry.get("clean", False))
     _known(name, "keys", set(entry), KEYS)
@@ -98,14 +96,14 @@ def read_case(name: str, entry: Mapping[str, Any], source: str) -> Case:
     marked = markers(source)
     where = entry.get("where", [])
     if set(marked) != set(where):
-        raise UpshiftError(
+        raise HastenError(
             f"{name}: truth.toml points at {sorted(where)}, the script marks {sorted(marked)}. Make them agree."
         )
     if not clean and not (bottleneck and entry.get("remedy")):
-        raise UpshiftError(f'{name}: a script that is not clean needs `bottleneck` and `remedy` (["none"] is one).')
+        raise HastenError(f'{name}: a script that is not clean needs `bottleneck` and `remedy` (["none"] is one).')
     steps = _STEPS.search(source)
     if steps is None:
-        raise UpshiftError(
+        raise HastenError(
             f'{name}: no default for --steps was found. Write: add_argument("--steps", type=int, default=100).'
         )
     return Case(
@@ -132,6 +130,6 @@ def markers(source: str) -> dict[str, list[int]]:
 
 def _known(name: str, what: str, seen: set[str], allowed: set[str] | frozenset[str]) -> None:
     if unknown := sorted(seen - allowed):
-        raise UpshiftError(
+        raise HastenError(
             f"{name}: unknown {what} {', '.join(unknown)} in truth.toml. Known are: {', '.join(sorted(allowed))}."
         )

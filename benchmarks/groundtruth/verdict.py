@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.groundtruth.kept import Row
 from benchmarks.groundtruth.traceml import judge_traceml
 from benchmarks.groundtruth.truth import Case
-from upshift.script.plan.reach import why_beyond
+from hasten.script.plan.reach import why_beyond
 
 NEAR_LINES = 2
 """A place is right up to so many lines beside a marked one."""

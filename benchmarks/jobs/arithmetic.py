@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 NUM_FEATURES = 64
 FADING_STEPS, CHANNELS = 320, 1024
@@ -24,7 +24,7 @@ def points(num: int, seed: int) -> TensorDataset:
     return TensorDataset(found, found[:, :16].sum(dim=1, keepdim=True).sin() + noise)
 
 
-class PointsJob(upshift.Job):
+class PointsJob(hasten.Job):
     """Many points for a model of one kind of arithmetic."""
 
     batch_size = 64
@@ -48,7 +48,7 @@ class ProductsJob(PointsJob):
     """Large matrix products."""
 
     batch_size = 128
-    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+    quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
         """Make a wide network."""
@@ -145,7 +145,7 @@ class Echo(nn.Module):
         return found
 
 
-class FadingJob(upshift.Job):
+class FadingJob(hasten.Job):
     """A recurrence that fades below the smallest normal number."""
 
     batch_size = 16

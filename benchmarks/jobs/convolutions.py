@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 NUM_CLASSES = 8
 PICTURE, VOLUME = (3, 64, 64), (1, 24, 24, 24)
@@ -25,7 +25,7 @@ def patterns(shape: tuple[int, ...], num: int) -> TensorDataset:
     return TensorDataset(known[labels] + 2.0 * torch.randn(num, *shape, generator=generator), labels)
 
 
-class PicturesJob(upshift.Job):
+class PicturesJob(hasten.Job):
     """2-d convolutions over pictures."""
 
     batch_size = 16

@@ -1,6 +1,6 @@
 """A byte-level GPT on real counselling conversations, padded to the longest that is taken: short questions, long answers.
 
-The text is read from `counsel/conversations.jsonl` under the folder that UPSHIFT_DATA names: one JSON object a line, with
+The text is read from `counsel/conversations.jsonl` under the folder that HASTEN_DATA names: one JSON object a line, with
 `messages`, each a `role` and its `content` (2,129 conversations of nbertagnolli/counsel-chat). It is not shipped.
 """
 
@@ -16,15 +16,15 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from examples.text import NOTHING, Batch, ByteGPT, TextJob
-from upshift.core.errors import JobError
+from hasten.core.errors import JobError
 
-FOLDER_VARIABLE = "UPSHIFT_DATA"
+FOLDER_VARIABLE = "HASTEN_DATA"
 MAX_LENGTH = 2048  # positions; longer conversations are cut
 NUM_TRAIN, NUM_HELD_OUT = 320, 40
 
 
 def conversations_file() -> Path | None:
-    """Where the conversations lie; None where UPSHIFT_DATA names no folder that holds them."""
+    """Where the conversations lie; None where HASTEN_DATA names no folder that holds them."""
     folder = os.environ.get(FOLDER_VARIABLE)
     path = Path(folder or "", "counsel", "conversations.jsonl")
     return path if folder and path.is_file() else None

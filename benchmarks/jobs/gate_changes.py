@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from upshift.core.batch import map_tensors
-from upshift.core.facts import Facts
-from upshift.core.job import Loss
-from upshift.core.live import LiveJob, Seam, Undo, append_to, replace_attribute
-from upshift.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
-from upshift.core.seeding import epoch_permutation
-from upshift.optimizations.precision import Precision
+from hasten.core.batch import map_tensors
+from hasten.core.facts import Facts
+from hasten.core.job import Loss
+from hasten.core.live import LiveJob, Seam, Undo, append_to, replace_attribute
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.seeding import epoch_permutation
+from hasten.optimizations.precision import Precision
 
 NUM_PARTS = 4
 

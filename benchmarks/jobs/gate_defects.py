@@ -15,19 +15,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.jobs.gate_changes import Change, MicroBatches, card, scaled
-from upshift.core.job import Loss
-from upshift.core.live import LiveJob, Pipeline, Seam, Undo, append_to, replace_attribute
-from upshift.core.modules import repeated_blocks
-from upshift.core.optimization import Bottleneck, Card, Check, Numerics, StepTrace
-from upshift.core.packing import Packing
-from upshift.core.seeding import epoch_permutation
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.precision import Precision
-from upshift.optimizations.sample_cache import SampleCache
-from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
+from hasten.core.job import Loss
+from hasten.core.live import LiveJob, Pipeline, Seam, Undo, append_to, replace_attribute
+from hasten.core.modules import repeated_blocks
+from hasten.core.optimization import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.packing import Packing
+from hasten.core.seeding import epoch_permutation
+from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.precision import Precision
+from hasten.optimizations.sample_cache import SampleCache
+from hasten.optimizations.sequence_packing import SequencePacking
+from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 
 
 class CheckpointingWithoutRng(ActivationCheckpointing):

@@ -11,13 +11,13 @@ from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 VOCABULARY, LONGEST, NOTHING = 24, 40, -100
 SIZE, NUM_CLASSES = 12, 8
 WARM_UP = 100
 
-Sentence = tuple[torch.Tensor, torch.Tensor, upshift.Packing | None]
+Sentence = tuple[torch.Tensor, torch.Tensor, hasten.Packing | None]
 
 
 class Sentences(Dataset[torch.Tensor]):
@@ -53,11 +53,11 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
         """Map [batch, time, width] to the same shape; a position sees itself and what came before in its sentence."""
         batch, time, width = x.shape
         query, key, value = self.query_key_value(self.norm(x)).view(batch, time, 3, 2, -1).permute(2, 0, 3, 1, 4)
-        seen = upshift.packed_attention(query, key, value, packing, is_causal=True)
+        seen = hasten.packed_attention(query, key, value, packing, is_causal=True)
         x = x + self.dropout(self.project(seen.transpose(1, 2).reshape(batch, time, width)))
         mixed: torch.Tensor = x + self.dropout(self.mlp(self.norm_mlp(x)))
         return mixed
@@ -72,7 +72,7 @@ class Speaker(nn.Module):
         self.blocks = nn.ModuleList(Block(width) for _ in range(2))
         self.head = nn.Linear(width, VOCABULARY)
 
-    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
         """Map tokens [batch, time] to logits [batch, time, vocabulary]."""
         position = packing.positions if packing else torch.arange(x.shape[1])
         hidden = self.token(x) + self.position(position)
@@ -82,13 +82,13 @@ class Speaker(nn.Module):
         return logits
 
 
-class SentencesJob(upshift.Job):
+class SentencesJob(hasten.Job):
     """Predict the next token, padded to the longest sentence there may be."""
 
     batch_size = 16
     epochs = 40
     zero_grad_to_none = False
-    quality = upshift.Quality(metric="loss", margin=0.03)  # nats per token
+    quality = hasten.Quality(metric="loss", margin=0.03)  # nats per token
 
     def model(self) -> nn.Module:
         """Make the model."""
@@ -121,23 +121,23 @@ class SentencesJob(upshift.Job):
     def collate_packed(self, samples: list[torch.Tensor]) -> Sentence:
         """Lay the sentences end to end: inputs and targets, each [1, total]."""
         inputs, targets = (torch.cat([sample[cut] for sample in samples])[None] for cut in (slice(-1), slice(1, None)))
-        return inputs, targets, upshift.Packing.of([len(sample) - 1 for sample in samples])
+        return inputs, targets, hasten.Packing.of([len(sample) - 1 for sample in samples])
 
-    def loss(self, model: nn.Module, batch: Sentence) -> upshift.Loss:
+    def loss(self, model: nn.Module, batch: Sentence) -> hasten.Loss:
         """Sum the cross entropy over the tokens that count."""
         inputs, targets, packing = batch
         logits = model(inputs, packing).float().flatten(0, 1)
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
-        return upshift.Loss(total, (targets != NOTHING).sum())
+        return hasten.Loss(total, (targets != NOTHING).sum())
 
 
-class ShapesJob(upshift.Job):
+class ShapesJob(hasten.Job):
     """Tell noisy patterns apart, moved about at random; an epoch is longer than any screening."""
 
     batch_size = 32
     epochs = 4
     zero_grad_to_none = False
-    quality = upshift.Quality(metric="loss", margin=0.05)  # nats per image
+    quality = hasten.Quality(metric="loss", margin=0.05)  # nats per image
 
     def model(self) -> nn.Module:
         """Make the model."""
@@ -193,14 +193,14 @@ def _shapes(num: int, seed: int) -> TensorDataset:
     return TensorDataset(patterns[labels] + torch.randn(num, 3, SIZE, SIZE, generator=generator), labels)
 
 
-class DenseJob(upshift.Job):
+class DenseJob(hasten.Job):
     """A perceptron that fits a smooth function, trained by plain SGD with clipped gradients."""
 
     batch_size = 32
     epochs = 40
     clip_norm: ClassVar[float | None] = 0.5
     accumulation = 2
-    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+    quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
     unit = 1.0
 
     def model(self) -> nn.Module:
@@ -231,7 +231,7 @@ class SmallUnitsJob(DenseJob):
     clip_norm = None
     accumulation = 1
     unit = 1e-3
-    quality = upshift.Quality(metric="loss", margin=5e-8)  # squared units of the target
+    quality = hasten.Quality(metric="loss", margin=5e-8)  # squared units of the target
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make an optimizer that does not mind the unit."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 SECONDS_OF_SOUND, RATE = 32, 48_000
 ROWS, WIDTH = 128, 64
@@ -29,7 +29,7 @@ class Shaper(nn.Module):
         return waves
 
 
-class WavesJob(upshift.Job):
+class WavesJob(hasten.Job):
     """Tensors of 35 MiB made and freed by every operator."""
 
     batch_size = 6
@@ -98,7 +98,7 @@ class Deep(nn.Module):
         return found.squeeze(1)
 
 
-class DeepJob(upshift.Job):
+class DeepJob(hasten.Job):
     """A deep network that keeps hundreds of MiB for its backward pass."""
 
     batch_size = 96

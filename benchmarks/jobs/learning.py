@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 NUM_FEATURES = 16
 
@@ -22,12 +22,12 @@ def noisy(num: int, seed: int) -> TensorDataset:
     return TensorDataset(points, 2 * points[:, :4].sum(dim=1, keepdim=True).tanh() + noise)
 
 
-class ConstantRateJob(upshift.Job):
+class ConstantRateJob(hasten.Job):
     """A run at one low learning rate from its first update to its last."""
 
     batch_size = 32
     num_updates = 800
-    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+    quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
         """Make a small network."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 NUM_COLUMNS, WIDTH = 400, 8
 
@@ -36,7 +36,7 @@ def table(num: int, seed: int) -> TensorDataset:
     return TensorDataset(rows, rows[:, : NUM_COLUMNS // 2].mean(dim=1) * 10 + noise)
 
 
-class ColumnsJob(upshift.Job):
+class ColumnsJob(hasten.Job):
     """A table model with 400 small parameter tensors, under AdamW."""
 
     batch_size = 8
@@ -73,7 +73,7 @@ class ZeroedColumnsJob(ColumnsJob):
 class LargeStatesJob(ColumnsJob):
     """Large layers, whose AdamW states take twice their memory."""
 
-    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+    quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
         """Make a network of fifteen million parameters."""

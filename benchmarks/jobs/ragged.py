@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 VOCABULARY, LONGEST, NOTHING = 32, 256, -100
 MANY_TOKENS = 8192
 
-Batch = tuple[torch.Tensor, torch.Tensor, upshift.Packing | None]
+Batch = tuple[torch.Tensor, torch.Tensor, hasten.Packing | None]
 
 
 class Block(nn.Module):
@@ -27,12 +27,12 @@ class Block(nn.Module):
         self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
         """Map [batch, time, width] to the same shape; a position sees itself and what came before in its sample."""
         batch, time, width = x.shape
         heads = self.query_key_value(self.norm(x)).view(batch, time, 3, self.num_heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        seen = upshift.packed_attention(query, key, value, packing, is_causal=True)
+        seen = hasten.packed_attention(query, key, value, packing, is_causal=True)
         x = x + self.project(seen.transpose(1, 2).reshape(batch, time, width))
         mixed: torch.Tensor = x + self.mlp(self.norm_mlp(x))
         return mixed
@@ -47,7 +47,7 @@ class Reader(nn.Module):
         self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
         self.head = nn.Linear(width, VOCABULARY)
 
-    def forward(self, x: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
         """Map tokens [batch, time] to logits [batch, time, vocabulary]."""
         position = packing.positions if packing else torch.arange(x.shape[1])
         hidden = self.token(x) + self.position(position)
@@ -76,12 +76,12 @@ class Texts(Dataset[torch.Tensor]):
         return self.texts[index]
 
 
-class PaddedToLongestJob(upshift.Job):
+class PaddedToLongestJob(hasten.Job):
     """Short texts, all padded to the longest there may be."""
 
     batch_size = 16
     num_updates = 100_000
-    quality = upshift.Quality(metric="loss", margin=0.05)  # nats per token
+    quality = hasten.Quality(metric="loss", margin=0.05)  # nats per token
 
     def model(self) -> nn.Module:
         """Make the model."""
@@ -127,14 +127,14 @@ class PaddedToLongestJob(upshift.Job):
     def collate_packed(self, samples: list[torch.Tensor]) -> Batch:
         """Lay the texts end to end: inputs and targets, each [1, total]."""
         inputs, targets = (torch.cat([sample[cut] for sample in samples])[None] for cut in (slice(-1), slice(1, None)))
-        return inputs, targets, upshift.Packing.of([len(sample) - 1 for sample in samples])
+        return inputs, targets, hasten.Packing.of([len(sample) - 1 for sample in samples])
 
-    def loss(self, model: nn.Module, batch: Batch) -> upshift.Loss:
+    def loss(self, model: nn.Module, batch: Batch) -> hasten.Loss:
         """Sum the cross entropy over the tokens that count."""
         inputs, targets, packing = batch
         logits = model(inputs, packing).float().flatten(0, 1)
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
-        return upshift.Loss(total, (targets != NOTHING).sum())
+        return hasten.Loss(total, (targets != NOTHING).sum())
 
 
 class PaddedInBatchJob(PaddedToLongestJob):
@@ -165,7 +165,7 @@ class Masked(nn.Module):
         return logits
 
 
-class MaskedTokensJob(upshift.Job):
+class MaskedTokensJob(hasten.Job):
     """A large vocabulary, predicted at one position of seven."""
 
     batch_size = 16
@@ -192,12 +192,12 @@ class MaskedTokensJob(upshift.Job):
         """Where a token is hidden."""
         return batch[1] != NOTHING
 
-    def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> upshift.Loss:
+    def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> hasten.Loss:
         """Sum the cross entropy over the hidden tokens."""
         tokens, targets = batch
         logits = model(tokens).float().flatten(0, 1)
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
-        return upshift.Loss(total, (targets != NOTHING).sum())
+        return hasten.Loss(total, (targets != NOTHING).sum())
 
 
 class Windows(nn.Module):
@@ -216,7 +216,7 @@ class Windows(nn.Module):
         return found
 
 
-class ShortAttentionJob(upshift.Job):
+class ShortAttentionJob(hasten.Job):
     """Attention over windows of 8 positions, many at once."""
 
     batch_size = 256

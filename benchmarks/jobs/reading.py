@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
 
 STORED, SHOWN = 96, 48  # pixels on a side
 READ_S = 0.002  # for one sample, from far away
@@ -39,7 +39,7 @@ class StoredPictures(Dataset[tuple[bytes, int]]):
         return self.files[index], self.labels[index]
 
 
-class DecodedJob(upshift.Job):
+class DecodedJob(hasten.Job):
     """Pictures that are decompressed and resized anew at every visit."""
 
     batch_size = 32

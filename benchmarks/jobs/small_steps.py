@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 SYMBOLS, LARGEST, DEEPEST = 26, 250, 12
 
 
-class OnlineJob(upshift.Job):
+class OnlineJob(hasten.Job):
     """A linear model that sees one sample an update and reads every loss."""
 
     batch_size = 1
@@ -73,7 +73,7 @@ class LastBatchJob(OnlineJob):
     """An epoch of four whole batches and one of four samples."""
 
     batch_size = 64
-    quality = upshift.Quality(metric="loss", margin=0.05)  # squared units of the target
+    quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
         """Make a deep, narrow network, whose update takes as long for few samples as for many."""
@@ -183,7 +183,7 @@ def _expression(chance: random.Random) -> str:
     return "".join(text) + ")" * depth
 
 
-class TreesJob(upshift.Job):
+class TreesJob(hasten.Job):
     """Texts parsed into trees of thousands of Python objects in every step."""
 
     batch_size = 32

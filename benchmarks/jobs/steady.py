@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 
-class SteadyJob(upshift.Job):
+class SteadyJob(hasten.Job):
     """A small perceptron: updates of some milliseconds, all alike, on one thread."""
 
     batch_size = 64

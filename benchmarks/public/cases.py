@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.public.prepare import MAKERS
-from upshift.core.errors import UpshiftError
+from hasten.core.errors import HastenError
 
 TABLE = Path(__file__).parent / "scripts.toml"
 NEEDED = frozenset({"repository", "licence", "script", "about", "changed"})
@@ -58,12 +58,12 @@ def load_cases(only: Sequence[str] | None = None) -> dict[str, Case]:
     """All scripts, or these, by name.
 
     Raises:
-        UpshiftError: An entry or a name is wrong.
+        HastenError: An entry or a name is wrong.
     """
     table: dict[str, Any] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     found = {name: read_case(name, entry) for name, entry in table.items()}
     if unknown := sorted(set(only or ()) - set(found)):
-        raise UpshiftError(f"There is no public script {', '.join(unknown)}. There are: {', '.join(found)}.")
+        raise HastenError(f"There is no public script {', '.join(unknown)}. There are: {', '.join(found)}.")
     return {name: case for name, case in found.items() if not only or name in only}
 
 
@@ -71,13 +71,13 @@ def read_case(name: str, entry: Mapping[str, Any]) -> Case:
     """One entry of the table.
 
     Raises:
-        UpshiftError: A key is missing or unknown, or nobody makes the data.
+        HastenError: A key is missing or unknown, or nobody makes the data.
     """
     if wrong := sorted((NEEDED - set(entry)) | (set(entry) - KEYS)):
-        raise UpshiftError(f"{name}: missing or unknown in scripts.toml: {', '.join(wrong)}.")
+        raise HastenError(f"{name}: missing or unknown in scripts.toml: {', '.join(wrong)}.")
     data = entry.get("data", {"make": "", "into": "."})
     if data["make"] and data["make"] not in MAKERS:
-        raise UpshiftError(f"{name}: nobody makes the data {data['make']}. There are: {', '.join(MAKERS)}.")
+        raise HastenError(f"{name}: nobody makes the data {data['make']}. There are: {', '.join(MAKERS)}.")
     return Case(
         name=name,
         repository=entry["repository"],

@@ -86,7 +86,7 @@ def _run(row: Row) -> list[str]:
         "",
         "```",
         f"cd {folder}",
-        f"{path}{shlex.join(['upshift', 'tune', PurePosixPath(row['script']).name, *arguments])}",
+        f"{path}{shlex.join(['hasten', 'tune', PurePosixPath(row['script']).name, *arguments])}",
         "```",
         "",
         f"Changed: {'; '.join(row['changed'])}.",

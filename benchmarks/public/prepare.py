@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from upshift.core.errors import MachineError
+from hasten.core.errors import MachineError
 
 NUM_CHARACTERS = 1_115_394
 """As many as Tiny Shakespeare has, which two of the scripts were written for."""

@@ -1,7 +1,7 @@
 """Profile and tune the public scripts, each unchanged, on a copy of what it needs, through the command line.
 
 `python -m benchmarks public --sources DIR [--part profile|tune] [--only NAME ...] [--budget 5m] [--python PATH]`. DIR holds
-clones of the repositories; PATH is an interpreter that has Upshift and what the scripts import. Rows are written as they
+clones of the repositories; PATH is an interpreter that has Hasten and what the scripts import. Rows are written as they
 come: what was measured at this very commit, of that very commit of the script, is not measured again.
 """
 
@@ -28,8 +28,8 @@ from benchmarks.public.cases import Case, load_cases
 from benchmarks.public.prepare import MAKERS
 from benchmarks.public.verdict import Row, judge_tuning, score
 from benchmarks.record import ROOT
-from upshift.cli.say import parse_duration
-from upshift.core.errors import TargetError
+from hasten.cli.say import parse_duration
+from hasten.core.errors import TargetError
 
 NAME = "public"
 PARTS = ("profile", "tune")
@@ -46,7 +46,7 @@ class PublicRun:
         sources: The folder of the clones.
         budget: Of each tuning.
         parts: What is measured; other parts of a row stay.
-        python: The interpreter; it has Upshift and what the scripts import.
+        python: The interpreter; it has Hasten and what the scripts import.
         again: Also what was measured at this very commit.
     """
 
@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone; rows of others stay")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
     parser.add_argument("--budget", default=BUDGET, help="of each tuning")
-    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="has Upshift and what the scripts import")
+    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="has Hasten and what the scripts import")
     parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
     asked = parser.parse_args(words)
     run = PublicRun(sources=asked.sources, budget=asked.budget, parts=asked.part, python=asked.python, again=asked.again)
@@ -166,18 +166,18 @@ def _git(clone: Path, *words: str) -> str:
 
 def profile_part(case: Case, run: PublicRun, work: Path) -> Row:
     """Profile a script: the profile, or why there is none."""
-    out = work / "upshift-profile.json"
+    out = work / "hasten-profile.json"
     why = call(["profile", case.script, "--json", str(out)], case, run, work, PROFILE_LIMIT_S)
     return {"why": why, "found": None if why else _read(out, run, work)}
 
 
 def tune_part(case: Case, run: PublicRun, work: Path) -> Row:
     """Tune a script: what was proved, or why nothing could be tried."""
-    out = work / "upshift-out"
+    out = work / "hasten-out"
     limit_s = parse_duration(run.budget) + TUNE_SLACK_S
     why = call(["tune", case.script, "--budget", run.budget, "--out", str(out)], case, run, work, limit_s)
     if not why and not (out / "evidence.json").exists():
-        why = "`upshift tune` wrote no evidence"
+        why = "`hasten tune` wrote no evidence"
     return {
         "why": why,
         "found": None if why else judge_tuning(_read(out / "evidence.json", run, work)),
@@ -201,8 +201,8 @@ def shortened(text: str, run: PublicRun, work: Path) -> str:
 
 
 def call(arguments: Sequence[str], case: Case, run: PublicRun, work: Path, limit_s: float) -> str:
-    """Run `upshift ARGUMENTS -- those of the script`; why it failed, in its own last words, or nothing."""
-    command = [run.python, "-P", "-m", "upshift", *arguments, "--", *case.arguments]
+    """Run `hasten ARGUMENTS -- those of the script`; why it failed, in its own last words, or nothing."""
+    command = [run.python, "-P", "-m", "hasten", *arguments, "--", *case.arguments]
     folder = work / case.folder
     path = [str((folder / entry).resolve()) for entry in case.path]
     path += [entry for entry in [os.environ.get("PYTHONPATH")] if entry]
@@ -218,10 +218,10 @@ def call(arguments: Sequence[str], case: Case, run: PublicRun, work: Path, limit
         except subprocess.TimeoutExpired:
             end_tree(process.pid)  # the script and its workers, too
             process.wait()
-            return f"`upshift {arguments[0]}` did not end within {limit_s:.0f} s"
+            return f"`hasten {arguments[0]}` did not end within {limit_s:.0f} s"
         said.seek(0)
         lines = said.read().splitlines()
-    return shortened(f"`upshift {arguments[0]}` ended with {code}: {last_words(lines)}", run, work) if code else ""
+    return shortened(f"`hasten {arguments[0]}` ended with {code}: {last_words(lines)}", run, work) if code else ""
 
 
 def last_words(lines: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshift.report.words import headline
+from hasten.report.words import headline
 
 GOALS: Mapping[str, float] = {"scripts": 5, "faster": 3, "ratio": 1.3}
 """At least so many scripts profiled and tuned, so many of them so many times as fast by the lower end of the interval."""

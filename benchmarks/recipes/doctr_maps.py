@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recipes.maps import PICTURES, SIZE, in_turns, text_lines
-from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
 
 _HOME = "doctr.models.detection.differentiable_binarization"
 NUM_LINES = 60

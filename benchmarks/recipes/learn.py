@@ -1,6 +1,6 @@
 """What a model learns: a whole run under a plan, by the command that a user gives, and the held-out metric at its points.
 
-The weights are kept in `upshift-out`, beside the report of the job's tuning: `upshift recipes look` draws what they find.
+The weights are kept in `hasten-out`, beside the report of the job's tuning: `hasten recipes look` draws what they find.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.record import ROOT
-from upshift.train.around import WEIGHTS
-from upshift.train.records.found import read_reports
+from hasten.train.around import WEIGHTS
+from hasten.train.records.found import read_reports
 
 
 def run_learning(target: str, plan_toml: str, metric: str, updates: int | None = None) -> dict[str, Any]:
@@ -33,10 +33,10 @@ def run_learning(target: str, plan_toml: str, metric: str, updates: int | None =
     Raises:
         RuntimeError: The run failed, or reported no such metric.
     """
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
-        plan, out = Path(folder) / "upshift.toml", Path(folder) / "run"
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
+        plan, out = Path(folder) / "hasten.toml", Path(folder) / "run"
         plan.write_text(plan_toml, encoding="utf-8")
-        command = [sys.executable, "-m", "upshift", "run", target, "--plan", str(plan), "--out", str(out)]
+        command = [sys.executable, "-m", "hasten", "run", target, "--plan", str(plan), "--out", str(out)]
         command += [] if updates is None else ["--updates", str(updates)]
         started = monotonic()
         done = subprocess.run(command, cwd=ROOT, check=False)
@@ -56,4 +56,4 @@ def run_learning(target: str, plan_toml: str, metric: str, updates: int | None =
 
 def weights_of(target: str) -> Path:
     """Where the weights that a job has learnt are kept."""
-    return ROOT / "upshift-out" / target.rsplit(":", maxsplit=1)[-1] / WEIGHTS
+    return ROOT / "hasten-out" / target.rsplit(":", maxsplit=1)[-1] / WEIGHTS

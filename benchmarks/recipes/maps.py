@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.recipes.official import official_maps
-from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps
-from upshift.recipes.ocr.maps.ready import warm
-from upshift.recipes.ocr.maps.store import MapCache, content_of, map_key
+from hasten.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.maps.ready import warm
+from hasten.recipes.ocr.maps.store import MapCache, content_of, map_key
 
 SIZE = (640, 640)
 CASES = {"quads_20": (20, 4), "quads_60": (60, 4), "quads_200": (200, 4), "gons_60": (60, 12), "gons_200": (200, 12)}
@@ -162,7 +162,7 @@ def in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[
 def _measure_cache(rounds: int) -> dict[str, Any]:
     """Reads of packed maps, each of another picture; the file is in the page cache, as it is after the first epoch."""
     arrays = [PolygonArray.from_list(text_lines(60, 4, seed)) for seed in range(16)]
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         cache = MapCache(Path(folder), 2**26)
         keys = [map_key(str(seed), content_of(array), None, SIZE, EXACT) for seed, array in enumerate(arrays)]
         for key, array in zip(keys, arrays, strict=True):

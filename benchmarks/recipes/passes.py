@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from upshift.core.plan import Plan
-from upshift.core.stats import paired_interval
-from upshift.core.target import load_job
-from upshift.tune.trials.trial import Trial, TrialSetting
+from hasten.core.plan import Plan
+from hasten.core.stats import paired_interval
+from hasten.core.target import load_job
+from hasten.tune.trials.trial import Trial, TrialSetting
 
 PAIRS = 10
 TURNS = 3
@@ -44,7 +44,7 @@ def run_passes(target: str, plan: Plan, weights: Path, pairs: int = PAIRS) -> di
     """
     rows = []
     pictures = _held_out(target)
-    with tempfile.TemporaryDirectory(prefix="upshift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder), hang_s=1200.0)
         for pair in range(pairs):
             rows.append(_pair(setting, {NAIVE: Plan(), REAL: plan}, weights, pair=pair, pictures=pictures))

@@ -27,14 +27,14 @@ from benchmarks.recipes.passes import NAIVE, REAL, run_passes
 from benchmarks.record import RESULTS, ROOT, provenance, record
 from benchmarks.rivals.compare import side_by_side
 from benchmarks.tuning import tuned
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 
 JOBS = {
     "detection": "benchmarks/recipes/jobs/bccd.py:NaiveBccdJob",
     "ocr": "benchmarks/recipes/jobs/sroie.py:NaiveSroieJob",
 }
-ARMS = ("naive", "Lightning", "Lightning, bf16-mixed", "Lightning, bf16-mixed, 2 workers", "Upshift")
+ARMS = ("naive", "Lightning", "Lightning, bf16-mixed", "Lightning, bf16-mixed, 2 workers", "Hasten")
 METRICS = {"detection": "map50", "ocr": "hmean"}
 GOALS = {
     "detection_train_low": 2.5, "ocr_train_low": 3.0, "ocr_valid_low": 8.0, "detection_map50": 0.80, "ocr_hmean": 0.75,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.recipes.passes import NAIVE, REAL
-from upshift.recipes.detection.wishes import report
-from upshift.recipes.detection.wishes import table as wishes_table
+from hasten.recipes.detection.wishes import report
+from hasten.recipes.detection.wishes import table as wishes_table
 
 Result = Mapping[str, Any]
 
@@ -153,10 +153,10 @@ def _maps(part: Result) -> list[str]:
 def _rivals(part: Result) -> list[str]:
     """The same training by other means, in turns."""
     lines = ["The same model, loss and pictures in fresh processes that take turns:", ""]
-    lines += ["| trained by | against the naive form | Upshift over it |", "|---|---|---|"]
+    lines += ["| trained by | against the naive form | Hasten over it |", "|---|---|---|"]
     for name, arm in part["arms"].items():
-        over = {"ratio": arm["upshift_over_it"], "low": arm["upshift_over_it_low"], "high": arm["upshift_over_it_high"]}
-        lines.append(f"| {name} | {_interval(arm)} | {'-' if name == 'Upshift' else _interval(over)} |")
+        over = {"ratio": arm["hasten_over_it"], "low": arm["hasten_over_it_low"], "high": arm["hasten_over_it_high"]}
+        lines.append(f"| {name} | {_interval(arm)} | {'-' if name == 'Hasten' else _interval(over)} |")
     return [*lines, ""]
 
 

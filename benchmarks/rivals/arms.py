@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from upshift.core.batch import map_tensors
-from upshift.core.job import Job, Loss
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.train.build import build
-from upshift.train.loop import Loop
+from hasten.core.batch import map_tensors
+from hasten.core.job import Job, Loss
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.train.build import build
+from hasten.train.loop import Loop
 
 READ_EVERY = 50
 BIG_BATCHES = 3
@@ -180,8 +180,8 @@ def by_accelerate(job: Job, pause: Pause, mixed_precision: str = "no") -> None:
         pause(job.batch_size)
 
 
-def by_upshift(job: Job, pause: Pause, plan: dict[str, Any]) -> None:
-    """Upshift's loop under a plan."""
+def by_hasten(job: Job, pause: Pause, plan: dict[str, Any]) -> None:
+    """Hasten's loop under a plan."""
     loop = Loop(build(job, Plan.from_dict(plan, catalogue())))
     while True:
         before = loop.position.samples
@@ -205,5 +205,5 @@ def arms(job: Job, plan: dict[str, Any]) -> dict[str, Callable[[Pause], None]]:
         "Lightning, tuned batch size": lambda pause: by_lightning(job, pause, tunes=True),
         "Accelerate": lambda pause: by_accelerate(job, pause),
         "Accelerate, bf16": lambda pause: by_accelerate(job, pause, "bf16"),
-        "Upshift": lambda pause: by_upshift(job, pause, plan),
+        "Hasten": lambda pause: by_hasten(job, pause, plan),
     }

@@ -16,12 +16,12 @@ from typing import Any
 
 from benchmarks.record import RESULTS, ROOT, record
 from benchmarks.tuning import EXAMPLES
-from upshift.core.errors import JobError
-from upshift.core.optimization import joined_environment, required_environment
-from upshift.core.plan import Plan
-from upshift.core.stats import paired_interval
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
+from hasten.core.errors import JobError
+from hasten.core.optimization import joined_environment, required_environment
+from hasten.core.plan import Plan
+from hasten.core.stats import paired_interval
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
 
 ROUNDS, TURNS, TURN_S, WARM_S = 5, 4, 1.0, 2.0
 
@@ -70,12 +70,12 @@ def side_by_side(target: str, plan: dict[str, Any], only: Sequence[str] = (), ro
 
     Args:
         target: The job.
-        plan: What Upshift's arm trains under.
-        only: Names of arms, those of the naive form and of Upshift among them; all unless given.
+        plan: What Hasten's arm trains under.
+        only: Names of arms, those of the naive form and of Hasten among them; all unless given.
         rounds: Of fresh processes.
 
     Returns:
-        By arm its ratio to the naive arm and Upshift's to it, with intervals and raw seconds; the best of the rivals; and
+        By arm its ratio to the naive arm and Hasten's to it, with intervals and raw seconds; the best of the rivals; and
         the raw rows.
     """
     names = list(only) or _names(target)
@@ -88,14 +88,14 @@ def side_by_side(target: str, plan: dict[str, Any], only: Sequence[str] = (), ro
     result: dict[str, dict[str, Any]] = {}
     for arm in names:
         against = paired_interval(per_sample["naive"], per_sample[arm], 0.95)
-        ours = paired_interval(per_sample[arm], per_sample["Upshift"], 0.95)
+        ours = paired_interval(per_sample[arm], per_sample["Hasten"], 0.95)
         result[arm] = {
             "ratio": against.ratio, "low": against.low, "high": against.high,
-            "upshift_over_it": ours.ratio, "upshift_over_it_low": ours.low, "upshift_over_it_high": ours.high,
+            "hasten_over_it": ours.ratio, "hasten_over_it_low": ours.low, "hasten_over_it_high": ours.high,
             "seconds_per_sample": per_sample[arm],
         }  # fmt: skip
-    best = max((arm for arm in names if arm not in ("naive", "Upshift")), key=lambda arm: result[arm]["ratio"])
-    head = {"plan": plan, "best_rival": best, "upshift_is_better": result[best]["upshift_over_it_low"] > 1.0}
+    best = max((arm for arm in names if arm not in ("naive", "Hasten")), key=lambda arm: result[arm]["ratio"])
+    head = {"plan": plan, "best_rival": best, "hasten_is_better": result[best]["hasten_over_it_low"] > 1.0}
     return {**head, "arms": result, "rows": rows}
 
 
@@ -132,7 +132,7 @@ class _Started(ExitStack):
 def _started(target: str, name: str, plan: dict[str, Any], seed: int) -> _Started:
     command = [sys.executable, "-m", "benchmarks.rivals.worker", target, name, str(seed), json.dumps(plan)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    if name == "Upshift":  # part of a plan may only work in a process that was started for it, as `upshift run` starts it
+    if name == "Hasten":  # part of a plan may only work in a process that was started for it, as `hasten run` starts it
         wanted = required_environment(Plan.from_dict(plan, catalogue()).optimizations)
         environment = joined_environment(wanted, environment)
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)

@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.rivals.arms import arms
-from upshift.core.target import load_job
+from hasten.core.target import load_job
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def _rounds(size: int, rounds: int) -> dict[str, list[list[dict[str, float]]]]:
 
 def measured(size: int, name: str) -> list[dict[str, float]]:
     """The saves of one process."""
-    with tempfile.TemporaryDirectory(prefix="upshift-", dir=_disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="hasten-", dir=_disk()) as folder:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.saving.worker", name, str(size), folder, str(SAVES)],
             cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
@@ -75,8 +75,8 @@ def measured(size: int, name: str) -> list[dict[str, float]]:
 
 
 def _disk() -> str | None:
-    """Where files go: a folder on a disk, where the usual one for temporary files is memory; UPSHIFT_DISK names it."""
-    return os.environ.get("UPSHIFT_DISK")
+    """Where files go: a folder on a disk, where the usual one for temporary files is memory; HASTEN_DISK names it."""
+    return os.environ.get("HASTEN_DISK")
 
 
 def _warm(saves: list[list[dict[str, float]]], key: str) -> list[float]:
@@ -105,7 +105,7 @@ def _verdict(raw: dict[str, list[list[dict[str, float]]]], size: int) -> dict[st
     if size == SIZES_MB[0]:
         goals["stall below 50 ms"] = stall < STALL_GOAL_S
     words = (
-        f"upshift loses {median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of what {best} loses; goals: "
+        f"hasten loses {median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of what {best} loses; goals: "
         + ", ".join(f"{name}: {'reached' if reached else 'NOT reached'}" for name, reached in goals.items())
     )
     return {"best_other": best, "lost_ratio": median(ratios), "lost_ratios": ratios, "goals": goals, "words": words}

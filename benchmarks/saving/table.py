@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from upshift.report.words import bytes_words
+from hasten.report.words import bytes_words
 
 
 def table(result: dict[str, Any]) -> str:

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
-from upshift.train.loop import Loop
-from upshift.train.saving.saver import Pace, Saver
+from hasten.train.loop import Loop
+from hasten.train.saving.saver import Pace, Saver
 
 
 class Way(Protocol):
@@ -139,7 +139,7 @@ class LightningAsync(_State):
 
 
 class Ours:
-    """`upshift run`'s own, which also keeps random numbers, the place in the data, and checksums."""
+    """`hasten run`'s own, which also keeps random numbers, the place in the data, and checksums."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -164,7 +164,7 @@ class Ours:
             self._saver.close()
 
 
-OURS = "upshift"
+OURS = "hasten"
 WAYS: dict[str, Callable[[Loop], Way]] = {
     OURS: Ours,
     "torch.save": TorchSave,

@@ -21,10 +21,10 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.saving.ways import WAYS, Way
-from upshift.core.job import Job
-from upshift.core.plan import Plan
-from upshift.train.build import build
-from upshift.train.loop import Loop
+from hasten.core.job import Job
+from hasten.core.plan import Plan
+from hasten.train.build import build
+from hasten.train.loop import Loop
 
 WIDTH = 4096
 LAYER_MB = 3 * 4 * WIDTH * WIDTH / 1e6

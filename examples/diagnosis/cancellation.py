@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 NUM_STATIONS = 64
 NORMAL_PA = 101_325.0
@@ -48,12 +48,12 @@ class Wind(nn.Module):
         return wind.squeeze(1)
 
 
-class CancellationJob(upshift.Job):
+class CancellationJob(hasten.Job):
     """Wind from small differences of large pressures."""
 
     batch_size = 512
     epochs = 40
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.02)
+    quality = hasten.Quality(metric="loss", direction="min", margin=0.02)
 
     def model(self) -> nn.Module:
         """Make the network."""

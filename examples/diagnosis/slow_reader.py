@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
 
 READ_S = 0.002  # for one sample
 NUM_FEATURES = 16
@@ -36,12 +36,12 @@ class FarAway(Dataset[Sample]):
         return self.features[index], self.targets[index]
 
 
-class SlowReaderJob(upshift.Job):
+class SlowReaderJob(hasten.Job):
     """Tell whether the features of a sample add up to more than nothing."""
 
     batch_size = 32
     epochs = 30
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.02)
+    quality = hasten.Quality(metric="loss", direction="min", margin=0.02)
 
     def model(self) -> nn.Module:
         """Make the network."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 ROW = 8192
 
@@ -39,13 +39,13 @@ class Calibration(nn.Module):
         return self.gain * read + self.offset
 
 
-class TightJob(upshift.Job):
+class TightJob(hasten.Job):
     """Calibrate a gauge by making the distribution of its readings the true one."""
 
     batch_size = 32
     epochs = 50
     read_every = 50
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.05)
+    quality = hasten.Quality(metric="loss", direction="min", margin=0.05)
 
     def model(self) -> nn.Module:
         """Make the calibration."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
 
 NUM_FEATURES = 16
 
@@ -22,13 +22,13 @@ def points(num: int, seed: int) -> TensorDataset:
     return TensorDataset(features, (features.sum(dim=1) > 0).long())
 
 
-class TinyJob(upshift.Job):
+class TinyJob(hasten.Job):
     """Tell on which side of a plane a point lies."""
 
     batch_size = 32
     epochs = 20
     read_every = 10
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.05)
+    quality = hasten.Quality(metric="loss", direction="min", margin=0.05)
 
     def model(self) -> nn.Module:
         """Make the network."""

@@ -32,7 +32,7 @@ def test_every_system_that_is_installed_gives_the_same_samples(tmp_path: Path, w
     WORKLOADS[workload].write(tmp_path, TINY)
     systems = WORKLOADS[workload].there()
     found = {name: digest(system, tmp_path, 0.0) for name, system in systems.items()}
-    first = found["Upshift"]
+    first = found["Hasten"]
     samples = {name: one for name, one in found.items() if not systems[name].bytes_alone}
     assert {name: one["digest"] for name, one in samples.items()} == dict.fromkeys(samples, first["digest"])
     assert {one["count"] for one in samples.values()} == {{"text": 700, "tokens": 2048}.get(workload, 40)}
@@ -56,9 +56,9 @@ def measured(seconds: list[float], private: float = 1e6, digest: int = 7) -> dic
 
 def rows(**others: Any) -> dict[str, Any]:
     found = {
-        "Upshift": measured([1.0, 1.1, 0.9]),
-        "Upshift, all mixed": measured([1.0, 1.1, 0.9]),
-        "Upshift, Arrow, all mixed": measured([0.5, 0.5, 0.5]),
+        "Hasten": measured([1.0, 1.1, 0.9]),
+        "Hasten, all mixed": measured([1.0, 1.1, 0.9]),
+        "Hasten, Arrow, all mixed": measured([0.5, 0.5, 0.5]),
         "page cache": {"warm": [{"seconds_per_byte": 0.004}] * 3},
         **{name.replace("_", " "): value for name, value in others.items()},
     }
@@ -101,7 +101,7 @@ def test_what_was_not_measured_is_said() -> None:
 def test_arrow_is_held_against_the_page_cache_byte_by_byte() -> None:
     # 100 bytes a sample at 0.004 s a byte: reading takes 0.4 s where ours takes 0.5 s.
     assert verdict(result.whole(rows(), {}), "page cache")[0] == "reached"
-    slower = rows() | {"text: Upshift, Arrow, all mixed": {"name": "a", "measured": measured([1.0, 1.0, 1.0])}}
+    slower = rows() | {"text: Hasten, Arrow, all mixed": {"name": "a", "measured": measured([1.0, 1.0, 1.0])}}
     assert verdict(result.whole(slower, {}), "page cache")[0] == "missed"
 
 

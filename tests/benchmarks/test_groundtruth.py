@@ -15,9 +15,9 @@ from benchmarks.groundtruth.truth import Case, load_truth, markers, read_case
 from benchmarks.groundtruth.verdict import failed_part, located, profile_part, reached, told_places, tune_part
 from benchmarks.groundtruth.verdict import judged as judged_row
 from benchmarks.groundtruth.verdict import score as scored
-from upshift.core.errors import TrialError, UpshiftError
-from upshift.core.optimization import Bottleneck
-from upshift.script.plan.reach import why_beyond
+from hasten.core.errors import HastenError, TrialError
+from hasten.core.optimization import Bottleneck
+from hasten.script.plan.reach import why_beyond
 
 CASES = load_truth()
 SOURCE = 'p.add_argument("--steps", type=int, default=7)\nread()  # truth: read\nread()  # truth: read\n'
@@ -57,7 +57,7 @@ def test_a_script_is_plain_pytorch_and_tells_where_to_look(name: str) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    assert not [module for module in imported if str(module).startswith(("upshift", "benchmarks"))]
+    assert not [module for module in imported if str(module).startswith(("hasten", "benchmarks"))]
     assert '"--mended"' in source
     assert found.about
     assert found.clean != bool(found.lines)
@@ -95,17 +95,17 @@ def test_the_truth_of_a_clean_script_is_its_own_arithmetic() -> None:
     ],
 )
 def test_a_wrong_entry_is_named(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UpshiftError, match=words):
+    with pytest.raises(HastenError, match=words):
         case(**changes)
 
 
 def test_a_script_without_default_steps_is_named() -> None:
-    with pytest.raises(UpshiftError, match="reader: no default for --steps"):
+    with pytest.raises(HastenError, match="reader: no default for --steps"):
         read_case("reader", ENTRY, SOURCE.partition("\n")[2])
 
 
 def test_an_unknown_script_is_named() -> None:
-    with pytest.raises(UpshiftError, match="There is no script nothing"):
+    with pytest.raises(HastenError, match="There is no script nothing"):
         load_truth(["nothing"])
 
 
@@ -114,7 +114,7 @@ def test_a_script_without_an_entry_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(truth, "TRUTH", tmp_path / "truth.toml")
     (tmp_path / "truth.toml").write_text("", encoding="utf-8")
     (tmp_path / "stray.py").touch()
-    with pytest.raises(UpshiftError, match="differ in: stray"):
+    with pytest.raises(HastenError, match="differ in: stray"):
         load_truth()
 
 
@@ -341,14 +341,14 @@ def test_a_goal_is_reached_from_its_own_side(name: str, value: float | None, ans
 
 
 def play(monkeypatch: pytest.MonkeyPatch, answers: dict[str, dict[str, Any] | None]) -> list[tuple[str, int]]:
-    """Put a played `upshift` in the place of the real one; gives the list of its calls with their numbers of steps."""
+    """Put a played `hasten` in the place of the real one; gives the list of its calls with their numbers of steps."""
     called: list[tuple[str, int]] = []
 
     def command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> str:
         called.append((arguments[0], steps))
         answer = answers.get(arguments[0])
         if answer is None:
-            return f"`upshift {arguments[0]}` ended with 2: no such thing"
+            return f"`hasten {arguments[0]}` ended with 2: no such thing"
         file = Path(arguments[arguments.index("--json") + 1]) if arguments[0] == "profile" else folder / "evidence.json"
         file.write_text(json.dumps(answer), encoding="utf-8")
         return ""
@@ -400,7 +400,7 @@ def test_what_cannot_be_measured_says_why(
 @pytest.mark.slow
 def test_the_last_words_of_a_failed_command_are_kept(tmp_path: Path) -> None:
     why = score._command(["nothing"], 3, tmp_path, 60.0)
-    assert why.startswith("`upshift nothing` ended with 2: ")
+    assert why.startswith("`hasten nothing` ended with 2: ")
     assert "No such command" in why
 
 

@@ -29,7 +29,7 @@ from benchmarks.groundtruth.cost import (
     own_cost,
 )
 from benchmarks.groundtruth.processes import state, tree
-from upshift.core.errors import TrialError
+from hasten.core.errors import TrialError
 
 SMALL = {"width": 8, "depth": 1, "batch": 4}
 ARMS = (UNWATCHED, OURS, AGAIN)
@@ -70,7 +70,7 @@ def test_one_round_has_no_interval() -> None:
 def test_the_figures_of_the_score_are_those_of_ours() -> None:
     part = {"arms": list(ARMS), "rounds": rounds(1.02, 1.02)}  # of steps of 1.4 s
     rival = {"arms": [UNWATCHED, cost.TRACEML], "rounds": [{"seconds": {UNWATCHED: [1.0], cost.TRACEML: [1.5]}}]}
-    found = own_cost({"own_cost_upshift_2ms": part, "own_cost_traceml_2ms": rival})
+    found = own_cost({"own_cost_hasten_2ms": part, "own_cost_traceml_2ms": rival})
     assert found["own_cost_frac_2ms"] == pytest.approx(0.02 * 2**0.5 / 0.002)
     assert found["own_cost_frac_100ms"] is None
     assert found["own_cost"]["traceml"]["2ms"]["arms"][cost.TRACEML]["cost_frac"] == pytest.approx(0.5)
@@ -181,7 +181,7 @@ def test_a_round_in_one_process_finds_what_a_watch_costs(tmp_path: Path, monkeyp
     assert all(0.0 < second < 0.1 for seconds in found.values() for second in seconds)
     assert list(tmp_path.iterdir()) == []
     shutil.copy(cost.STEPS, tmp_path)
-    told, ours = cost.TOGGLED.read_text(), "from upshift.script.watch.seams import Seams\n"
+    told, ours = cost.TOGGLED.read_text(), "from hasten.script.watch.seams import Seams\n"
     dear = tmp_path / cost.TOGGLED.name
     dear.write_text(told.replace(ours, f"import time, torch\n{DEAR}"))
     assert told != dear.read_text()

@@ -25,7 +25,7 @@ TUNE = {
     "rungs": [{"name": "sample_cache", "outcome": "applied", "reason": "", "predicted_max_gain": 2.0, "ratio": 1.9}],
     "final": {},
 }
-ROUNDS = [{"round": n, "seconds": {"unwatched": [2e-3], "watched by upshift": [2.02e-3]}} for n in range(3)]
+ROUNDS = [{"round": n, "seconds": {"unwatched": [2e-3], "watched by hasten": [2.02e-3]}} for n in range(3)]
 
 
 @pytest.fixture
@@ -160,14 +160,14 @@ def test_the_tables_show_every_script_and_every_figure(results: Path) -> None:
     kept.put("slow_decode", "tune", dict(TUNE))
     answers = {"plain": answer("INSUFFICIENT_STEP_TIME_DATA"), "marked": answer("INPUT_BOUND")}
     kept.put("slow_decode", "traceml", {**answers, "version": "0.5.0"})
-    kept.put_beside("own_cost_upshift_2ms", {"arms": ["unwatched", "watched by upshift"], "rounds": ROUNDS})
+    kept.put_beside("own_cost_hasten_2ms", {"arms": ["unwatched", "watched by hasten"], "rounds": ROUNDS})
     result = json.loads(results.read_text())
     text = tables(result)
     assert "| bottleneck named right | 33.3% | at least 90% | no |" in text
     assert "| false alarms on clean scripts | 1 | at most 0 | no |" in text
     assert "| watching costs steps of 2 ms | 1.0% | at most 3% | yes |" in text
     assert "| watching costs steps of 100 ms | not measured | at most 1% | - |" in text
-    assert "| 2.00 ms | watched by upshift | in one process | +1.00% | +1.00% to +1.00% | +20 µs | 3 |" in text
+    assert "| 2.00 ms | watched by hasten | in one process | +1.00% | +1.00% to +1.00% | +20 µs | 3 |" in text
     assert "| TraceML 0.5.0, steps marked in the script | 1 of 1 | 1 of 1 | 0 of 0 |" in text
     assert "| input | input 50% (right) | right | kept: sample_cache, 1.90x | INPUT_BOUND (right) |" in text
     assert "| compute | input 50% (wrong) | - | none to find | - |" in text  # the clean one

@@ -24,7 +24,7 @@ from benchmarks.public.page import tables
 from benchmarks.public.prepare import MAKERS
 from benchmarks.public.run import PublicRun, call, copy_sources, last_words, run_public, shortened, whole
 from benchmarks.public.verdict import is_faster, judge_tuning, score
-from upshift.core.errors import TargetError, UpshiftError
+from hasten.core.errors import HastenError, TargetError
 
 ENTRY: dict[str, Any] = {
     "repository": "owner/thing",
@@ -55,7 +55,7 @@ def test_there_are_scripts_of_enough_repositories() -> None:
 
 def test_scripts_are_chosen_by_name() -> None:
     assert list(load_cases(["vae", "nanogpt"])) == ["nanogpt", "vae"]
-    with pytest.raises(UpshiftError, match="no public script unknown"):
+    with pytest.raises(HastenError, match="no public script unknown"):
         load_cases(["unknown", "vae"])
 
 
@@ -64,12 +64,12 @@ def test_scripts_are_chosen_by_name() -> None:
     [({"colour": "red"}, "colour"), ({"data": {"make": "gold", "into": "."}}, "nobody makes the data gold")],
 )
 def test_a_wrong_entry_is_named(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UpshiftError, match=words):
+    with pytest.raises(HastenError, match=words):
         case(**changes)
 
 
 def test_an_entry_must_say_what_was_changed() -> None:
-    with pytest.raises(UpshiftError, match=r"missing or unknown in .*: changed"):
+    with pytest.raises(HastenError, match=r"missing or unknown in .*: changed"):
         read_case("thing", {name: value for name, value in ENTRY.items() if name != "changed"})
 
 
@@ -246,7 +246,7 @@ def evidence(ratio: float | None, low: float | None, *, gate: str = "passed", qu
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Puts a played `upshift` in the place of the real one."""
+    """Puts a played `hasten` in the place of the real one."""
     called: list[list[str]] = []
 
     def played(arguments: list[str], case: Case, run: PublicRun, work: Path, limit_s: float) -> str:
@@ -299,7 +299,7 @@ def test_a_part_that_fails_is_a_row_that_says_why(sources: Path, kept: Kept, mon
     monkeypatch.setattr(run, "call", lambda arguments, *_: f"no {arguments[0]}" if arguments[0] == "profile" else "")
     run_public(kept, {"thing": case()}, PublicRun(sources=sources))
     assert (kept.rows["thing"]["profile"]["found"], kept.rows["thing"]["profile"]["why"]) == (None, "no profile")
-    assert kept.rows["thing"]["tune"]["why"] == "`upshift tune` wrote no evidence"
+    assert kept.rows["thing"]["tune"]["why"] == "`hasten tune` wrote no evidence"
 
 
 def test_the_result_tells_how_each_script_was_started() -> None:
@@ -332,7 +332,7 @@ def test_the_command_runs_in_the_folder_of_the_script(sources: Path, tmp_path: P
     work = tmp_path / "work"
     copy_sources(case(), sources, work)
     why = call(["profile", "nothing.py"], case(), PublicRun(sources=sources), work, 60.0)
-    assert why.startswith("`upshift profile` ended with ")
+    assert why.startswith("`hasten profile` ended with ")
     assert "nothing.py" in why
     why = call(["profile", "train.py"], case(), PublicRun(sources=sources, python=sys.executable), work, 60.0)
     assert "No two optimizer steps were seen" in why
@@ -386,7 +386,7 @@ def test_the_page_tells_of_every_script() -> None:
     assert "| `broken` | - | not profiled: no / optimizer | - | - |" in text
     assert "| `broken` | not tuned: none | - | - |" in text
     assert "| `open` | not tuned: not run | - | - |" in text
-    assert "PYTHONPATH=.. upshift tune train.py -- --lr 0.1" in text
+    assert "PYTHONPATH=.. hasten tune train.py -- --lr 0.1" in text
     assert "cd thing/part" in text
     assert "https://github.com/owner/thing/blob/abc/part/train.py" in text
     assert text.count("### ") == 4

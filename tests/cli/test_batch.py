@@ -1,4 +1,4 @@
-"""`upshift batch`: what it prints, what it writes, and its errors."""
+"""`hasten batch`: what it prints, what it writes, and its errors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hasten.cli import batch
+from hasten.cli.main import app
+from hasten.core.errors import HastenError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.tune.batch.search import Finding, search_batch
 from tests.tune.jobs import write_job
 from tests.tune.test_batch_search import Played
-from upshift.cli import batch
-from upshift.cli.main import app
-from upshift.core.errors import UpshiftError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.tune.batch.search import Finding, search_batch
 
 SMALL = """
 class J(Good):
@@ -72,7 +72,7 @@ def test_where_nothing_fits_the_error_says_what_to_do(monkeypatch: pytest.Monkey
     path = tmp_path / "found.json"
     done = CliRunner().invoke(app, ["batch", "x.py:J", "--json", str(path)])
     assert done.exit_code == 1
-    assert isinstance(done.exception, UpshiftError)
+    assert isinstance(done.exception, HastenError)
     assert str(done.exception).startswith("No size fits: even 1 at once (out of memory). Lower --head-room")
     assert json.loads(path.read_text())["chosen"] is None
 
@@ -85,7 +85,7 @@ def test_a_head_room_that_is_no_share_is_refused(value: str) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "upshift", "batch", *arguments]
+    command = [sys.executable, "-m", "hasten", "batch", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
@@ -103,7 +103,7 @@ def test_an_error_is_one_line_and_a_bad_exit(tmp_path: Path, job: str, more: tup
     target = write_job(tmp_path, SMALL).replace(":J", f":{job}")
     done = run(target, *more)
     assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("upshift: ")]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("hasten: ")]
     assert len(errors) == 1
     assert words in errors[0]
     assert "Traceback" not in done.stderr + done.stdout

@@ -1,4 +1,4 @@
-"""People meet the catalogue: `upshift explain`, `upshift doctor --catalogue`, and the page made from the same entries."""
+"""People meet the catalogue: `hasten explain`, `hasten doctor --catalogue`, and the page made from the same entries."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from typer.testing import CliRunner
 from benchmarks import catalogue as generator
 from benchmarks.technique_table import NOT_HERE
 from benchmarks.tuning import results
+from hasten.cli import doctor, explain
+from hasten.cli.main import app
+from hasten.core.facts import Facts
+from hasten.core.live import Seam
+from hasten.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
+from hasten.optimizations import catalogue, measured
+from hasten.report import catalogue as told
+from hasten.report.evidence import save
 from tests.optimizations.contract import Pictures, facts
 from tests.report.sample import full
-from upshift.cli import doctor, explain
-from upshift.cli.main import app
-from upshift.core.facts import Facts
-from upshift.core.live import Seam
-from upshift.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
-from upshift.optimizations import catalogue, measured
-from upshift.report import catalogue as told
-from upshift.report.evidence import save
 
 NAMES = sorted(catalogue())
 
@@ -163,12 +163,12 @@ def test_an_explanation_without_a_tuning_says_how_to_get_one(tmp_path: Path, mon
     paper = io.StringIO()
     monkeypatch.setattr(explain, "console", Console(width=300, file=paper, highlight=False))
     explain.explain("precision", out=tmp_path, json=False)
-    assert f"nothing yet: upshift tune TARGET --out {tmp_path}" in paper.getvalue()
+    assert f"nothing yet: hasten tune TARGET --out {tmp_path}" in paper.getvalue()
 
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("precison", "Did you mean `precision`"), ("cache", "`sample_cache`"), ("zzz", "`zzz`. `upshift doctor --catalogue`")],
+    [("precison", "Did you mean `precision`"), ("cache", "`sample_cache`"), ("zzz", "`zzz`. `hasten doctor --catalogue`")],
 )
 def test_an_unknown_name_gets_near_ones_and_exit_code_2(name: str, near: str) -> None:
     done = call("explain", name)
@@ -179,7 +179,7 @@ def test_an_unknown_name_gets_near_ones_and_exit_code_2(name: str, near: str) ->
 
 @pytest.mark.slow
 def test_explain_without_a_terminal_is_plain_text() -> None:
-    command = [sys.executable, "-m", "upshift", "explain", "channels_last"]
+    command = [sys.executable, "-m", "hasten", "explain", "channels_last"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout

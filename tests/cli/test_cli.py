@@ -14,14 +14,14 @@ import pytest
 import torch
 import typer
 
+from hasten.cli.doctor import advise
+from hasten.cli.main import app
+from hasten.cli.say import Narrator, parse_duration
+from hasten.core.errors import HastenError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 from tests.optimizations.contract import GIB, machine
 from tests.tune.jobs import write_job
-from upshift.cli.doctor import advise
-from upshift.cli.main import app
-from upshift.cli.say import Narrator, parse_duration
-from upshift.core.errors import UpshiftError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
 
 VERBS: dict[str, set[str]] = {
     "profile": {"target", "arguments", "-m", "--json", "--seconds", "--scratch", "--ranks"},
@@ -115,13 +115,13 @@ VERBS: dict[str, set[str]] = {
 }
 
 
-def upshift(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "upshift", *arguments]
+def hasten(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hasten", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=cwd)
 
 
 def good(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = upshift(*arguments)
+    done = hasten(*arguments)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stdout + done.stderr  # no colours, no cursor where there is no terminal
@@ -149,7 +149,7 @@ def test_durations(text: str, seconds: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-5s", "5 m", "5d", "m", "1e3", "five", "5m30s", "inf", "nan"])
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(UpshiftError, match="write 90s, 5m or 1h"):
+    with pytest.raises(HastenError, match="write 90s, 5m or 1h"):
         parse_duration(text)
 
 
@@ -198,7 +198,7 @@ ERRORS = {
     "missing module": (("run", "no.such.module:J"), "no module named"),
     "no name": (("run", "job_under_trial"), "names no job"),
     "missing class": (("profile", "job_under_trial.py:Nothing"), "holds no `Nothing`. Jobs found there: Good"),
-    "not a job": (("run", "job_under_trial.py:Rows"), "is no upshift.Job"),
+    "not a job": (("run", "job_under_trial.py:Rows"), "is no hasten.Job"),
     "raises on import": (("run", "torn.py:J"), "raised ValueError: first line second line"),
     "bad plan key": (("run", "job_under_trial.py:Good", "--plan", "bad.toml"), "has no setting `evry`"),
     "unknown optimization": (("run", "job_under_trial.py:Good", "--plan", "unknown.toml"), "unknown optimization `magic`"),
@@ -218,10 +218,10 @@ def test_an_error_is_one_line_on_stderr_and_exit_1(tmp_path: Path, case: str) ->
     (tmp_path / "unknown.toml").write_text(head + "[optimizations.magic]\n")
     (tmp_path / "torn.py").write_text('raise ValueError("first line\\nsecond line")\n')
     arguments, words = ERRORS[case]
-    done = upshift(*arguments, cwd=tmp_path)
+    done = hasten(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     lines = done.stderr.strip().splitlines()
-    assert [line for line in lines if line.startswith("upshift: ")] == lines[-1:], done.stderr
+    assert [line for line in lines if line.startswith("hasten: ")] == lines[-1:], done.stderr
     assert words in lines[-1]
     assert "Traceback" not in done.stderr
     assert len(lines) == 1 or case == "missing class", done.stderr
@@ -267,7 +267,7 @@ def test_run_trains_and_leaves_metrics_and_weights(tmp_path: Path, target: str, 
     assert lines[-1]["held_out"]["loss"] > 0.0
     weights = torch.load(out / "model.pt", weights_only=True)
     assert set(weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    assert Plan.load(out / "upshift.toml", catalogue()).names == ("metric_reading",)
+    assert Plan.load(out / "hasten.toml", catalogue()).names == ("metric_reading",)
 
 
 @pytest.mark.slow
@@ -310,7 +310,7 @@ class J(Good):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGUSR1, 0)])
 def test_a_run_that_is_asked_to_end_saves_and_exits_as_is_usual(tmp_path: Path, number: Any, code: int) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "upshift", "run", write_job(tmp_path, ENDLESS), "--out", str(out)]
+    command = [sys.executable, "-m", "hasten", "run", write_job(tmp_path, ENDLESS), "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 60
         while not (tmp_path / "begun").exists() and time.monotonic() < until:

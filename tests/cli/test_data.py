@@ -1,4 +1,4 @@
-"""`upshift data`, as a person runs it."""
+"""`hasten data`, as a person runs it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hasten.cli.main import app
+from hasten.data import Store
 from tests.report.browser import open_page
-from upshift.cli.main import app
-from upshift.data import Store
 
 SCREEN = CliRunner()
 
@@ -129,7 +129,7 @@ def test_a_cache_is_filled_and_looked_into(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_importing_the_package_for_another_verb_loads_no_arrow(tmp_path: Path) -> None:
-    code = "import sys, upshift.cli.main; print('pyarrow' in sys.modules)"
+    code = "import sys, hasten.cli.main; print('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -1,4 +1,4 @@
-"""`upshift recipes` and `upshift data synth`: from nothing, or from one's own pictures, to a job that trains."""
+"""`hasten recipes` and `hasten data synth`: from nothing, or from one's own pictures, to a job that trains."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from hasten.cli.main import app
+from hasten.core.errors import DataError, HastenError
+from hasten.core.target import load_job
+from hasten.recipes.known import RECIPES, Recipe
+from hasten.recipes.onnx_file import runner_of
 from tests.tune.jobs import write_job
-from upshift.cli.main import app
-from upshift.core.errors import DataError, UpshiftError
-from upshift.core.target import load_job
-from upshift.recipes.known import RECIPES, Recipe
-from upshift.recipes.onnx_file import runner_of
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def test_pictures_drawn_become_a_job_that_names_them(name: str, tmp_path: Path, 
     assert len(list(Path("drawn/images").iterdir())) == 3
     made = invoke("recipes", "new", name, "Mine", "--images", "drawn/images", "--labels", "drawn/labels")
     assert made.exit_code == 0, made.output
-    assert "upshift tune Mine.py:Mine" in made.output
+    assert "hasten tune Mine.py:Mine" in made.output
     job: Any = load_job("Mine.py:Mine")
     assert job.images == str(tmp_path / "drawn" / "images")
     assert len(job.train_data()) + len(job.valid_data()) == 3
@@ -104,7 +104,7 @@ def test_a_trained_model_becomes_an_onnx_file(
 def test_a_job_of_no_recipe_is_refused(tmp_path: Path) -> None:
     target = write_job(tmp_path)
     done = invoke("recipes", "export", target, "model.pt", "mine.onnx")
-    assert isinstance(done.exception, UpshiftError)
+    assert isinstance(done.exception, HastenError)
     assert "is of no recipe (detection, ocr)" in str(done.exception)
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         ("Mine", "nowhere", "there is no nowhere"),
     ):
         done = invoke("recipes", "new", "detection", name, "--images", images, "--labels", "pictures")
-        assert isinstance(done.exception, UpshiftError), name
+        assert isinstance(done.exception, HastenError), name
         assert words in str(done.exception)
     full = invoke("data", "synth", "ocr", "pictures")
     assert isinstance(full.exception, DataError)
@@ -134,12 +134,12 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.chdir(tmp_path)
     assert invoke("data", "synth", "detection", "drawn", "--count", "3").exit_code == 0
-    monkeypatch.setattr("upshift.cli.recipes.write_atomically", full)
+    monkeypatch.setattr("hasten.cli.recipes.write_atomically", full)
     made = invoke("recipes", "new", "detection", "Mine", "--images", "drawn/images", "--labels", "drawn/labels")
-    monkeypatch.setattr("upshift.recipes.detection.synth.write", full)
+    monkeypatch.setattr("hasten.recipes.detection.synth.write", full)
     drawn = invoke("data", "synth", "detection", "more")
     for done, what in ((made, "Mine.py"), (drawn, "more")):
-        assert isinstance(done.exception, UpshiftError)
+        assert isinstance(done.exception, HastenError)
         assert f"{what} cannot be written (No space left on device)" in str(done.exception)
     assert not Path("Mine.py").exists()
 
@@ -156,5 +156,5 @@ def test_the_list_names_what_can_be_trained() -> None:
 
 def test_a_package_that_lacks_is_named() -> None:
     odd = Recipe(name="odd", module="tests.cli.needs_a_package", job="A", naive="B", demo="C", words="")
-    with pytest.raises(UpshiftError, match=r"the recipe odd needs the package no_such_package.*upshift\[recipes\]"):
+    with pytest.raises(HastenError, match=r"the recipe odd needs the package no_such_package.*hasten\[recipes\]"):
         odd.load()

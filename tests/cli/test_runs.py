@@ -1,4 +1,4 @@
-"""`upshift runs`, and what `upshift run` says while it trains."""
+"""`hasten runs`, and what `hasten run` says while it trains."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hasten.cli.main import app
+from hasten.cli.progress import Lately, TrainingProgress, status_words
+from hasten.core.errors import DataError, HastenError
+from hasten.core.plan import Plan
+from hasten.optimizations.metric_reading import MetricReading
+from hasten.train.around import Report
 from tests.train.jobs import Plain
 from tests.train.runs import as_if, trained
 from tests.tune.jobs import write_job
-from upshift.cli.main import app
-from upshift.cli.progress import Lately, TrainingProgress, status_words
-from upshift.core.errors import DataError, UpshiftError
-from upshift.core.plan import Plan
-from upshift.optimizations.metric_reading import MetricReading
-from upshift.train.around import Report
 
 
 def said(*words: object) -> str:
@@ -68,7 +68,7 @@ def test_show_has_all_of_a_run_on_one_page(tmp_path: Path) -> None:
         "seed 0",
         "held-out",
         "checkpoints",
-        "versions upshift",
+        "versions hasten",
     ):
         assert words in text
     (run / "run.toml").unlink()
@@ -82,9 +82,9 @@ def test_compare_puts_runs_side_by_side_and_claims_nothing(tmp_path: Path) -> No
     assert [row["update"] for row in found["held_out"]] == [6, 12]
     text = " ".join(said("compare", one, two).split())
     assert "nothing here proves" in text
-    assert "upshift tune" in text
+    assert "hasten tune" in text
     assert not re.search(r"\d\.\d+x", text)  # no ratio is claimed
-    with pytest.raises(UpshiftError, match="two runs or more"):
+    with pytest.raises(HastenError, match="two runs or more"):
         said("compare", one)
 
 
@@ -113,7 +113,7 @@ def test_clean_shows_and_removes_only_when_told_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("answer", "gone"), [("n\n", False), ("y\n", True)])
 def test_clean_asks_on_a_terminal(tmp_path: Path, answer: str, gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path / "a")
-    monkeypatch.setattr("upshift.cli.runs._has_terminal", lambda: True)
+    monkeypatch.setattr("hasten.cli.runs._has_terminal", lambda: True)
     done = CliRunner().invoke(app, ["runs", "clean", str(tmp_path)], input=answer)
     assert done.exit_code == 0, done.output
     assert "of 1 run?" in done.output
@@ -169,7 +169,7 @@ def test_without_a_terminal_a_line_comes_now_and_then_and_each_epoch() -> None:
         "update 10 of 100, epoch 1",
         "update 20 of 100, epoch 1",
         "update 30 of 100, epoch 1",
-        "upshift: something [odd]",
+        "hasten: something [odd]",
     ]
     assert lines[2].endswith("80 s left")
 
@@ -225,15 +225,15 @@ class J(Good):
 """
 
 
-def upshift(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "upshift", *map(str, words)]
+def hasten(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hasten", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=cwd)
 
 
 @pytest.mark.slow
 def test_a_real_run_is_running_then_killed_then_taken_up_and_finished(tmp_path: Path) -> None:
     target = write_job(tmp_path, SLOW).removeprefix(f"{tmp_path}/")
-    command = [sys.executable, "-m", "upshift", "run", target, "--out", "a", "--updates", "150", "--checkpoint-every", "10"]
+    command = [sys.executable, "-m", "hasten", "run", target, "--out", "a", "--updates", "150", "--checkpoint-every", "10"]
 
     def state() -> str:
         return str(told("list", tmp_path)[0]["state"])
@@ -249,7 +249,7 @@ def test_a_real_run_is_running_then_killed_then_taken_up_and_finished(tmp_path: 
     while state() == "running" and time.monotonic() < until:  # its last checkpoint is on its way to the disk
         time.sleep(0.05)
     assert state() == "killed"
-    done = upshift(*command[3:], "--resume", cwd=tmp_path)
+    done = hasten(*command[3:], "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     page = told("show", tmp_path / "a")

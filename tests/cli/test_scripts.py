@@ -1,4 +1,4 @@
-"""`upshift tune` and `upshift run` of an unmodified script, as a user types them."""
+"""`hasten tune` and `hasten run` of an unmodified script, as a user types them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 
 pytestmark = pytest.mark.slow
 
@@ -21,19 +21,19 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-def upshift(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return python("-m", "upshift", *words, folder=folder)
+def hasten(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "hasten", *words, folder=folder)
 
 
 def plan_file(folder: Path, **settings: dict[str, object]) -> str:
-    path = folder / "upshift.toml"
+    path = folder / "hasten.toml"
     Plan.from_dict(settings, catalogue()).save(path)
     return str(path)
 
 
 def test_a_script_runs_under_a_plan(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, fused_optimizer={}, zero_grad_to_none={})
-    done = upshift("run", "--plan", plan, LOOP, "--", "--epochs", "2", "--seed", "3", folder=tmp_path)
+    done = hasten("run", "--plan", plan, LOOP, "--", "--epochs", "2", "--seed", "3", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fused True" in done.stdout
     assert done.stderr == ""
@@ -45,7 +45,7 @@ def test_a_script_runs_under_a_plan(tmp_path: Path) -> None:
 def test_without_a_plan_it_runs_as_python_would_run_it(tmp_path: Path) -> None:
     for arguments in (("--epochs", "2", "--seed", "3"), ("--raise-at", "4"), ("--nonsense",)):
         plain = python(LOOP, *arguments, folder=tmp_path)
-        done = upshift("run", LOOP, "--", *arguments, folder=tmp_path)
+        done = hasten("run", LOOP, "--", *arguments, folder=tmp_path)
         assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
         if "--raise-at" not in arguments:  # else it prints what no seed repeats
             assert done.stdout == plain.stdout
@@ -53,7 +53,7 @@ def test_without_a_plan_it_runs_as_python_would_run_it(tmp_path: Path) -> None:
 
 def test_what_did_not_take_hold_is_told_and_the_script_goes_on(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, pinned_memory={}, fused_optimizer={})
-    done = upshift("run", "--plan", plan, LOOP, "--", "--epochs", "1", folder=tmp_path)
+    done = hasten("run", "--plan", plan, LOOP, "--", "--epochs", "1", folder=tmp_path)
     assert done.returncode == 0
     assert "fused True" in done.stdout
     assert "ran without pinned_memory" in done.stderr
@@ -62,7 +62,7 @@ def test_what_did_not_take_hold_is_told_and_the_script_goes_on(tmp_path: Path) -
 
 def test_what_cannot_act_on_a_script_is_refused_before_it_starts(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, drop_last={})
-    done = upshift("run", "--plan", plan, LOOP, folder=tmp_path)
+    done = hasten("run", "--plan", plan, LOOP, folder=tmp_path)
     assert done.returncode == 1
     assert "drop_last" in done.stderr
     assert done.stdout == ""
@@ -72,7 +72,7 @@ def test_what_cannot_act_on_a_script_is_refused_before_it_starts(tmp_path: Path)
     ("verb", "option"), [("run", "--updates"), ("run", "--out"), ("profile", "--ranks"), ("tune", "--scratch")]
 )
 def test_an_option_for_jobs_is_refused_and_not_passed_over(tmp_path: Path, verb: str, option: str) -> None:
-    done = upshift(verb, LOOP, option, "2", folder=tmp_path)
+    done = hasten(verb, LOOP, option, "2", folder=tmp_path)
     assert done.returncode == 1
     assert f"{option}: for a job only" in done.stderr
     assert done.stdout == ""
@@ -80,6 +80,6 @@ def test_an_option_for_jobs_is_refused_and_not_passed_over(tmp_path: Path, verb:
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     for verb in ("tune", "run", "profile"):
-        done = upshift(verb, "missing.py", folder=tmp_path)
+        done = hasten(verb, "missing.py", folder=tmp_path)
         assert done.returncode == 1
         assert "There is no script missing.py" in done.stderr

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshift.core.batch import batch_bytes, iter_tensors, map_tensors, padded_length
+from hasten.core.batch import batch_bytes, iter_tensors, map_tensors, padded_length
 
 
 class Pair(NamedTuple):

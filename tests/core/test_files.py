@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from upshift.core.files import write_atomically
+from hasten.core.files import write_atomically
 
 
 def entries(folder: Path) -> list[str]:
@@ -76,7 +76,7 @@ def test_the_old_content_survives_a_kill_in_the_midst_of_writing(tmp_path: Path)
     program = """
         import os, signal, sys
         from pathlib import Path
-        from upshift.core.files import write_atomically
+        from hasten.core.files import write_atomically
         os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
         write_atomically(Path(sys.argv[1]), "new" * 100_000)
     """

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from upshift.core.modules import hidden_layers
+from hasten.core.modules import hidden_layers
 
 
 def widths(model: nn.Module) -> list[int]:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from upshift.core.errors import JobError, UpshiftError
-from upshift.core.job import Job, Loss, Mean, Quality, check_job, is_iterable, planned_updates
+from hasten.core.errors import HastenError, JobError
+from hasten.core.job import Job, Loss, Mean, Quality, check_job, is_iterable, planned_updates
 
 
 class Good(Job):
@@ -89,7 +89,7 @@ def test_a_missing_method_is_shown_as_it_must_be_written(name: str, signature: s
         ("num_updates", 1.0, "Changed.num_updates must be None or a whole number"),
         ("clip_norm", 0.0, "Changed.clip_norm must be None or greater than 0, not 0.0"),
         ("clip_norm", float("nan"), "not nan"),
-        ("quality", 0.1, "Changed.quality must be an upshift.Quality, not float"),
+        ("quality", 0.1, "Changed.quality must be a hasten.Quality, not float"),
     ],
 )
 def test_a_wrong_attribute_is_named_with_its_value(attribute: str, value: object, words: str) -> None:
@@ -115,8 +115,8 @@ def test_a_quality_needs_a_direction() -> None:
         Quality(margin=0.1, direction="up")  # type: ignore[arg-type]
 
 
-def test_a_job_error_is_an_upshift_error() -> None:
-    with pytest.raises(UpshiftError):
+def test_a_job_error_is_an_hasten_error() -> None:
+    with pytest.raises(HastenError):
         Job().model()
 
 

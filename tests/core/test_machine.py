@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from upshift.core.machine import (
+from hasten.core.machine import (
     Machine,
     Reading,
     read_cores,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshift.core.errors import PlanError
-from upshift.core.live import Seam
-from upshift.core.optimization import (
+from hasten.core.errors import PlanError
+from hasten.core.live import Seam
+from hasten.core.optimization import (
     Bottleneck,
     Card,
     Fit,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-import upshift
-from upshift.core.batch import map_tensors
+import hasten
+from hasten.core.batch import map_tensors
 
 LENGTHS = (5, 1, 9, 3)
 
@@ -39,14 +39,14 @@ def masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_ca
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12))
 @settings(max_examples=50, deadline=None)
 def test_a_packing_says_where_each_position_stands(lengths: list[int]) -> None:
-    packing = upshift.Packing.of(lengths)
+    packing = hasten.Packing.of(lengths)
     assert packing.positions.tolist() == [place for length in lengths for place in range(length)]
     assert packing.offsets.tolist() == [sum(lengths[:at]) for at in range(len(lengths) + 1)]
     assert packing.lengths == tuple(lengths)
 
 
 def test_a_packing_goes_with_the_batch_to_the_device() -> None:
-    batch = map_tensors((torch.ones(2), upshift.Packing.of(LENGTHS)), lambda tensor: tensor.to("meta"))
+    batch = map_tensors((torch.ones(2), hasten.Packing.of(LENGTHS)), lambda tensor: tensor.to("meta"))
     assert batch[1].positions.device.type == batch[1].offsets.device.type == "meta"
     assert batch[1].lengths == LENGTHS
 
@@ -55,7 +55,7 @@ def test_a_packing_goes_with_the_batch_to_the_device() -> None:
 def test_attention_equals_the_masked_definition_forward_and_backward(*, is_causal: bool) -> None:
     ours, theirs = row(sum(LENGTHS)), row(sum(LENGTHS))
     weight = torch.randn(1, 2, sum(LENGTHS), 8, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
-    packed = upshift.packed_attention(*ours, upshift.Packing.of(LENGTHS), is_causal=is_causal)
+    packed = hasten.packed_attention(*ours, hasten.Packing.of(LENGTHS), is_causal=is_causal)
     wanted = masked(*theirs, is_causal=is_causal)
     torch.testing.assert_close(packed, wanted, rtol=1e-10, atol=1e-12)
     (packed * weight).sum().backward()
@@ -68,7 +68,7 @@ def test_no_gradient_crosses_the_border_of_a_sample() -> None:
     inputs = row(sum(LENGTHS))
     begin = 0
     for length in LENGTHS:
-        attended = upshift.packed_attention(*inputs, upshift.Packing.of(LENGTHS))
+        attended = hasten.packed_attention(*inputs, hasten.Packing.of(LENGTHS))
         grads = torch.autograd.grad(attended[:, :, begin : begin + length].sum(), inputs, allow_unused=False)
         for grad in grads:
             inside = torch.zeros(sum(LENGTHS), dtype=torch.bool)
@@ -81,18 +81,18 @@ def test_no_gradient_crosses_the_border_of_a_sample() -> None:
 def test_without_a_packing_it_is_plain_attention() -> None:
     query, key, value = (torch.randn(3, 2, 7, 8) for _ in range(3))
     plain = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    assert torch.equal(upshift.packed_attention(query, key, value, None, is_causal=True), plain)
+    assert torch.equal(hasten.packed_attention(query, key, value, None, is_causal=True), plain)
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 0, 2]])
 def test_an_empty_sample_is_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match=re.escape(f"at least 1 position, not the lengths {lengths}")):
-        upshift.Packing.of(lengths)
+        hasten.Packing.of(lengths)
 
 
 def test_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the packing has 18 positions in one row, but the query is \[1, 2, 17, 8\]"):
-        upshift.packed_attention(*row(17), upshift.Packing.of(LENGTHS))
+        hasten.packed_attention(*row(17), hasten.Packing.of(LENGTHS))
 
 
 @pytest.mark.gpu
@@ -100,6 +100,6 @@ def test_a_row_of_another_length_is_refused() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_one_kernel_on_a_gpu_agrees(*, is_causal: bool) -> None:
     inputs = row(sum(LENGTHS), device="cuda", dtype=torch.bfloat16)
-    packing = map_tensors(upshift.Packing.of(LENGTHS), lambda tensor: tensor.to("cuda"))
-    packed = upshift.packed_attention(*inputs, packing, is_causal=is_causal)
+    packing = map_tensors(hasten.Packing.of(LENGTHS), lambda tensor: tensor.to("cuda"))
+    packed = hasten.packed_attention(*inputs, packing, is_causal=is_causal)
     torch.testing.assert_close(packed, masked(*inputs, is_causal=is_causal), rtol=2e-2, atol=2e-2)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshift.core.errors import PlanError
-from upshift.core.live import Seam
-from upshift.core.optimization import Bottleneck, Card, Numerics, Optimization
-from upshift.core.plan import Plan
+from hasten.core.errors import PlanError
+from hasten.core.live import Seam
+from hasten.core.optimization import Bottleneck, Card, Numerics, Optimization
+from hasten.core.plan import Plan
 
 
 def card(name: str, seam: Seam, **more: Any) -> Card:
@@ -107,10 +107,10 @@ def test_a_plan_survives_the_disk(tmp_path: Path) -> None:
     plan = Plan(
         optimizations=(Cache(folder='a "b" \\ é\x7f'),), target="my_job.py:MyJob", proved={"the ratio": np.float64(1.5)}
     )
-    plan.save(tmp_path / "new" / "upshift.toml")
-    assert Plan.load(tmp_path / "new" / "upshift.toml", CATALOGUE) == plan
-    text = (tmp_path / "new" / "upshift.toml").read_text(encoding="utf-8")
-    assert "upshift run my_job.py:MyJob --plan upshift.toml" in text
+    plan.save(tmp_path / "new" / "hasten.toml")
+    assert Plan.load(tmp_path / "new" / "hasten.toml", CATALOGUE) == plan
+    text = (tmp_path / "new" / "hasten.toml").read_text(encoding="utf-8")
+    assert "hasten run my_job.py:MyJob --plan hasten.toml" in text
     assert "[optimizations.cache]  # rounding: A technique of this test." in text
 
 
@@ -181,7 +181,7 @@ def test_a_whole_number_is_a_number() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"none\.toml.*upshift tune"):
+    with pytest.raises(PlanError, match=r"none\.toml.*hasten tune"):
         Plan.load(tmp_path / "none.toml", CATALOGUE)
     (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(PlanError, match=r"latin\.toml"):

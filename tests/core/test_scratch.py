@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import JobError, MachineError
+from hasten.core.job import check_job
+from hasten.core.scratch import SCRATCH_VARIABLE, allow_scratch, allowed_scratch
 from tests.train.jobs import Plain
-from upshift.core.errors import JobError, MachineError
-from upshift.core.job import check_job
-from upshift.core.scratch import SCRATCH_VARIABLE, allow_scratch, allowed_scratch
 
 
 class Allowing(Plain):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshift.core.seeding import epoch_permutation, kept_random_state, mix, seed_everything, seed_sample
+from hasten.core.seeding import epoch_permutation, kept_random_state, mix, seed_everything, seed_sample
 
 
 def draw() -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats as reference
 
-from upshift.core.stats import (
+from hasten.core.stats import (
     LOOKS,
     Interval,
     Verdict,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from upshift.core import system
+from hasten.core import system
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -52,7 +52,7 @@ def test_folders_begin_with_what_the_user_says() -> None:
 def test_the_first_environment_is_what_the_process_was_started_with() -> None:
     code = (
         "import os; os.environ['LATE'] = '1'; os.environ['EARLY'] = 'changed'\n"
-        "from upshift.core.system import started_with\n"
+        "from hasten.core.system import started_with\n"
         "found = started_with(); print(found.get('LATE'), found['EARLY'], found['GLIBC_TUNABLES'])"
     )
     started = {**os.environ, "EARLY": "a=b", "GLIBC_TUNABLES": "glibc.malloc.perturb=0:glibc.malloc.top_pad=1"}

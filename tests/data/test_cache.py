@@ -21,8 +21,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from upshift.core.errors import CorruptError, DataError
-from upshift.data.cache import (
+from hasten.core.errors import CorruptError, DataError
+from hasten.data.cache import (
     Cache,
     CachedDataset,
     LmdbCache,
@@ -34,7 +34,7 @@ from upshift.data.cache import (
     known_metadata,
     known_validation,
 )
-from upshift.data.cache.contract import MISSING
+from hasten.data.cache.contract import MISSING
 
 HOMES = ["memory", "mapped", "lmdb", "redis"]
 REDIS = shutil.which("redis-server")
@@ -77,7 +77,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if REDIS is None:
-        if os.environ.get("UPSHIFT_CI"):
+        if os.environ.get("HASTEN_CI"):
             raise AssertionError(NO_REDIS)
         pytest.skip(NO_REDIS)
     made = Server(tmp_path_factory.mktemp("redis"))
@@ -280,7 +280,7 @@ def test_a_folder_that_is_no_cache_is_told(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_what_there_is(tmp_path: Path) -> None:
     script = (
-        "import resource, signal, numpy as np\nfrom upshift.data.cache import MappedCache\n"
+        "import resource, signal, numpy as np\nfrom hasten.data.cache import MappedCache\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"cache = MappedCache({str(tmp_path)!r}, 10**6)\ncache.put('a', 1)\n"
         "import errno, os\nreal = os.pwrite\n"
@@ -292,7 +292,7 @@ def test_a_full_disk_keeps_what_there_is(tmp_path: Path) -> None:
 
 
 def test_redis_going_away_costs_one_warning_and_no_value(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshift.data.cache import redis
+    from hasten.data.cache import redis
 
     monkeypatch.setattr(redis, "_AGAIN_S", 0.3)
     cache = RedisCache(server.url, prefix="away:", timeout_s=0.5)
@@ -468,7 +468,7 @@ def test_a_validation_is_made_once_for_the_same_weights(make: Any) -> None:
 SHARED = """
 import sys, torch
 from tests.data import test_cache
-from upshift.data.cache import RedisCache, known_metadata, known_validation
+from hasten.data.cache import RedisCache, known_metadata, known_validation
 cache = RedisCache(sys.argv[1], prefix="shared:")
 words = test_cache.Words()
 torch.manual_seed(0)

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from upshift.core.errors import DataError
-from upshift.data import Store
-from upshift.data.convert.choose import all_readers, reader_for
-from upshift.data.convert.job import convert
+from hasten.core.errors import DataError
+from hasten.data import Store
+from hasten.data.convert.choose import all_readers, reader_for
+from hasten.data.convert.job import convert
 
 
 def u32(*numbers: int) -> bytes:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from upshift.data import Store
-from upshift.data.convert.job import convert
-from upshift.data.convert.readers import jsonl
+from hasten.data import Store
+from hasten.data.convert.job import convert
+from hasten.data.convert.readers import jsonl
 
 pytestmark = pytest.mark.slow
 RECORDS = [{"id": number, "text": f"text {number} é"} for number in range(600)]
@@ -22,8 +22,8 @@ RECORDS = [{"id": number, "text": f"text {number} é"} for number in range(600)]
 @pytest.fixture(autouse=True)
 def _ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        assert not os.environ.get("UPSHIFT_CI"), "CI must have Ray installed"
-        pytest.skip("Ray is not installed: pip install 'upshift[ray]'")
+        assert not os.environ.get("HASTEN_CI"), "CI must have Ray installed"
+        pytest.skip("Ray is not installed: pip install 'hasten[ray]'")
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ CLUSTER = """
 import json, os, signal, sys, tempfile, time
 from pathlib import Path
 import ray
-import upshift.data.convert.cluster as cluster
-from upshift.core.errors import DataError
-from upshift.data.convert.job import convert
-from upshift.data.convert.readers import jsonl
+import hasten.data.convert.cluster as cluster
+from hasten.core.errors import DataError
+from hasten.data.convert.job import convert
+from hasten.data.convert.readers import jsonl
 
 jsonl.UNIT_BYTES = 3001
 cluster.RETRIES = 1
@@ -116,7 +116,7 @@ def test_a_cluster_of_two_workers_makes_the_same_bytes_whoever_is_killed(source:
 
 
 def test_the_command_makes_a_local_cluster_and_ends_it(source: Path) -> None:
-    told = run(["-m", "upshift", "data", "convert", str(source), str(source.parent / "s"), "--ray", "--json"])
+    told = run(["-m", "hasten", "data", "convert", str(source), str(source.parent / "s"), "--ray", "--json"])
     made = json.loads(told.splitlines()[-1])
     assert (made["num_rows"], made["num_bad"], made["num_units_resumed"]) == (len(RECORDS), 0, 0)
     assert Store(source.parent / "s").__getitems__(range(len(RECORDS))) == RECORDS

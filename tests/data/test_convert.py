@@ -23,15 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from upshift.core.errors import DataError
-from upshift.data import Store
-from upshift.data.convert import job
-from upshift.data.convert.choose import all_readers, reader_for
-from upshift.data.convert.job import convert
-from upshift.data.convert.readers import jsonl
-from upshift.data.convert.tokenizing import Tokenizing
-from upshift.data.store.publish import clean
-from upshift.data.store.verify import verify
+from hasten.core.errors import DataError
+from hasten.data import Store
+from hasten.data.convert import job
+from hasten.data.convert.choose import all_readers, reader_for
+from hasten.data.convert.job import convert
+from hasten.data.convert.readers import jsonl
+from hasten.data.convert.tokenizing import Tokenizing
+from hasten.data.store.publish import clean
+from hasten.data.store.verify import verify
 
 
 def all_rows(path: Path) -> list[dict[str, Any]]:
@@ -288,9 +288,9 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from typing import Any
-from upshift.data.convert import unit
-from upshift.data.convert.readers import jsonl
-import upshift.data.convert.job as job
+from hasten.data.convert import unit
+from hasten.data.convert.readers import jsonl
+import hasten.data.convert.job as job
 jsonl.UNIT_BYTES = 3001
 whole = unit.convert_unit
 def slow(task):
@@ -338,9 +338,9 @@ def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path, monkeypatch: p
 KILLED_AT = """
 import os, signal, sys
 from pathlib import Path
-import upshift.data.convert.job as job
-import upshift.data.store.publish as publish
-from upshift.data.convert.readers import jsonl
+import hasten.data.convert.job as job
+import hasten.data.store.publish as publish
+from hasten.data.convert.readers import jsonl
 jsonl.UNIT_BYTES = 3001
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from upshift.data import StoreWriter, Stream
-from upshift.data.store import copying, sharing
-from upshift.data.store.copying import take_rows
-from upshift.data.store.later import made
-from upshift.data.store.sharing import Arriving
-from upshift.data.stream.samples import WindowSamples
+from hasten.data import StoreWriter, Stream
+from hasten.data.store import copying, sharing
+from hasten.data.store.copying import take_rows
+from hasten.data.store.later import made
+from hasten.data.store.sharing import Arriving
+from hasten.data.stream.samples import WindowSamples
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_kernels_are_loaded_once_enough_was_copied(
 def test_without_numba_rows_are_copied_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: list[int]) -> None:
     values = mapped(tmp_path, np.arange(600_000, dtype=np.int32).reshape(600, 1000))
     monkeypatch.setattr(copying, "_WORTH_LOADING", 0)
-    monkeypatch.setitem(sys.modules, "upshift.data.store.kernels", None)
+    monkeypatch.setitem(sys.modules, "hasten.data.store.kernels", None)
     sharing.kernels.cache_clear()
     try:
         assert np.array_equal(rows_of(values, np.arange(599, -1, -1)), values[::-1])
@@ -283,10 +283,10 @@ def test_helpers_end_before_the_interpreter_does() -> None:
     code = """
         import atexit, threading
         import numpy as np, torch
-        from upshift.data.store import copying, sharing
+        from hasten.data.store import copying, sharing
 
         def alive():
-            print(sum(thread.name.startswith("upshift-copy") for thread in threading.enumerate()), flush=True)
+            print(sum(thread.name.startswith("hasten-copy") for thread in threading.enumerate()), flush=True)
 
         atexit.register(alive)  # what is registered first runs last
         copying._WORTH_LOADING = 0

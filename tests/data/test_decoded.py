@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from upshift.core.errors import DataError
-from upshift.data import DecodeImages, Store, StoreWriter, Stream
-from upshift.data.pictures import decode
+from hasten.core.errors import DataError
+from hasten.data import DecodeImages, Store, StoreWriter, Stream
+from hasten.data.pictures import decode
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]], **columns: Any) -> Path:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
-from upshift.data import Store, StoreWriter, Stream
+from hasten.data import Store, StoreWriter, Stream
 
 
 @pytest.fixture(scope="module")

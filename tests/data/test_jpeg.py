@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshift.data.jpeg import decode as decoding
-from upshift.data.jpeg.decode import by_kernels, decode_jpeg
-from upshift.data.jpeg.header import read_header
-from upshift.data.pictures import decode, resize
+from hasten.data.jpeg import decode as decoding
+from hasten.data.jpeg.decode import by_kernels, decode_jpeg
+from hasten.data.jpeg.header import read_header
+from hasten.data.pictures import decode, resize
 
 pytest.importorskip("numba")
 image = pytest.importorskip("PIL.Image")
@@ -149,7 +149,7 @@ def test_bytes_beyond_the_picture_change_nothing() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_damage_reaches_memory_of_others(seed: int) -> None:
     """Bits flipped, bytes zeroed or written over: it is found damaged, or decoded, and nothing else is written to."""
-    from upshift.data.jpeg import kernel
+    from hasten.data.jpeg import kernel
 
     generator = np.random.default_rng(seed)
     alike = refused = 0
@@ -202,7 +202,7 @@ def spec(counts: dict[int, int], symbols: list[int]) -> Pixels:
     ],
 )
 def test_codes_that_are_none_are_refused(codes: Pixels, is_dc: bool, fine: bool) -> None:
-    from upshift.data.jpeg.tables import BITS, LONGER, fill_tables
+    from hasten.data.jpeg.tables import BITS, LONGER, fill_tables
 
     codes.flags.writeable = False
     assert fill_tables(codes, is_dc, np.empty(1 << BITS, np.uint32), np.empty(LONGER, np.int32)) is fine
@@ -269,7 +269,7 @@ def test_kernels_are_loaded_once_enough_was_decoded(monkeypatch: pytest.MonkeyPa
 
 def test_without_numba_the_library_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     data = jpeg(picture(64, 96))
-    monkeypatch.setitem(sys.modules, "upshift.data.jpeg.kernel", None)
+    monkeypatch.setitem(sys.modules, "hasten.data.jpeg.kernel", None)
     decoding._kernel.cache_clear()
     try:
         assert by_kernels(data) is None

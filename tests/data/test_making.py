@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from upshift.data.store.gather import Strings
-from upshift.data.store.sharing import Arriving
-from upshift.data.stream.making import Maker, Step, made, made_ahead
-from upshift.data.stream.opened import is_arriving
+from hasten.data.store.gather import Strings
+from hasten.data.store.sharing import Arriving
+from hasten.data.stream.making import Maker, Step, made, made_ahead
+from hasten.data.stream.opened import is_arriving
 
 GROUPS = [[Step(task, {"at": task + 1}) for task in range(start, start + 4)] for start in (0, 4, 8, 12)]
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upshift.data import Store, StoreWriter, Stream
-from upshift.data.store import reading
-from upshift.data.store.layout import ShardFile
-from upshift.data.store.mapping import LocalMap
-from upshift.data.stream.buffers import Buffers
-from upshift.data.stream.opened import Opened
-from upshift.data.stream.order import Order
-from upshift.data.stream.samples import RowSamples, Samples
+from hasten.data import Store, StoreWriter, Stream
+from hasten.data.store import reading
+from hasten.data.store.layout import ShardFile
+from hasten.data.store.mapping import LocalMap
+from hasten.data.stream.buffers import Buffers
+from hasten.data.stream.opened import Opened
+from hasten.data.stream.order import Order
+from hasten.data.stream.samples import RowSamples, Samples
 
 
 class Blocks(Samples):
@@ -52,7 +52,7 @@ class Blocks(Samples):
 def test_windows_are_asked_for_early_once_one_had_to_be_read(
     on_disk: set[int], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upshift.data.stream.opened._FROM_DISK_SECONDS", 0.005)
+    monkeypatch.setattr("hasten.data.stream.opened._FROM_DISK_SECONDS", 0.005)
     samples = Blocks(on_disk)
     opened = Opened(samples, order := Order(samples.counts, seed=0, epoch=0, shuffle=False, window_blocks=1))
     for number in range(6):
@@ -133,6 +133,6 @@ def test_an_epoch_from_the_disk_is_the_same(store: Store, workers: int, monkeypa
         hint(mapped, start, end)
 
     monkeypatch.setattr(LocalMap, "hint", counted)
-    monkeypatch.setattr("upshift.data.stream.opened._FROM_DISK_SECONDS", 0)  # as if each was read from the disk
+    monkeypatch.setattr("hasten.data.stream.opened._FROM_DISK_SECONDS", 0)  # as if each was read from the disk
     assert epoch() == warm
     assert len(set(asked)) == 40

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshift.data.stream import order as under_test
-from upshift.data.stream.order import Order
-from upshift.data.stream.shares import Shares
+from hasten.data.stream import order as under_test
+from hasten.data.stream.order import Order
+from hasten.data.stream.shares import Shares
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upshift.data import pictures
-from upshift.data.pictures import reduced, resize
+from hasten.data import pictures
+from hasten.data.pictures import reduced, resize
 
 
 @pytest.mark.parametrize("factor", [2, 3, 4, 8])

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshift.data import StoreWriter, Stream
-from upshift.data.store import copying, gather
-from upshift.data.store.gather import picker
-from upshift.data.store.sharing import Arriving, Copy, Rows
-from upshift.data.store.window import Window
+from hasten.data import StoreWriter, Stream
+from hasten.data.store import copying, gather
+from hasten.data.store.gather import picker
+from hasten.data.store.sharing import Arriving, Copy, Rows
+from hasten.data.store.window import Window
 
 pytest.importorskip("numba")
-from upshift.data.store import kernels
+from hasten.data.store import kernels
 
 KINDS: dict[str, tuple[pa.DataType, Any]] = {
     "text": (pa.string(), lambda n: "é" * (n % 700)),

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hasten.core.errors import CorruptError, DataError, GoneError
+from hasten.data import Patience, Store, StoreWriter, Stream, Url
+from hasten.data.remote.blocks import BlockCache
+from hasten.data.store.verify import verify
 from tests.data.servers import FileServer
-from upshift.core.errors import CorruptError, DataError, GoneError
-from upshift.data import Patience, Store, StoreWriter, Stream, Url
-from upshift.data.remote.blocks import BlockCache
-from upshift.data.store.verify import verify
 
 ROWS = 4000
 QUICK = Patience(answer_s=2.0, gone_s=20.0)
@@ -97,7 +97,7 @@ def test_a_request_that_hangs_is_given_up_and_made_again(server: FileServer, tmp
     timer.join()
     server.released.set()
     until = time.monotonic() + 30
-    while any(thread.name.startswith("upshift-remote") for thread in threading.enumerate()) and time.monotonic() < until:
+    while any(thread.name.startswith("hasten-remote") for thread in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.02)  # the request that was given up has a thread of its own, which ends with its answer
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upshift.data.stream import shuffling
-from upshift.data.stream.order import Order
-from upshift.data.stream.shuffling import shuffle
+from hasten.data.stream import shuffling
+from hasten.data.stream.order import Order
+from hasten.data.stream.shuffling import shuffle
 
 pytest.importorskip("numba")
 
@@ -67,13 +67,13 @@ def test_nothing_is_loaded_for_it(used: list[int], monkeypatch: pytest.MonkeyPat
     assert not used
 
 
-@pytest.mark.parametrize("broken", [None, ModuleType("upshift.data.stream.shuffle_kernel")])
+@pytest.mark.parametrize("broken", [None, ModuleType("hasten.data.stream.shuffle_kernel")])
 def test_a_kernel_that_is_not_there_or_shuffles_otherwise_is_not_used(
     broken: ModuleType | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if broken is not None:
         broken.shuffle_on = lambda *_: 0  # type: ignore[attr-defined]  # a module made here
-    monkeypatch.setitem(sys.modules, "upshift.data.stream.shuffle_kernel", broken)
+    monkeypatch.setitem(sys.modules, "hasten.data.stream.shuffle_kernel", broken)
     shuffling._kernel.cache_clear()
     try:
         ours, theirs = np.arange(10_000), np.arange(10_000)

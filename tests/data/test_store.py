@@ -21,10 +21,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from upshift.core.errors import CorruptError, DataError
-from upshift.data import ShardWriter, Store, StoreWriter, publish_written
-from upshift.data.store.publish import clean
-from upshift.data.store.verify import verify
+from hasten.core.errors import CorruptError, DataError
+from hasten.data import ShardWriter, Store, StoreWriter, publish_written
+from hasten.data.store.publish import clean
+from hasten.data.store.verify import verify
 
 NOBODY = 65534
 
@@ -211,7 +211,7 @@ def test_many_processes_write_at_once(tmp_path: Path) -> None:
 def test_a_killed_writer_is_never_seen_and_is_swept_away(tmp_path: Path) -> None:
     write(tmp_path / "s", 10, block_rows=8)
     script = (
-        "import sys, time, numpy as np\nfrom upshift.data import StoreWriter\n"
+        "import sys, time, numpy as np\nfrom hasten.data import StoreWriter\n"
         f"with StoreWriter({str(tmp_path / 's')!r}, mode='append') as writer:\n"
         "    for _ in range(10**6):\n"
         "        writer.write({'id': [1] * 64, 'text': ['a'] * 64, 'tokens': [[1]] * 64, 'messages': [[]] * 64,\n"
@@ -273,7 +273,7 @@ def without_rights() -> Iterator[None]:
 
 
 def test_a_lost_permission_is_told_and_costs_nothing() -> None:
-    with tempfile.TemporaryDirectory(prefix="upshift-test-") as folder:  # pytest's own folders let nobody pass
+    with tempfile.TemporaryDirectory(prefix="hasten-test-") as folder:  # pytest's own folders let nobody pass
         Path(folder).chmod(0o755)
         path = Path(folder) / "s"
         write(path, 20, block_rows=8)
@@ -301,7 +301,7 @@ def test_a_lost_permission_is_told_and_costs_nothing() -> None:
 def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path) -> None:
     write(tmp_path / "s", 10, block_rows=8)
     script = (
-        "import resource, signal, sys, numpy as np\nfrom upshift.data import StoreWriter\n"
+        "import resource, signal, sys, numpy as np\nfrom hasten.data import StoreWriter\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
         "try:\n"
         f"    with StoreWriter({str(tmp_path / 's')!r}, mode='replace', block_rows=64) as writer:\n"

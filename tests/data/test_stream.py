@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from upshift.core.errors import CorruptError, DataError
-from upshift.data import MixedStream, PackedStream, Store, StoreWriter, Stream
-from upshift.data.store.gather import Strings
-from upshift.data.store.window import Window
-from upshift.data.stream.packed import best_fit
+from hasten.core.errors import CorruptError, DataError
+from hasten.data import MixedStream, PackedStream, Store, StoreWriter, Stream
+from hasten.data.store.gather import Strings
+from hasten.data.store.window import Window
+from hasten.data.stream.packed import best_fit
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def folder() -> Path:
     """Stores made once for all tests of this process."""
     import tempfile
 
-    return Path(tempfile.mkdtemp(prefix="upshift-test-"))
+    return Path(tempfile.mkdtemp(prefix="hasten-test-"))
 
 
 @functools.cache
@@ -148,8 +148,8 @@ def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -
 KILLED = """
 import json, os, random, signal, sys, time, traceback
 from pathlib import Path
-from upshift.core.files import write_atomically
-from upshift.data import Stream
+from hasten.core.files import write_atomically
+from hasten.data import Stream
 store, state, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 def train(permits, told):
     stream, seen = Stream(store, batch_size=7, seed=3, workers=workers, read_ahead=3), []
@@ -388,7 +388,7 @@ def test_batches_gathered_together_are_those_gathered_one_by_one(
 ) -> None:
     together = Stream(numbers(500), batch_size=7, seed=3, **more)
     found = [(_plain(batch), together.state_dict()) for batch in together]
-    monkeypatch.setattr("upshift.data.stream.stream._MOST_GATHERED", 1)
+    monkeypatch.setattr("hasten.data.stream.stream._MOST_GATHERED", 1)
     alone = Stream(numbers(500), batch_size=7, seed=3, **more)
     assert found == [(_plain(batch), alone.state_dict()) for batch in alone]
     assert len(found) > 20
@@ -420,7 +420,7 @@ def test_a_damaged_block_is_an_error_and_no_crash(tmp_path: Path) -> None:
     data[at + 40 : at + 44] = (2**31 - 5).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(
-        CorruptError, match=r"column 'text' of .*store is damaged: a row .* outside of it.*upshift data verify"
+        CorruptError, match=r"column 'text' of .*store is damaged: a row .* outside of it.*hasten data verify"
     ):
         list(Stream(tmp_path / "store", batch_size=8))
 

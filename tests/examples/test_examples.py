@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-import upshift
-from upshift.core.batch import iter_tensors, map_tensors
-from upshift.core.job import check_job
+import hasten
+from hasten.core.batch import iter_tensors, map_tensors
+from hasten.core.job import check_job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 JOBS = {
@@ -36,7 +36,7 @@ def load_module(name: str) -> ModuleType:
     """Import the file of a job by its path, once."""
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
-    module_name = f"upshift_example_{Path(JOBS[name]).stem}"
+    module_name = f"hasten_example_{Path(JOBS[name]).stem}"
     if module_name not in sys.modules:
         spec = importlib.util.spec_from_file_location(module_name, EXAMPLES / JOBS[name])
         assert spec is not None
@@ -47,9 +47,9 @@ def load_module(name: str) -> ModuleType:
     return sys.modules[module_name]
 
 
-def make_job(name: str) -> upshift.Job:
+def make_job(name: str) -> hasten.Job:
     """Make a job by the name of its class."""
-    job: upshift.Job = getattr(load_module(name), name)()
+    job: hasten.Job = getattr(load_module(name), name)()
     return job
 
 
@@ -60,21 +60,21 @@ def seed(value: int = 0) -> None:
     torch.manual_seed(value)
 
 
-def prepared(job: upshift.Job) -> list[Any]:
+def prepared(job: hasten.Job) -> list[Any]:
     """A few training samples, as far as the deterministic transform."""
     data: Any = job.train_data()
     return [job.deterministic_transform(data[index]) for index in range(NUM_SAMPLES)]
 
 
-def some_batch(job: upshift.Job) -> Any:
+def some_batch(job: hasten.Job) -> Any:
     """A small training batch."""
     return job.collate([job.random_transform(sample) for sample in prepared(job)])
 
 
-def total_and_weight(job: upshift.Job, model: torch.nn.Module, batch: Any) -> tuple[float, float]:
+def total_and_weight(job: hasten.Job, model: torch.nn.Module, batch: Any) -> tuple[float, float]:
     """The loss as a sum and a weight."""
     loss = job.loss(model, batch)
-    return (float(loss.total), float(loss.weight)) if isinstance(loss, upshift.Loss) else (float(loss), 1.0)
+    return (float(loss.total), float(loss.weight)) if isinstance(loss, hasten.Loss) else (float(loss), 1.0)
 
 
 def same(left: Any, right: Any) -> bool:
@@ -96,7 +96,7 @@ def test_one_update_moves_the_model_by_a_finite_gradient(name: str) -> None:
     job.schedule(optimizer, 100)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     loss = job.loss(model, some_batch(job))
-    mean = loss.total / loss.weight if isinstance(loss, upshift.Loss) else loss
+    mean = loss.total / loss.weight if isinstance(loss, hasten.Loss) else loss
     mean.backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     assert torch.isfinite(mean)
@@ -188,7 +188,7 @@ def test_packed_text_gives_the_loss_and_the_gradients_of_padded_text() -> None:
     for name, batch in batches.items():
         model.zero_grad()
         loss = job.loss(model, batch)
-        assert isinstance(loss, upshift.Loss)
+        assert isinstance(loss, hasten.Loss)
         loss.total.backward()
         grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
         found[name] = (loss.total.item(), float(loss.weight), grads)

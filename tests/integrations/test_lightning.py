@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import upshift
-from upshift.core.errors import PlanError, UpshiftError
-from upshift.core.plan import Plan
-from upshift.optimizations.cudnn_benchmark import CudnnBenchmark
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.microbatch import Microbatch
-from upshift.optimizations.precision import Precision
+import hasten
+from hasten.core.errors import HastenError, PlanError
+from hasten.core.plan import Plan
+from hasten.optimizations.cudnn_benchmark import CudnnBenchmark
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.optimizations.microbatch import Microbatch
+from hasten.optimizations.precision import Precision
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the frameworks warn of themselves
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -40,8 +40,8 @@ def pl(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def callback(pl: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The class, made anew for the package that is loaded."""
-    monkeypatch.delitem(sys.modules, "upshift.integrations.lightning", raising=False)
-    made = importlib.import_module("upshift.integrations.lightning").UpshiftCallback
+    monkeypatch.delitem(sys.modules, "hasten.integrations.lightning", raising=False)
+    made = importlib.import_module("hasten.integrations.lightning").HastenCallback
     assert issubclass(made, pl.Callback)
     return made
 
@@ -100,7 +100,7 @@ def fit(pl: Any, callbacks: list[Any], folder: Path, model: Any = None, **more: 
 
 def test_a_fit_is_profiled(pl: Any, callback: Any, tmp_path: Path) -> None:
     watch = callback(json=tmp_path / "profile.json")
-    with pytest.raises(UpshiftError, match="Nothing was watched yet"):
+    with pytest.raises(HastenError, match="Nothing was watched yet"):
         watch.profile()
     fit(pl, [watch], tmp_path)
     found = watch.profile()
@@ -131,7 +131,7 @@ def test_a_fit_that_fails_closes_the_watch(pl: Any, callback: Any, tmp_path: Pat
     with pytest.raises(ValueError, match="in the middle"):
         fit(pl, [watch], tmp_path, model_of(pl, breaks=True))
     assert watch.profile()["steps"] == 3
-    with upshift.attach():
+    with hasten.attach():
         pass
 
 
@@ -140,15 +140,15 @@ def test_the_phases_are_logged_if_asked(pl: Any, callback: Any, tmp_path: Path) 
         logger = pl.loggers.CSVLogger(tmp_path, name=str(log))
         fit(pl, [callback(log=log)], tmp_path, logger=logger, log_every_n_steps=4)
         text = (Path(logger.log_dir) / "metrics.csv").read_text()
-        assert ("upshift/forward" in text) == log
+        assert ("hasten/forward" in text) == log
 
 
 def test_what_lightning_owns_is_left_to_it(pl: Any, callback: Any, tmp_path: Path) -> None:
     plan = Plan(optimizations=(FusedOptimizer(), Precision(), Microbatch(parts=4)))
     watch, model = callback(plan), model_of(pl)
-    with pytest.warns(UserWarning, match="upshift leaves") as caught:
+    with pytest.warns(UserWarning, match="hasten leaves") as caught:
         fit(pl, [watch], tmp_path, model, accumulate_grad_batches=2)
-    words = [str(item.message) for item in caught if "upshift" in str(item.message)]
+    words = [str(item.message) for item in caught if "hasten" in str(item.message)]
     assert len(words) == 2
     assert any('set Trainer(precision="bf16-mixed")' in line for line in words)
     assert any(
@@ -163,11 +163,11 @@ def test_what_lightning_was_told_already_needs_no_word(pl: Any, callback: Any, t
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(pl, [callback(Plan(optimizations=(Precision(),)))], tmp_path, precision="bf16-mixed")
-    assert not [item for item in caught if "upshift" in str(item.message)]
+    assert not [item for item in caught if "hasten" in str(item.message)]
 
 
 def test_nothing_else_is_taken_from_the_plan(pl: Any, callback: Any) -> None:
-    module = sys.modules["upshift.integrations.lightning"]
+    module = sys.modules["hasten.integrations.lightning"]
     trainer = SimpleNamespace(precision="32-true", accumulate_grad_batches=1)
     plan = Plan(optimizations=(FusedOptimizer(), CudnnBenchmark(), Precision()))
     assert list(module.owned(plan, trainer)) == ["precision"]
@@ -181,8 +181,8 @@ def test_a_wrong_plan_is_refused_when_the_callback_is_made(callback: Any, tmp_pa
 def test_without_lightning_it_says_what_to_install() -> None:
     code = (
         "import sys, importlib.util as u\nreal = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if 'lightning' in name and 'upshift' not in name else real(name, *rest)\n"
-        "import upshift.integrations.lightning\n"
+        "u.find_spec = lambda name, *rest: None if 'lightning' in name and 'hasten' not in name else real(name, *rest)\n"
+        "import hasten.integrations.lightning\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "ImportError: Lightning is not installed. Install it with: pip install 'upshift[frameworks]'" in done.stderr
+    assert "ImportError: Lightning is not installed. Install it with: pip install 'hasten[frameworks]'" in done.stderr

@@ -18,14 +18,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-import upshift
-from upshift.core.errors import PlanError, UpshiftError
-from upshift.core.plan import Plan
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.microbatch import Microbatch
-from upshift.optimizations.precision import Precision
-from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
+import hasten
+from hasten.core.errors import HastenError, PlanError
+from hasten.core.plan import Plan
+from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.optimizations.microbatch import Microbatch
+from hasten.optimizations.precision import Precision
+from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the framework warns of itself
 
@@ -41,7 +41,7 @@ def hf() -> Any:
 
 @pytest.fixture
 def callback(hf: Any) -> Any:
-    return importlib.import_module("upshift.integrations.transformers").UpshiftCallback
+    return importlib.import_module("hasten.integrations.transformers").HastenCallback
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def train(hf: Any, callbacks: list[Any], folder: Path, model: Any = None, rows: 
 
 def test_a_training_is_profiled(hf: Any, callback: Any, tmp_path: Path) -> None:
     watch = callback(json=tmp_path / "profile.json")
-    with pytest.raises(UpshiftError, match="Nothing was watched yet"):
+    with pytest.raises(HastenError, match="Nothing was watched yet"):
         watch.summary()
     train(hf, [watch], tmp_path)
     found = watch.profile()
@@ -147,7 +147,7 @@ def test_a_training_that_fails_closes_the_watch(hf: Any, callback: Any, tmp_path
     with pytest.raises(ValueError, match="in the middle"):
         train(hf, [watch, Stops()] if where == "callback" else [watch], tmp_path, **parts)
     assert watch.profile()["steps"] >= 2
-    with upshift.attach():
+    with hasten.attach():
         pass
 
 
@@ -169,7 +169,7 @@ def test_what_gets_past_is_closed_by_hand_or_by_the_next_training(hf: Any, callb
 def test_the_phases_are_logged_if_asked(hf: Any, callback: Any, tmp_path: Path) -> None:
     for log in (True, False):
         trainer = train(hf, [callback(log=log)], tmp_path)
-        logged = [entry for entry in trainer.state.log_history if "upshift/forward" in entry]
+        logged = [entry for entry in trainer.state.log_history if "hasten/forward" in entry]
         assert len(logged) == (4 if log else 0)
         assert all("loss" in entry for entry in logged)
 
@@ -177,9 +177,9 @@ def test_the_phases_are_logged_if_asked(hf: Any, callback: Any, tmp_path: Path) 
 def test_what_the_trainer_owns_is_left_to_it(hf: Any, callback: Any, tmp_path: Path) -> None:
     plan = Plan(optimizations=(ZeroGradToNone(), Precision(), Microbatch(parts=4)))
     watch = callback(plan)
-    with pytest.warns(UserWarning, match="upshift leaves") as caught:
+    with pytest.warns(UserWarning, match="hasten leaves") as caught:
         train(hf, [watch], tmp_path, gradient_accumulation_steps=2)
-    words = [str(item.message) for item in caught if "upshift" in str(item.message)]
+    words = [str(item.message) for item in caught if "hasten" in str(item.message)]
     assert len(words) == 2
     assert any("set TrainingArguments(bf16=True)." in line for line in words)
     assert any("per_device_train_batch_size=2, gradient_accumulation_steps=8" in line for line in words)
@@ -187,7 +187,7 @@ def test_what_the_trainer_owns_is_left_to_it(hf: Any, callback: Any, tmp_path: P
 
 
 def test_what_the_trainer_was_told_already_needs_no_word(hf: Any, callback: Any) -> None:
-    owned = sys.modules["upshift.integrations.transformers"].owned
+    owned = sys.modules["hasten.integrations.transformers"].owned
     plan = Plan(optimizations=(FusedOptimizer(), Precision(), ActivationCheckpointing()))
     told = SimpleNamespace(bf16=True, gradient_checkpointing=True)
     assert owned(plan, told) == {"precision": "", "activation_checkpointing": ""}
@@ -199,7 +199,7 @@ def test_what_the_trainer_was_told_already_needs_no_word(hf: Any, callback: Any)
 
 
 def test_the_arguments_that_are_named_exist(hf: Any, callback: Any) -> None:
-    module: Any = sys.modules["upshift.integrations.transformers"]
+    module: Any = sys.modules["hasten.integrations.transformers"]
     named = {words.partition("(")[2].partition("=")[0] for words in module._OWNED.values()}
     assert named <= set(hf.TrainingArguments.__dataclass_fields__)
     assert all(hasattr(hf.Trainer, name) for name in (*module.PASSED, *module.PASSED_IN_PARTS))
@@ -211,6 +211,6 @@ def test_a_wrong_plan_is_refused_when_the_callback_is_made(callback: Any, tmp_pa
 
 
 def test_without_transformers_it_says_what_to_install() -> None:
-    code = "import sys\nsys.modules['transformers'] = None\nimport upshift.integrations.transformers\n"
+    code = "import sys\nsys.modules['transformers'] = None\nimport hasten.integrations.transformers\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "ImportError: Transformers is not installed. Install it with: pip install 'upshift[frameworks]'" in done.stderr
+    assert "ImportError: Transformers is not installed. Install it with: pip install 'hasten[frameworks]'" in done.stderr

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
-from upshift.core.facts import Facts, JobFacts
-from upshift.core.job import Job
-from upshift.core.machine import Machine, Reading
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.train.build import build
-from upshift.train.loop import Loop
+import hasten
+from hasten.core.facts import Facts, JobFacts
+from hasten.core.job import Job
+from hasten.core.machine import Machine, Reading
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.train.build import build
+from hasten.train.loop import Loop
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -45,7 +45,7 @@ class Pictures(Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -60,7 +60,7 @@ class Ragged(Job):
 
     batch_size = 4
     epochs = 3
-    quality = upshift.Quality(margin=0.1)
+    quality = hasten.Quality(margin=0.1)
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Embedding(32, 8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 32))
@@ -86,9 +86,9 @@ class Ragged(Job):
     def collate(self, samples: list[Any]) -> Any:
         return torch.stack([nn.functional.pad(sample, (0, 24 - len(sample))) for sample in samples])
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         each = nn.functional.cross_entropy(model(batch).view(-1, 32), batch.view(-1), ignore_index=0, reduction="sum")
-        return upshift.Loss(each, (batch != 0).sum())
+        return hasten.Loss(each, (batch != 0).sum())
 
 
 class RaggedPacked(Ragged):
@@ -149,7 +149,7 @@ class Attention(Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
@@ -180,7 +180,7 @@ class Prepared(Job):
     def random_transform(self, sample: Any) -> Any:
         return {**sample, "x": sample["x"] + 0.1 * torch.rand(6)}
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         return nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
 
 

@@ -16,23 +16,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.core.optimization import Optimization
+from hasten.optimizations.gradient_buckets import GradientBuckets
+from hasten.optimizations.gradient_compression import GradientCompression
+from hasten.optimizations.low_rank_gradients import LowRankGradients
+from hasten.optimizations.microbatch import Microbatch
+from hasten.optimizations.sharding import Sharding
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
+from hasten.train.validate import HeldOut
+from hasten.tune.trials.gradients import group_gradient_sample, update_sample
 from tests.optimizations.cases import CASES, GROUPED
 from tests.optimizations.contract import CPU, Block, make_loop, undone
 from tests.train.jobs import Tokens
 from tests.train.ranks_script import Uneven
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.core.optimization import Optimization
-from upshift.optimizations.gradient_buckets import GradientBuckets
-from upshift.optimizations.gradient_compression import GradientCompression
-from upshift.optimizations.low_rank_gradients import LowRankGradients
-from upshift.optimizations.microbatch import Microbatch
-from upshift.optimizations.sharding import Sharding
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
-from upshift.train.validate import HeldOut
-from upshift.tune.trials.gradients import group_gradient_sample, update_sample
 
 SMALL = 0.0005
 """MiB of a bucket: several of them in models of a few kilobytes."""

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.activations import Activations, BlockRun, OpRun, choose, measure_activations
+from hasten.core.batch import iter_tensors
+from hasten.core.errors import JobError
+from hasten.core.modules import repeated_blocks
+from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
+from hasten.optimizations.precision import Precision
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Attention, AttentionDropout, Block, Prepared, facts, make_loop, run
-from upshift.core.activations import Activations, BlockRun, OpRun, choose, measure_activations
-from upshift.core.batch import iter_tensors
-from upshift.core.errors import JobError
-from upshift.core.modules import repeated_blocks
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-from upshift.optimizations.precision import Precision
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
 
 
 def kept_bytes(loop: Loop) -> int:

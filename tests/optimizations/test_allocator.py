@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import MachineError
+from hasten.core.live import LiveJob
+from hasten.core.optimization import StepTrace
+from hasten.core.system import glibc_version
+from hasten.optimizations.allocator import Allocator
 from tests.optimizations.contract import Pictures, facts, make_loop
-from upshift.core.errors import MachineError
-from upshift.core.live import LiveJob
-from upshift.core.optimization import StepTrace
-from upshift.core.system import glibc_version
-from upshift.optimizations.allocator import Allocator
 
 JEMALLOC, TCMALLOC = "/usr/lib/libjemalloc.so.2", "/opt/lib/libtcmalloc_minimal.so.4"
 
@@ -64,7 +64,7 @@ def test_a_preload_names_the_file_that_is_there_and_keeps_what_is_freed(
 
 
 def test_a_library_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.optimizations.allocator.library_folders", lambda _: [Path("/nowhere")])
+    monkeypatch.setattr("hasten.optimizations.allocator.library_folders", lambda _: [Path("/nowhere")])
     with pytest.raises(MachineError, match=r"tcmalloc is not installed .*/nowhere.*take allocator out"):
         Allocator(kind="tcmalloc").environment()
 
@@ -88,8 +88,8 @@ def test_no_kind_is_found_in_a_plain_process(kind: Any) -> None:
 def test_segments_grow_on_a_gpu(tmp_path: Path) -> None:
     import inspect
 
-    from upshift.core.plan import Plan
-    from upshift.tune.trials.trial import Trial, TrialSetting
+    from hasten.core.plan import Plan
+    from hasten.tune.trials.trial import Trial, TrialSetting
 
     setting = TrialSetting(target=f"{inspect.getfile(Pictures)}:Pictures", folder=tmp_path)
     with Trial(setting, Plan(optimizations=(Allocator(kind="cuda_expandable"),))) as trial:

@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.errors import PlanError
+from hasten.core.optimization import clash
+from hasten.core.plan import Plan
+from hasten.core.scratch import SCRATCH_VARIABLE
+from hasten.optimizations import catalogue
+from hasten.optimizations.async_logging import AsyncLogging
+from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
+from hasten.optimizations.checkpoint_compression import CheckpointCompression
+from hasten.optimizations.checkpoint_storage import CheckpointStorage
+from hasten.optimizations.compile import Compile
+from hasten.optimizations.validation_batch import ValidationBatch
+from hasten.optimizations.validation_compile import ValidationCompile
+from hasten.train.build import build
+from hasten.train.validate import HeldOut
 from tests.optimizations.cases.checkpoint_storage import Allowed
 from tests.optimizations.contract import CPU, Prepared, Ragged, facts
-from upshift.core.errors import PlanError
-from upshift.core.optimization import clash
-from upshift.core.plan import Plan
-from upshift.core.scratch import SCRATCH_VARIABLE
-from upshift.optimizations import catalogue
-from upshift.optimizations.async_logging import AsyncLogging
-from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
-from upshift.optimizations.checkpoint_compression import CheckpointCompression
-from upshift.optimizations.checkpoint_storage import CheckpointStorage
-from upshift.optimizations.compile import Compile
-from upshift.optimizations.validation_batch import ValidationBatch
-from upshift.optimizations.validation_compile import ValidationCompile
-from upshift.train.build import build
-from upshift.train.validate import HeldOut
 
 EPOCH: dict[str, Any] = {
     "epoch_s": 20.0, "report_s": 0.02, "reports_per_epoch": 100.0, "checkpoint_s": 5.0, "checkpoint_bytes": 100_000_000,
@@ -120,8 +120,8 @@ def test_a_compiled_pass_measures_the_same_and_the_training_call_stays_plain() -
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_a_checkpoint_of_a_gpu_loads_without_one(tmp_path: Path) -> None:
-    from upshift.core.live import AroundSettings
-    from upshift.train.checkpoint import CheckpointWriter
+    from hasten.core.live import AroundSettings
+    from hasten.train.checkpoint import CheckpointWriter
 
     model = nn.Linear(64, 64).cuda()
     for background in (False, True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
+from hasten.optimizations.attention_backend import AttentionBackend
+from hasten.train.trace import op_shares, trace_step
 from tests.optimizations.contract import Attention, Prepared, facts, make_loop, run
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-from upshift.optimizations.attention_backend import AttentionBackend
-from upshift.train.trace import op_shares, trace_step
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
+from hasten.core.errors import JobError
+from hasten.optimizations.batched_reading import BatchedReading
+from hasten.optimizations.loader_threads import LoaderThreads
+from hasten.profile.probes import job_facts
 from tests.optimizations.contract import Prepared, PreparedRows, Rows, make_loop, run
-from upshift.core.errors import JobError
-from upshift.optimizations.batched_reading import BatchedReading
-from upshift.optimizations.loader_threads import LoaderThreads
-from upshift.profile.probes import job_facts
 
 
 class CountedRows(Rows):

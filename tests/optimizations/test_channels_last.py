@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.errors import JobError
+from hasten.optimizations.channels_last import ChannelsLast
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Pictures, facts, make_loop
-from upshift.core.errors import JobError
-from upshift.optimizations.channels_last import ChannelsLast
-from upshift.train.trace import trace_step
 
 
 def test_weights_and_pictures_change_and_nothing_else() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from hasten.core.optimization import clash
+from hasten.optimizations.channels_last import ChannelsLast
+from hasten.optimizations.channels_last_3d import ChannelsLast3d
+from hasten.train.trace import trace_step
 from tests.optimizations.cases.channels_last_3d import Volumes
 from tests.optimizations.contract import facts, make_loop
-from upshift.core.optimization import clash
-from upshift.optimizations.channels_last import ChannelsLast
-from upshift.optimizations.channels_last_3d import ChannelsLast3d
-from upshift.train.trace import trace_step
 
 
 class Mixed(Volumes):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.plan import Plan
+from hasten.optimizations.compile import Compile
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Pictures, Ragged, facts, make_loop, run
-from upshift.core.plan import Plan
-from upshift.optimizations.compile import Compile
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
 
 
 class Changing(Ragged):
@@ -59,8 +59,8 @@ def test_names_and_types_stay() -> None:
 
 @pytest.mark.slow
 def test_it_goes_with_checkpointing() -> None:
+    from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
     from tests.optimizations.contract import Attention
-    from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
 
     plan = (ActivationCheckpointing(), Compile())
     assert run(Attention(), 3, *plan) == pytest.approx(run(Attention(), 3), rel=1e-3)

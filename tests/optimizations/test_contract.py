@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import PlanError
+from hasten.core.live import LiveJob, LoaderSettings
+from hasten.core.optimization import Numerics, Optimization
+from hasten.core.plan import Plan
+from hasten.core.system import count_denormals_kept
+from hasten.optimizations import catalogue, load_entry_points
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
 from tests.optimizations.cases import CASES, GROUPED, STARTED
 from tests.optimizations.contract import make_loop, run, undone
-from upshift.core.errors import PlanError
-from upshift.core.live import LiveJob, LoaderSettings
-from upshift.core.optimization import Numerics, Optimization
-from upshift.core.plan import Plan
-from upshift.core.system import count_denormals_kept
-from upshift.optimizations import catalogue, load_entry_points
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
 
 UPDATES = 9
 """More than two epochs of each job."""
@@ -231,11 +231,11 @@ def test_a_rewound_run_under_it_is_bit_equal(name: str) -> None:
 
 
 def _point(value: str, name: str = "mine") -> EntryPoint:
-    return EntryPoint(name=name, value=value, group="upshift.optimizations")
+    return EntryPoint(name=name, value=value, group="hasten.optimizations")
 
 
 def test_a_registered_optimization_is_loaded() -> None:
-    point = _point("upshift.optimizations.precision:Precision")
+    point = _point("hasten.optimizations.precision:Precision")
     assert load_entry_points([point]) == [(point, catalogue()["precision"])]
 
 
@@ -243,12 +243,12 @@ def test_a_registered_optimization_is_loaded() -> None:
     ("value", "message"),
     [
         ("nowhere.at_all:Thing", "mine = nowhere.at_all:Thing` cannot be loaded: ModuleNotFoundError: No module named"),
-        ("upshift.optimizations.precision:Missing", "cannot be loaded: AttributeError"),
+        ("hasten.optimizations.precision:Missing", "cannot be loaded: AttributeError"),
         ("not a value", "cannot be loaded: AttributeError"),
         ("tests.optimizations.broken_module:Thing", "cannot be loaded: ZeroDivisionError"),
-        ("upshift.core.plan:Plan", "mine = upshift.core.plan:Plan` is no Optimization with a card"),
-        ("upshift.core.optimization:Optimization", "is no Optimization with a card"),
-        ("upshift.optimizations.precision:MIN_MATMUL_GAIN", "is no Optimization with a card"),
+        ("hasten.core.plan:Plan", "mine = hasten.core.plan:Plan` is no Optimization with a card"),
+        ("hasten.core.optimization:Optimization", "is no Optimization with a card"),
+        ("hasten.optimizations.precision:MIN_MATMUL_GAIN", "is no Optimization with a card"),
     ],
 )
 def test_an_entry_point_that_is_wrong_is_named(value: str, message: str) -> None:
@@ -257,7 +257,7 @@ def test_an_entry_point_that_is_wrong_is_named(value: str, message: str) -> None
 
 
 def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = _point("upshift.optimizations.precision:Precision")
-    monkeypatch.setattr("upshift.optimizations.entry_points", lambda **_: [point])
+    point = _point("hasten.optimizations.precision:Precision")
+    monkeypatch.setattr("hasten.optimizations.entry_points", lambda **_: [point])
     with pytest.raises(PlanError, match="`mine` takes the name `precision`"):
         catalogue.__wrapped__()

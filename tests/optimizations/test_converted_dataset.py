@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
+from hasten.core.errors import JobError
+from hasten.core.keeping import content, disk_words, quoted_source
+from hasten.core.sample_folder import FOLDER_VARIABLE
+from hasten.data.rows import RowLayout, UnlikeError
+from hasten.optimizations.converted_dataset import ConvertedDataset
+from hasten.profile.probes import data_path
+from hasten.script.plan.reach import why_beyond
 from tests.optimizations.contract import Prepared, facts, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.keeping import content, disk_words, quoted_source
-from upshift.core.sample_folder import FOLDER_VARIABLE
-from upshift.data.rows import RowLayout, UnlikeError
-from upshift.optimizations.converted_dataset import ConvertedDataset
-from upshift.profile.probes import data_path
-from upshift.script.plan.reach import why_beyond
 
 ALIKE: list[Any] = [
     {
@@ -80,12 +80,12 @@ def test_a_dataset_too_large_is_refused_with_the_command_that_converts_it(tmp_pa
 
     path = data_path(Subset(OfFolder(), [0]))  # type: ignore[arg-type]  # it has what a dataset needs
     fit = ConvertedDataset.fit(facts(epoch_s=1e6, sample_bytes=3 * 2**20, job={"num_samples": 1000, "data_path": path}))
-    command = f"`upshift data convert '{folder}' '{folder}'.store` (about 2.9 GiB of disk"
+    command = f"`hasten data convert '{folder}' '{folder}'.store` (about 2.9 GiB of disk"
     assert command in fit.reason
     assert command in why_beyond(
         "converted_dataset", source=quoted_source(path), need=f" ({disk_words(3000 * 2**20)} of disk)"
     )
-    assert "upshift data convert SOURCE SOURCE.store`, and" in why_beyond("converted_dataset")
+    assert "hasten data convert SOURCE SOURCE.store`, and" in why_beyond("converted_dataset")
 
 
 @pytest.mark.parametrize("value", ["", "no such folder", "a" * 10_000, "a\0b", 7, None])

@@ -10,22 +10,22 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
+from hasten.core.errors import JobError
+from hasten.core.job import Job, Mean
+from hasten.core.optimization import clash
+from hasten.optimizations import catalogue
+from hasten.optimizations.counted_positions import CountedPositions
+from hasten.optimizations.microbatch import Microbatch
+from hasten.optimizations.precision import Precision
+from hasten.optimizations.trim_padding import TrimPadding
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.validate import HeldOut
+from hasten.tune.proof.numerics import judge_rounding
+from hasten.tune.trials.gradients import gradient_batches, gradient_sample
 from tests.optimizations.cases.counted_positions import RaggedCounted
 from tests.optimizations.contract import CPU, Attention, facts, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.job import Job, Mean
-from upshift.core.optimization import clash
-from upshift.optimizations import catalogue
-from upshift.optimizations.counted_positions import CountedPositions
-from upshift.optimizations.microbatch import Microbatch
-from upshift.optimizations.precision import Precision
-from upshift.optimizations.trim_padding import TrimPadding
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.validate import HeldOut
-from upshift.tune.proof.numerics import judge_rounding
-from upshift.tune.trials.gradients import gradient_batches, gradient_sample
 
 IGNORED = -100
 
@@ -77,7 +77,7 @@ class Filled(Job):
         mask: torch.Tensor = batch[1] != IGNORED
         return mask
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED)
 
     def metric(self, model: nn.Module, batch: Any) -> dict[str, Mean]:
@@ -196,7 +196,7 @@ def test_a_batch_where_nothing_counts_gives_no_gradient_and_no_error() -> None:
         def counted(self, batch: Any) -> torch.Tensor:
             return torch.zeros_like(batch[1], dtype=torch.bool)
 
-        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
             total: torch.Tensor = model(batch[0]).sum() * 0.0
             return total
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hasten.optimizations.cpu_threads import CPUThreads
 from tests.optimizations.contract import Prepared, facts, make_loop
-from upshift.optimizations.cpu_threads import CPUThreads
 
 
 @pytest.mark.parametrize(

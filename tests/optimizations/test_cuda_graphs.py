@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.errors import JobError, MachineError
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.optimizations.cuda_graphs import CudaGraphs, graph_forward, shapes_of
+from hasten.optimizations.precision import Precision
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
+from hasten.train.validate import HeldOut
 from tests.optimizations.contract import CPU, Attention, Pictures, PicturesZeroed, make_loop, run
-from upshift.core.errors import JobError, MachineError
-from upshift.core.live import LiveJob
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.optimizations.cuda_graphs import CudaGraphs, graph_forward, shapes_of
-from upshift.optimizations.precision import Precision
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
-from upshift.train.validate import HeldOut
 
 
 class Recorder:

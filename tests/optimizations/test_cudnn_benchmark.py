@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hasten.optimizations.cudnn_benchmark import CudnnBenchmark
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Pictures, facts, make_loop
-from upshift.optimizations.cudnn_benchmark import CudnnBenchmark
-from upshift.train.trace import trace_step
 
 
 @pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.optimizations.drop_last import DropLast
 from tests.optimizations.contract import Prepared, Ragged, make_loop
-from upshift.core.errors import JobError
-from upshift.optimizations.drop_last import DropLast
 
 
 def test_every_batch_is_full_and_each_epoch_leaves_out_others() -> None:

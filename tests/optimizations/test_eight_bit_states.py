@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.optimizations.eight_bit_states import EightBitStates
+from hasten.train.loop import Loop
 from tests.optimizations.cases.eight_bit_states import Square
 from tests.optimizations.contract import make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.optimizations.eight_bit_states import EightBitStates
-from upshift.train.loop import Loop
 
 installed = pytest.mark.skipif(find_spec("torchao") is None, reason="needs the package torchao")
 
@@ -31,15 +31,15 @@ def job_with(make: Any, model: Any = None) -> Job:
 
 
 def test_a_missing_library_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.optimizations.eight_bit_states.find_spec", lambda _: None)
-    with pytest.raises(JobError, match=r"needs the library torchao: pip install 'upshift\[eight-bit\]', or take it out"):
+    monkeypatch.setattr("hasten.optimizations.eight_bit_states.find_spec", lambda _: None)
+    with pytest.raises(JobError, match=r"needs the library torchao: pip install 'hasten\[eight-bit\]', or take it out"):
         make_loop(Square(), EightBitStates())
 
 
 @pytest.fixture
 def present(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where torchao is installed; what is refused is refused before it is imported."""
-    monkeypatch.setattr("upshift.optimizations.eight_bit_states.find_spec", lambda _: True)
+    monkeypatch.setattr("hasten.optimizations.eight_bit_states.find_spec", lambda _: True)
 
 
 @pytest.mark.usefixtures("present")

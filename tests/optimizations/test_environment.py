@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import PlanError
+from hasten.core.facts import Facts, JobFacts
+from hasten.core.machine import read_machine
+from hasten.core.optimization import Numerics, Optimization, missing_environment, required_environment
+from hasten.core.plan import Plan
+from hasten.core.system import started_with
+from hasten.optimizations import catalogue
+from hasten.train.build import build
+from hasten.train.run import STARTED_AGAIN
+from hasten.train.trace import trace_step
+from hasten.tune.trials.trial import Trial, TrialSetting, trial_environment
 from tests.optimizations.cases import CASES, STARTED
 from tests.optimizations.contract import facts, make_loop
 from tests.tune.jobs import write_job
-from upshift.core.errors import PlanError
-from upshift.core.facts import Facts, JobFacts
-from upshift.core.machine import read_machine
-from upshift.core.optimization import Numerics, Optimization, missing_environment, required_environment
-from upshift.core.plan import Plan
-from upshift.core.system import started_with
-from upshift.optimizations import catalogue
-from upshift.train.build import build
-from upshift.train.run import STARTED_AGAIN
-from upshift.train.trace import trace_step
-from upshift.tune.trials.trial import Trial, TrialSetting, trial_environment
 
 UPDATES = 9
 
@@ -48,7 +48,7 @@ def skip_where_it_does_not_fit(item: Optimization) -> None:
     )
     fit = type(item).fit(given)
     if item not in fit.settings:
-        assert item.card.name != "allocator" or os.environ.get("UPSHIFT_CI") != "1", "CI must have the allocators installed"
+        assert item.card.name != "allocator" or os.environ.get("HASTEN_CI") != "1", "CI must have the allocators installed"
         pytest.skip(fit.reason or f"not offered on this machine: {item}")
 
 
@@ -106,7 +106,7 @@ def test_a_process_without_the_variables_refuses_the_plan_and_says_how(name: str
     for variable, value in needed.items():
         assert f"{variable}={value}" in str(caught.value)
     assert name in str(caught.value)
-    assert "upshift run" in str(caught.value)
+    assert "hasten run" in str(caught.value)
 
 
 def test_a_variable_set_after_the_start_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_trial_gets_what_its_plan_requires_beside_what_the_user_set(tmp_path: 
     assert trial_environment(tmp_path, theirs)["GLIBC_TUNABLES"] == theirs["GLIBC_TUNABLES"]
 
 
-# `upshift run` starts itself again.
+# `hasten run` starts itself again.
 
 NOTED = """
 import json
@@ -151,7 +151,7 @@ def run_under(folder: Path, plan: Plan, *command: str, **environ: str) -> tuple[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [[sys.executable, "-m", "upshift"], [str(Path(sys.executable).with_name("upshift"))]])
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "hasten"], [str(Path(sys.executable).with_name("hasten"))]])
 def test_run_starts_itself_again_once_with_the_variables(tmp_path: Path, command: list[str]) -> None:
     item = CASES["huge_pages"].make()
     plan = Plan(optimizations=(item,))
@@ -169,7 +169,7 @@ def test_run_starts_itself_again_once_with_the_variables(tmp_path: Path, command
 @pytest.mark.slow
 def test_run_does_not_start_again_and_again(tmp_path: Path) -> None:
     plan = Plan(optimizations=(CASES["huge_pages"].make(),))
-    process, said = run_under(tmp_path, plan, sys.executable, "-m", "upshift", **{STARTED_AGAIN: "yes"})
+    process, said = run_under(tmp_path, plan, sys.executable, "-m", "hasten", **{STARTED_AGAIN: "yes"})
     assert process.returncode == 1
     assert "started itself again with GLIBC_TUNABLES, MALLOC_CONF, and still lacks it" in " ".join(said.split())
     assert not (tmp_path / "loaded").exists()
@@ -192,9 +192,9 @@ import os
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.train.run import start_under
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.train.run import start_under
 
 with Path(f"starts-{os.environ['RANK']}").open("a") as file:
     file.write("x")

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
+from hasten.core.optimization import StepTrace
+from hasten.core.system import count_denormals_kept, read_openmp
+from hasten.optimizations.flush_denormals import FlushDenormals
 from tests.optimizations.contract import Prepared, make_loop
-from upshift.core.optimization import StepTrace
-from upshift.core.system import count_denormals_kept, read_openmp
-from upshift.optimizations.flush_denormals import FlushDenormals
 
 MANY = 2**20
 
@@ -33,8 +33,8 @@ OTHER_LIBRARY = """
 import sklearn.ensemble  # brings an OpenMP library of its own
 import torch
 from tests.optimizations.contract import Prepared, make_loop
-from upshift.core.system import count_denormals_kept
-from upshift.optimizations.flush_denormals import FlushDenormals
+from hasten.core.system import count_denormals_kept
+from hasten.optimizations.flush_denormals import FlushDenormals
 torch.set_num_threads(2)
 count_denormals_kept(2**20)
 live = make_loop(Prepared(), FlushDenormals()).live

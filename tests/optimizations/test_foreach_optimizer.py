@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.optimization import clash
+from hasten.optimizations.foreach_optimizer import WITH_FOREACH, ForeachOptimizer
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import make_loop, run
 from tests.optimizations.test_fused_optimizer import Grouped, job_with
-from upshift.core.errors import JobError
-from upshift.core.optimization import clash
-from upshift.optimizations.foreach_optimizer import WITH_FOREACH, ForeachOptimizer
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.train.trace import trace_step
 
 
 def test_the_list_is_that_of_torch() -> None:

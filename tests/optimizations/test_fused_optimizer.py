@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Attention, Prepared, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.train.trace import trace_step
 
 
 def job_with(make: Any) -> Job:

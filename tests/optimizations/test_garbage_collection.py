@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
+from hasten.optimizations.garbage_collection import GarbageCollection
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, facts, make_loop, run
-from upshift.optimizations.garbage_collection import GarbageCollection
-from upshift.train.trace import trace_step
 
 BATCHES = 4
 """Of an epoch of `Prepared`."""

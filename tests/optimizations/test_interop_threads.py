@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from hasten.core.errors import PlanError
+from hasten.core.plan import Plan
+from hasten.optimizations.interop_threads import VARIABLE, InteropThreads
+from hasten.tune.trials.trial import Trial, TrialSetting
 from tests.optimizations.contract import Attention, facts, make_loop
-from upshift.core.errors import PlanError
-from upshift.core.plan import Plan
-from upshift.optimizations.interop_threads import VARIABLE, InteropThreads
-from upshift.tune.trials.trial import Trial, TrialSetting
 
 SCRIPTED = {"RecursiveScriptModule": 1}
 JOB = '''
 import torch
 from pathlib import Path
 from torch.utils.data import TensorDataset
-import upshift
+import hasten
 
-class Told(upshift.Job):
+class Told(hasten.Job):
     """Says how many threads there are when its model is made."""
 
     batch_size = 2
@@ -67,16 +67,16 @@ def test_a_trial_sets_it_early_enough(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_starts_itself_again_and_sets_it(tmp_path: Path) -> None:
     target, told = write_job(tmp_path)
-    Plan(optimizations=(InteropThreads(num_threads=3),)).save(tmp_path / "upshift.toml")
-    options = ["--plan", str(tmp_path / "upshift.toml"), "--out", str(tmp_path / "out"), "--updates", "1"]
-    subprocess.run([sys.executable, "-m", "upshift", "run", target, *options], check=True, capture_output=True, timeout=60)
+    Plan(optimizations=(InteropThreads(num_threads=3),)).save(tmp_path / "hasten.toml")
+    options = ["--plan", str(tmp_path / "hasten.toml"), "--out", str(tmp_path / "out"), "--updates", "1"]
+    subprocess.run([sys.executable, "-m", "hasten", "run", target, *options], check=True, capture_output=True, timeout=60)
     assert told.read_text(encoding="utf-8") == "3"
 
 
 @pytest.mark.slow
 def test_too_late_is_said() -> None:
     program = (
-        "import torch; from upshift.optimizations.interop_threads import InteropThreads as I\n"
+        "import torch; from hasten.optimizations.interop_threads import InteropThreads as I\n"
         "torch.set_num_interop_threads(3)\n"
         "I(num_threads=3).apply(None)()\n"
         "I(num_threads=2).apply(None)\n"

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-import upshift
+import hasten
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.optimizations.job_form import JobForm
+from hasten.profile.probes import job_facts
+from hasten.train.build import build
+from hasten.train.validate import HeldOut
 from tests.optimizations.cases.job_form import Mirrored, MirroredTogether, Offering
 from tests.optimizations.contract import CPU, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.optimizations.job_form import JobForm
-from upshift.profile.probes import job_facts
-from upshift.train.build import build
-from upshift.train.validate import HeldOut
 
 
 def test_the_other_form_is_trained_from_its_data_on() -> None:
@@ -43,14 +43,14 @@ def test_a_form_at_work_offers_the_others_and_not_itself() -> None:
 
 def test_held_out_quality_is_measured_by_the_job_as_it_was_written() -> None:
     class Flattering(MirroredTogether):
-        def metric(self, model: nn.Module, batch: Any) -> dict[str, upshift.Mean]:
-            return {"accuracy": upshift.Mean(1.0, 1)}
+        def metric(self, model: nn.Module, batch: Any) -> dict[str, hasten.Mean]:
+            return {"accuracy": hasten.Mean(1.0, 1)}
 
-        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
             return 0.0 * nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     job: type[Job] = type("Strict", (Mirrored,), {
-        "forms": (Flattering,), "metric": lambda *_: {"accuracy": upshift.Mean(0.25, 1)}
+        "forms": (Flattering,), "metric": lambda *_: {"accuracy": hasten.Mean(0.25, 1)}
     })  # fmt: skip
     live = build(job(), Plan.from_dict({"job_form": {"form": "Flattering"}}, catalogue()), device=CPU)
     assert HeldOut(live).measure() == {"loss": 0.0, "accuracy": 1.0}

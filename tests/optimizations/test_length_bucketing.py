@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.core.live import BatchOrder
+from hasten.optimizations.length_bucketing import LengthBucketing
+from hasten.optimizations.trim_padding import TrimPadding
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, Ragged, make_loop
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.core.live import BatchOrder
-from upshift.optimizations.length_bucketing import LengthBucketing
-from upshift.optimizations.trim_padding import TrimPadding
-from upshift.train.trace import trace_step
 
 
 class Long(Ragged):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.core.live import LoaderSettings
+from hasten.optimizations.loader_threads import LoaderThreads
+from hasten.train.stream import THREAD_NAME
 from tests.optimizations.contract import Attention, Prepared, facts, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.core.live import LoaderSettings
-from upshift.optimizations.loader_threads import LoaderThreads
-from upshift.train.stream import THREAD_NAME
 
 
 def threads() -> list[str]:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.core.live import LoaderSettings
+from hasten.core.optimization import Fit, Numerics
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, facts, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.core.live import LoaderSettings
-from upshift.core.optimization import Fit, Numerics
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.train.trace import trace_step
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.machine import read_cpu_flags
+from hasten.optimizations.matmul_precision import REDUCED_ERROR, MatmulPrecision, relative_error
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import CPU, Attention, Pictures, facts, make_loop
-from upshift.core.machine import read_cpu_flags
-from upshift.optimizations.matmul_precision import REDUCED_ERROR, MatmulPrecision, relative_error
-from upshift.train.trace import trace_step
 
 BACKENDS: Any = torch.backends
 

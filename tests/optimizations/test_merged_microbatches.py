@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-import upshift
+import hasten
+from hasten.core.errors import JobError, PlanError
+from hasten.core.job import Job
+from hasten.core.live import LoaderSettings
+from hasten.core.plan import Plan
+from hasten.core.windows import merge_windows, merged_per_update
+from hasten.optimizations.length_bucketing import LengthBucketing
+from hasten.optimizations.merged_microbatches import MergedMicrobatches
+from hasten.optimizations.microbatch import Microbatch
+from hasten.profile.ceilings import measure_ceilings
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
+from hasten.tune.trials.gradients import gradient_batches
 from tests.optimizations.cases.merged_microbatches import Accumulated
 from tests.optimizations.contract import Pictures, Prepared, facts, make_loop, run
 from tests.optimizations.test_microbatch import Means
-from upshift.core.errors import JobError, PlanError
-from upshift.core.job import Job
-from upshift.core.live import LoaderSettings
-from upshift.core.plan import Plan
-from upshift.core.windows import merge_windows, merged_per_update
-from upshift.optimizations.length_bucketing import LengthBucketing
-from upshift.optimizations.merged_microbatches import MergedMicrobatches
-from upshift.optimizations.microbatch import Microbatch
-from upshift.profile.ceilings import measure_ceilings
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
-from upshift.tune.trials.gradients import gradient_batches
 
 
 class Double(Accumulated):
@@ -145,7 +145,7 @@ def test_fewer_and_larger_batches_are_computed() -> None:
     rows: list[int] = []
 
     class Watched(Double):
-        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
             rows.append(len(batch))
             return super().loss(model, batch)
 
@@ -177,7 +177,7 @@ def test_ceilings_replay_the_merged_batches() -> None:
     seen: list[int] = []
 
     class Watched(Double):
-        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
             seen.append(len(batch))
             return super().loss(model, batch.contiguous())
 

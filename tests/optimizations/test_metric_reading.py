@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.optimizations.metric_reading import MetricReading
 from tests.optimizations.contract import Prepared, facts, make_loop
-from upshift.optimizations.metric_reading import MetricReading
 
 
 def test_losses_are_brought_to_the_host_together(monkeypatch: pytest.MonkeyPatch) -> None:

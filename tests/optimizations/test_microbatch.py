@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
+from hasten.core.errors import JobError, PlanError
+from hasten.core.job import Job
+from hasten.core.plan import Plan
+from hasten.optimizations.microbatch import Microbatch
+from hasten.optimizations.sequence_packing import SequencePacking
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.pieces import split_batch
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import CPU, Pictures, Ragged, RaggedPacked, facts, make_loop, run
-from upshift.core.errors import JobError, PlanError
-from upshift.core.job import Job
-from upshift.core.plan import Plan
-from upshift.optimizations.microbatch import Microbatch
-from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.pieces import split_batch
-from upshift.train.trace import trace_step
 
 
 class Doubles(Ragged):
@@ -48,7 +48,7 @@ class Means(Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         return nn.functional.mse_loss(model(batch[0])[:, 0], batch[1])
 
 
@@ -66,7 +66,7 @@ def test_a_step_sees_the_parts_and_only_the_parts() -> None:
     item, rows = Microbatch(parts=3), []
 
     class Watched(Doubles):
-        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
             rows.append(len(batch))
             return super().loss(model, batch)
 
@@ -111,7 +111,7 @@ def test_a_packed_batch_is_refused() -> None:
 
     class Packed(RaggedPacked):
         def collate(self, samples: list[Any]) -> Any:
-            return torch.cat(samples)[None], upshift.Packing.of([len(sample) for sample in samples])
+            return torch.cat(samples)[None], hasten.Packing.of([len(sample) for sample in samples])
 
     loop = Loop(build(Packed(), Plan(optimizations=(Microbatch(),)), device=CPU))
     with pytest.raises(JobError, match="cannot cut a packed batch"):
@@ -137,7 +137,7 @@ def test_what_is_cut_and_what_is_not() -> None:
         ((torch.zeros(4, 2), torch.zeros(7, 2)), r"tensor of shape \(7, 2\), whose first dimension is not the samples"),
         ((torch.tensor(1.0), "text"), "no tensor whose first dimension is its samples"),
         (["a", "b", "c", "d"], "no tensor"),
-        ({"rows": torch.zeros(4), "packing": upshift.Packing.of([1, 3])}, "packed batch"),
+        ({"rows": torch.zeros(4), "packing": hasten.Packing.of([1, 3])}, "packed batch"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.errors import JobError
+from hasten.core.optimization import Optimization, clash
+from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
+from hasten.optimizations.channels_last import ChannelsLast
+from hasten.optimizations.compile import Compile
+from hasten.optimizations.module_precision import LARGE_ELEMENTS, ModulePrecision
+from hasten.optimizations.precision import Precision
+from hasten.train.trace import trace_step
+from hasten.train.validate import HeldOut
 from tests.optimizations.contract import Attention, AttentionDropout, Pictures, Prepared, Ragged, facts, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.optimization import Optimization, clash
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
-from upshift.optimizations.channels_last import ChannelsLast
-from upshift.optimizations.compile import Compile
-from upshift.optimizations.module_precision import LARGE_ELEMENTS, ModulePrecision
-from upshift.optimizations.precision import Precision
-from upshift.train.trace import trace_step
-from upshift.train.validate import HeldOut
 
 
 def replaced(item: Optimization, job: Any) -> list[str]:

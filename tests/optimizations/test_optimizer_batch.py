@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.plan import Plan
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.optimizations.one_cycle import OneCycle
+from hasten.optimizations.optimizer_batch import OptimizerBatch
 from tests.optimizations.contract import GIB, Prepared, Ragged, facts, make_loop
 from tests.optimizations.test_schedules import PLANNED, RATE, Stream, rates
-from upshift.core.errors import JobError
-from upshift.core.plan import Plan
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.one_cycle import OneCycle
-from upshift.optimizations.optimizer_batch import OptimizerBatch
 
 
 @pytest.mark.parametrize("factor", [2.0, 4.0, 0.5])

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import upshift
+import hasten
+from hasten.optimizations.compile import Compile
+from hasten.optimizations.sequence_packing import SequencePacking
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import RaggedPacked, make_loop, run
-from upshift.optimizations.compile import Compile
-from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.train.trace import trace_step
 
 
 class Reader(nn.Module):
@@ -22,11 +22,11 @@ class Reader(nn.Module):
         super().__init__()
         self.token, self.mix, self.head = nn.Embedding(32, 16), nn.Linear(16, 48), nn.Linear(16, 32)
 
-    def forward(self, tokens: torch.Tensor, packing: upshift.Packing | None = None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
         """Map [batch, time] to [batch, time, 32]."""
         x = self.token(tokens)
         q, k, v = (part.unflatten(2, (2, 8)).transpose(1, 2) for part in self.mix(x).chunk(3, dim=2))
-        attended = upshift.packed_attention(q, k, v, packing, is_causal=True)
+        attended = hasten.packed_attention(q, k, v, packing, is_causal=True)
         logits: torch.Tensor = self.head(x + attended.transpose(1, 2).flatten(2))
         return logits
 
@@ -41,13 +41,13 @@ class Texts(RaggedPacked):
         return super().collate(samples), None
 
     def collate_packed(self, samples: list[Any]) -> Any:
-        return torch.cat(samples)[None], upshift.Packing.of([len(sample) for sample in samples])
+        return torch.cat(samples)[None], hasten.Packing.of([len(sample) for sample in samples])
 
-    def loss(self, model: nn.Module, batch: Any) -> upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> hasten.Loss:
         tokens, packing = batch
         logits = model(tokens, packing).flatten(0, 1)
         each = nn.functional.cross_entropy(logits, tokens.flatten(), ignore_index=0, reduction="sum")
-        return upshift.Loss(each, (tokens != 0).sum())
+        return hasten.Loss(each, (tokens != 0).sum())
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Packing of real text: the losses of the padded batches, and no attention from one document to another.
 
-The text is what every Python carries; where UPSHIFT_DATA names a folder with `counsel/conversations.jsonl`, the same is
+The text is what every Python carries; where HASTEN_DATA names a folder with `counsel/conversations.jsonl`, the same is
 tested on those conversations as well.
 """
 
@@ -15,11 +15,11 @@ from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
 from benchmarks.jobs.dialogues import FOLDER_VARIABLE, DialoguesJob, conversations_file
 from examples.text import NOTHING, Batch, ByteGPT, TextJob
+from hasten.core.live import LiveJob
+from hasten.core.plan import Plan
+from hasten.optimizations.sequence_packing import SequencePacking
+from hasten.train.build import build
 from tests.optimizations.contract import CPU
-from upshift.core.live import LiveJob
-from upshift.core.plan import Plan
-from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.train.build import build
 
 NUM_BATCHES = 20
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.live import LoaderSettings
+from hasten.core.optimization import Optimization
+from hasten.optimizations.device_prefetch import DevicePrefetch
+from hasten.optimizations.loader_threads import LoaderThreads
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.pinned_memory import PinnedMemory
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Pictures, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.live import LoaderSettings
-from upshift.core.optimization import Optimization
-from upshift.optimizations.device_prefetch import DevicePrefetch
-from upshift.optimizations.loader_threads import LoaderThreads
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.pinned_memory import PinnedMemory
-from upshift.train.trace import trace_step
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.optimizations.precision import Precision, _in_float32
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Attention, Pictures, facts, make_loop, run
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.optimizations.precision import Precision, _in_float32
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
 
 GPU = {"device": "cuda"}
 ATTEND = F.scaled_dot_product_attention
@@ -103,7 +103,7 @@ def test_exact_attention_is_tried_where_the_fused_kernel_is_slow(
 
 
 def test_it_goes_with_checkpointing() -> None:
-    from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
+    from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
 
     assert run(Attention(), 5, Precision(), ActivationCheckpointing()) == run(Attention(), 5, Precision())
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.optimizations.gradient_buckets import GradientBuckets
+from hasten.optimizations.gradient_compression import GradientCompression
+from hasten.optimizations.low_rank_gradients import LowRankGradients
+from hasten.optimizations.sharding import Sharding
+from hasten.train.build import build
+from hasten.train.validate import HeldOut
 from tests.optimizations.cases import GROUPED
 from tests.optimizations.contract import CPU, facts, make_loop
 from tests.optimizations.ranks_script import CONTRACT, ROUNDED, TRAINED, HeldOutStack, Single, Single32, train
-from upshift.core.errors import JobError
-from upshift.optimizations.gradient_buckets import GradientBuckets
-from upshift.optimizations.gradient_compression import GradientCompression
-from upshift.optimizations.low_rank_gradients import LowRankGradients
-from upshift.optimizations.sharding import Sharding
-from upshift.train.build import build
-from upshift.train.validate import HeldOut
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2

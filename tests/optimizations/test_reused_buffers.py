@@ -11,20 +11,20 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from hasten.core.batch import iter_tensors
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.core.live import LiveJob
+from hasten.core.plan import Plan
+from hasten.optimizations.loader_threads import LoaderThreads
+from hasten.optimizations.microbatch import Microbatch
+from hasten.optimizations.pinned_memory import PinnedMemory
+from hasten.optimizations.reused_buffers import ReusedBuffers
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.trace import trace_step
+from hasten.train.validate import HeldOut
 from tests.optimizations.contract import Attention, Pictures, Ragged, facts, make_loop, run
-from upshift.core.batch import iter_tensors
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.core.live import LiveJob
-from upshift.core.plan import Plan
-from upshift.optimizations.loader_threads import LoaderThreads
-from upshift.optimizations.microbatch import Microbatch
-from upshift.optimizations.pinned_memory import PinnedMemory
-from upshift.optimizations.reused_buffers import ReusedBuffers
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.trace import trace_step
-from upshift.train.validate import HeldOut
 
 ALL = ReusedBuffers(min_bytes=0)
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024  what users write

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.keeping import CHECKED_HITS
+from hasten.core.optimization import Optimization
+from hasten.optimizations.batched_reading import BatchedReading
+from hasten.optimizations.sample_cache import SampleCache
+from hasten.optimizations.sample_store import SampleStore
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, PreparedRows, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.keeping import CHECKED_HITS
-from upshift.core.optimization import Optimization
-from upshift.optimizations.batched_reading import BatchedReading
-from upshift.optimizations.sample_cache import SampleCache
-from upshift.optimizations.sample_store import SampleStore
-from upshift.train.trace import trace_step
 
 
 class Counted(Prepared):
@@ -108,7 +108,7 @@ def test_a_broken_promise_is_found(kind: type[Prepared]) -> None:
 
 
 def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshift.core import keeping
+    from hasten.core import keeping
 
     sizes: list[int] = []
     content = keeping.content

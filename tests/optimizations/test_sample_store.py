@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.keeping import CHECKED_HITS, MISSING
+from hasten.core.sample_folder import FOLDER_VARIABLE, fingerprint
+from hasten.optimizations.loader_threads import LoaderThreads
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.sample_store import SampleStore, Store
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, facts, make_loop, run
 from tests.optimizations.test_sample_cache import Counted
-from upshift.core.errors import JobError
-from upshift.core.keeping import CHECKED_HITS, MISSING
-from upshift.core.sample_folder import FOLDER_VARIABLE, fingerprint
-from upshift.optimizations.loader_threads import LoaderThreads
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.sample_store import SampleStore, Store
-from upshift.train.trace import trace_step
 
 AT_START = 3
 """Samples prepared to see whether they can be kept, and to tell one job from another."""
@@ -181,18 +181,18 @@ def test_the_folder_of_a_run_goes_with_the_process(tmp_path: Path) -> None:
         import os, sys
         from pathlib import Path
         from tests.optimizations.contract import Prepared, make_loop
-        from upshift.optimizations.sample_store import SampleStore
+        from hasten.optimizations.sample_store import SampleStore
         loop = make_loop(Prepared(), SampleStore())
         loop.run(2)
         if os.fork() == 0:
             sys.exit(0)  # a fork that ends takes nothing away
         os.wait()
-        assert len(list(Path(sys.argv[1]).glob("upshift-samples-*"))) == 1
+        assert len(list(Path(sys.argv[1]).glob("hasten-samples-*"))) == 1
     """
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop(FOLDER_VARIABLE, None)
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], env=environment, check=True, timeout=100)
-    assert [name for name in folders(tmp_path) if name.startswith("upshift-samples-")] == []
+    assert [name for name in folders(tmp_path) if name.startswith("hasten-samples-")] == []
 
 
 def test_a_kept_store_serves_the_next_run_of_the_same_job_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

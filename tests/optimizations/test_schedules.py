@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from hasten.core.errors import JobError
+from hasten.core.optimization import Optimization
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.optimizations.one_cycle import OneCycle
+from hasten.optimizations.warmup_cosine import WarmupCosine
 from tests.optimizations.contract import Prepared, Ragged, make_loop
-from upshift.core.errors import JobError
-from upshift.core.optimization import Optimization
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.one_cycle import OneCycle
-from upshift.optimizations.warmup_cosine import WarmupCosine
 
 RATE = 1e-2  # of Ragged
 PLANNED = 24

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.core.plan import Plan
+from hasten.optimizations.sequence_packing import SequencePacking
+from hasten.profile.probes import InputProbe, job_facts, probe_input
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.validate import HeldOut
 from tests.optimizations.contract import CPU, Ragged, RaggedPacked, facts, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.plan import Plan
-from upshift.optimizations.sequence_packing import SequencePacking
-from upshift.profile.probes import InputProbe, job_facts, probe_input
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.validate import HeldOut
 
 
 def probe(loop: Loop) -> InputProbe:

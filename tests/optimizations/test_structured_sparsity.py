@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
+from hasten.core.errors import JobError
+from hasten.core.plan import Plan
+from hasten.optimizations.channels_last import ChannelsLast
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.optimizations.module_precision import ModulePrecision
+from hasten.optimizations.structured_sparsity import StructuredSparsity
+from hasten.train.run import train
+from hasten.train.trace import trace_step
 from tests.optimizations.contract import Pictures, Prepared, Ragged, facts, make_loop, run
-from upshift.core.errors import JobError
-from upshift.core.plan import Plan
-from upshift.optimizations.channels_last import ChannelsLast
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.module_precision import ModulePrecision
-from upshift.optimizations.structured_sparsity import StructuredSparsity
-from upshift.train.run import train
-from upshift.train.trace import trace_step
 
 HALF = StructuredSparsity(keep_frac=0.5)
 
@@ -35,7 +35,7 @@ class Deep(Ragged):
 class Seen(Pictures):
     """Convolutions with statistics of their channels, and held-out data."""
 
-    quality = upshift.Quality(margin=0.1)
+    quality = hasten.Quality(margin=0.1)
 
     def valid_data(self) -> Dataset[Any] | None:
         return self.train_data()
@@ -174,7 +174,7 @@ def test_an_optimizer_with_state_from_the_start_is_put_back() -> None:
 
 
 def run_on(live: Any) -> list[float]:
-    from upshift.train.loop import Loop
+    from hasten.train.loop import Loop
 
     loop = Loop(live)
     loop.run(3)

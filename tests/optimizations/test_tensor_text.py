@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import _tensor_str as texts
 
+from hasten.core.errors import JobError
+from hasten.optimizations import tensor_text
+from hasten.optimizations.tensor_text import COUNTER, FEW, TensorText, extremes
 from tests.optimizations.contract import Attention, make_loop
-from upshift.core.errors import JobError
-from upshift.optimizations import tensor_text
-from upshift.optimizations.tensor_text import COUNTER, FEW, TensorText, extremes
 
 SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 0.5])
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hasten.core.machine import Reading
+from hasten.core.optimization import clash
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.thread_pinning import ThreadPinning
 from tests.optimizations.contract import facts
-from upshift.core.machine import Reading
-from upshift.core.optimization import clash
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.thread_pinning import ThreadPinning
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(2, ["spread"]), (8, ["spread", "close"])])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.optimizations.trim_padding import TrimPadding
 from tests.optimizations.contract import Ragged, make_loop, run
-from upshift.core.errors import JobError
-from upshift.optimizations.trim_padding import TrimPadding
 
 
 @pytest.mark.parametrize(("multiple", "width"), [(1, 5), (4, 8), (8, 8), (16, 16), (100, 24)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hasten.core.optimization import StepTrace
+from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 from tests.optimizations.contract import PicturesZeroed, make_loop, run
-from upshift.core.optimization import StepTrace
-from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
 
 
 @pytest.mark.parametrize(("items", "held"), [((), True), ((ZeroGradToNone(),), False)])

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-import upshift
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.profile.measure import profile_loop
-from upshift.profile.probes import counted_frac, installed_packages, job_facts
-from upshift.train.build import build
-from upshift.train.loop import Loop
+import hasten
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.profile.measure import profile_loop
+from hasten.profile.probes import counted_frac, installed_packages, job_facts
+from hasten.train.build import build
+from hasten.train.loop import Loop
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Rows(Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten(), ignore_index=0)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from upshift.core.optimization import Bottleneck
-from upshift.profile.diagnosis import THRESHOLDS, diagnose, recoverable
+from hasten.core.optimization import Bottleneck
+from hasten.profile.diagnosis import THRESHOLDS, diagnose, recoverable
 
 NONE: dict[str, float] = {}
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from upshift.core.system import count_denormals_kept
-from upshift.profile import forms
-from upshift.profile.forms import Collecting, denormals_as_zero, optimizer_gains, typical_s
+from hasten.core.system import count_denormals_kept
+from hasten.profile import forms
+from hasten.profile.forms import Collecting, denormals_as_zero, optimizer_gains, typical_s
 
 
 def live_with(kind: Any, **settings: Any) -> Any:

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
+from hasten.core.errors import MachineError
+from hasten.core.job import Job
+from hasten.optimizations.allocator import Allocator
+from hasten.profile.ceilings import CeilingRun, measure_ceilings
+from hasten.profile.measure import own_cost_frac, phase_shares, profile_loop
+from hasten.profile.probes import job_facts, peak_memory_bytes, probe_input, reset_peak_memory
+from hasten.profile.surroundings import Around
+from hasten.train.build import build
+from hasten.train.clock import NoClock
+from hasten.train.loop import Loop
 from tests.train.jobs import CPU, Plain, Stormy, Streamed
-from upshift.core.errors import MachineError
-from upshift.core.job import Job
-from upshift.optimizations.allocator import Allocator
-from upshift.profile.ceilings import CeilingRun, measure_ceilings
-from upshift.profile.measure import own_cost_frac, phase_shares, profile_loop
-from upshift.profile.probes import job_facts, peak_memory_bytes, probe_input, reset_peak_memory
-from upshift.profile.surroundings import Around
-from upshift.train.build import build
-from upshift.train.clock import NoClock
-from upshift.train.loop import Loop
 
 
 def loop_of(job: Job) -> Loop:
@@ -68,9 +68,9 @@ class Ragged(Job):
     def length(self, sample: Any) -> int:
         return int((sample != 0).sum())
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         total = nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten(), ignore_index=0, reduction="sum")
-        return upshift.Loss(total, (batch != 0).sum())
+        return hasten.Loss(total, (batch != 0).sum())
 
 
 class _Rows(Dataset[Any]):
@@ -270,7 +270,7 @@ def test_what_earlier_work_left_behind_counts_for_nothing() -> None:
 
 LEFT_BEHIND = """
 import torch
-from upshift.profile.probes import peak_memory_bytes, reset_peak_memory
+from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
 blocks = [torch.ones(2 << 20) for _ in range(25)]
 held = peak_memory_bytes()
 del blocks
@@ -284,7 +284,7 @@ def test_an_allocator_that_keeps_what_is_freed_gives_it_back_when_peaks_are_rese
     try:
         asked = Allocator(kind=kind).environment()
     except MachineError as error:
-        assert not os.environ.get("UPSHIFT_CI"), "CI must have the allocators installed"
+        assert not os.environ.get("HASTEN_CI"), "CI must have the allocators installed"
         pytest.skip(str(error))
     ran = subprocess.run(
         [sys.executable, "-c", LEFT_BEHIND], env={**os.environ, **asked}, capture_output=True, text=True, check=True

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from hasten.optimizations.batched_reading import BatchedReading
+from hasten.profile.probes import job_facts, probe_input
+from hasten.train.build import build
 from tests.optimizations.contract import CPU, Prepared, PreparedRows
-from upshift.optimizations.batched_reading import BatchedReading
-from upshift.profile.probes import job_facts, probe_input
-from upshift.train.build import build
 
 
 class Views(Prepared):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from upshift.profile import storage
-from upshift.profile.storage import WriteSpeed, measure_write_speeds
+from hasten.profile import storage
+from hasten.profile.storage import WriteSpeed, measure_write_speeds
 
 
 def test_each_folder_has_a_speed_with_its_spread_and_nothing_is_left(tmp_path: Path) -> None:

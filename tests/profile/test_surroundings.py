@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.profile.ceilings import CeilingRun
+from hasten.profile.measure import phase_shares
+from hasten.profile.surroundings import Around, measure_around, measure_compression
+from hasten.train.build import build
+from hasten.train.loop import Loop
 from tests.train.jobs import CPU, Plain, Streamed
-from upshift.profile.ceilings import CeilingRun
-from upshift.profile.measure import phase_shares
-from upshift.profile.surroundings import Around, measure_around, measure_compression
-from upshift.train.build import build
-from upshift.train.loop import Loop
 
 
 def test_an_epoch_is_its_updates_and_what_stands_around_them() -> None:

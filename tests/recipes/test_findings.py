@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from upshift.core.errors import DataError
-from upshift.recipes.findings import BadFileError, Findings
+from hasten.core.errors import DataError
+from hasten.recipes.findings import BadFileError, Findings
 
 
 def some() -> Findings:

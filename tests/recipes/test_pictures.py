@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from upshift.core.errors import DataError
-from upshift.recipes.pictures import PADDING, check_picture, letterbox, list_pictures, picture_size, read_picture, read_text
+from hasten.core.errors import DataError
+from hasten.recipes.pictures import PADDING, check_picture, letterbox, list_pictures, picture_size, read_picture, read_text
 
 
 def pixels(height: int = 24, width: int = 40, channels: int = 3, seed: int = 0) -> Any:

@@ -47,7 +47,7 @@ class Page:
 def chromium() -> str:
     """The browser; without one the test is skipped, or fails in CI."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None and os.environ.get("UPSHIFT_CI") == "1":
+    if found is None and os.environ.get("HASTEN_CI") == "1":
         pytest.fail("chromium is not on PATH, and CI must open the page in a real browser: apt-get install chromium")
     if found is None:
         pytest.skip("chromium is not on PATH: the page is not opened in a real browser (apt-get install chromium)")
@@ -57,7 +57,7 @@ def chromium() -> str:
 def open_page(path: Path) -> Page:
     """Open a page, and let its scripts run."""
     browser = chromium()
-    with tempfile.TemporaryDirectory(prefix="upshift-browser-") as profile:
+    with tempfile.TemporaryDirectory(prefix="hasten-browser-") as profile:
         command = [browser, *FLAGS, f"--user-data-dir={profile}", path.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     root = re.search(r"<html[^>]*>", done.stdout)

@@ -234,15 +234,15 @@ def full() -> Evidence:
         "plan_toml": PLAN,
         "commands": [
             "git checkout 8f2c1d07a9",
-            "upshift tune examples/dialogue.py:Dialogue --budget 1h --seed 0 --out upshift-out",
-            "upshift run examples/dialogue.py:Dialogue --plan upshift-out/upshift.toml",
+            "hasten tune examples/dialogue.py:Dialogue --budget 1h --seed 0 --out hasten-out",
+            "hasten run examples/dialogue.py:Dialogue --plan hasten-out/hasten.toml",
         ],
-        "versions": {"upshift": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "numpy": "2.3.1"},
+        "versions": {"hasten": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "numpy": "2.3.1"},
     }
 
 
-PLAN = """# Upshift plan: 3 optimization(s). Order does not matter.
-# Train under it with: upshift run examples/dialogue.py:Dialogue --plan upshift.toml
+PLAN = """# Hasten plan: 3 optimization(s). Order does not matter.
+# Train under it with: hasten run examples/dialogue.py:Dialogue --plan hasten.toml
 
 schema = 1
 target = "examples/dialogue.py:Dialogue"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import HastenError
+from hasten.report import load, save, validate
 from tests.report.sample import SAMPLES, full
-from upshift.core.errors import UpshiftError
-from upshift.report import load, save, validate
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -79,7 +79,7 @@ def test_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
 
 
 def test_save_refuses_what_json_cannot_carry(tmp_path: Path) -> None:
-    with pytest.raises(UpshiftError, match="cannot be written as JSON"):
+    with pytest.raises(HastenError, match="cannot be written as JSON"):
         save({**full(), "model": object()}, tmp_path / "evidence.json")
     assert list(tmp_path.iterdir()) == []
 
@@ -90,7 +90,7 @@ def test_save_refuses_what_json_cannot_carry(tmp_path: Path) -> None:
         (None, "Cannot read"),
         ("{", "not valid JSON"),
         ("[1]", "not a JSON object"),
-        (json.dumps({"schema": 9}), "`schema` is 9; this Upshift reads schema 1"),
+        (json.dumps({"schema": 9}), "`schema` is 9; this Hasten reads schema 1"),
         (json.dumps({"schema": 1}), "`job` is missing"),
     ],
 )
@@ -98,7 +98,7 @@ def test_load_says_what_is_wrong_and_what_to_do(content: str | None, words: str,
     path = tmp_path / "evidence.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(UpshiftError) as caught:
+    with pytest.raises(HastenError) as caught:
         load(path)
     assert words in str(caught.value)
-    assert "upshift tune" in str(caught.value)
+    assert "hasten tune" in str(caught.value)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import HastenError
+from hasten.report import write_html
+from hasten.report.html import render
+from hasten.report.plots import figures, pair_ratios
 from tests.report.browser import open_page
 from tests.report.sample import SAMPLES, empty_plan, full, interrupted
-from upshift.core.errors import UpshiftError
-from upshift.report import write_html
-from upshift.report.html import render
-from upshift.report.plots import figures, pair_ratios
 
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'"
 VOID = {"meta", "br", "img", "link", "wbr", "input", "hr"}
@@ -164,7 +164,7 @@ def test_pair_ratios_leave_spoilt_samples_aside_where_others_remain() -> None:
 
 def test_an_unwritable_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UpshiftError, match="--out"):
+    with pytest.raises(HastenError, match="--out"):
         write_html(full(), tmp_path / "file" / "report.html")
 
 
@@ -183,7 +183,7 @@ def test_a_real_browser_draws_every_plot(name: str, tmp_path: Path) -> None:
     assert page.error is None
     assert page.plots == num_plots
     assert page.pictures >= num_plots
-    assert page.title.endswith("Upshift")
+    assert page.title.endswith("Hasten")
 
 
 def test_what_was_written_into_the_source_of_a_script_is_told() -> None:
@@ -192,4 +192,4 @@ def test_what_was_written_into_the_source_of_a_script_is_told() -> None:
     page = Page(render({**full(), "patch": patch}))
     assert "autocast around the forward pass" in page.text
     assert ATTACK in page.text
-    assert "patch -p1 < upshift.patch" in page.text
+    assert "patch -p1 < hasten.patch" in page.text

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hasten.report import print_summary
+from hasten.report.words import IN_GOOD_SHAPE, headline
+from hasten.tune.climb.noting import no_time
 from tests.report.sample import SAMPLES, empty_plan, full, interrupted
-from upshift.report import print_summary
-from upshift.report.words import IN_GOOD_SHAPE, headline
-from upshift.tune.climb.noting import no_time
 
 
 def summary(evidence: dict[str, Any], *, width: int = 100, encoding: str = "utf-8") -> str:
@@ -76,7 +76,7 @@ def test_the_summary_names_everything() -> None:
     for rung in evidence["rungs"]:
         assert rung["name"] in shown
         assert rung["reason"][:40] in flat(shown)
-    for words in ("training: not worse", "694 ms", "out/report.html", "out/upshift.toml", "out/evidence.json", "█"):
+    for words in ("training: not worse", "694 ms", "out/report.html", "out/hasten.toml", "out/evidence.json", "█"):
         assert words in shown
 
 
@@ -136,5 +136,5 @@ def test_even_nothing_can_be_printed() -> None:
 
 
 def test_the_patch_of_a_script_is_named_where_there_is_one() -> None:
-    assert "upshift.patch" not in summary(full())
-    assert "upshift.patch" in summary({**full(), "patch": {"written": {"precision": "autocast"}, "left": {}}})
+    assert "hasten.patch" not in summary(full())
+    assert "hasten.patch" in summary({**full(), "patch": {"written": {"precision": "autocast"}, "left": {}}})

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.script.patch import Patch, suggest
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.script.patch import Patch, suggest
 
 
 def swapped(text: str, *pairs: tuple[str, str]) -> str:
@@ -366,12 +366,12 @@ def made(
 
 def apply(folder: Path, diff: str, tool: str) -> None:
     """Apply a diff with a real tool, `patch` or `git`."""
-    (folder / "upshift.patch").write_bytes(diff.encode())
-    command = ["patch", "-p1", "-s", "-i", "upshift.patch"] if tool == "patch" else ["git", "apply", "upshift.patch"]
+    (folder / "hasten.patch").write_bytes(diff.encode())
+    command = ["patch", "-p1", "-s", "-i", "hasten.patch"] if tool == "patch" else ["git", "apply", "hasten.patch"]
     nowhere = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}  # as in a folder that is no repository
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=nowhere)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{diff}"
-    (folder / "upshift.patch").unlink()
+    (folder / "hasten.patch").unlink()
 
 
 def patched(folder: Path, patch: Patch) -> str:

@@ -1,4 +1,4 @@
-"""`upshift.attach` and `upshift.step`: a loop watched from inside, and nothing left behind."""
+"""`hasten.attach` and `hasten.step`: a loop watched from inside, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, Dataset
 
-import upshift
-from upshift.core.errors import PlanError, TrialError, UpshiftError
-from upshift.core.plan import Plan
-from upshift.optimizations.fused_optimizer import FusedOptimizer
-from upshift.optimizations.huge_pages import HugePages
-from upshift.optimizations.microbatch import Microbatch
-from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
-from upshift.script import marks
-from upshift.script.watch.seams import Seams
-from upshift.script.watch.watched import Watched
+import hasten
+from hasten.core.errors import HastenError, PlanError, TrialError
+from hasten.core.plan import Plan
+from hasten.optimizations.fused_optimizer import FusedOptimizer
+from hasten.optimizations.huge_pages import HugePages
+from hasten.optimizations.microbatch import Microbatch
+from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
+from hasten.script import marks
+from hasten.script.watch.seams import Seams
+from hasten.script.watch.watched import Watched
 
 PLAN = Plan(optimizations=(FusedOptimizer(),))
 
@@ -90,7 +90,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 def test_a_loop_is_profiled_and_named(tmp_path: Path) -> None:
     hook = sys.excepthook
-    with upshift.attach(json=tmp_path / "profile.json") as watched:
+    with hasten.attach(json=tmp_path / "profile.json") as watched:
         assert sys.excepthook is hook
         assert watched.phases() == {}
         train(0.002)
@@ -112,7 +112,7 @@ def test_a_loop_is_profiled_and_named(tmp_path: Path) -> None:
 def test_a_watched_loop_trains_as_without_us() -> None:
     alone = train()
     state = torch.random.get_rng_state()
-    with upshift.attach():
+    with hasten.attach():
         watched = train()
     assert watched == alone
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -130,36 +130,36 @@ def test_an_error_passes_and_shows_no_frame_of_ours(tmp_path: Path) -> None:
         if len(steps) == 8:
             model.append(Breaks())  # type: ignore[operator]
 
-    watched = upshift.attach(json=tmp_path / "p.json")
+    watched = hasten.attach(json=tmp_path / "p.json")
     with pytest.raises(ValueError, match="in the middle") as caught, watched:
         train(each=breaks)
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert not [file for file in files if f"{os.sep}upshift{os.sep}script" in file]
+    assert not [file for file in files if f"{os.sep}hasten{os.sep}script" in file]
     assert watched.profile()["steps"] == json.loads((tmp_path / "p.json").read_text())["steps"] == 5
 
 
 def test_one_block_at_a_time() -> None:
-    with upshift.attach() as watched:
-        with pytest.raises(UpshiftError, match="open already"), upshift.attach():
+    with hasten.attach() as watched:
+        with pytest.raises(HastenError, match="open already"), hasten.attach():
             pass
-        with pytest.raises(UpshiftError, match="open already"), watched:
+        with pytest.raises(HastenError, match="open already"), watched:
             pass
         train()
     assert watched.profile()["steps"] == 9
-    with pytest.raises(UpshiftError, match="opened before"), watched:
+    with pytest.raises(HastenError, match="opened before"), watched:
         pass
-    with upshift.attach() as later:
+    with hasten.attach() as later:
         train()
     assert later.profile()["steps"] == 9
 
 
 def test_a_profile_is_there_after_the_block_only() -> None:
-    watched = upshift.attach()
-    with pytest.raises(UpshiftError, match="not ended yet"):
+    watched = hasten.attach()
+    with pytest.raises(HastenError, match="not ended yet"):
         watched.profile()
-    with watched, pytest.raises(UpshiftError, match="not ended yet"):
+    with watched, pytest.raises(HastenError, match="not ended yet"):
         watched.summary()
-    with pytest.raises(TrialError, match=r"call upshift\.step\(\)"):
+    with pytest.raises(TrialError, match=r"call hasten\.step\(\)"):
         watched.profile()
 
 
@@ -172,12 +172,12 @@ def by_hand(steps: int) -> None:
             for parameter in model.parameters():
                 parameter.sub_(parameter.grad, alpha=0.01)  # type: ignore[arg-type]
                 parameter.grad = None
-        upshift.step()
+        hasten.step()
 
 
 def test_steps_without_an_optimizer_are_marked() -> None:
-    upshift.step()  # nobody watches
-    with upshift.attach() as watched:
+    hasten.step()  # nobody watches
+    with hasten.attach() as watched:
         by_hand(4)
     found = watched.profile()
     assert found["steps"] == 3
@@ -198,7 +198,7 @@ def test_a_long_watch_rests_and_tells_the_same(monkeypatch: pytest.MonkeyPatch) 
                     model.eval()(torch.zeros(4096, 8))
                 model.train()
 
-        with upshift.attach() as watched:
+        with hasten.attach() as watched:
             train(0.0005, epochs=40, each=each)
         times = {place[0]: count for place, (count, _) in watched._recorder.places.items()}
         whole = sum(map(sum, watched._recorder.steps))
@@ -206,7 +206,7 @@ def test_a_long_watch_rests_and_tells_the_same(monkeypatch: pytest.MonkeyPatch) 
         return whole, watched.phases(), times, rested
 
     _, rests, times, rested = seen()
-    monkeypatch.setattr("upshift.script.watch.record.RESTS_FROM", 10**9)
+    monkeypatch.setattr("hasten.script.watch.record.RESTS_FROM", 10**9)
     _, full, all_times, never = seen()
     assert never == 0
     assert rested > 100
@@ -218,13 +218,13 @@ def test_a_long_watch_rests_and_tells_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 def test_marks_stand_above_the_steps_of_optimizers() -> None:
     calls = iter(range(100))
-    with upshift.attach() as watched:
-        train(each=lambda *_: upshift.step() if next(calls) % 3 == 2 else None)
+    with hasten.attach() as watched:
+        train(each=lambda *_: hasten.step() if next(calls) % 3 == 2 else None)
     assert watched.profile()["steps"] == 3  # of 12 updates, 4 marks
 
 
 def test_importing_us_and_marking_steps_imports_no_torch() -> None:
-    code = "import sys, upshift; upshift.step(); upshift.step(); print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    code = "import sys, hasten; hasten.step(); hasten.step(); print([n for n in ('torch', 'numpy') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
 
@@ -233,7 +233,7 @@ def test_a_forked_process_is_not_watched(tmp_path: Path) -> None:
     target = tmp_path / "profile.json"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forking with threads
-        with upshift.attach(json=target) as watched:
+        with hasten.attach(json=target) as watched:
             train()
             child = os.fork()
             if child == 0:  # the child leaves the block too, and ends by a code that says what it met
@@ -253,7 +253,7 @@ def test_what_of_ours_fails_does_not_end_the_training(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Seams, "install", broken)
     alone = train()
-    with pytest.warns(UserWarning, match="broken on purpose"), upshift.attach() as watched:
+    with pytest.warns(UserWarning, match="broken on purpose"), hasten.attach() as watched:
         assert train() == alone
     with pytest.raises(TrialError, match="broken on purpose"):
         watched.profile()
@@ -265,11 +265,11 @@ def test_what_cannot_be_kept_or_written_does_not_end_the_training(monkeypatch: p
 
     for name in ("report", "save"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"upshift.script.watch.watched.{name}", broken)
-            watched = upshift.attach(json=tmp_path / "profile.json")
+            patch.setattr(f"hasten.script.watch.watched.{name}", broken)
+            watched = hasten.attach(json=tmp_path / "profile.json")
             with pytest.warns(UserWarning, match="broken on purpose"), watched:
                 train()
-            with pytest.raises(KeyError, match="in the loop"), upshift.attach():
+            with pytest.raises(KeyError, match="in the loop"), hasten.attach():
                 raise KeyError("in the loop")
         assert "RuntimeError: broken on purpose" in watched.failures["watching"]
     assert watched.profile()["steps"] == 9
@@ -279,10 +279,10 @@ def test_where_warnings_are_errors_nothing_is_left_on() -> None:
     with (
         warnings.catch_warnings(action="error"),
         pytest.raises(UserWarning, match="microbatch"),
-        upshift.attach(Plan(optimizations=(Microbatch(),))),
+        hasten.attach(Plan(optimizations=(Microbatch(),))),
     ):
         train()
-    with upshift.attach():
+    with hasten.attach():
         pass
 
 
@@ -303,7 +303,7 @@ def test_a_graph_that_was_compiled_before_is_left_as_it_is() -> None:
     try:
         step()
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        with upshift.attach() as watched:
+        with hasten.attach() as watched:
             assert torch.Tensor.item is item
             for _ in range(4):
                 step()
@@ -318,11 +318,11 @@ def test_another_thread_may_not_open_a_second_one() -> None:
 
     def second() -> None:
         try:
-            upshift.attach().__enter__()
-        except UpshiftError as error:
+            hasten.attach().__enter__()
+        except HastenError as error:
             met.append(error)
 
-    with upshift.attach():
+    with hasten.attach():
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()
@@ -330,7 +330,7 @@ def test_another_thread_may_not_open_a_second_one() -> None:
 
 
 def plan_of(tmp_path: Path, *items: Any) -> Path:
-    path = tmp_path / "upshift.toml"
+    path = tmp_path / "hasten.toml"
     Plan(optimizations=items).save(path)
     return path
 
@@ -342,7 +342,7 @@ def test_a_plan_is_in_force_inside_the_block_and_nowhere_else(tmp_path: Path) ->
         optimizer.zero_grad(set_to_none=False)
         seen.append((optimizer.param_groups[0]["fused"], next(model.parameters()).grad is None))
 
-    with upshift.attach(plan_of(tmp_path, FusedOptimizer(), ZeroGradToNone())) as watched:
+    with hasten.attach(plan_of(tmp_path, FusedOptimizer(), ZeroGradToNone())) as watched:
         train(each=look)
     assert seen == [(True, True)] * 12
     assert set(watched.applied) == {"fused_optimizer", "zero_grad_to_none"}
@@ -356,7 +356,7 @@ def test_a_plan_is_in_force_inside_the_block_and_nowhere_else(tmp_path: Path) ->
 
 def test_a_block_that_has_ended_keeps_no_model() -> None:
     kept: list[weakref.ref[nn.Module]] = []
-    with upshift.attach(PLAN) as watched:
+    with hasten.attach(PLAN) as watched:
         train(each=lambda model, _: kept.append(weakref.ref(model)))
     gc.collect()
     assert watched.applied == ("fused_optimizer",)
@@ -364,14 +364,14 @@ def test_a_block_that_has_ended_keeps_no_model() -> None:
 
 
 def watch_under(plan: Plan) -> Watched:
-    with upshift.attach(plan) as watched:
+    with hasten.attach(plan) as watched:
         train()
     return watched
 
 
 def test_what_cannot_act_here_is_said_at_once(tmp_path: Path) -> None:
     plan = Plan(optimizations=(Microbatch(), HugePages(), ZeroGradToNone()))
-    with pytest.warns(UserWarning, match="upshift goes on without") as caught:
+    with pytest.warns(UserWarning, match="hasten goes on without") as caught:
         watched = watch_under(plan)
     assert len(caught) == 1
     assert "GLIBC_TUNABLES=" in str(caught[0].message)
@@ -382,20 +382,20 @@ def test_what_cannot_act_here_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_never_took_hold_is_told_at_the_end(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="`fused_optimizer`: the block ended"), upshift.attach(PLAN):
+    with pytest.warns(UserWarning, match="`fused_optimizer`: the block ended"), hasten.attach(PLAN):
         pass
 
 
 def test_wrong_files_are_refused_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="Cannot read the plan"):
-        upshift.attach(tmp_path / "none.toml")
-    with pytest.raises(UpshiftError, match="There is no folder"):
-        upshift.attach(json=tmp_path / "none" / "profile.json")
+        hasten.attach(tmp_path / "none.toml")
+    with pytest.raises(HastenError, match="There is no folder"):
+        hasten.attach(json=tmp_path / "none" / "profile.json")
 
 
 def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    with upshift.attach(json=tmp_path / "profile.json") as watched:
+    with hasten.attach(json=tmp_path / "profile.json") as watched:
         train()
     assert watched.profile()["steps"] == 9
     assert list(tmp_path.iterdir()) == []

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from upshift.script.calls import ApartError, difference, filled, slots_of, used
-from upshift.script.evaluation.ahead import COUNTER, EvaluationAhead, Loop
-from upshift.script.evaluation.groups import parted
-from upshift.script.patches import Patches
-from upshift.script.plan.live import script_live
+from hasten.script.calls import ApartError, difference, filled, slots_of, used
+from hasten.script.evaluation.ahead import COUNTER, EvaluationAhead, Loop
+from hasten.script.evaluation.groups import parted
+from hasten.script.patches import Patches
+from hasten.script.plan.live import script_live
 
 
 class Net(nn.Module):

@@ -22,9 +22,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from upshift.core.seeding import get_random_state, seed_everything
-from upshift.script.data.alike import moved_generator
-from upshift.script.data.foresee import AT_ONCE, Foreseen, NotForeseenError, draws_at_start, same_index
+from hasten.core.seeding import get_random_state, seed_everything
+from hasten.script.data.alike import moved_generator
+from hasten.script.data.foresee import AT_ONCE, Foreseen, NotForeseenError, draws_at_start, same_index
 
 NUM = 103
 

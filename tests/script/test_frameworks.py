@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from upshift.core.plan import Plan
-from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
+from hasten.core.plan import Plan
+from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CASES: dict[str, tuple[tuple[str, ...], int]] = {
@@ -42,39 +42,39 @@ def test_a_framework_trains_as_without_us(tmp_path: Path, case: str) -> None:
     seen = tmp_path / "seen.json"
     with ThreadPoolExecutor() as pool:
         others = pool.submit(run, *command)
-        done = run("-m", "upshift.script", "--json", str(seen), *command)
+        done = run("-m", "hasten.script", "--json", str(seen), *command)
         alone = others.result()
     assert alone.returncode == 0, alone.stderr
     assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
-    assert "upshift" not in done.stderr
+    assert "hasten" not in done.stderr
     assert json.loads(seen.read_text())["0"]["steps"] == steps
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
 def test_a_plan_of_exact_techniques_gives_the_same_weights(tmp_path: Path, framework: str) -> None:
-    plan = tmp_path / "upshift.toml"
+    plan = tmp_path / "hasten.toml"
     Plan(optimizations=(LoaderWorkers(num_workers=1), ZeroGradToNone(), BackgroundCheckpoint())).save(plan)
     with ThreadPoolExecutor() as pool:
         others = pool.submit(run, f"fw_{framework}.py")
-        done = run("-m", "upshift", "run", "--plan", str(plan), f"fw_{framework}.py")
+        done = run("-m", "hasten", "run", "--plan", str(plan), f"fw_{framework}.py")
         alone = others.result()
     assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
 
 
 @pytest.mark.slow
 def test_a_block_that_fails_in_an_attached_script_says_what_it_says_alone(tmp_path: Path) -> None:
-    alone, done = run("fw_api.py", "raise"), run("-m", "upshift.script", "fw_api.py", "raise")
+    alone, done = run("fw_api.py", "raise"), run("-m", "hasten.script", "fw_api.py", "raise")
     assert alone.returncode == 1
     assert alone.stderr.endswith("ValueError: in the block\n")
     assert (done.returncode, done.stdout, done.stderr) == (1, alone.stdout, alone.stderr)
 
 
 def profiled(tmp_path: Path, framework: str, slow: str) -> dict[str, Any]:
-    """What `upshift profile` says of the script of a framework that is slow in one place."""
+    """What `hasten profile` says of the script of a framework that is slow in one place."""
     path = tmp_path / "found.json"
     done = run(
-        "-m", "upshift", "profile", f"fw_{framework}.py", "--json", str(path), "--seconds", "0.3",
+        "-m", "hasten", "profile", f"fw_{framework}.py", "--json", str(path), "--seconds", "0.3",
         "--", "--slow", slow, "--epochs", "2000",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from upshift.script.watch.growth import memory_in_use, memory_limit, steady_growth
-from upshift.script.watch.judge import profile
-from upshift.script.watch.record import PHASES, Recorder, report
+from hasten.script.watch.growth import memory_in_use, memory_limit, steady_growth
+from hasten.script.watch.judge import profile
+from hasten.script.watch.record import PHASES, Recorder, report
 
 MIB, GIB = 2**20, 2**30
 
@@ -58,7 +58,7 @@ def test_memory_is_read_as_it_is() -> None:
 def test_a_recorder_asks_every_few_steps_and_not_too_often(
     monkeypatch: pytest.MonkeyPatch, seconds: float, asked: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr("upshift.script.watch.record.MEMORY_S", seconds)
+    monkeypatch.setattr("hasten.script.watch.record.MEMORY_S", seconds)
     recorder = Recorder(memory=lambda: 7)
     for _ in range(9):
         recorder.before_step()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from upshift.script.data.guard import FIRST_CHECKED, LATER_ONE_IN, PureLoad, Reads, Trust, Turns
+from hasten.script.data.guard import FIRST_CHECKED, LATER_ONE_IN, PureLoad, Reads, Trust, Turns
 
 NUM = 10
 

@@ -33,22 +33,22 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.core.seeding import get_random_state, seed_everything
-from upshift.optimizations.batched_reading import BatchedReading
-from upshift.optimizations.drop_last import DropLast
-from upshift.optimizations.loader_threads import LoaderThreads
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.pinned_memory import PinnedMemory
-from upshift.optimizations.sample_cache import SampleCache
-from upshift.optimizations.sample_store import SampleStore
-from upshift.optimizations.trim_padding import TrimPadding
-from upshift.script.data.alike import difference
-from upshift.script.data.loading import Loading
-from upshift.script.data.reading import Reading
-from upshift.script.patches import Patches
-from upshift.script.plan.live import script_live
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.core.seeding import get_random_state, seed_everything
+from hasten.optimizations.batched_reading import BatchedReading
+from hasten.optimizations.drop_last import DropLast
+from hasten.optimizations.loader_threads import LoaderThreads
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.pinned_memory import PinnedMemory
+from hasten.optimizations.sample_cache import SampleCache
+from hasten.optimizations.sample_store import SampleStore
+from hasten.optimizations.trim_padding import TrimPadding
+from hasten.script.data.alike import difference
+from hasten.script.data.loading import Loading
+from hasten.script.data.reading import Reading
+from hasten.script.patches import Patches
+from hasten.script.plan.live import script_live
 
 NUM = 26
 
@@ -145,7 +145,7 @@ def attached(*items: Optimization) -> Iterator[Attached]:
     finally:
         found.loading.close()
         patches.restore()
-        assert not [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("upshift")]
+        assert not [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("hasten")]
         assert multiprocessing.active_children() == []
         assert found.live.applied == []
 
@@ -258,7 +258,7 @@ def test_a_store_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with attached(SampleStore(max_gib=0.1)):
         list(LOADERS["shuffled"]())
-        assert len(list(tmp_path.glob("upshift-samples-*/data"))) == 1
+        assert len(list(tmp_path.glob("hasten-samples-*/data"))) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -559,7 +559,7 @@ def take(loader: DataLoader[Any]) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("item", [LoaderThreads(), LoaderWorkers()])
 def test_what_the_dataset_raises_is_raised_in_the_loop(item: Optimization, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.data.seen.SOME", 4)  # else the broken sample is met when they are measured
+    monkeypatch.setattr("hasten.script.data.seen.SOME", 4)  # else the broken sample is met when they are measured
     expected = [[at, at + 1] if at != 12 else "LookupError('sample 13 is broken') None" for at in range(0, NUM, 2)]
     with attached(item) as found:
         loader = DataLoader(Faulty("everywhere"), batch_size=2)
@@ -571,7 +571,7 @@ def test_what_the_dataset_raises_is_raised_in_the_loop(item: Optimization, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["threads", "workers"])
 def test_what_fails_ahead_alone_ends_that_and_not_the_loop(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.data.seen.SOME", 4)
+    monkeypatch.setattr("hasten.script.data.seen.SOME", 4)
     item: Optimization = LoaderThreads() if where == "threads" else LoaderWorkers(num_workers=1)
     with attached(item) as found:
         loader = DataLoader(Faulty(where), batch_size=2)
@@ -603,8 +603,8 @@ def pids(loader: DataLoader[Any]) -> tuple[set[int], set[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_are_kept_until_the_script_changes_its_dataset(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.data.reading.difference", lambda *_: "")  # here batches differ by who made them
-    monkeypatch.setattr("upshift.script.data.purity.difference", lambda *_: "")
+    monkeypatch.setattr("hasten.script.data.reading.difference", lambda *_: "")  # here batches differ by who made them
+    monkeypatch.setattr("hasten.script.data.purity.difference", lambda *_: "")
     handler = signal.getsignal(signal.SIGCHLD)
     with attached(LoaderWorkers(num_workers=2, persistent=persistent)) as found:
         dataset = Places()
@@ -762,11 +762,11 @@ def test_what_fails_of_ours_is_told_and_the_loop_goes_on(monkeypatch: pytest.Mon
     with attached(SampleCache()) as found:
         loader = DataLoader(Rows(), batch_size=4)
         list(loader)
-        monkeypatch.setattr("upshift.script.data.loading.mark", fails)
+        monkeypatch.setattr("hasten.script.data.loading.mark", fails)
         assert len(list(loader)) == 7
         assert found.why == {"sample_cache": "broken on purpose"}
     with attached() as found:
-        monkeypatch.setattr("upshift.script.data.loading.describe", fails)
+        monkeypatch.setattr("hasten.script.data.loading.describe", fails)
         assert len(list(DataLoader(Rows(), batch_size=4))) == 7
         assert found.why == {"data": "broken on purpose"}
 
@@ -794,7 +794,7 @@ def test_an_iterator_that_is_dropped_leaves_nothing_under_way() -> None:
 
 
 def test_page_locking_is_left_off_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.data.loading.likely_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("hasten.script.data.loading.likely_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with attached(PinnedMemory()) as found:
         loader = DataLoader(Rows(), batch_size=4)
@@ -805,7 +805,7 @@ def test_page_locking_is_left_off_without_an_accelerator(monkeypatch: pytest.Mon
 
 UNDER = """
 import os, sys
-from upshift.script.entry.launch import run_under
+from hasten.script.entry.launch import run_under
 names = sys.argv[1].split()
 ran = run_under(sys.argv[2:], {name: {} for name in names}, env=os.environ)
 sys.exit(ran.code if ran.ranks[0] == {**ran.ranks[0], "applied": names, "failures": {}} else 99)

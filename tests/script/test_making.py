@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from upshift.script.watch.record import (
+from hasten.script.watch.record import (
     BACKWARD,
     CHECKPOINT,
     FORWARD,
@@ -28,7 +28,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("upshift.script.watch.record.perf_counter", lambda: self.now)
+        monkeypatch.setattr("hasten.script.watch.record.perf_counter", lambda: self.now)
         self.recorder = Recorder(updates=0, seconds=0.0)
 
     def seam(self, phase: int, seconds: float, idle: int | None = None) -> None:
@@ -136,7 +136,7 @@ with open("log.txt", "wb") as log:
 @pytest.mark.parametrize(("which", "phase"), [("saves", "checkpoint"), ("logs", "logging")])
 def test_a_file_that_goes_to_the_disk_is_seen(tmp_path: Path, which: str, phase: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "upshift.script", "--json", "found.json", "train.py", which]
+    command = [sys.executable, "-m", "hasten.script", "--json", "found.json", "train.py", which]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())["0"]

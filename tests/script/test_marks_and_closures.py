@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from upshift.script import marks
-from upshift.script.patches import Patches
-from upshift.script.watch import frameworks
-from upshift.script.watch.closures import with_timed_closure
-from upshift.script.watch.frameworks import Frameworks
-from upshift.script.watch.record import (
+from hasten.script import marks
+from hasten.script.patches import Patches
+from hasten.script.watch import frameworks
+from hasten.script.watch.closures import with_timed_closure
+from hasten.script.watch.frameworks import Frameworks
+from hasten.script.watch.record import (
     BACKWARD,
     CHECKPOINT,
     FETCHED,
@@ -36,7 +36,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         for module in ("record", "frameworks"):
-            monkeypatch.setattr(f"upshift.script.watch.{module}.perf_counter", lambda: self.now)
+            monkeypatch.setattr(f"hasten.script.watch.{module}.perf_counter", lambda: self.now)
         self.recorder = Recorder(updates=0, seconds=0.0)
 
     def passes(self, seconds: float) -> None:

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 import torch
 
-from upshift.script.entry import overlay
-from upshift.script.entry.harmless import Checkpoints
-from upshift.script.entry.overlay import Overlay
-from upshift.script.patches import Patches
+from hasten.script.entry import overlay
+from hasten.script.entry.harmless import Checkpoints
+from hasten.script.entry.overlay import Overlay
+from hasten.script.patches import Patches
 
 OLD = "as it was"
 SCANDIR = os.scandir

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from upshift.script.watch import own_cost
-from upshift.script.watch.record import Recorder
+from hasten.script.watch import own_cost
+from hasten.script.watch.record import Recorder
 
 SEAM_S = 2e-4
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from upshift.core.padding import kept_length
-from upshift.script.watch.judge import profile, wants_cut
-from upshift.script.watch.padding import LOOKED_AT, Padding, cut_padding
-from upshift.script.watch.record import PHASES
+from hasten.core.padding import kept_length
+from hasten.script.watch.judge import profile, wants_cut
+from hasten.script.watch.padding import LOOKED_AT, Padding, cut_padding
+from hasten.script.watch.record import PHASES
 
 
 def padded(*lengths: int, width: int = 32, pad: int = 0) -> torch.Tensor:
@@ -124,7 +124,7 @@ for _ in range(8):
 def test_padding_is_measured_by_a_run_without_it_where_the_script_can_do_without(tmp_path: Path, fixed: bool) -> None:
     check = "def check(ids):\n    assert ids.shape[1] == WIDTH" if fixed else "def check(ids):\n    pass"
     (tmp_path / "train.py").write_text(SCRIPT.replace("FIXED", check))
-    command = [sys.executable, "-m", "upshift", "profile", "train.py", "--seconds", "0.2", "--json", "found.json"]
+    command = [sys.executable, "-m", "hasten", "profile", "train.py", "--seconds", "0.2", "--json", "found.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "found.json").read_text()

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from hasten.script.patch import Patch, suggest
+from hasten.script.patch.suggest import FAILED
 from tests.script.patch_samples import PLAIN, SAMPLES, SETTINGS, apply, made, plan, write
-from upshift.script.patch import Patch, suggest
-from upshift.script.patch.suggest import FAILED
 
 ROOT = Path(__file__).parents[2]
 GROUND_TRUTH, OWN = ROOT / "benchmarks/groundtruth/scripts", ROOT / "tests/script/scripts"

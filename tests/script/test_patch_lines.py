@@ -315,7 +315,7 @@ def test_a_large_folder_is_followed_in_little_work(monkeypatch: pytest.MonkeyPat
         ("matmul_precision", "SEEN =", "torch.set_float32_matmul_precision('high')\nSEEN =", "refuses to mix"),
         ("background_checkpoint", "    report(", "    torch.save({}, 'x')\n    report(", "# train.py:[0-9]+: copy, and"),
         ("huge_pages", "", "", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 MALLOC_CONF=thp:always python train.py"),
-        ("reused_buffers", "", "", "`upshift run --plan upshift.toml train.py` trains under it"),
+        ("reused_buffers", "", "", "`hasten run --plan hasten.toml train.py` trains under it"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_says_why(

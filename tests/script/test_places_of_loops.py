@@ -39,7 +39,7 @@ if __name__ == "__main__":
 def test_every_line_is_that_of_the_script(tmp_path: Path, workers: int) -> None:
     text = SCRIPT.replace("WORKERS", str(workers))
     (tmp_path / "train.py").write_text(text)
-    command = [sys.executable, "-m", "upshift.script", "--json", "found.json", "train.py"]
+    command = [sys.executable, "-m", "hasten.script", "--json", "found.json", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())["0"]

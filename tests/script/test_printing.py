@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from upshift.core.optimization import StepTrace
-from upshift.optimizations.async_logging import AsyncLogging
-from upshift.script.output import outlet
-from upshift.script.output.outlet import Outlet, Tap
-from upshift.script.output.printing import AsyncPrinting
-from upshift.script.patches import Patches
-from upshift.script.plan.live import script_live
+from hasten.core.optimization import StepTrace
+from hasten.optimizations.async_logging import AsyncLogging
+from hasten.script.output import outlet
+from hasten.script.output.outlet import Outlet, Tap
+from hasten.script.output.printing import AsyncPrinting
+from hasten.script.patches import Patches
+from hasten.script.plan.live import script_live
 
 
 class Slow:
@@ -54,7 +54,7 @@ def out() -> Iterator[Outlet]:
     assert found.begin()
     yield found
     found.close()
-    assert not any(thread.name == "upshift-printing" for thread in threading.enumerate())
+    assert not any(thread.name == "hasten-printing" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(
@@ -388,9 +388,9 @@ def test_a_rehearsal_is_the_evidence_and_prints_nothing(start: Start) -> None:
 SCRIPT = """
 import logging, os, subprocess, sys, threading
 if sys.argv[1] == "ours":
-    from upshift.script.plan.live import script_live
-    from upshift.script.patches import Patches
-    from upshift.script.output.printing import AsyncPrinting
+    from hasten.script.plan.live import script_live
+    from hasten.script.patches import Patches
+    from hasten.script.output.printing import AsyncPrinting
     live = script_live()
     live.around.report_async = True
     AsyncPrinting(live).install(Patches())

@@ -1,4 +1,4 @@
-"""`upshift profile script.py`: the bottleneck of an unmodified script, and nothing left behind."""
+"""`hasten profile script.py`: the bottleneck of an unmodified script, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_bottleneck_is_named_and_nothing_is_left(tmp_path: Path, which: str,
     for file in ("slow.py", "common.py"):
         shutil.copy(SCRIPTS / file, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "upshift", "profile", "slow.py", "--json", "found.json", "--seconds", "0.2", "--", which],
+        [sys.executable, "-m", "hasten", "profile", "slow.py", "--json", "found.json", "--seconds", "0.2", "--", which],
         capture_output=True, text=True, timeout=110, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -40,7 +40,7 @@ def test_the_bottleneck_is_named_and_nothing_is_left(tmp_path: Path, which: str,
 def test_a_script_that_does_not_train_is_refused(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("import torch\nprint('nothing')\n")
     done = subprocess.run(
-        [sys.executable, "-m", "upshift", "profile", "idle.py"],
+        [sys.executable, "-m", "hasten", "profile", "idle.py"],
         capture_output=True, text=True, timeout=110, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1

@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from upshift.core.live import LoaderSettings
-from upshift.core.seeding import get_random_state, seed_everything
-from upshift.script.data.alike import difference, moved_generator
-from upshift.script.data.aside import AsideError, run_aside
-from upshift.script.data.held import changed, mark, open_handle
-from upshift.script.data.purity import Purity, loader_facts, measure_purity
-from upshift.script.plan.live import script_live
+from hasten.core.live import LoaderSettings
+from hasten.core.seeding import get_random_state, seed_everything
+from hasten.script.data.alike import difference, moved_generator
+from hasten.script.data.aside import AsideError, run_aside
+from hasten.script.data.held import changed, mark, open_handle
+from hasten.script.data.purity import Purity, loader_facts, measure_purity
+from hasten.script.plan.live import script_live
 
 
 class Made(Dataset[Any]):
@@ -191,7 +191,7 @@ def test_what_reading_costs_is_told() -> None:
 
 
 def test_slow_samples_are_read_twice_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.script.data.purity.ENOUGH_S", 0.0)
+    monkeypatch.setattr("hasten.script.data.purity.ENOUGH_S", 0.0)
     assert measure_purity(Made(plain), first, list(range(8))).num_read == 2
 
 

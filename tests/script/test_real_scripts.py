@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from upshift.core.errors import TrialError
-from upshift.script.data.seen import MOST_BATCHES, describe
-from upshift.script.plan.live import script_live
-from upshift.script.watch import record
-from upshift.script.watch.fetch import Fetch
-from upshift.script.watch.kinds import Trained
-from upshift.script.watch.record import Recorder
-from upshift.script.watch.seams import Seams
-from upshift.script.watch.study import Study, profile_script
+from hasten.core.errors import TrialError
+from hasten.script.data.seen import MOST_BATCHES, describe
+from hasten.script.plan.live import script_live
+from hasten.script.watch import record
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.kinds import Trained
+from hasten.script.watch.record import Recorder
+from hasten.script.watch.seams import Seams
+from hasten.script.watch.study import Study, profile_script
 
 SCRIPT = """
 import torch

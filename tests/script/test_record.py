@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from upshift.core.errors import TrialError
-from upshift.script.entry.hooks import is_agent
-from upshift.script.watch import own_cost
-from upshift.script.watch.fetch import Fetch
-from upshift.script.watch.judge import ceilings, phase_seconds, profile, where
-from upshift.script.watch.kinds import Trained
-from upshift.script.watch.leader import MAX_KNOWN, STEPS_ALONE, Leader, Serials
-from upshift.script.watch.record import (
+from hasten.core.errors import TrialError
+from hasten.script.entry.hooks import is_agent
+from hasten.script.watch import own_cost
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.judge import ceilings, phase_seconds, profile, where
+from hasten.script.watch.kinds import Trained
+from hasten.script.watch.leader import MAX_KNOWN, STEPS_ALONE, Leader, Serials
+from hasten.script.watch.record import (
     BACKWARD,
     DATA,
     FETCHED,
@@ -33,8 +33,8 @@ from upshift.script.watch.record import (
     Recorder,
     report,
 )
-from upshift.script.watch.rest import FULL_ONE_IN, Usual, is_light
-from upshift.script.watch.seams import Seams
+from hasten.script.watch.rest import FULL_ONE_IN, Usual, is_light
+from hasten.script.watch.seams import Seams
 
 NAMES = list(PHASES)
 
@@ -44,7 +44,7 @@ class Script:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("upshift.script.watch.record.perf_counter", lambda: self.now)
+        monkeypatch.setattr("hasten.script.watch.record.perf_counter", lambda: self.now)
         self.recorder = Recorder(updates=0, seconds=0.0)
 
     def seam(self, phase: int, seconds: float, idle: int | None = None) -> None:
@@ -337,7 +337,7 @@ def test_what_is_passed_without_a_note_is_counted_and_costs(monkeypatch: pytest.
 
 def test_a_watch_that_rests_sees_one_step_of_four_and_everything_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     now, full, woken = 0.0, 0, 0
-    monkeypatch.setattr("upshift.script.watch.record.perf_counter", lambda: now)
+    monkeypatch.setattr("hasten.script.watch.record.perf_counter", lambda: now)
     recorder = Recorder(updates=0, seconds=0.0, rests=True)
     places = 0
     for step in range(400):
@@ -426,5 +426,5 @@ def test_who_starts_ranks(command: list[str], agent: bool) -> None:
 
 
 def test_this_process_is_not_watched() -> None:
-    assert "UPSHIFT_ATTACH" not in os.environ
+    assert "HASTEN_ATTACH" not in os.environ
     assert nn.Module.__call__.__name__ == "_wrapped_call_impl"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from upshift.script.watch.fetch import Fetch
-from upshift.script.watch.kinds import Trained
-from upshift.script.watch.record import Recorder
-from upshift.script.watch.replay import KEPT, Replay
-from upshift.script.watch.seams import Seams
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.kinds import Trained
+from hasten.script.watch.record import Recorder
+from hasten.script.watch.replay import KEPT, Replay
+from hasten.script.watch.seams import Seams
 
 Rows = tuple[torch.Tensor, ...]
 

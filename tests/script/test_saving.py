@@ -26,14 +26,14 @@ import pytest
 import torch
 from torch import nn
 
-from upshift.core.optimization import StepTrace
-from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
-from upshift.script.entry.harmless import make_harmless
-from upshift.script.output import parts
-from upshift.script.output.saving import BackgroundSaving
-from upshift.script.output.snapshot import Buffers, Snapshot
-from upshift.script.patches import Patches
-from upshift.script.plan.live import script_live
+from hasten.core.optimization import StepTrace
+from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
+from hasten.script.entry.harmless import make_harmless
+from hasten.script.output import parts
+from hasten.script.output.saving import BackgroundSaving
+from hasten.script.output.snapshot import Buffers, Snapshot
+from hasten.script.patches import Patches
+from hasten.script.plan.live import script_live
 
 
 class Gate:
@@ -194,7 +194,7 @@ def test_one_that_cannot_go_to_the_background_comes_after_those_that_did(
     gate.shut()
     torch.save(torch.zeros(1), "a.pt")
     begun(saving)
-    monkeypatch.setattr("upshift.script.output.saving.begin_part", _full)
+    monkeypatch.setattr("hasten.script.output.saving.begin_part", _full)
     gate.open_soon()
     torch.save(torch.ones(1), "a.pt")
     assert gate.opened.is_set()
@@ -325,7 +325,7 @@ def test_where_ranks_train_together_and_where_the_plan_does_not_ask_it_is_plain(
     saving: BackgroundSaving,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:  # one of its own: undoing the other would leave the folder
-        patch.setattr("upshift.script.output.saving._ranks", lambda: 2)
+        patch.setattr("hasten.script.output.saving._ranks", lambda: 2)
         torch.save(torch.ones(1), "a.pt")
     assert count(saving) == 0
     saving.close()
@@ -506,10 +506,10 @@ def test_in_a_trial_the_file_goes_to_scratch_and_is_waited_for_there(gate: Gate,
 PRELUDE = """
 import os, signal, subprocess, sys, threading, time
 import torch
-from upshift.script.output import parts
-from upshift.script.plan.live import script_live
-from upshift.script.patches import Patches
-from upshift.script.output.saving import BackgroundSaving
+from hasten.script.output import parts
+from hasten.script.plan.live import script_live
+from hasten.script.patches import Patches
+from hasten.script.output.saving import BackgroundSaving
 live = script_live()
 live.around.checkpoint_background = True
 BackgroundSaving(live).install(Patches())
@@ -560,7 +560,7 @@ def test_a_script_that_is_killed_leaves_the_old_file_and_the_next_one_clears_up(
     assert run(tmp_path, script).returncode == -signal.SIGKILL
     assert loads(tmp_path / "a.pt") == [0.0]
     assert not (tmp_path / "b.pt").exists()
-    (left,) = tmp_path.glob("b.tmp-upshift-*")
+    (left,) = tmp_path.glob("b.tmp-hasten-*")
     assert run(tmp_path, PRELUDE).returncode == 0
     assert not left.exists()
     assert loads(tmp_path / "a.pt") == [1.0]
@@ -606,7 +606,7 @@ PLAN = "schema = 1\n[optimizations.background_checkpoint]\n[optimizations.async_
 @pytest.mark.parametrize("how", ["ends", "raises", "exits", "exits at once"])
 def test_a_run_with_both_in_the_background_says_and_leaves_the_same(tmp_path: Path, how: str) -> None:
     found: list[Any] = []
-    for name, before, after in (("alone", [], []), ("ours", ["-m", "upshift", "run"], ["--plan", "../plan.toml", "--"])):
+    for name, before, after in (("alone", [], []), ("ours", ["-m", "hasten", "run"], ["--plan", "../plan.toml", "--"])):
         folder = tmp_path / name
         folder.mkdir()
         (tmp_path / "plan.toml").write_text(PLAN)
@@ -622,10 +622,10 @@ def test_a_run_with_both_in_the_background_says_and_leaves_the_same(tmp_path: Pa
     assert "last.pt" in files
     assert same == files
     assert ours[:3] == alone[:3]
-    assert "upshift" not in alone[3]
-    assert "upshift-printing upshift-saving" in ours[3]
+    assert "hasten" not in alone[3]
+    assert "hasten-printing hasten-saving" in ours[3]
 
 
 def _said(errors: str) -> str:
     """Without the traceback, whose first frames differ, and what the launcher says of a script that left at once."""
-    return errors.partition("Traceback")[0].partition("upshift:")[0]
+    return errors.partition("Traceback")[0].partition("hasten:")[0]

@@ -54,7 +54,7 @@ def watched(
     command: tuple[str, ...], tmp_path: Path, **more: Any
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     path = tmp_path / "seen.json"
-    done = run(("-m", "upshift.script", "--json", str(path), *command), **more)
+    done = run(("-m", "hasten.script", "--json", str(path), *command), **more)
     return done, json.loads(path.read_text())
 
 
@@ -116,7 +116,7 @@ def test_the_users_sitecustomize_and_path_are_kept(tmp_path: Path) -> None:
 def test_a_signal_to_the_launcher_reaches_the_script(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import time, torch\nprint('ready', flush=True)\ntime.sleep(60)\n")
-    for words in ((), ("-m", "upshift.script")):
+    for words in ((), ("-m", "hasten.script")):
         with subprocess.Popen(
             [sys.executable, *words, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -132,8 +132,8 @@ def test_a_signal_to_the_launcher_reaches_the_script(tmp_path: Path, number: sig
 
 @pytest.mark.slow
 def test_what_of_ours_fails_is_told_and_the_script_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "upshift").mkdir()
-    (tmp_path / "upshift" / "__init__.py").write_text("raise RuntimeError('broken on purpose')\n")
+    (tmp_path / "hasten").mkdir()
+    (tmp_path / "hasten" / "__init__.py").write_text("raise RuntimeError('broken on purpose')\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); exec(open('plain.py').read())"
     script = tmp_path / "wrapped.py"
     script.write_text(f"import os, sys\nsys.path.insert(0, os.getcwd())\nsys.path.insert(0, {str(tmp_path)!r})\n{code}\n")
@@ -157,7 +157,7 @@ def test_a_module_of_an_unusual_kind_is_watched_too_and_the_reason_is_told(tmp_p
 
 
 def test_the_launcher_imports_no_torch() -> None:
-    code = "import sys, upshift.script.entry.launch; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    code = "import sys, hasten.script.entry.launch; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     assert run(("-c", code)).stdout == "[]\n"
 
 
@@ -167,4 +167,4 @@ def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
     scratch.mkdir()
     done, _ = watched((PLAIN, "--end", "killed"), tmp_path, env={"TMPDIR": str(scratch)})
     assert done.returncode == -signal.SIGKILL
-    assert list(scratch.glob("upshift*")) == []  # torch leaves a folder of its own
+    assert list(scratch.glob("hasten*")) == []  # torch leaves a folder of its own

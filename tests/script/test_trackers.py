@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from upshift.script.entry.harmless import make_harmless
-from upshift.script.patches import Patches
-from upshift.script.watch.judge import logging_writes
-from upshift.script.watch.trackers import TRACKERS, Tracker, Trackers, silence_tracker
+from hasten.script.entry.harmless import make_harmless
+from hasten.script.patches import Patches
+from hasten.script.watch.judge import logging_writes
+from hasten.script.watch.trackers import TRACKERS, Tracker, Trackers, silence_tracker
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -168,7 +168,7 @@ def test_a_script_that_reports_too_much_is_told_where(tmp_path: Path, which: str
     for file in ("reports.py", "common.py", "standins"):
         (shutil.copytree if file == "standins" else shutil.copy)(SCRIPTS / file, tmp_path / file)
     done = subprocess.run(
-        [sys.executable, "-m", "upshift", "profile", "reports.py", "--json", "found.json", "--seconds", "0.2", "--", which],
+        [sys.executable, "-m", "hasten", "profile", "reports.py", "--json", "found.json", "--seconds", "0.2", "--", which],
         capture_output=True, text=True, timeout=110, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

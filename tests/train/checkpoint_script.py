@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from upshift.core.live import AroundSettings
-from upshift.train.checkpoint import CheckpointWriter
+from hasten.core.live import AroundSettings
+from hasten.train.checkpoint import CheckpointWriter
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])

@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-import upshift
-from upshift.core.job import Job
+import hasten
+from hasten.core.job import Job
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Plain(Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         x, y = batch
         return nn.functional.mse_loss(model(x), y)
 
@@ -113,11 +113,11 @@ class Tokens(Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.9)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         (tokens,) = batch
         logits = model(tokens)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=0, reduction="sum")
-        return upshift.Loss(each, (tokens != 0).sum())
+        return hasten.Loss(each, (tokens != 0).sum())
 
 
 class Streamed(Plain):

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
+from hasten.core.live import LiveJob, LoaderSettings
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.ranks import current_ranks
+from hasten.train.validate import HeldOut
 from tests.train.jobs import CPU, Plain, Tokens
-from upshift.core.live import LiveJob, LoaderSettings
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.ranks import current_ranks
-from upshift.train.validate import HeldOut
 
 UPDATES = 10
 
@@ -38,12 +38,12 @@ class Uneven(Tokens):
         model.unused = nn.Linear(2, 2).double()
         return model
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         (tokens,) = batch
         assert isinstance(model, nn.Sequential)
         logits = model[1](model[0](tokens))
         each = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=0, reduction="sum")
-        return upshift.Loss(each, (tokens != 0).sum())
+        return hasten.Loss(each, (tokens != 0).sum())
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)  # would decay the unused part
@@ -55,8 +55,8 @@ class One(Plain):
     def valid_data(self) -> Dataset[Any] | None:
         return TensorDataset(torch.ones(1, 5), torch.ones(1, 1))
 
-    def metric(self, model: nn.Module, batch: Any) -> dict[str, upshift.Mean]:
-        return {"error": upshift.Mean((model(batch[0]) - batch[1]).abs().sum(), len(batch[0]))}
+    def metric(self, model: nn.Module, batch: Any) -> dict[str, hasten.Mean]:
+        return {"error": hasten.Mean((model(batch[0]) - batch[1]).abs().sum(), len(batch[0]))}
 
 
 class Overflow(Plain):

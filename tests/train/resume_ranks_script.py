@@ -16,17 +16,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from hasten.core.errors import DataError
+from hasten.core.optimization import Optimization
+from hasten.optimizations.gradient_buckets import GradientBuckets
+from hasten.optimizations.sharding import Sharding
+from hasten.train.group import end_rank, join_group, leave_group
+from hasten.train.loop import Loop
+from hasten.train.saving.resume import go_on
+from hasten.train.saving.saver import Pace, Saver
+from hasten.train.saving.shards import Kept, shard_of
 from tests.optimizations.contract import make_loop
 from tests.optimizations.ranks_script import Stack
-from upshift.core.errors import DataError
-from upshift.core.optimization import Optimization
-from upshift.optimizations.gradient_buckets import GradientBuckets
-from upshift.optimizations.sharding import Sharding
-from upshift.train.group import end_rank, join_group, leave_group
-from upshift.train.loop import Loop
-from upshift.train.saving.resume import go_on
-from upshift.train.saving.saver import Pace, Saver
-from upshift.train.saving.shards import Kept, shard_of
 
 STOP, END = 3, 8
 """Updates: an epoch has two, so the run stops within its second one."""

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hasten.core.plan import Plan
+from hasten.train.run import Going, train
+from hasten.train.saving.saver import Pace
 from tests.train.jobs import Plain
-from upshift.core.plan import Plan
-from upshift.train.run import Going, train
-from upshift.train.saving.saver import Pace
 
 
 def trained(out: Path, job: Any = None, *, plan: Plan | None = None, **settings: Any) -> Path:

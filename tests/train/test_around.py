@@ -1,4 +1,4 @@
-"""The work around the updates, driven as `upshift run` drives it."""
+"""The work around the updates, driven as `hasten run` drives it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.errors import MachineError
+from hasten.core.live import AroundSettings
+from hasten.core.plan import Plan
+from hasten.optimizations.async_logging import AsyncLogging
+from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
+from hasten.optimizations.checkpoint_compression import CheckpointCompression
+from hasten.optimizations.validation_batch import ValidationBatch
+from hasten.train.around import AroundWork, Report, rehearse
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.run import train
 from tests.train.jobs import CPU, Plain, Stormy
-from upshift.core.errors import MachineError
-from upshift.core.live import AroundSettings
-from upshift.core.plan import Plan
-from upshift.optimizations.async_logging import AsyncLogging
-from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
-from upshift.optimizations.checkpoint_compression import CheckpointCompression
-from upshift.optimizations.validation_batch import ValidationBatch
-from upshift.train.around import AroundWork, Report, rehearse
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.run import train
 
 PLANS = [
     Plan(),
@@ -77,7 +77,7 @@ def test_dear_reports_come_less_often_than_asked_for(tmp_path: Path, loop: Loop,
         told.append(now)
         now += 1.0
 
-    monkeypatch.setattr("upshift.train.around.perf_counter", lambda: now)
+    monkeypatch.setattr("hasten.train.around.perf_counter", lambda: now)
     loop.live.around.report_every_s = 10.0
     with AroundWork(loop, tmp_path, on_report=report) as around:
         for _ in range(9000):

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import nn
 
-from upshift.core.errors import MachineError, UpshiftError
-from upshift.core.live import AroundSettings
-from upshift.train.checkpoint import CheckpointWriter, replaced
-from upshift.train.snapshot import SnapshotBuffers
+from hasten.core.errors import HastenError, MachineError
+from hasten.core.live import AroundSettings
+from hasten.train.checkpoint import CheckpointWriter, replaced
+from hasten.train.snapshot import SnapshotBuffers
 
 SETTINGS = [
     {"checkpoint_background": background, "checkpoint_compress": compress, "checkpoint_folder": staged}
@@ -155,7 +155,7 @@ def test_an_error_in_the_background_is_told_once_at_the_end(tmp_path: Path, monk
     writer = CheckpointWriter(tmp_path / "model.pt", AroundSettings(checkpoint_background=True))
     monkeypatch.setattr(torch, "save", broken)
     writer.save({"a": torch.ones(2)})
-    with pytest.raises(UpshiftError, match="raised ValueError: odd"):
+    with pytest.raises(HastenError, match="raised ValueError: odd"):
         writer.wait()
     writer.wait()
     assert list(tmp_path.iterdir()) == []

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.job import Job
+from hasten.train.build import build
+from hasten.train.clock import PHASES, CudaClock, NoClock, PhaseClock, make_clock
+from hasten.train.loop import Loop
+from hasten.train.trace import first_batches, op_shares, trace_step
 from tests.train.jobs import CPU, Plain, Stormy, Streamed
-from upshift.core.job import Job
-from upshift.train.build import build
-from upshift.train.clock import PHASES, CudaClock, NoClock, PhaseClock, make_clock
-from upshift.train.loop import Loop
-from upshift.train.trace import first_batches, op_shares, trace_step
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -34,7 +34,7 @@ def test_laps_cover_the_run_and_no_more(accumulation: int, monkeypatch: pytest.M
 
 def test_a_clock_gives_each_lap_to_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 3.0, 10.0, 14.0])
-    monkeypatch.setattr("upshift.train.clock.perf_counter", lambda: next(times))
+    monkeypatch.setattr("hasten.train.clock.perf_counter", lambda: next(times))
     clock = PhaseClock()
     clock.start()
     clock.lap("data")

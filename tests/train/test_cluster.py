@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from upshift.train.cluster import Place, environments
+from hasten.train.cluster import Place, environments
 
 JOB = """
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-import upshift
+import hasten
 
-class J(upshift.Job):
+class J(hasten.Job):
     batch_size, epochs, seed = 4, 2, 1
 
     def model(self):
@@ -34,19 +34,19 @@ class J(upshift.Job):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
     def loss(self, model, batch):
-        return upshift.Loss(nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum"), len(batch[0]))
+        return hasten.Loss(nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum"), len(batch[0]))
 """
 
 
 def test_ranks_of_one_machine_share_it_and_meet_on_the_loopback() -> None:
     places = [Place("a", "10.0.0.1", 5000 + rank, 8) for rank in range(2)]
-    first, second = environments(places, {"UPSHIFT_SCRATCH": "/x", "HOME": "/root"})
+    first, second = environments(places, {"HASTEN_SCRATCH": "/x", "HOME": "/root"})
     assert (first["RANK"], second["RANK"]) == ("0", "1")
     assert (first["LOCAL_RANK"], second["LOCAL_RANK"]) == ("0", "1")
     assert {one["MASTER_ADDR"] for one in (first, second)} == {"127.0.0.1"}
     assert {one["MASTER_PORT"] for one in (first, second)} == {"5000"}
     assert first["OMP_NUM_THREADS"] == "4"
-    assert first["UPSHIFT_SCRATCH"] == "/x"
+    assert first["HASTEN_SCRATCH"] == "/x"
     assert "HOME" not in first
 
 
@@ -64,14 +64,14 @@ def test_ranks_of_several_machines_meet_at_the_first() -> None:
 def ray() -> None:
     """Ray, which a user may lack and CI must have."""
     if importlib.util.find_spec("ray") is None:
-        assert not os.environ.get("UPSHIFT_CI"), "CI must have Ray installed"
-        pytest.skip("Ray is not installed: pip install 'upshift[ray]'")
+        assert not os.environ.get("HASTEN_CI"), "CI must have Ray installed"
+        pytest.skip("Ray is not installed: pip install 'hasten[ray]'")
 
 
-def upshift(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def hasten(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
-        [sys.executable, "-m", "upshift", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110,
+        [sys.executable, "-m", "hasten", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110,
         check=False,
     )  # fmt: skip
 
@@ -80,9 +80,9 @@ def upshift(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.usefixtures("ray")
 def test_two_ranks_on_a_local_cluster_train_as_two_here(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    by_ray = upshift(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
+    by_ray = hasten(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
     assert by_ray.returncode == 0, by_ray.stderr[-3000:]
-    here = upshift(tmp_path, "run", "job.py:J", "--out", "here", "--ranks", "2")
+    here = hasten(tmp_path, "run", "job.py:J", "--out", "here", "--ranks", "2")
     assert here.returncode == 0, here.stderr[-3000:]
     want, have = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("here", "ray"))
     assert all(torch.equal(want[name], have[name]) for name in want)
@@ -99,5 +99,5 @@ def test_a_rank_that_fails_on_the_cluster_ends_all(tmp_path: Path) -> None:
             "import os\n        os._exit(7) if os.environ['RANK'] == '1' else 0\n        return nn.Linear",
         )
     )
-    done = upshift(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
+    done = hasten(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
     assert done.returncode == 7, done.stderr[-3000:]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from hasten.core.plan import Plan
+from hasten.optimizations.channels_last import ChannelsLast
+from hasten.profile.probes import probe_input
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.validate import HeldOut
 from tests.optimizations.contract import CPU, Pictures
-from upshift.core.plan import Plan
-from upshift.optimizations.channels_last import ChannelsLast
-from upshift.profile.probes import probe_input
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.validate import HeldOut
 
 PIXELS = torch.randint(0, 256, (14, 3, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 

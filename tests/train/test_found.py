@@ -13,17 +13,15 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-import upshift
-from tests.train.jobs import Plain
-from tests.train.runs import as_if, held, trained
-from upshift.core.errors import DataError, MachineError
-from upshift.core.plan import Plan
-from upshift.optimizations.metric_reading import MetricReading
-from upshift.report.curve import averaged, curve
-from upshift.train.records.clean import Leftovers, find_leftovers, remove
-from upshift.train.records.compare import compare_runs, held_out_at_same_updates, to_same_loss, training_speed
-from upshift.train.records.export import export_reports
-from upshift.train.records.found import (
+import hasten
+from hasten.core.errors import DataError, MachineError
+from hasten.core.plan import Plan
+from hasten.optimizations.metric_reading import MetricReading
+from hasten.report.curve import averaged, curve
+from hasten.train.records.clean import Leftovers, find_leftovers, remove
+from hasten.train.records.compare import compare_runs, held_out_at_same_updates, to_same_loss, training_speed
+from hasten.train.records.export import export_reports
+from hasten.train.records.found import (
     count_incidents,
     find_runs,
     open_all,
@@ -33,9 +31,11 @@ from upshift.train.records.found import (
     state_of,
     summary,
 )
-from upshift.train.run import Going, train
-from upshift.train.saving.folder import CheckpointFolder
-from upshift.train.saving.saver import Pace
+from hasten.train.run import Going, train
+from hasten.train.saving.folder import CheckpointFolder
+from hasten.train.saving.saver import Pace
+from tests.train.jobs import Plain
+from tests.train.runs import as_if, held, trained
 
 DAY_S = 86_400
 
@@ -43,7 +43,7 @@ DAY_S = 86_400
 class Judged(Plain):
     """With a best checkpoint."""
 
-    quality = upshift.Quality(metric="loss", direction="min", margin=0.1)
+    quality = hasten.Quality(metric="loss", direction="min", margin=0.1)
 
 
 class OtherSeed(Plain):
@@ -88,7 +88,7 @@ def test_asking_whether_it_runs_does_not_disturb_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pace", [None, Pace(every=3)])
 def test_two_runs_never_share_a_folder(tmp_path: Path, pace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.train.records.lock._PATIENCE_S", 0.05)
+    monkeypatch.setattr("hasten.train.records.lock._PATIENCE_S", 0.05)
     trained(tmp_path, max_updates=2)
     before = (tmp_path / "run.toml").read_bytes()
     with held(tmp_path), pytest.raises(DataError, match="another run is at work"):
@@ -116,7 +116,7 @@ def test_runs_are_found_below_a_folder_the_newest_first(tmp_path: Path) -> None:
 def test_folders_without_a_run_are_refused_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no folder"):
         find_runs(tmp_path / "no")
-    with pytest.raises(DataError, match=r"holds no run: `upshift run TARGET"):
+    with pytest.raises(DataError, match=r"holds no run: `hasten run TARGET"):
         open_all(tmp_path)
     with pytest.raises(DataError, match=r"is no run: it holds neither run\.toml nor metrics\.jsonl"):
         open_run(tmp_path)
@@ -181,8 +181,8 @@ def test_differences_are_named_and_likenesses_are_not(tmp_path: Path) -> None:
     assert rows["plan: metric_reading"] == [None, "every=3"]
     assert not {"machine", "batch_size", "version of torch", "data"} & set(rows)
     assert [row["update"] for row in found["held_out"]] == [6]
-    assert "upshift tune" in found["warnings"][0]
-    assert "upshift compare" in found["warnings"][0]
+    assert "hasten tune" in found["warnings"][0]
+    assert "hasten compare" in found["warnings"][0]
     assert any("seeds differ" in words for words in found["warnings"])
     assert not any("machines differ" in words for words in found["warnings"])
 
@@ -253,7 +253,7 @@ def test_a_finished_run_loses_its_checkpoints_and_nothing_else(tmp_path: Path) -
     (run / ".metrics.jsonl.x1").write_text("half")  # of a writer that was killed
     (run / "notes.md").write_text("mine")
     lasting = {
-        name: (run / name).read_bytes() for name in ("run.toml", "metrics.jsonl", "model.pt", "upshift.toml", "log.txt")
+        name: (run / name).read_bytes() for name in ("run.toml", "metrics.jsonl", "model.pt", "hasten.toml", "log.txt")
     }
     (found,) = leftovers(run)
     assert found.num_bytes == summary(open_run(run), now_s=0)["checkpoint_bytes"] + 4
@@ -337,9 +337,9 @@ ENDLESS = """
 from pathlib import Path
 from tests.train.jobs import Plain
 from tests.train.runs import as_if, held, trained
-from upshift.core.plan import Plan
-from upshift.train.run import Going, train
-from upshift.train.saving.saver import Pace
+from hasten.core.plan import Plan
+from hasten.train.run import Going, train
+from hasten.train.saving.saver import Pace
 
 class Endless(Plain):
     epochs = 10**6

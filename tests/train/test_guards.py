@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from upshift.train.guards.growth import GrowthWatch, Windows, growth_words, tensors_alive
-from upshift.train.guards.incidents import Incidents
-from upshift.train.guards.watch import Guards, Limits
-from upshift.train.guards.watchdog import Watchdog, dump_stacks
-from upshift.train.loop import Position
+from hasten.train.guards.growth import GrowthWatch, Windows, growth_words, tensors_alive
+from hasten.train.guards.incidents import Incidents
+from hasten.train.guards.watch import Guards, Limits
+from hasten.train.guards.watchdog import Watchdog, dump_stacks
+from hasten.train.loop import Position
 
 
 def test_a_run_that_stands_still_is_told_once_and_where(tmp_path: Path) -> None:

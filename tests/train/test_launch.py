@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from hasten.core.errors import MachineError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.train.group import rank_environment, restarted
+from hasten.train.launch import Ended, launch, run_group, why_no_restart
+from hasten.train.meeting import fresh_part
+from hasten.train.run import Going, train
+from hasten.train.saving.folder import CheckpointFolder
+from hasten.train.saving.saver import Pace
 from tests.train.dying_job import Dying
-from upshift.core.errors import MachineError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.train.group import rank_environment, restarted
-from upshift.train.launch import Ended, launch, run_group, why_no_restart
-from upshift.train.meeting import fresh_part
-from upshift.train.run import Going, train
-from upshift.train.saving.folder import CheckpointFolder
-from upshift.train.saving.saver import Pace
 
 ROOT = Path(__file__).parents[2]
 TARGET = "tests/train/dying_job.py:Dying"
@@ -35,10 +35,10 @@ def environ(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", "."]), **more}
 
 
-def upshift(*words: object, ranks: int = 2, launcher: tuple[str, ...] = (), **more: str) -> Any:
-    """`upshift run` of the job that dies."""
+def hasten(*words: object, ranks: int = 2, launcher: tuple[str, ...] = (), **more: str) -> Any:
+    """`hasten run` of the job that dies."""
     given = ("run", TARGET, "--checkpoint-every", 2, *(() if launcher else ("--ranks", ranks)), *words)
-    command = [sys.executable, *launcher, "-m", "upshift", *map(str, given)]
+    command = [sys.executable, *launcher, "-m", "hasten", *map(str, given)]
     return subprocess.run(command, cwd=ROOT, env=environ(**more), capture_output=True, text=True, timeout=110, check=False)
 
 
@@ -62,7 +62,7 @@ def near(one: Path, other: Path) -> None:
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks under gradient_buckets that nobody disturbed."""
     folder = tmp_path_factory.mktemp("untouched")
-    done = upshift("--out", folder / "run", "--plan", plan_file(folder, "gradient_buckets"))
+    done = hasten("--out", folder / "run", "--plan", plan_file(folder, "gradient_buckets"))
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
@@ -70,7 +70,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(tmp_path: Path, untouched: Path) -> None:
     die = f"1:13:SIGKILL:{tmp_path / 'mark'}"
-    done = upshift("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)
+    done = hasten("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)
     assert done.returncode == 0, done.stderr
     told = "rank 1 was ended by SIGKILL after update 13; all ranks go on from the newest checkpoint (restart 1 of 2)"
     assert told in done.stderr
@@ -81,7 +81,7 @@ def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(t
 
 @pytest.mark.slow
 def test_an_error_at_the_same_update_is_not_run_into_a_third_time(tmp_path: Path) -> None:
-    done = upshift("--out", tmp_path / "run", "--restarts", 5, DIE="0:3:error")
+    done = hasten("--out", tmp_path / "run", "--restarts", 5, DIE="0:3:error")
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: it is told to die") == 2
     told = re.findall(r"rank [01] .* after update 3(?:;|, and is) (\w+ \w+)", done.stderr)
@@ -90,7 +90,7 @@ def test_an_error_at_the_same_update_is_not_run_into_a_third_time(tmp_path: Path
 
 @pytest.mark.slow
 def test_torchrun_restarts_ranks_that_resume(tmp_path: Path, untouched: Path) -> None:
-    done = upshift(
+    done = hasten(
         "--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--resume",
         launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"),
         DIE=f"0:11:SIGKILL:{tmp_path / 'mark'}",
@@ -105,7 +105,7 @@ def test_torchrun_restarts_ranks_that_resume(tmp_path: Path, untouched: Path) ->
 def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
     """Two ranks in shards; then one process without, and three ranks in shards."""
     out, plan = tmp_path / "run", plan_file(tmp_path, "sharding")
-    done = upshift("--out", out, "--plan", plan, "--checkpoint-every", 100, DIE="1:5:SIGTERM")
+    done = hasten("--out", out, "--plan", plan, "--checkpoint-every", 100, DIE="1:5:SIGTERM")
     assert done.returncode == 0, done.stderr
     assert "Stopped by SIGTERM; the same command with --resume goes on." in done.stdout
     (saved,) = CheckpointFolder(out).all()
@@ -114,7 +114,7 @@ def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_pa
     train(Dying(), Plan(), tmp_path / "alone", max_updates=5)
     near(out, tmp_path / "alone")  # the weights are those of that update, whole
 
-    done = upshift("--out", out, "--plan", plan, "--resume", "--updates", 9, ranks=3)
+    done = hasten("--out", out, "--plan", plan, "--resume", "--updates", 9, ranks=3)
     assert done.returncode == 0, done.stderr
     assert "checkpoint 00000005 was written by 2 ranks; it goes on with 3 ranks" in done.stderr
     said: list[str] = []
@@ -137,7 +137,7 @@ def test_what_asks_the_launcher_to_end_asks_all_ranks(tmp_path: Path, number: si
         "ready = sys.argv[1] + '-is-ready'\n"
         "if os.environ['RANK'] == '0':\n    open(ready, 'w').close()\n"
         "else:\n    while not os.path.exists(ready):\n        time.sleep(0.01)\n"
-        "    os.kill(int(os.environ['UPSHIFT_LAUNCHER']), int(sys.argv[2]))\n"
+        "    os.kill(int(os.environ['HASTEN_LAUNCHER']), int(sys.argv[2]))\n"
         "time.sleep(60)\n"
     )
     ended = run_group(2, [sys.executable, "-c", script, str(tmp_path / "rank"), str(int(number))])
@@ -172,7 +172,7 @@ def test_how_a_group_ended_in_words() -> None:
 def test_ranks_know_that_they_were_restarted_and_how_far_they_came_is_known(tmp_path: Path) -> None:
     script = (
         "import os, sys\nsys.path.insert(0, 'src')\n"
-        "from upshift.train.group import progress_for_launcher, restarted\n"
+        "from hasten.train.group import progress_for_launcher, restarted\n"
         "tell = progress_for_launcher()\nattempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "assert restarted() == (attempt > 0)\n"
         "tell(3 + attempt) if os.environ['RANK'] == '0' else None\n"
@@ -197,10 +197,10 @@ def test_a_process_that_nobody_restarted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_what_restarts_cannot_do_is_refused(tmp_path: Path) -> None:
-    done = upshift("--out", tmp_path, "--restarts", 1, "--checkpoint-every", 0)
+    done = hasten("--out", tmp_path, "--restarts", 1, "--checkpoint-every", 0)
     assert done.returncode == 1
     assert "--checkpoint-every 0 makes none" in done.stderr
-    done = upshift("--out", tmp_path, "--restarts", 1, RANK="0", WORLD_SIZE="2", UPSHIFT_LAUNCHER="1")
+    done = hasten("--out", tmp_path, "--restarts", 1, RANK="0", WORLD_SIZE="2", HASTEN_LAUNCHER="1")
     assert done.returncode == 1
     assert "to torchrun say --max-restarts" in done.stderr
 
@@ -209,8 +209,8 @@ def test_ranks_of_one_attempt_meet_in_a_store_that_outlives_it() -> None:
     """An earlier attempt of three ranks left its numbers there, as one that died while it began does."""
     store = HashStore()
     for rank in range(3):
-        store.set(f"upshift/number/{rank}", f"old{rank}")
-    store.set("upshift/attempt", '["old0", "old1", "old2"]')
+        store.set(f"hasten/number/{rank}", f"old{rank}")
+    store.set("hasten/attempt", '["old0", "old1", "old2"]')
     with ThreadPoolExecutor(2) as pool:
         second = pool.submit(fresh_part, store, 1, 2)
         first = pool.submit(fresh_part, store, 0, 2)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from upshift.core.errors import JobError, MachineError, UpshiftError
-from upshift.train.lines import BackgroundLines, PlainLines
+from hasten.core.errors import HastenError, JobError, MachineError
+from hasten.train.lines import BackgroundLines, PlainLines
 
 
 @pytest.mark.parametrize("kind", [PlainLines, BackgroundLines])
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, kind: Any) -> Non
 
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
-    [(ValueError("no"), UpshiftError, "raised ValueError: no. Mend `on_report`"), (JobError("mine"), JobError, "^mine$")],
+    [(ValueError("no"), HastenError, "raised ValueError: no. Mend `on_report`"), (JobError("mine"), JobError, "^mine$")],
 )
 def test_what_a_callback_raises_reaches_the_caller(tmp_path: Path, error: Any, kind: Any, words: Any) -> None:
     def fail() -> str:
@@ -89,7 +89,7 @@ def test_what_a_callback_raises_reaches_the_caller(tmp_path: Path, error: Any, k
         lines.check()
     with pytest.raises(kind, match=words):
         lines.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "upshift-lines"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "hasten-lines"]
 
 
 def test_a_caller_that_waits_for_room_learns_of_the_error(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_caller_that_waits_for_room_learns_of_the_error(tmp_path: Path) -> Non
     assert begun.wait(10)
     lines.write(lambda: "waits")
     threading.Timer(0.05, go.set).start()
-    with pytest.raises(UpshiftError, match="input/output error"):
+    with pytest.raises(HastenError, match="input/output error"):
         _write_for_ever(lines)
-    with pytest.raises(UpshiftError, match="input/output error"):
+    with pytest.raises(HastenError, match="input/output error"):
         lines.close()
     assert os.path.getsize(tmp_path / "lines") == 0  # noqa: PTH202
 

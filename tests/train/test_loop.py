@@ -12,14 +12,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
+from hasten.core.errors import JobError, LossError
+from hasten.core.job import Job
+from hasten.core.live import LiveJob, LoaderSettings
+from hasten.core.seeding import epoch_permutation, mix, seed_everything
+from hasten.train.build import build, pick_device
+from hasten.train.loop import Loop
 from tests.train.jobs import CPU, CollateOnly, Masked, Plain, Stormy, Streamed, Tokens
-from upshift.core.errors import JobError, LossError
-from upshift.core.job import Job
-from upshift.core.live import LiveJob, LoaderSettings
-from upshift.core.seeding import epoch_permutation, mix, seed_everything
-from upshift.train.build import build, pick_device
-from upshift.train.loop import Loop
 
 
 def make(job: Job, seed: int | None = None) -> Loop:
@@ -109,7 +109,7 @@ def test_plain_means_weigh_by_samples_in_a_short_last_batch() -> None:
         def model(self) -> nn.Module:
             return super().model().double()
 
-        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
             return nn.functional.mse_loss(model(batch[0].double()), batch[1].double())
 
     class Small(Double):
@@ -510,11 +510,11 @@ def _with_loss(value: Any) -> Job:
     ("value", "message"),
     [
         (lambda out: out.mean().item(), "returned float; return a scalar tensor"),
-        (lambda _: upshift.Loss(1.0, 2), "returned float; return a scalar tensor"),  # type: ignore[arg-type]
+        (lambda _: hasten.Loss(1.0, 2), "returned float; return a scalar tensor"),  # type: ignore[arg-type]
         (lambda _: None, "returned NoneType"),
         (lambda out: out, r"shape \(4, 1\); take the mean"),
         (lambda out: out.mean().detach(), "without a gradient; look for .detach"),
-        (lambda out: upshift.Loss(out.sum(), None), "a NoneType for a weight"),  # type: ignore[arg-type]
+        (lambda out: hasten.Loss(out.sum(), None), "a NoneType for a weight"),  # type: ignore[arg-type]
         (lambda out: out.mean() * float("nan"), "The very first loss is nan. Look at the data"),
     ],
 )
@@ -539,7 +539,7 @@ def test_a_loss_of_one_element_is_a_scalar(accumulation: int, monkeypatch: pytes
     monkeypatch.setattr(Plain, "accumulation", accumulation)
     job = _with_loss(lambda out: out.mean().reshape(1))
     assert trained(job, 2) == trained(_with_loss(lambda out: out.mean()), 2)
-    weighted = _with_loss(lambda out: upshift.Loss(out.sum().reshape(1), torch.tensor([len(out)])))
+    weighted = _with_loss(lambda out: hasten.Loss(out.sum().reshape(1), torch.tensor([len(out)])))
     assert trained(weighted, 2) == pytest.approx(trained(job, 2), rel=1e-5)
 
 

@@ -15,21 +15,21 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
-from upshift.core.errors import LossError, MachineError
-from upshift.core.plan import Plan
-from upshift.optimizations.microbatch import Microbatch
-from upshift.train.build import build
-from upshift.train.guards.numbers import Numbers, SpikeWatch, all_finite
-from upshift.train.guards.oom import ChangedBuffers, PieceLimit, Window, is_out_of_memory
-from upshift.train.run import Going, train
-from upshift.train.saving.saver import Pace
+import hasten
+from hasten.core.errors import LossError, MachineError
+from hasten.core.plan import Plan
+from hasten.optimizations.microbatch import Microbatch
+from hasten.train.build import build
+from hasten.train.guards.numbers import Numbers, SpikeWatch, all_finite
+from hasten.train.guards.oom import ChangedBuffers, PieceLimit, Window, is_out_of_memory
+from hasten.train.run import Going, train
+from hasten.train.saving.saver import Pace
 
 BAD = 37
 """The sample whose numbers are bad."""
 
 
-class Badly(upshift.Job):
+class Badly(hasten.Job):
     """A sample in the middle is not finite, in the loss or in the gradient alone."""
 
     batch_size, epochs, seed = 4, 1, 5
@@ -189,7 +189,7 @@ def test_finite_is_what_is_finite() -> None:
     assert not all_finite([torch.tensor([math.nan])])
 
 
-class Hungry(upshift.Job):
+class Hungry(hasten.Job):
     """A batch of more than `fits` rows does not fit."""
 
     batch_size, accumulation, epochs, seed = 8, 2, 2, 7
@@ -209,7 +209,7 @@ class Hungry(upshift.Job):
         out = model(batch[0])
         if len(out) > self.fits:
             raise torch.OutOfMemoryError(f"{len(out)} rows do not fit")
-        return upshift.Loss(nn.functional.mse_loss(out, batch[1], reduction="sum"), len(out))
+        return hasten.Loss(nn.functional.mse_loss(out, batch[1], reduction="sum"), len(out))
 
 
 class Sated(Hungry):
@@ -331,13 +331,13 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-import upshift
-from upshift.core.plan import Plan
-from upshift.train.run import Going, train
+import hasten
+from hasten.core.plan import Plan
+from hasten.train.run import Going, train
 
 torch.set_num_threads(1)
 
-class Wide(upshift.Job):
+class Wide(hasten.Job):
     batch_size, epochs, seed = 32, 2, 1
 
     def model(self):
@@ -353,7 +353,7 @@ class Wide(upshift.Job):
     def loss(self, model, batch):
         # A batch of 32 keeps 32 x 64 x 32768 numbers twice: 512 MiB, of which half would fit.
         wide = model(batch[0])[:, :, None] * torch.linspace(0, 1, 32768)
-        return upshift.Loss(wide.tanh().mean((1, 2)).sum(), len(batch[0]))
+        return hasten.Loss(wide.tanh().mean((1, 2)).sum(), len(batch[0]))
 
 if sys.argv[2] != "0":
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.train.build import build
+from hasten.train.ranks import Ranks, current_ranks
+from hasten.train.validate import HeldOut
 from tests.train.jobs import CPU
 from tests.train.ranks_script import One, train
-from upshift.train.build import build
-from upshift.train.ranks import Ranks, current_ranks
-from upshift.train.validate import HeldOut
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from benchmarks.chaos import SETTINGS, chaos
+from hasten.train.launch import launch
+from hasten.train.loop import Loop
+from hasten.train.saving.export import export_weights
+from hasten.train.saving.folder import CheckpointFolder
+from hasten.train.saving.resume import go_on, open_whole
+from hasten.train.saving.saver import Pace, Saver
 from tests.optimizations.contract import make_loop
 from tests.train.resume_ranks_script import END, PLANS, STOP, Elastic
-from upshift.train.launch import launch
-from upshift.train.loop import Loop
-from upshift.train.saving.export import export_weights
-from upshift.train.saving.folder import CheckpointFolder
-from upshift.train.saving.resume import go_on, open_whole
-from upshift.train.saving.saver import Pace, Saver
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 import torch
 
-import upshift
+import hasten
+from hasten.core.errors import CorruptError, DataError, LossError
+from hasten.core.plan import Plan
+from hasten.core.provenance import repository_of
+from hasten.optimizations.metric_reading import MetricReading
+from hasten.train.around import Report
+from hasten.train.build import build
+from hasten.train.clock import PHASES
+from hasten.train.loop import Loop
+from hasten.train.records import log as log_module
+from hasten.train.records.log import RunLog
+from hasten.train.records.privacy import impersonal
+from hasten.train.records.record import Origin, how_it_ended, read_record, to_toml
+from hasten.train.run import Going, train
+from hasten.train.saving.saver import Pace
+from hasten.train.vitals import SampledClock
 from tests.train.jobs import CPU, Plain
-from upshift.core.errors import CorruptError, DataError, LossError
-from upshift.core.plan import Plan
-from upshift.core.provenance import repository_of
-from upshift.optimizations.metric_reading import MetricReading
-from upshift.train.around import Report
-from upshift.train.build import build
-from upshift.train.clock import PHASES
-from upshift.train.loop import Loop
-from upshift.train.records import log as log_module
-from upshift.train.records.log import RunLog
-from upshift.train.records.privacy import impersonal
-from upshift.train.records.record import Origin, how_it_ended, read_record, to_toml
-from upshift.train.run import Going, train
-from upshift.train.saving.saver import Pace
-from upshift.train.vitals import SampledClock
 
 
 def quiet(_: str) -> None:
@@ -56,7 +56,7 @@ def test_a_run_leaves_a_record_of_all_that_decides_it(tmp_path: Path) -> None:
     assert (part["from_update"], part["updates"], part["planned"]) == (0, 7, 7)
     assert (part["plan"], part["seed"], part["batch_size"], part["ranks"]) == (["metric_reading"], 0, 4, 1)
     assert part["arguments"] == ["my_job.py:Plain", "--updates", "7"]
-    assert part["versions"]["upshift"] == upshift.__version__
+    assert part["versions"]["hasten"] == hasten.__version__
     assert part["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     assert len(part["machine_fingerprint"]) == 12
     started, ended = (datetime.fromisoformat(part[name]) for name in ("started", "ended"))
@@ -188,8 +188,8 @@ def test_the_commit_is_found_without_touching_the_repository(tmp_path: Path) -> 
     git("commit", "-qm", "first")
     found = repository_of(tmp_path)
     assert found["changed"] is False
-    (tmp_path / "upshift-run").mkdir()
-    (tmp_path / "upshift-run" / "metrics.jsonl").touch()
+    (tmp_path / "hasten-run").mkdir()
+    (tmp_path / "hasten-run" / "metrics.jsonl").touch()
     assert repository_of(tmp_path) == found  # a run's own folder is no change
     index = (tmp_path / ".git" / "index").read_bytes()
     os.utime(tmp_path / "job.py", (2e9, 2e9))  # git would note the new time in its index

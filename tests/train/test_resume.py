@@ -17,13 +17,13 @@ from torch import nn
 
 from benchmarks.chaos import QUICK, SETTINGS, chaos
 from benchmarks.chaos_job import ChaosJob
-from upshift.core.errors import DataError
-from upshift.core.plan import Plan
-from upshift.train.around import Report
-from upshift.train.run import Going, train
-from upshift.train.saving.export import export_weights
-from upshift.train.saving.folder import CheckpointFolder
-from upshift.train.saving.saver import Pace
+from hasten.core.errors import DataError
+from hasten.core.plan import Plan
+from hasten.train.around import Report
+from hasten.train.run import Going, train
+from hasten.train.saving.export import export_weights
+from hasten.train.saving.folder import CheckpointFolder
+from hasten.train.saving.saver import Pace
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def test_the_verbs_of_checkpoints(tmp_path: Path) -> None:
 
     def said(*words: object) -> tuple[int, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "upshift", "checkpoints", *map(str, words)], capture_output=True, text=True, check=False,
+            [sys.executable, "-m", "hasten", "checkpoints", *map(str, words)], capture_output=True, text=True, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 

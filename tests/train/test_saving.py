@@ -23,17 +23,17 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from upshift import Job, Loss
-from upshift.core.errors import CorruptError, DataError, MachineError
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.saving.child import BLOCK, PART, write_file
-from upshift.train.saving.folder import CheckpointFolder, file_checksum
-from upshift.train.saving.layout import lay_out, read_layout
-from upshift.train.saving.memory import SnapshotMemory
-from upshift.train.saving.process import WriterProcess
-from upshift.train.saving.resume import go_on, open_file
-from upshift.train.saving.saver import Costs, Pace, Saver
+from hasten import Job, Loss
+from hasten.core.errors import CorruptError, DataError, MachineError
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.saving.child import BLOCK, PART, write_file
+from hasten.train.saving.folder import CheckpointFolder, file_checksum
+from hasten.train.saving.layout import lay_out, read_layout
+from hasten.train.saving.memory import SnapshotMemory
+from hasten.train.saving.process import WriterProcess
+from hasten.train.saving.resume import go_on, open_file
+from hasten.train.saving.saver import Costs, Pace, Saver
 
 CPU = torch.device("cpu")
 
@@ -183,7 +183,7 @@ def test_types_of_all_widths_keep_their_bits(tmp_path: Path, staged: bool) -> No
     data = bytearray(os.pread(memory.handle, size, 0))
     layout, meta = read_layout(data, size, "here")
     assert meta == {"a": [1, "é", math.inf]}
-    from upshift.train.saving.memory import views_of
+    from hasten.train.saving.memory import views_of
 
     found = views_of(data, layout)
     assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype for name in tensors)
@@ -262,7 +262,7 @@ def test_a_newer_format_is_told(tmp_path: Path) -> None:
     saved_after(2, tmp_path)
     manifest = next(tmp_path.rglob("manifest.json"))
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    with pytest.raises(DataError, match="written by a newer version of Upshift"):
+    with pytest.raises(DataError, match="written by a newer version of Hasten"):
         go_on(made(), tmp_path, {}, print)
 
 
@@ -349,8 +349,8 @@ def test_a_disk_that_takes_no_direct_writes_gets_them_through_the_cache(
     handle = os.memfd_create("test")
     try:
         write(handle, b"7" * (PART + 3))
-        monkeypatch.setattr("upshift.train.saving.child.fcntl.fcntl", lambda *_: 0)  # it says that it can
-        monkeypatch.setattr("upshift.train.saving.child.os.write", picky)
+        monkeypatch.setattr("hasten.train.saving.child.fcntl.fcntl", lambda *_: 0)  # it says that it can
+        monkeypatch.setattr("hasten.train.saving.child.os.write", picky)
         write_file(handle, PART + 3, tmp_path / "file")
     finally:
         os.close(handle)
@@ -378,7 +378,7 @@ def test_a_writer_that_was_killed_is_told_and_replaced(tmp_path: Path) -> None:
 def test_the_writer_finishes_when_the_run_was_killed(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys, torch\nfrom pathlib import Path\n"
-        "from upshift.train.saving.memory import SnapshotMemory\nfrom upshift.train.saving.process import WriterProcess\n"
+        "from hasten.train.saving.memory import SnapshotMemory\nfrom hasten.train.saving.process import WriterProcess\n"
         "memory = SnapshotMemory()\nsize = memory.take({'x': torch.arange(10**7)}, {})\n"
         "process = WriterProcess(memory.handle)\nprocess.write(Path(sys.argv[1]), size)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -407,7 +407,7 @@ def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
 
 
 def test_the_writer_knows_nothing_of_torch() -> None:
-    code = "import sys, upshift.train.saving.child; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, hasten.train.saving.child; print('torch' in sys.modules, 'numpy' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "False False\n"
 
@@ -427,7 +427,7 @@ def test_one_order_at_a_time(tmp_path: Path) -> None:
 
 
 def test_two_runs_in_one_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshift.train.records.lock._PATIENCE_S", 0.3)
+    monkeypatch.setattr("hasten.train.records.lock._PATIENCE_S", 0.3)
     saver = Saver(made(), tmp_path, Pace())
     said: list[str] = []
     with pytest.raises(DataError, match="another run is at work in"):
@@ -446,7 +446,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
             Backwards.hours -= 1
             return datetime(2030, 1, 1, Backwards.hours, tzinfo=tz)
 
-    monkeypatch.setattr("upshift.train.saving.folder.datetime", Backwards)
+    monkeypatch.setattr("hasten.train.saving.folder.datetime", Backwards)
     folder = CheckpointFolder(tmp_path)
     for update in range(1, 5):
         folder.place(update)

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import DataError, MachineError
+from hasten.core.plan import Plan
+from hasten.core.sync import GradientSync
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.ranks import Ranks
+from hasten.train.run import Going, train
+from hasten.train.saving.folder import CheckpointFolder
+from hasten.train.saving.resume import go_on
+from hasten.train.saving.saver import Pace, Saver, Turn
 from tests.train.test_saving import CPU, Everything
-from upshift.core.errors import DataError, MachineError
-from upshift.core.plan import Plan
-from upshift.core.sync import GradientSync
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.ranks import Ranks
-from upshift.train.run import Going, train
-from upshift.train.saving.folder import CheckpointFolder
-from upshift.train.saving.resume import go_on
-from upshift.train.saving.saver import Pace, Saver, Turn
 
 NOT_WRITTEN = (7, "", "rank1.safetensors could not be written: No space left on device")
 

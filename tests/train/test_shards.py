@@ -13,15 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from hasten.core.errors import CorruptError
+from hasten.train.saving.child import write_file
+from hasten.train.saving.export import export_weights
+from hasten.train.saving.folder import CheckpointFolder, Saved
+from hasten.train.saving.memory import SnapshotMemory
+from hasten.train.saving.resume import go_on, open_whole
+from hasten.train.saving.shards import Kept, copy_overlap, joined, shard_of
+from hasten.train.saving.state import capture
 from tests.train.test_saving import made, same, weights
-from upshift.core.errors import CorruptError
-from upshift.train.saving.child import write_file
-from upshift.train.saving.export import export_weights
-from upshift.train.saving.folder import CheckpointFolder, Saved
-from upshift.train.saving.memory import SnapshotMemory
-from upshift.train.saving.resume import go_on, open_whole
-from upshift.train.saving.shards import Kept, copy_overlap, joined, shard_of
-from upshift.train.saving.state import capture
 
 Box = tuple[tuple[int, ...], torch.Tensor]
 

@@ -12,21 +12,21 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-import upshift
+import hasten
+from hasten.core.errors import JobError
+from hasten.core.job import Job
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.tally import MAX_IN_FLIGHT
+from hasten.train.validate import HeldOut
 from tests.train.jobs import CPU, Plain, Stormy, Tokens
-from upshift.core.errors import JobError
-from upshift.core.job import Job
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.tally import MAX_IN_FLIGHT
-from upshift.train.validate import HeldOut
 
 
 class Measured(Plain):
     """Seven held-out samples in batches of 4 and 3."""
 
-    def metric(self, model: nn.Module, batch: Any) -> dict[str, upshift.Mean]:
-        return {"error": upshift.Mean((model(batch[0]) - batch[1]).abs().sum(), torch.tensor(len(batch[0])))}
+    def metric(self, model: nn.Module, batch: Any) -> dict[str, hasten.Mean]:
+        return {"error": hasten.Mean((model(batch[0]) - batch[1]).abs().sum(), torch.tensor(len(batch[0])))}
 
 
 def test_means_are_weighted() -> None:
@@ -66,7 +66,7 @@ class Ranked(Measured):
         return self.measured(errors)
 
     def measured(self, errors: torch.Tensor) -> dict[str, Any]:
-        return {"error": upshift.Mean(errors.sum(), len(errors)), "ranked": upshift.Gathered(errors.tolist())}
+        return {"error": hasten.Mean(errors.sum(), len(errors)), "ranked": hasten.Gathered(errors.tolist())}
 
     def whole_metric(self, name: str, items: list[Any]) -> dict[str, float]:
         return {"worst": max(items), f"first {name}": items[0], "last": items[-1], "count": len(items)}
@@ -215,10 +215,10 @@ def _job(name: str, value: Any) -> Job:
     [
         (_job("valid_data", None), r"has no held-out data: write valid_data\(self\)"),
         (_job("valid_data", TensorDataset(torch.zeros(0, 5))), r"valid_data\(\) has 0 samples"),
-        (_job("metric", {"f1": 0.5}), "metric 'f1' must be upshift.Mean"),
-        (_job("metric", {"f1": upshift.Mean(0.0, 0)}), "metric 'f1' has the total weight 0"),
+        (_job("metric", {"f1": 0.5}), "metric 'f1' must be hasten.Mean"),
+        (_job("metric", {"f1": hasten.Mean(0.0, 0)}), "metric 'f1' has the total weight 0"),
         (_job("metric", 0.5), "metric returned float; return a dict"),
-        (_job("metric", {"map": upshift.Gathered([1])}), r"has no whole_metric: write `def whole_metric"),
+        (_job("metric", {"map": hasten.Gathered([1])}), r"has no whole_metric: write `def whole_metric"),
         (_job("loss", None), "loss returned NoneType"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
-import upshift
+import hasten
 
 HERE = Path(__file__).parent
 torch.set_num_threads(1)
@@ -29,10 +29,10 @@ class Rows(Dataset):
         return self.x[index], self.x[index].sum(dim=0, keepdim=True)
 
 
-class Good(upshift.Job):
+class Good(hasten.Job):
     batch_size = 8
     epochs = 50
-    quality = upshift.Quality(margin=1.0)
+    quality = hasten.Quality(margin=1.0)
 
     def model(self):
         return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))

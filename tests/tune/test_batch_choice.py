@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshift.optimizations import catalogue
-from upshift.tune.batch.choice import (
+from hasten.optimizations import catalogue
+from hasten.tune.batch.choice import (
     Candidate,
     Size,
     behind,

@@ -16,25 +16,25 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
+from hasten.core.errors import FailureKind, JobError, PlanError, TrialError
+from hasten.core.job import Job
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.tune.batch import search as batch_search
+from hasten.tune.batch.bench import Held, Race, Scouted, Turn
+from hasten.tune.batch.choice import Size
+from hasten.tune.batch.lab import TrialLab
+from hasten.tune.batch.search import Finding, search_batch
+from hasten.tune.budget import Budget
+from hasten.tune.trials.longest import find_longest, hold_longest, micro_batch_size, sample_bytes
+from hasten.tune.trials.trial import Trial, TrialSetting
 from tests.optimizations.contract import CPU, Ragged
 from tests.train.jobs import Plain, Streamed
 from tests.tune.jobs import write_job
-from upshift.core.errors import FailureKind, JobError, PlanError, TrialError
-from upshift.core.job import Job
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.tune.batch import search as batch_search
-from upshift.tune.batch.bench import Held, Race, Scouted, Turn
-from upshift.tune.batch.choice import Size
-from upshift.tune.batch.lab import TrialLab
-from upshift.tune.batch.search import Finding, search_batch
-from upshift.tune.budget import Budget
-from upshift.tune.trials.longest import find_longest, hold_longest, micro_batch_size, sample_bytes
-from upshift.tune.trials.trial import Trial, TrialSetting
 
 MIB = 2**20
 
@@ -359,7 +359,7 @@ class Watched(Lengths):
     def collate(self, samples: list[Any]) -> Any:
         return nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         self.seen.append((*batch.shape, model.training, len(self.kept.state)))
         return super().loss(model, batch)
 
@@ -376,7 +376,7 @@ def test_holding_runs_the_longest_the_step_and_a_held_out_batch(
     plan: dict[str, Any], computed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Watched, "seen", [])
-    monkeypatch.setattr("upshift.tune.trials.longest.end_this_process_first", lambda: None)
+    monkeypatch.setattr("hasten.tune.trials.longest.end_this_process_first", lambda: None)
     loop = Loop(build(Watched(), Plan.from_dict(plan, catalogue()), device=CPU))
     held = hold_longest(loop, indices=[17, 2, 5, 8, 11, 14], updates=2)
     each = len(computed)
@@ -480,9 +480,9 @@ def test_a_search_in_real_processes_leaves_the_job_as_it_was(
 
 
 def test_a_job_with_batch_statistics_refuses_every_other_size() -> None:
-    from upshift.core.machine import read_machine
-    from upshift.profile.probes import job_facts
-    from upshift.tune.batch.lab import _refused
+    from hasten.core.machine import read_machine
+    from hasten.profile.probes import job_facts
+    from hasten.tune.batch.lab import _refused
 
     class Normed(Job):
         batch_size = 4
@@ -497,7 +497,7 @@ def test_a_job_with_batch_statistics_refuses_every_other_size() -> None:
         def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
             return torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
             return nn.functional.mse_loss(model(batch[0]), batch[1])
 
     refused = _refused(job_facts(build(Normed(), device=CPU)), read_machine())

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.tune.jobs import children, write_job
-from upshift.core.errors import TrialError
-from upshift.core.job import Quality
-from upshift.core.plan import Plan
-from upshift.core.stats import LOOKS, Verdict
-from upshift.optimizations import catalogue
-from upshift.tune.budget import LEAST_PAIR_UPDATES
-from upshift.tune.proof import compare as module
-from upshift.tune.proof.compare import (
+from hasten.core.errors import TrialError
+from hasten.core.job import Quality
+from hasten.core.plan import Plan
+from hasten.core.stats import LOOKS, Verdict
+from hasten.optimizations import catalogue
+from hasten.tune.budget import LEAST_PAIR_UPDATES
+from hasten.tune.proof import compare as module
+from hasten.tune.proof.compare import (
     MAX_RETAKES_PER_PAIR,
     PAIR_MARGIN,
     Comparison,
@@ -28,10 +27,11 @@ from upshift.tune.proof.compare import (
     held_out_verdict,
     shortened,
 )
-from upshift.tune.trials.arms import ArmOutcome, Design, run_arm
-from upshift.tune.trials.meter import SPOILT_FRAC
-from upshift.tune.trials.samples import Sample
-from upshift.tune.trials.trial import TrialSetting
+from hasten.tune.trials.arms import ArmOutcome, Design, run_arm
+from hasten.tune.trials.meter import SPOILT_FRAC
+from hasten.tune.trials.samples import Sample
+from hasten.tune.trials.trial import TrialSetting
+from tests.tune.jobs import children, write_job
 
 QUALITY = Quality(margin=0.1)
 A_PLAN, B_PLAN = Plan(), Plan.from_dict({"zero_grad_to_none": {}}, catalogue())

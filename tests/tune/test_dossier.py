@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from hasten.core.errors import HastenError
+from hasten.core.machine import read_machine
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
+from hasten.tune.budget import Budget
+from hasten.tune.climb.rung import Rung
+from hasten.tune.dossier import Dossier
 from tests.tune.jobs import write_job
-from upshift.core.errors import UpshiftError
-from upshift.core.machine import read_machine
-from upshift.core.plan import Plan
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
-from upshift.tune.budget import Budget
-from upshift.tune.climb.rung import Rung
-from upshift.tune.dossier import Dossier
 
 
 def make(folder: Path) -> Dossier:
@@ -32,7 +32,7 @@ def test_the_plan_holds_the_applied_rungs_and_says_that_it_is_not_proved(tmp_pat
     dossier = make(tmp_path)
     dossier.rungs += [rung("applied"), rung("refused", "fused_optimizer")]
     dossier.save()
-    plan = Plan.load(dossier.out / "upshift.toml", catalogue())
+    plan = Plan.load(dossier.out / "hasten.toml", catalogue())
     assert plan.names == ("zero_grad_to_none",)
     assert plan.proved["state"] == "not proved"
 
@@ -72,7 +72,7 @@ def test_taking_up_keeps_what_was_measured_and_looks_again_at_the_rest(tmp_path:
 
 
 def test_there_must_be_something_to_take_up(tmp_path: Path) -> None:
-    with pytest.raises(UpshiftError, match="nothing to resume"):
+    with pytest.raises(HastenError, match="nothing to resume"):
         make(tmp_path).take_up()
 
 

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.errors import TrialError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.optimizations.async_logging import AsyncLogging
+from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
+from hasten.optimizations.metric_reading import MetricReading
+from hasten.optimizations.validation_batch import ValidationBatch
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.tune.climb.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
+from hasten.tune.climb.events import EventScreening, screen_event
+from hasten.tune.climb.screen import FUTILE_TURNS, Screen
+from hasten.tune.trials.event_turns import EventTurns, digest
+from hasten.tune.trials.trial import TrialSetting
 from tests.optimizations.contract import facts
 from tests.train.jobs import CPU, Stormy
 from tests.tune.jobs import children, write_job
-from upshift.core.errors import TrialError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.optimizations.async_logging import AsyncLogging
-from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
-from upshift.optimizations.metric_reading import MetricReading
-from upshift.optimizations.validation_batch import ValidationBatch
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.tune.climb.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
-from upshift.tune.climb.events import EventScreening, screen_event
-from upshift.tune.climb.screen import FUTILE_TURNS, Screen
-from upshift.tune.trials.event_turns import EventTurns, digest
-from upshift.tune.trials.trial import TrialSetting
 
 MEASURED: dict[str, Any] = {
     "step_ms": 100.0, "epoch_s": 9.5, "checkpoint_s": 3.0, "validation_s": 3.0, "validation_batches": 10, "report_s": 0.05,

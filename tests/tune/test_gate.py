@@ -10,11 +10,11 @@ import torch
 
 from benchmarks.gate import cases, judge_cases
 from benchmarks.jobs.gate_jobs import SentencesJob, ShapesJob
-from upshift.core.optimization import Numerics
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.tune.proof.numerics import recipe_change
-from upshift.tune.trials.gradients import SAMPLED_UPDATES, gradient_batches, update_sample
+from hasten.core.optimization import Numerics
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.tune.proof.numerics import recipe_change
+from hasten.tune.trials.gradients import SAMPLED_UPDATES, gradient_batches, update_sample
 
 ALL = cases()
 SOME = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from upshift.core.job import Quality
-from upshift.core.stats import LOOKS, Floor, Verdict
-from upshift.tune.climb.decide import decide_to_target
-from upshift.tune.proof.goodput import (
+from hasten.core.job import Quality
+from hasten.core.stats import LOOKS, Floor, Verdict
+from hasten.tune.climb.decide import decide_to_target
+from hasten.tune.proof.goodput import (
     MIN_PAIRS,
     NO_MEASUREMENT,
     REACHED_AT_ONCE,

@@ -14,17 +14,17 @@ import psutil
 import pytest
 import torch
 
+from hasten.core.errors import MachineError, TrialError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.report import validate
+from hasten.report.evidence import load
+from hasten.train.group import rank_environment, read_shared_machine, shared_environment, stay_with_launcher
+from hasten.tune import session
+from hasten.tune.trials.group import checks_of, ended_words, failure_of, merged, peak_of
+from hasten.tune.trials.trial import Trial, TrialSetting, trial_environment
 from tests.tune.jobs import children, is_running, write_job
 from tests.tune.test_trial import setting_of, wait_until, worker_pids
-from upshift.core.errors import MachineError, TrialError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.report import validate
-from upshift.report.evidence import load
-from upshift.train.group import rank_environment, read_shared_machine, shared_environment, stay_with_launcher
-from upshift.tune import session
-from upshift.tune.trials.group import checks_of, ended_words, failure_of, merged, peak_of
-from upshift.tune.trials.trial import Trial, TrialSetting, trial_environment
 
 SLOW = pytest.mark.slow
 OK = {"ok": True}
@@ -186,8 +186,8 @@ PARENT = """
 import sys, time
 from pathlib import Path
 import psutil
-from upshift.core.plan import Plan
-from upshift.tune.trials.trial import Trial, TrialSetting
+from hasten.core.plan import Plan
+from hasten.tune.trials.trial import Trial, TrialSetting
 
 trial = Trial(TrialSetting(target=sys.argv[1], folder=Path(sys.argv[2]), ranks=2), Plan())
 trial.freeze()
@@ -214,11 +214,11 @@ def test_a_frozen_group_dies_with_a_parent_that_is_killed(tmp_path: Path) -> Non
                 os.kill(pid, signal.SIGKILL)
 
 
-# `upshift run --ranks`.
+# `hasten run --ranks`.
 
 
-def upshift(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "upshift", *arguments]
+def hasten(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hasten", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90, check=False)
 
 
@@ -226,10 +226,10 @@ def upshift(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_run_trains_in_ranks_and_one_of_them_writes(tmp_path: Path) -> None:
     target, plan = write_job(tmp_path), tmp_path / "plan.toml"
     buckets().save(plan)
-    done = upshift("run", target, "--updates", "40", "--ranks", "2", "--plan", str(plan), "--out", "two", folder=tmp_path)
+    done = hasten("run", target, "--updates", "40", "--ranks", "2", "--plan", str(plan), "--out", "two", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Trained 40 updates") == 1
-    assert upshift("run", target, "--updates", "40", "--out", "one", folder=tmp_path).returncode == 0
+    assert hasten("run", target, "--updates", "40", "--out", "one", folder=tmp_path).returncode == 0
     one, two = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("one", "two"))
     assert list(one) == list(two)
     for name, value in one.items():
@@ -241,7 +241,7 @@ def test_run_trains_in_ranks_and_one_of_them_writes(tmp_path: Path) -> None:
 
 @SLOW
 def test_run_ends_when_a_rank_fails(tmp_path: Path) -> None:
-    done = upshift("run", write_job(tmp_path, FAILING["raised"][0]), "--ranks", "2", folder=tmp_path)
+    done = hasten("run", write_job(tmp_path, FAILING["raised"][0]), "--ranks", "2", folder=tmp_path)
     assert done.returncode == 1
     assert "sample 77 is torn" in done.stderr
 
@@ -256,7 +256,7 @@ class J(Good):
 @pytest.mark.skipif(sys.platform != "linux", reason="a process learns of its parent's death on Linux only")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_the_ranks_of_a_run_end_with_it(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    command = [sys.executable, "-m", "upshift", "run", write_job(tmp_path, ENDLESS), "--ranks", "2", "--out", "out"]
+    command = [sys.executable, "-m", "hasten", "run", write_job(tmp_path, ENDLESS), "--ranks", "2", "--out", "out"]
     weights = tmp_path / "out" / "model.pt"
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
@@ -271,7 +271,7 @@ def test_the_ranks_of_a_run_end_with_it(tmp_path: Path, number: signal.Signals, 
     assert torch.load(weights, weights_only=True)
 
 
-# `upshift compare --ranks` and `upshift tune --ranks`.
+# `hasten compare --ranks` and `hasten tune --ranks`.
 
 BROAD = """
 class J(Good):
@@ -287,7 +287,7 @@ class J(Good):
 def test_compare_sums_gradients_in_both_ways(tmp_path: Path) -> None:
     target, plan, found = write_job(tmp_path, BROAD), tmp_path / "plan.toml", tmp_path / "found.json"
     Plan.from_dict({"gradient_buckets": {"bucket_mb": 0.1}}, catalogue()).save(plan)
-    done = upshift(
+    done = hasten(
         "compare", target, "--plan", "-", "--plan", str(plan), "--ranks", "2", "--updates", "20", "--budget", "1s",
         "--json", str(found), folder=tmp_path,
     )  # fmt: skip

@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import TrialError
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo
+from hasten.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
+from hasten.core.plan import Plan
+from hasten.core.stats import judge, paired_interval
+from hasten.optimizations import catalogue
+from hasten.profile.diagnosis import Diagnosis
+from hasten.tune.budget import Budget, Costs
+from hasten.tune.climb import ladder as module
+from hasten.tune.climb.ladder import Ladder
+from hasten.tune.climb.noting import NOT_TRIED
+from hasten.tune.climb.rung import Rung
+from hasten.tune.climb.screen import Screening
+from hasten.tune.proof.compare import Comparison
+from hasten.tune.proof.numerics import GateVerdict
+from hasten.tune.trials.arms import Design
+from hasten.tune.trials.samples import Sample
 from tests.optimizations.contract import GIB, facts
-from upshift.core.errors import TrialError
-from upshift.core.facts import Facts
-from upshift.core.live import LiveJob, Seam, Undo
-from upshift.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
-from upshift.core.plan import Plan
-from upshift.core.stats import judge, paired_interval
-from upshift.optimizations import catalogue
-from upshift.profile.diagnosis import Diagnosis
-from upshift.tune.budget import Budget, Costs
-from upshift.tune.climb import ladder as module
-from upshift.tune.climb.ladder import Ladder
-from upshift.tune.climb.noting import NOT_TRIED
-from upshift.tune.climb.rung import Rung
-from upshift.tune.climb.screen import Screening
-from upshift.tune.proof.compare import Comparison
-from upshift.tune.proof.numerics import GateVerdict
-from upshift.tune.trials.arms import Design
-from upshift.tune.trials.samples import Sample
 
 FLOOR = 0.03
 

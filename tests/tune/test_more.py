@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from upshift.core.stats import LOOKS, non_inferior
-from upshift.tune.proof.more import what_would_settle
+from hasten.core.stats import LOOKS, non_inferior
+from hasten.tune.proof.more import what_would_settle
 
 
 def said(tuned: list[float], *, whole_runs: bool = True) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upshift.tune.proof.numerics import (
+from hasten.tune.proof.numerics import (
     MIN_UPDATES,
     GateVerdict,
     Rows,

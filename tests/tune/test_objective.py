@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hasten.cli.main import app
+from hasten.core.errors import HastenError
+from hasten.core.optimization import Numerics
+from hasten.report.words import headline
+from hasten.tune.climb.rung import Rung
+from hasten.tune.climb.screen import Screening
+from hasten.tune.objective import Goal, Objective, run_cost
+from hasten.tune.proof.compare import Comparison
+from hasten.tune.proof.numerics import GateVerdict
+from hasten.tune.session import Session, TuneRequest
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
 from tests.tune.test_ladder import FakeScreen, make, measured, outcomes, reason, technique
-from upshift.cli.main import app
-from upshift.core.errors import UpshiftError
-from upshift.core.optimization import Numerics
-from upshift.report.words import headline
-from upshift.tune.climb.rung import Rung
-from upshift.tune.climb.screen import Screening
-from upshift.tune.objective import Goal, Objective, run_cost
-from upshift.tune.proof.compare import Comparison
-from upshift.tune.proof.numerics import GateVerdict
-from upshift.tune.session import Session, TuneRequest
 
 PASSED = GateVerdict(numerics=Numerics.EXACT, verdict="passed", why="bit-equal")
 
@@ -44,13 +44,13 @@ def screening(ratio: float, *, memory: float = 1.0, setup_s: float = 0.0) -> Scr
     ],
 )
 def test_a_wish_that_makes_no_sense_is_refused(wanted: dict[str, Any], message: str) -> None:
-    with pytest.raises(UpshiftError, match=message):
+    with pytest.raises(HastenError, match=message):
         Objective(**wanted)
 
 
 def test_a_bound_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["tune", write_job(tmp_path), "--out", str(tmp_path / "out"), "--max-slowdown", "1.2"])
-    assert isinstance(found.exception, UpshiftError)
+    assert isinstance(found.exception, HastenError)
     assert "belongs to --objective memory" in str(found.exception)
     assert not (tmp_path / "out").exists()
 

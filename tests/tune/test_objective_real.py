@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from hasten.core.machine import read_machine
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.report import validate
+from hasten.report.evidence import load
+from hasten.tune import budget
+from hasten.tune import session as module
+from hasten.tune.climb.noting import NOT_TRIED
+from hasten.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective, run_cost
+from hasten.tune.session import Session, TuneRequest
 from tests.tune.jobs import children, write_job
-from upshift.core.machine import read_machine
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.report import validate
-from upshift.report.evidence import load
-from upshift.tune import budget
-from upshift.tune import session as module
-from upshift.tune.climb.noting import NOT_TRIED
-from upshift.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective, run_cost
-from upshift.tune.session import Session, TuneRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -78,7 +78,7 @@ def tuned(folder: Path, body: str, names: tuple[str, ...], wanted: Objective, pa
     evidence = load(out / "evidence.json")
     assert validate(evidence) == []
     assert evidence["finished"]
-    assert set(Plan.load(out / "upshift.toml", catalogue()).names) == applied(evidence)
+    assert set(Plan.load(out / "hasten.toml", catalogue()).names) == applied(evidence)
     return evidence
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from upshift.optimizations.cpu_threads import CPUThreads
-from upshift.tune.budget import MARGIN, MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
-from upshift.tune.climb.rung import Rung, break_even_updates
-from upshift.tune.trials import meter
-from upshift.tune.trials.meter import SPOILT_FRAC, Account, Meter, begin_on
-from upshift.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
+from hasten.optimizations.cpu_threads import CPUThreads
+from hasten.tune.budget import MARGIN, MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
+from hasten.tune.climb.rung import Rung, break_even_updates
+from hasten.tune.trials import meter
+from hasten.tune.trials.meter import SPOILT_FRAC, Account, Meter, begin_on
+from hasten.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -11,16 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.optimizations.contract import facts
-from tests.tune.jobs import children, write_job
-from tests.tune.test_compare import sample
-from upshift.core.errors import TrialError
-from upshift.core.optimization import Optimization
-from upshift.core.plan import Plan
-from upshift.core.stats import MIN_FLOOR_FRAC, Interval, paired_interval
-from upshift.optimizations import catalogue
-from upshift.tune.climb.resident import Resident
-from upshift.tune.climb.screen import (
+from hasten.core.errors import TrialError
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.core.stats import MIN_FLOOR_FRAC, Interval, paired_interval
+from hasten.optimizations import catalogue
+from hasten.tune.climb.resident import Resident
+from hasten.tune.climb.screen import (
     FUTILE_TURNS,
     LOUD_FRAC,
     LOUD_TURNS,
@@ -31,11 +28,14 @@ from upshift.tune.climb.screen import (
     Screening,
     aa_departure,
 )
-from upshift.tune.proof.compare import NEIGHBOUR, Comparison
-from upshift.tune.trials.arms import turns_that_fit
-from upshift.tune.trials.samples import Sample
-from upshift.tune.trials.trial import TrialSetting
-from upshift.tune.trials.turns import MIN_PARALLEL_TURNS, interleave, join_turns
+from hasten.tune.proof.compare import NEIGHBOUR, Comparison
+from hasten.tune.trials.arms import turns_that_fit
+from hasten.tune.trials.samples import Sample
+from hasten.tune.trials.trial import TrialSetting
+from hasten.tune.trials.turns import MIN_PARALLEL_TURNS, interleave, join_turns
+from tests.optimizations.contract import facts
+from tests.tune.jobs import children, write_job
+from tests.tune.test_compare import sample
 
 OTHERS = [[2.0 + 0.5 * (update % 3) for update in range(100)]]
 JOB = """

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from hasten.core.errors import HastenError, TargetError, TrialError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.report import validate
+from hasten.report.evidence import load
+from hasten.tune import budget
+from hasten.tune.climb.noting import NOT_TRIED
+from hasten.tune.proof.compare import NEIGHBOUR
+from hasten.tune.scripts import session as module
+from hasten.tune.scripts.session import ScriptSession
+from hasten.tune.session import TuneRequest
 from tests.tune.jobs import children
-from upshift.core.errors import TargetError, TrialError, UpshiftError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.report import validate
-from upshift.report.evidence import load
-from upshift.tune import budget
-from upshift.tune.climb.noting import NOT_TRIED
-from upshift.tune.proof.compare import NEIGHBOUR
-from upshift.tune.scripts import session as module
-from upshift.tune.scripts.session import ScriptSession
-from upshift.tune.session import TuneRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -58,9 +58,9 @@ def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: 
     refused = {rung["name"]: rung["reason"] for rung in evidence["rungs"] if rung["outcome"] == "refused"}
     assert "not on an unmodified script" in refused["sequence_packing"]
     assert "sample_cache" in evidence["patch"]["left"]
-    plan = out / "upshift.toml"
+    plan = out / "hasten.toml"
     assert Plan.load(plan, catalogue()).names == ("sample_cache",)
-    command = [sys.executable, "-m", "upshift", "run", "--plan", str(plan), LOOP, "--", "--epochs", "3", "--seed", "1"]
+    command = [sys.executable, "-m", "hasten", "run", "--plan", str(plan), LOOP, "--", "--epochs", "3", "--seed", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     plain = subprocess.run([sys.executable, *command[6:7], *command[8:]], capture_output=True, text=True, check=True)
     assert ran.stderr == ""
@@ -86,7 +86,7 @@ def test_a_script_that_refuses_its_arguments_is_heard(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UpshiftError, match="in one process"):
+    with pytest.raises(HastenError, match="in one process"):
         ScriptSession(request_of(tmp_path, ranks=2))
     with pytest.raises(TargetError, match="no script"):
         ScriptSession(TuneRequest(target="x.py", out=tmp_path, command=("x.py",)))

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from hasten.core.errors import TrialError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.tune.scripts.screen import ScriptScreen
+from hasten.tune.trials.trial import Trial, TrialSetting
 from tests.tune.jobs import children
-from upshift.core.errors import TrialError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.tune.scripts.screen import ScriptScreen
-from upshift.tune.trials.trial import Trial, TrialSetting
 
 pytestmark = pytest.mark.slow
 

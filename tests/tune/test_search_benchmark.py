@@ -15,11 +15,11 @@ from benchmarks.rows import Rows
 from benchmarks.search import keep_exhaustive
 from benchmarks.search_space import MAX_SECONDS, MAX_SUBSETS, declare, declared_seconds, subsets
 from benchmarks.search_verdict import arms_of, best_plans, judge_search, latest, summary
+from hasten.core.errors import HastenError
+from hasten.core.machine import read_machine
+from hasten.core.optimization import Judge, Optimization, clash
 from tests.optimizations.contract import facts
 from tests.tune.test_ladder import technique
-from upshift.core.errors import UpshiftError
-from upshift.core.machine import read_machine
-from upshift.core.optimization import Judge, Optimization, clash
 
 KINDS = {
     kind.card.name: kind
@@ -92,7 +92,7 @@ def test_a_plan_has_one_setting_of_a_technique_at_most() -> None:
 
 def two_settings() -> tuple[Optimization, ...]:
     """Two settings of one technique."""
-    from upshift.optimizations.trim_padding import TrimPadding
+    from hasten.optimizations.trim_padding import TrimPadding
 
     return TrimPadding(multiple=1), TrimPadding(multiple=32)
 
@@ -215,7 +215,7 @@ def test_an_exhaustive_search_is_kept_from_this_machine_alone_and_whole(
     elsewhere = {**last, "machine_fingerprint": "another"}
     part = {**last, "jobs": {"image": {**job, "complete": False}}}
     for wrong, name in ((elsewhere, "image"), (part, "image"), (last, "text")):
-        with pytest.raises(UpshiftError, match=f"No whole exhaustive search of {name} was recorded on this machine"):
+        with pytest.raises(HastenError, match=f"No whole exhaustive search of {name} was recorded on this machine"):
             keep_exhaustive(Rows("other"), wrong, name)
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-import upshift
+import hasten
+from hasten.core.plan import Plan
+from hasten.core.stats import LOOKS
+from hasten.tune import session as module
+from hasten.tune.budget import Costs
+from hasten.tune.climb.rung import Rung
+from hasten.tune.proof.compare import Comparison, held_out_verdict, read_look
+from hasten.tune.session import FIRST_PROOF_SHARE, Session, TuneRequest
+from hasten.tune.trials.arms import Design
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
 from tests.tune.test_compare import sample
-from upshift.core.plan import Plan
-from upshift.core.stats import LOOKS
-from upshift.tune import session as module
-from upshift.tune.budget import Costs
-from upshift.tune.climb.rung import Rung
-from upshift.tune.proof.compare import Comparison, held_out_verdict, read_look
-from upshift.tune.session import FIRST_PROOF_SHARE, Session, TuneRequest
-from upshift.tune.trials.arms import Design
 
 BUDGET_S = 100.0
 
@@ -128,7 +128,7 @@ def test_what_acts_around_the_updates_outlives_a_proof_that_times_updates_alone(
         found.metrics["A"].append({"loss": 1.0 + 0.001 * pair})
         found.metrics["B"].append({"loss": 1.0 + harm})
     read_look(found, 0, 0.03)
-    quality = held_out_verdict(found, upshift.Quality(metric="loss", direction="min", margin=0.1))
+    quality = held_out_verdict(found, hasten.Quality(metric="loss", direction="min", margin=0.1))
     session._judge(session.dossier.applied_plan(), found, quality)
     assert sorted(session.dossier.applied_plan().names) == kept
     assert session.dossier.proved == bool(kept)

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import HastenError, TargetError, TrialError
+from hasten.core.plan import Plan
+from hasten.core.provenance import commit_of, job_fingerprint, versions
+from hasten.core.target import load_job
+from hasten.optimizations import catalogue
+from hasten.report import validate
+from hasten.report.evidence import load
+from hasten.tune import session as module
+from hasten.tune.climb.noting import NOT_TRIED
+from hasten.tune.proof.compare import NEIGHBOUR
+from hasten.tune.session import Session, TuneRequest
 from tests.tune.jobs import children, write_job
-from upshift.core.errors import TargetError, TrialError, UpshiftError
-from upshift.core.plan import Plan
-from upshift.core.provenance import commit_of, job_fingerprint, versions
-from upshift.core.target import load_job
-from upshift.optimizations import catalogue
-from upshift.report import validate
-from upshift.report.evidence import load
-from upshift.tune import session as module
-from upshift.tune.climb.noting import NOT_TRIED
-from upshift.tune.proof.compare import NEIGHBOUR
-from upshift.tune.session import Session, TuneRequest
 
 SLOW_TO_READ = """
 import inspect
@@ -72,7 +72,7 @@ def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None)
     assert rungs["cpu_threads"]["outcome"] != "applied"
     if rungs["cpu_threads"]["outcome"] == "failed":
         assert "SIGKILL" in rungs["cpu_threads"]["reason"]
-    plan = Plan.load(out / "upshift.toml", catalogue())
+    plan = Plan.load(out / "hasten.toml", catalogue())
     assert plan.target == target
     assert plan.proved["job_fingerprint"] == job_fingerprint(load_job(target))
     if NEIGHBOUR in rungs["sample_cache"]["reason"] or rungs["sample_cache"]["reason"].startswith(NOT_TRIED):
@@ -140,7 +140,7 @@ def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
     assert evidence["phases"]
     assert evidence["ceilings"]
     assert (out / "report.html").exists()
-    assert Plan.load(out / "upshift.toml", catalogue()).names == ()
+    assert Plan.load(out / "hasten.toml", catalogue()).names == ()
     assert children() <= before
 
 
@@ -158,10 +158,10 @@ def wait_for_rung(process: subprocess.Popen[str], path: Path, seconds: float = 1
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Interrupt a real `upshift tune` with Ctrl-C after its first measured rung."""
+    """Interrupt a real `hasten tune` with Ctrl-C after its first measured rung."""
     folder: Path = tmp_path_factory.mktemp("interrupted")
     target, out = write_job(folder), folder / "out"
-    command = [sys.executable, "-m", "upshift", "tune", target, "--budget", "100s", "--out", str(out)]
+    command = [sys.executable, "-m", "hasten", "tune", target, "--budget", "100s", "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_for_rung(process, out / "evidence.json")
@@ -180,7 +180,7 @@ def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) ->
     evidence = load(out / "evidence.json")
     assert (evidence["ended"], evidence["finished"]) == ("interrupted", True)
     assert any(rung["comparison"] for rung in evidence["rungs"])
-    Plan.load(out / "upshift.toml", catalogue())
+    Plan.load(out / "hasten.toml", catalogue())
     assert "<html" in (out / "report.html").read_text(encoding="utf-8")
     assert "Traceback" not in interrupted["stderr"]
     assert "interrupted" in interrupted["stderr"]
@@ -191,7 +191,7 @@ def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) ->
 def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[str, Any]) -> None:
     out, target = interrupted["out"], interrupted["target"]
     first = load(out / "evidence.json")
-    command = [sys.executable, "-m", "upshift", "tune", target, "--budget", "8s", "--out", str(out), "--resume"]
+    command = [sys.executable, "-m", "hasten", "tune", target, "--budget", "8s", "--out", str(out), "--resume"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     second = load(out / "evidence.json")
@@ -203,7 +203,7 @@ def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[st
     content = (out / "evidence.json").read_bytes()
     source = Path(target.rpartition(":")[0])
     source.write_text(source.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
-    with pytest.raises(UpshiftError, match="measured on another job"):
+    with pytest.raises(HastenError, match="measured on another job"):
         Session(TuneRequest(target=target, out=out, resume=True))
     assert (out / "evidence.json").read_bytes() == content
 
@@ -231,12 +231,12 @@ def test_what_is_left_out_is_told_and_not_tried(
 
 
 def test_a_technique_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UpshiftError, match=r"no technique 'precison'\. Did you mean precision\?"):
+    with pytest.raises(HastenError, match=r"no technique 'precison'\. Did you mean precision\?"):
         Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", without=("precison",)))
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(UpshiftError, match="nothing to resume"):
+    with pytest.raises(HastenError, match="nothing to resume"):
         Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", resume=True))
 
 
@@ -271,4 +271,4 @@ def test_a_commit_is_named_with_its_changes(tmp_path: Path) -> None:
     assert len(clean) == 12
     (tmp_path / "a").write_text("2")
     assert commit_of(tmp_path) == f"{clean}+changes"
-    assert {"upshift", "python", "torch", "numpy", "system"} == set(versions())
+    assert {"hasten", "python", "torch", "numpy", "system"} == set(versions())

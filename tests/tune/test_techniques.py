@@ -16,15 +16,15 @@ from benchmarks.catalogue import shipped
 from benchmarks.more_tables import techniques_table
 from benchmarks.technique_table import CASES, ELSEWHERE, NOT_HERE, Case
 from benchmarks.techniques import Bench, Effort, held_against, measure, peaks, run_techniques
-from upshift.core.errors import MachineError, PlanError, UpshiftError
-from upshift.core.job import Job, check_job
-from upshift.core.optimization import Fit, Judge, Numerics
-from upshift.optimizations import catalogue
-from upshift.tune.climb.screen import Screening
-from upshift.tune.proof.compare import Comparison
-from upshift.tune.proof.numerics import GateVerdict
-from upshift.tune.trials import meter
-from upshift.tune.trials.samples import Sample
+from hasten.core.errors import HastenError, MachineError, PlanError
+from hasten.core.job import Job, check_job
+from hasten.core.optimization import Fit, Judge, Numerics
+from hasten.optimizations import catalogue
+from hasten.tune.climb.screen import Screening
+from hasten.tune.proof.compare import Comparison
+from hasten.tune.proof.numerics import GateVerdict
+from hasten.tune.trials import meter
+from hasten.tune.trials.samples import Sample
 
 TINY = Effort(pairs=2, arm_s=0.02, gate_s=0.01, slice_s=0.02)
 FIRED = [{"name": "it ran", "passed": True, "seen": "once"}]
@@ -158,7 +158,7 @@ def losses(plain: list[float], changed: list[float]) -> Comparison:
         ),
         (passed("failed"), losses([], []), "failed", "the numbers: so it is"),
         (MachineError("jemalloc is not installed"), losses([], []), "refused", "jemalloc is not installed"),
-        (UpshiftError("it hung"), losses([], []), "failed", "it hung"),
+        (HastenError("it hung"), losses([], []), "failed", "it hung"),
         (passed(), Comparison(why="only 1 clean pairs"), "failed", "only 1 clean pairs"),
     ],
 )  # fmt: skip
@@ -182,7 +182,7 @@ def test_an_exact_technique_whose_timed_losses_differ_has_no_figure(monkeypatch:
 
 
 def techniques_interval() -> Any:
-    from upshift.core.stats import Interval
+    from hasten.core.stats import Interval
 
     return Interval(2.0, 1.9, 2.1, 5, 0.975)
 
@@ -231,7 +231,7 @@ def test_some_may_be_measured_again_and_the_other_rows_stay(tmp_path: Path, monk
     table = "\n".join(techniques_table(written))
     assert f"| {first.technique} | - | some job | 2.00x (2.00 to 2.00) | - | faster, by the time of an epoch |" in table
     assert "2 cases of 2 techniques: 2 faster." in table
-    with pytest.raises(UpshiftError, match="nothing_of_the_kind"):
+    with pytest.raises(HastenError, match="nothing_of_the_kind"):
         run_techniques(3, ["nothing_of_the_kind"])
 
 

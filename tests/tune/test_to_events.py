@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import TrialError
+from hasten.core.facts import Facts
+from hasten.core.optimization import Bottleneck, Optimization
+from hasten.tune.climb import to_events as module
+from hasten.tune.climb.event_design import design_event
+from hasten.tune.climb.events import EventScreening
+from hasten.tune.climb.noting import NOT_TRIED
 from tests.optimizations.contract import facts
 from tests.tune.test_ladder import FAILED, PASSED, FakeScreen, make, measured, technique
-from upshift.core.errors import TrialError
-from upshift.core.facts import Facts
-from upshift.core.optimization import Bottleneck, Optimization
-from upshift.tune.climb import to_events as module
-from upshift.tune.climb.event_design import design_event
-from upshift.tune.climb.events import EventScreening
-from upshift.tune.climb.noting import NOT_TRIED
 
 FACTS: Facts = replace(
     facts(job={"updates_per_epoch": 50, "num_samples": 200}),

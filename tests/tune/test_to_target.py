@@ -10,30 +10,30 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import TrialError
+from hasten.core.job import Quality
+from hasten.core.optimization import Judge, Numerics, Optimization
+from hasten.core.plan import Plan
+from hasten.report import validate
+from hasten.report.words import headline
+from hasten.tune import session as session_module
+from hasten.tune.budget import Budget, Costs
+from hasten.tune.climb import to_target as module
+from hasten.tune.climb.ladder import Ladder
+from hasten.tune.climb.noting import NOT_TRIED
+from hasten.tune.climb.rung import Rung
+from hasten.tune.climb.screen import Screening
+from hasten.tune.objective import Goal, Objective
+from hasten.tune.proof import target_proof as proof_module
+from hasten.tune.proof.goodput import TargetComparison
+from hasten.tune.proof.numerics import GateVerdict
+from hasten.tune.proof.whole_runs import TargetDesign
+from hasten.tune.session import Session, TuneRequest
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
 from tests.tune.test_goodput import compared, curve, falling, jittered
 from tests.tune.test_ladder import PASSED, FakeScreen, make, measured, outcomes, reason, technique
 from tests.tune.test_second_proof import play as play_updates
-from upshift.core.errors import TrialError
-from upshift.core.job import Quality
-from upshift.core.optimization import Judge, Numerics, Optimization
-from upshift.core.plan import Plan
-from upshift.report import validate
-from upshift.report.words import headline
-from upshift.tune import session as session_module
-from upshift.tune.budget import Budget, Costs
-from upshift.tune.climb import to_target as module
-from upshift.tune.climb.ladder import Ladder
-from upshift.tune.climb.noting import NOT_TRIED
-from upshift.tune.climb.rung import Rung
-from upshift.tune.climb.screen import Screening
-from upshift.tune.objective import Goal, Objective
-from upshift.tune.proof import target_proof as proof_module
-from upshift.tune.proof.goodput import TargetComparison
-from upshift.tune.proof.numerics import GateVerdict
-from upshift.tune.proof.whole_runs import TargetDesign
-from upshift.tune.session import Session, TuneRequest
 
 QUALITY = Quality(margin=0.05)
 PENDING = GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="held-out quality decides")

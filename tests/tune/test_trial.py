@@ -16,11 +16,11 @@ import psutil
 import pytest
 import torch
 
+from hasten.core.errors import TrialError
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.tune.trials.trial import Trial, TrialSetting, trial_environment
 from tests.tune.jobs import children, is_running, write_job
-from upshift.core.errors import TrialError
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.tune.trials.trial import Trial, TrialSetting, trial_environment
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ class J(Good):
 def test_a_job_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:
     error = failure(setting_of(tmp_path, "J = 3"))
     assert error.kind == "raised"
-    assert "no upshift.Job" in str(error)
+    assert "no hasten.Job" in str(error)
 
 
 def test_an_exit_in_the_users_code_is_an_outcome_with_its_last_words(tmp_path: Path) -> None:
@@ -283,9 +283,9 @@ PARENT = """
 import sys, time
 from pathlib import Path
 import psutil
-from upshift.core.plan import Plan
-from upshift.optimizations import catalogue
-from upshift.tune.trials.trial import Trial, TrialSetting
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.tune.trials.trial import Trial, TrialSetting
 
 plan = Plan.from_dict({"loader_workers": {"num_workers": 1}}, catalogue())
 trial = Trial(TrialSetting(target=sys.argv[1], folder=Path(sys.argv[2])), plan)

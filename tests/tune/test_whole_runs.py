@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from hasten.core.errors import TrialError
+from hasten.core.job import Quality
+from hasten.core.plan import Plan
+from hasten.core.stats import LOOKS, Verdict
+from hasten.optimizations import catalogue
+from hasten.tune.proof import whole_runs as module
+from hasten.tune.proof.compare import compare
+from hasten.tune.proof.goodput import MIN_PAIRS, TargetComparison, WholeRun
+from hasten.tune.proof.whole_runs import TargetDesign, compare_to_target, planned_looks, run_pair
+from hasten.tune.trials.arms import Design, run_arm
+from hasten.tune.trials.trial import TrialSetting
 from tests.tune.jobs import HEAD, children
 from tests.tune.test_goodput import curve, falling
-from upshift.core.errors import TrialError
-from upshift.core.job import Quality
-from upshift.core.plan import Plan
-from upshift.core.stats import LOOKS, Verdict
-from upshift.optimizations import catalogue
-from upshift.tune.proof import whole_runs as module
-from upshift.tune.proof.compare import compare
-from upshift.tune.proof.goodput import MIN_PAIRS, TargetComparison, WholeRun
-from upshift.tune.proof.whole_runs import TargetDesign, compare_to_target, planned_looks, run_pair
-from upshift.tune.trials.arms import Design, run_arm
-from upshift.tune.trials.trial import TrialSetting
 
 QUALITY = Quality(margin=0.05)
 

@@ -1,7 +1,7 @@
 """Blood cells (BCCD): 205 microscope pictures to learn from and 87 held out, as the set's own lists split them.
 
-upshift tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 175m --without optimizer_batch --out upshift-out
-upshift run benchmarks/recipes/jobs/bccd.py:BccdJob --plan upshift-out/upshift.toml --out upshift-run
+hasten tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 175m --without optimizer_batch --out hasten-out
+hasten run benchmarks/recipes/jobs/bccd.py:BccdJob --plan hasten-out/hasten.toml --out hasten-run
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from upshift.core.errors import MachineError
-from upshift.recipes.detection.augment import Augmentation
-from upshift.recipes.detection.job import DetectionJob, NaiveDetectionJob
-from upshift.recipes.detection.labels import Labelled, read_labels
-from upshift.recipes.findings import Findings
+from hasten.core.errors import MachineError
+from hasten.recipes.detection.augment import Augmentation
+from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob
+from hasten.recipes.detection.labels import Labelled, read_labels
+from hasten.recipes.findings import Findings
 
 FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "bccd"
 """Where the set lies: beside the checkout, not in it."""

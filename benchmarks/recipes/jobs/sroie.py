@@ -1,7 +1,7 @@
 """Receipts (SROIE): 80 scans to learn from and 40 held out, text lines as quads.
 
-upshift tune benchmarks/recipes/jobs/sroie.py:NaiveSroieJob --budget 175m --without optimizer_batch --out upshift-out
-upshift run benchmarks/recipes/jobs/sroie.py:SroieJob --plan upshift-out/upshift.toml --out upshift-run
+hasten tune benchmarks/recipes/jobs/sroie.py:NaiveSroieJob --budget 175m --without optimizer_batch --out hasten-out
+hasten run benchmarks/recipes/jobs/sroie.py:SroieJob --plan hasten-out/hasten.toml --out hasten-run
 
 A scan is up to 2,748 pixels high, and its smallest lines 11. Fitted into 640 x 448 they are 4 to 6 pixels high, so texts are
 shrunk by less than the paper's 0.4: what remains of a line must be thicker than a pixel. Training looks at parts of 512 x
@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from upshift.recipes.ocr.augment import AugmentSettings
-from upshift.recipes.ocr.job import NaiveOcrJob, OcrJob
+from hasten.recipes.ocr.augment import AugmentSettings
+from hasten.recipes.ocr.job import NaiveOcrJob, OcrJob
 
-FOLDER_VARIABLE = "UPSHIFT_DATA"
+FOLDER_VARIABLE = "HASTEN_DATA"
 FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).resolve().parents[4] / "shared" / "data") / "sroie"
-"""Where the set lies: in the folder that UPSHIFT_DATA names, else beside the checkout."""
+"""Where the set lies: in the folder that HASTEN_DATA names, else beside the checkout."""
 
 
 class _Receipts(NaiveOcrJob):

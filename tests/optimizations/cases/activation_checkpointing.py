@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
 from tests.optimizations.contract import AttentionDropout, Case, facts
-from upshift.optimizations.activation_checkpointing import ActivationCheckpointing
 
 CASE = Case(
     make=ActivationCheckpointing, job=AttentionDropout, facts=facts(),

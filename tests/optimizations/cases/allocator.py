@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.allocator import Allocator
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.allocator import Allocator
 
 CASE = Case(
     make=Allocator, job=Attention, facts=facts(on={"allocators": ("/usr/lib/libjemalloc.so.2",)}),

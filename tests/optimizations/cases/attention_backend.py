@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.attention_backend import AttentionBackend
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.attention_backend import AttentionBackend
 
 CASE = Case(
     make=lambda: AttentionBackend(backend="math"), job=Attention, facts=facts(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
 from tests.optimizations.contract import GIB, Case, Prepared, facts
-from upshift.optimizations.background_checkpoint import BackgroundCheckpoint
 
 EPOCH: dict[str, Any] = {"epoch_s": 10.0, "checkpoint_s": 2.0}
 CASE = Case(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.batched_reading import BatchedReading
 from tests.optimizations.contract import Case, PreparedRows, facts
-from upshift.optimizations.batched_reading import BatchedReading
 
 CASE = Case(
     make=BatchedReading, job=PreparedRows, facts=facts(job={"has_getitems": True, "load_is_random": False}),

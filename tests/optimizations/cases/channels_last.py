@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.channels_last import ChannelsLast
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.channels_last import ChannelsLast
 
 CASE = Case(
     make=ChannelsLast, job=Pictures, facts=facts(),

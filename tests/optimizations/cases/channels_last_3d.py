@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from hasten.optimizations.channels_last_3d import ChannelsLast3d
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.channels_last_3d import ChannelsLast3d
 
 
 class Volumes(Pictures):

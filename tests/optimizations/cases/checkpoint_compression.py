@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hasten.optimizations.checkpoint_compression import CheckpointCompression
 from tests.optimizations.contract import Case, Prepared, facts
-from upshift.optimizations.checkpoint_compression import CheckpointCompression
 
 EPOCH: dict[str, Any] = {"epoch_s": 10.0, "checkpoint_s": 5.0, "checkpoint_bytes": 100_000_000, "write_mb_s": {"run": 20.0}}
 CASE = Case(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
+from hasten.optimizations.checkpoint_storage import CheckpointStorage
 from tests.optimizations.contract import Case, Prepared, facts
-from upshift.optimizations.checkpoint_storage import CheckpointStorage
 
 FAST = tempfile.gettempdir()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.compile import Compile
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.compile import Compile
 
 CASE = Case(
     make=Compile, job=Attention, facts=facts(),

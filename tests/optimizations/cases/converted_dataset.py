@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.converted_dataset import ConvertedDataset
 from tests.optimizations.contract import Case, Prepared, facts
-from upshift.optimizations.converted_dataset import ConvertedDataset
 
 CASE = Case(
     make=ConvertedDataset, job=Prepared, facts=facts(),
@@ -12,7 +12,7 @@ CASE = Case(
         (facts(job={"num_samples": None}), "iterable dataset"),
         (facts(job={"planned_updates": 25}), "visited at most once"),
         (facts(sample_bytes=None), "could not be measured"),
-        (facts(sample_bytes=2**40), r"`upshift data convert SOURCE SOURCE.store` \(about 102,400.0 GiB of disk"),
-        (facts(epoch_s=1e6), r"minutes: convert them beforehand by `upshift data convert SOURCE SOURCE.store` \(about 97"),
+        (facts(sample_bytes=2**40), r"`hasten data convert SOURCE SOURCE.store` \(about 102,400.0 GiB of disk"),
+        (facts(epoch_s=1e6), r"minutes: convert them beforehand by `hasten data convert SOURCE SOURCE.store` \(about 97"),
     ),
 )  # fmt: skip

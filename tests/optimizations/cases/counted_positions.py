@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from hasten.optimizations.counted_positions import CountedPositions
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.counted_positions import CountedPositions
 
 MEASURED: dict[str, Any] = {"counted_frac": 0.4, "op_frac": {"addmm": 0.3, "mm": 0.3, "tanh": 0.4}}
 

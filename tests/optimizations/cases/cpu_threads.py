@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hasten.optimizations.cpu_threads import CPUThreads
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.cpu_threads import CPUThreads
 
 
 def _other() -> int:

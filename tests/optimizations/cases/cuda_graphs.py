@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.cuda_graphs import CudaGraphs
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.cuda_graphs import CudaGraphs
 
 GPU = {"device": "cuda", "zero_grad_to_none": True}
 NVIDIA = {"torch_build": "cuda 12.8"}

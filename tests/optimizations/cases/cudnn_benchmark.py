@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.cudnn_benchmark import CudnnBenchmark
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.cudnn_benchmark import CudnnBenchmark
 
 GPU = {"device": "cuda"}
 NVIDIA = {"torch_build": "cuda 12.8"}

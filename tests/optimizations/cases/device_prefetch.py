@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.device_prefetch import DevicePrefetch
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.device_prefetch import DevicePrefetch
 
 CASE = Case(
     make=DevicePrefetch, job=Pictures, facts=facts(job={"device": "cuda"}), needs_gpu=True,

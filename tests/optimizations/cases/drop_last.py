@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.drop_last import DropLast
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.drop_last import DropLast
 
 CASE = Case(
     make=DropLast, job=Ragged, facts=facts(job={"num_samples": 99}), leaves_out=2,

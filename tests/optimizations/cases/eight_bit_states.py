@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import upshift
+import hasten
+from hasten.core.job import Job
+from hasten.optimizations.eight_bit_states import EightBitStates
 from tests.optimizations.contract import Case, facts
-from upshift.core.job import Job
-from upshift.optimizations.eight_bit_states import EightBitStates
 
 
 class Square(Job):
@@ -30,7 +30,7 @@ class Square(Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
@@ -42,7 +42,7 @@ CASE = Case(
     refused=(
         (facts(job={**LARGE, "optimizer_class": "SGD"}, **READY), "SGD has no form with 8-bit states"),
         (facts(job={"largest_param": 4095}, **READY), "largest tensor has 4095 parameters"),
-        (facts(job=LARGE), r"torchao is not installed: pip install 'upshift\[eight-bit\]'"),
+        (facts(job=LARGE), r"torchao is not installed: pip install 'hasten\[eight-bit\]'"),
         (facts(job=LARGE, on={"cxx_compiler": None}, **READY), "needs a C.. compiler here: test says None"),
     ),
 )  # fmt: skip

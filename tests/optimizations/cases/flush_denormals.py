@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.flush_denormals import FlushDenormals
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.flush_denormals import FlushDenormals
 
 CASE = Case(
     make=FlushDenormals, job=Attention, facts=facts(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.foreach_optimizer import ForeachOptimizer
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.foreach_optimizer import ForeachOptimizer
 
 CASE = Case(
     make=ForeachOptimizer, job=Attention, facts=facts(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.fused_optimizer import FusedOptimizer
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.fused_optimizer import FusedOptimizer
 
 CASE = Case(
     make=FusedOptimizer, job=Attention, facts=facts(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.gradient_buckets import GradientBuckets
 from tests.optimizations.contract import GOOD, Attention, Case, facts
-from upshift.optimizations.gradient_buckets import GradientBuckets
 
 SYNC = {**GOOD["phase_frac"], "sync": 0.2}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.gradient_compression import GradientCompression
 from tests.optimizations.cases.gradient_buckets import SYNC
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.gradient_compression import GradientCompression
 
 JOB = {"ranks": 2, "gradient_sync": "buckets"}
 

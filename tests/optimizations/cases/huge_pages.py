@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.huge_pages import HugePages
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.huge_pages import HugePages
 
 CASE = Case(
     make=HugePages, job=Attention, facts=facts(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.interop_threads import InteropThreads
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.interop_threads import InteropThreads
 
 SCRIPTED = {"module_counts": {"Linear": 2, "RecursiveScriptModule": 3}}
 

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data import Dataset
 
-import upshift
+import hasten
+from hasten.core.job import Job
+from hasten.optimizations.job_form import JobForm
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.core.job import Job
-from upshift.optimizations.job_form import JobForm
 
 
 class Mirrored(Pictures):
     """The pictures mirrored in the dataset; and the same done while collating."""
 
-    quality = upshift.Quality(margin=0.1)
+    quality = hasten.Quality(margin=0.1)
 
     def valid_data(self) -> Dataset[Any] | None:
         return self.train_data()

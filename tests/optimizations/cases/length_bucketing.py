@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.length_bucketing import LengthBucketing
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.length_bucketing import LengthBucketing
 
 CASE = Case(
     make=lambda: LengthBucketing(window_batches=4), job=Ragged, facts=facts(),

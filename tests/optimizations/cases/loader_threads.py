@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.loader_threads import LoaderThreads
 from tests.optimizations.contract import Case, Prepared, facts
-from upshift.optimizations.loader_threads import LoaderThreads
 
 CASE = Case(
     make=LoaderThreads, job=Prepared, facts=facts(job={"load_is_random": False}),

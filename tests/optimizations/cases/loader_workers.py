@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.loader_workers import LoaderWorkers
 from tests.optimizations.contract import GIB, Case, Prepared, facts
-from upshift.optimizations.loader_workers import LoaderWorkers
 
 CASE = Case(
     make=lambda: LoaderWorkers(num_workers=1), job=Prepared, facts=facts(),

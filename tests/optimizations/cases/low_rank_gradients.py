@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.low_rank_gradients import LowRankGradients
 from tests.optimizations.cases.gradient_buckets import SYNC
 from tests.optimizations.cases.gradient_compression import JOB
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.low_rank_gradients import LowRankGradients
 
 CASE = Case(
     make=lambda: LowRankGradients(rank=1), job=Attention, needs_ranks=True, facts=facts(job=JOB, phase_frac=SYNC),

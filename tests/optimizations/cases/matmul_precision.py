@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.matmul_precision import MatmulPrecision
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.matmul_precision import MatmulPrecision
 
 GPU = {"device": "cuda"}
 NVIDIA = {"torch_build": "cuda 12.8"}

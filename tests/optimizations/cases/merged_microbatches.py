@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.merged_microbatches import MergedMicrobatches
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.merged_microbatches import MergedMicrobatches
 
 
 class Accumulated(Ragged):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.metric_reading import MetricReading
 from tests.optimizations.contract import Case, Prepared, facts
-from upshift.optimizations.metric_reading import MetricReading
 
 CASE = Case(
     make=lambda: MetricReading(every=3), job=Prepared, facts=facts(),

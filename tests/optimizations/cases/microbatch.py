@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.microbatch import Microbatch
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.microbatch import Microbatch
 
 CASE = Case(
     make=Microbatch, job=Ragged, facts=facts(),

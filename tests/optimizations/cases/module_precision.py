@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.module_precision import ModulePrecision
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.module_precision import ModulePrecision
 
 CASE = Case(
     make=ModulePrecision, job=Pictures, facts=facts(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.one_cycle import OneCycle
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.one_cycle import OneCycle
 
 CASE = Case(
     make=OneCycle, job=Ragged, facts=facts(),

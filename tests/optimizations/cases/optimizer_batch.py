@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.optimizer_batch import OptimizerBatch
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.optimizer_batch import OptimizerBatch
 
 CASE = Case(
     make=OptimizerBatch, job=Ragged, facts=facts(),

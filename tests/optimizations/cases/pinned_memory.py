@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.pinned_memory import PinnedMemory
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.pinned_memory import PinnedMemory
 
 CASE = Case(
     make=PinnedMemory, job=Pictures, facts=facts(job={"device": "cuda"}), needs_gpu=True,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.precision import Precision
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.precision import Precision
 
 CASE = Case(
     make=Precision, job=Pictures, facts=facts(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hasten.optimizations.reused_buffers import ReusedBuffers
 from tests.optimizations.contract import Case, Pictures, facts
-from upshift.optimizations.reused_buffers import ReusedBuffers
 
 LARGE: dict[str, Any] = {"sample_bytes": 2**20}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.sample_cache import SampleCache
 from tests.optimizations.contract import GIB, Case, Prepared, facts
-from upshift.optimizations.sample_cache import SampleCache
 
 CASE = Case(
     make=SampleCache, job=Prepared, facts=facts(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.sample_store import SampleStore
 from tests.optimizations.contract import Case, Prepared, facts
-from upshift.optimizations.sample_store import SampleStore
 
 CASE = Case(
     make=SampleStore, job=Prepared, facts=facts(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.sequence_packing import SequencePacking
 from tests.optimizations.contract import Case, RaggedPacked, facts
-from upshift.optimizations.sequence_packing import SequencePacking
 
 CASE = Case(
     make=SequencePacking, job=RaggedPacked, facts=facts(),

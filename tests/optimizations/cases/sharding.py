@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.sharding import Sharding
 from tests.optimizations.cases.gradient_buckets import SYNC
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.sharding import Sharding
 
 CASE = Case(
     make=Sharding, job=Attention, needs_ranks=True, facts=facts(job={"ranks": 2}, phase_frac=SYNC),

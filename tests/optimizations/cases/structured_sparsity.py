@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.structured_sparsity import StructuredSparsity
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.structured_sparsity import StructuredSparsity
 
 CASE = Case(
     make=lambda: StructuredSparsity(keep_frac=0.5), job=Ragged, facts=facts(job={"hidden_layers": 3}), other_weights=True,

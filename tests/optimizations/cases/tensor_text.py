@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-import upshift
+import hasten
+from hasten.optimizations.tensor_text import TensorText
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.tensor_text import TensorText
 
 
 class Writing(Attention):
     """Writes its weights as text at every step."""
 
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | upshift.Loss:
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         assert len(str(next(model.parameters()))) > 100
         return super().loss(model, batch)
 

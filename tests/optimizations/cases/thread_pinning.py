@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.thread_pinning import ThreadPinning
 from tests.optimizations.contract import Attention, Case, facts
-from upshift.optimizations.thread_pinning import ThreadPinning
 
 CASE = Case(
     make=ThreadPinning, job=Attention, facts=facts(),

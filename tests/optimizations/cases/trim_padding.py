@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.trim_padding import TrimPadding
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.trim_padding import TrimPadding
 
 CASE = Case(
     make=TrimPadding, job=Ragged, facts=facts(excess_padding_frac=0.2),

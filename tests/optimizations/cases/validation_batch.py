@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hasten.optimizations.validation_batch import ValidationBatch
 from tests.optimizations.contract import GIB, Case, Ragged, facts
-from upshift.optimizations.validation_batch import ValidationBatch
 
 EPOCH: dict[str, Any] = {"epoch_s": 10.0, "validation_s": 3.0, "validation_batches": 20}
 CASE = Case(

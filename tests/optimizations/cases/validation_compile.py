@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hasten.optimizations.validation_compile import ValidationCompile
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.validation_compile import ValidationCompile
 
 EPOCH: dict[str, Any] = {"epoch_s": 10.0, "validation_s": 3.0, "validation_batches": 20}
 CASE = Case(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.warmup_cosine import WarmupCosine
 from tests.optimizations.contract import Case, Ragged, facts
-from upshift.optimizations.warmup_cosine import WarmupCosine
 
 CASE = Case(
     make=WarmupCosine, job=Ragged, facts=facts(),

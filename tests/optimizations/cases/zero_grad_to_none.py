@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 from tests.optimizations.contract import Case, PicturesZeroed, facts
-from upshift.optimizations.zero_grad_to_none import ZeroGradToNone
 
 CASE = Case(
     make=ZeroGradToNone, job=PicturesZeroed, facts=facts(),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from upshift.recipes.detection.augment import Augmentation
-from upshift.recipes.detection.job import DetectionJob, NaiveDetectionJob
+from hasten.recipes.detection.augment import Augmentation
+from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob
 
 CLASSES = ("square", "disc")
 SIDE = 96

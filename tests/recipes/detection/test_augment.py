@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshift.recipes.detection.augment import (
+from hasten.recipes.detection.augment import (
     MIN_AREA_FRAC,
     MIN_SIDE,
     Augmentation,
@@ -24,8 +24,8 @@ from upshift.recipes.detection.augment import (
     recolour,
     tiles,
 )
-from upshift.recipes.detection.data import augmented, collate
-from upshift.recipes.pictures import PADDING, opencv
+from hasten.recipes.detection.data import augmented, collate
+from hasten.recipes.pictures import PADDING, opencv
 
 SIDE = 32
 STILL = Draw(

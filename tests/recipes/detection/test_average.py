@@ -8,7 +8,7 @@ import math
 import torch
 from torch import nn
 
-from upshift.recipes.detection.average import Averaged
+from hasten.recipes.detection.average import Averaged
 
 
 def model() -> nn.Sequential:

@@ -11,21 +11,21 @@ import pytest
 import torch
 from PIL import Image
 
-import upshift
+import hasten
+from hasten.core.batch import map_tensors
+from hasten.core.errors import DataError
+from hasten.core.optimization import Optimization
+from hasten.core.records import decode as decode_record
+from hasten.core.records import encode as encode_record
+from hasten.optimizations.loader_threads import LoaderThreads
+from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.sample_cache import SampleCache
+from hasten.optimizations.sample_store import SampleStore
+from hasten.recipes.detection.augment import Augmentation
+from hasten.recipes.detection.data import Batch, DetectionData, augmented, collate, decode
+from hasten.recipes.detection.labels import Item
+from hasten.recipes.detection.naive import NaiveDetectionData, naive_collate
 from tests.optimizations.contract import run
-from upshift.core.batch import map_tensors
-from upshift.core.errors import DataError
-from upshift.core.optimization import Optimization
-from upshift.core.records import decode as decode_record
-from upshift.core.records import encode as encode_record
-from upshift.optimizations.loader_threads import LoaderThreads
-from upshift.optimizations.loader_workers import LoaderWorkers
-from upshift.optimizations.sample_cache import SampleCache
-from upshift.optimizations.sample_store import SampleStore
-from upshift.recipes.detection.augment import Augmentation
-from upshift.recipes.detection.data import Batch, DetectionData, augmented, collate, decode
-from upshift.recipes.detection.labels import Item
-from upshift.recipes.detection.naive import NaiveDetectionData, naive_collate
 
 SIZE = 48
 
@@ -137,7 +137,7 @@ def assert_alike(seen: list[float], expected: list[float]) -> None:
     assert abs(np.mean(expected) - np.mean(seen)) < 5 * spread + 0.01
 
 
-class MosaicJob(upshift.Job):
+class MosaicJob(hasten.Job):
     """Mosaics through a small model, whose loss depends on every pixel and every box."""
 
     batch_size = 4

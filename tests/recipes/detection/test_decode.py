@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from upshift.recipes.detection.decode import Candidates, Suppression, candidates, decode_boxes, suppress, suppress_naive
+from hasten.recipes.detection.decode import Candidates, Suppression, candidates, decode_boxes, suppress, suppress_naive
 
 LOUD = 50.0
 Way = Callable[..., list[npt.NDArray[np.float32]]]

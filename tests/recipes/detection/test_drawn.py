@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from upshift.core.errors import MachineError
-from upshift.core.sample_folder import FOLDER_VARIABLE
-from upshift.recipes.detection.drawn import drawn_pictures
-from upshift.recipes.detection.job import DetectionJob
+from hasten.core.errors import MachineError
+from hasten.core.sample_folder import FOLDER_VARIABLE
+from hasten.recipes.detection.drawn import drawn_pictures
+from hasten.recipes.detection.job import DetectionJob
 
 
 def test_pictures_are_drawn_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

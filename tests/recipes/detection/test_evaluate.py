@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from upshift.recipes.detection.evaluate import mean_average_precision
+from hasten.recipes.detection.evaluate import mean_average_precision
 
 Floats = npt.NDArray[np.float32]
 NOTHING = np.zeros((0, 6), np.float32)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from hasten.core.errors import HastenError, MachineError
+from hasten.recipes import onnx_file
+from hasten.recipes.detection.average import Averaged
+from hasten.recipes.detection.export import TOLERANCES, export_onnx
+from hasten.recipes.detection.model import SHAPES, Detector
+from hasten.recipes.onnx_file import Run, runner_of
 from tests.recipes.detection.shapes import SIDE, job_on, write_pictures
-from upshift.core.errors import MachineError, UpshiftError
-from upshift.recipes import onnx_file
-from upshift.recipes.detection.average import Averaged
-from upshift.recipes.detection.export import TOLERANCES, export_onnx
-from upshift.recipes.detection.model import SHAPES, Detector
-from upshift.recipes.onnx_file import Run, runner_of
 
 pytest.importorskip("onnxscript")
 SIZE = 64
@@ -74,7 +74,7 @@ def test_a_file_that_gives_other_numbers_is_removed(tmp_path: Path, monkeypatch:
         return lambda images: [run(images)[0] + 1.0, run(images)[1]]
 
     monkeypatch.setattr(onnx_file, "runner_of", off_by_a_pixel)
-    with pytest.raises(UpshiftError, match=r"boxes by 1 \(allowed: 0.05\)"):
+    with pytest.raises(HastenError, match=r"boxes by 1 \(allowed: 0.05\)"):
         export_onnx(trained(), path, size=SIZE)
     assert path.read_text(encoding="utf-8") == "the good one of yesterday"
     assert [path.name for path in tmp_path.iterdir()] == ["detector.onnx"]

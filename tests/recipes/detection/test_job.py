@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.errors import DataError, JobError
+from hasten.core.job import Gathered
+from hasten.recipes.detection.augment import Augmentation
+from hasten.recipes.detection.average import Averaged
+from hasten.recipes.detection.data import Batch
+from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob, held_back
+from hasten.recipes.detection.labels import Item, Labelled
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.validate import HeldOut
 from tests.recipes.detection.shapes import CLASSES, SIDE, job_on, write_pictures
-from upshift.core.errors import DataError, JobError
-from upshift.core.job import Gathered
-from upshift.recipes.detection.augment import Augmentation
-from upshift.recipes.detection.average import Averaged
-from upshift.recipes.detection.data import Batch
-from upshift.recipes.detection.job import DetectionJob, NaiveDetectionJob, held_back
-from upshift.recipes.detection.labels import Item, Labelled
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.validate import HeldOut
 
 CPU = torch.device("cpu")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upshift.core.errors import DataError
-from upshift.recipes.detection.labels import Labelled, read_labels
-from upshift.recipes.detection.labels.names import read_names
-from upshift.recipes.findings import Findings
+from hasten.core.errors import DataError
+from hasten.recipes.detection.labels import Labelled, read_labels
+from hasten.recipes.detection.labels.names import read_names
+from hasten.recipes.findings import Findings
 
 WIDTH, HEIGHT = 80, 40
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from upshift.core.errors import JobError
-from upshift.recipes.detection.model import PARTS, SHAPES, STRIDES, Detector, anchor_points, shape_named
-from upshift.recipes.detection.model import _by_anchor as by_anchor
+from hasten.core.errors import JobError
+from hasten.recipes.detection.model import PARTS, SHAPES, STRIDES, Detector, anchor_points, shape_named
+from hasten.recipes.detection.model import _by_anchor as by_anchor
 
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 NUM_ANCHORS = 8 * 8 + 4 * 4 + 2 * 2

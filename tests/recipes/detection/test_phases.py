@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from hasten.core.errors import JobError
+from hasten.recipes.detection.job import DetectionJob
+from hasten.recipes.detection.phases import FrozenBackbone, Phase, train_phases
 from tests.recipes.detection.shapes import job_on, write_pictures
-from upshift.core.errors import JobError
-from upshift.recipes.detection.job import DetectionJob
-from upshift.recipes.detection.phases import FrozenBackbone, Phase, train_phases
 
 
 class FrozenJob(FrozenBackbone, DetectionJob):

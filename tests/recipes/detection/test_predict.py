@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from hasten.core.errors import DataError, JobError
+from hasten.recipes.detection.model import Output
+from hasten.recipes.detection.predict import find_objects, look, shown, trained
 from tests.recipes.detection.shapes import CLASSES, SIDE, job_on, write_pictures
-from upshift.core.errors import DataError, JobError
-from upshift.recipes.detection.model import Output
-from upshift.recipes.detection.predict import find_objects, look, shown, trained
 
 
 class Sure(nn.Module):

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from upshift.core.errors import DataError
-from upshift.recipes.detection.labels import read_labels
-from upshift.recipes.detection.synth import CLASSES, DENOMINATIONS, draw, write
-from upshift.recipes.findings import Findings
-from upshift.recipes.pictures import read_picture
+from hasten.core.errors import DataError
+from hasten.recipes.detection.labels import read_labels
+from hasten.recipes.detection.synth import CLASSES, DENOMINATIONS, draw, write
+from hasten.recipes.findings import Findings
+from hasten.recipes.pictures import read_picture
 
 
 def test_a_picture_is_a_function_of_seed_index_and_size() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from upshift.core.job import Job
-from upshift.optimizations import catalogue
-from upshift.recipes.detection.job import DetectionJob
-from upshift.recipes.detection.wishes import WISHES, Wish, report, table
+from hasten.core.job import Job
+from hasten.optimizations import catalogue
+from hasten.recipes.detection.job import DetectionJob
+from hasten.recipes.detection.wishes import WISHES, Wish, report, table
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "tune_image.json"
 NAMES = (

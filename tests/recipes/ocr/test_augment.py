@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from upshift.core.seeding import seed_sample
-from upshift.recipes.ocr.augment import Augment, AugmentSettings
-from upshift.recipes.ocr.data import Sample
-from upshift.recipes.ocr.maps import PolygonArray
+from hasten.core.seeding import seed_sample
+from hasten.recipes.ocr.augment import Augment, AugmentSettings
+from hasten.recipes.ocr.data import Sample
+from hasten.recipes.ocr.maps import PolygonArray
 
 GEOMETRY = AugmentSettings(light=0, blur=0, noise=0)
 EVERYTHING = AugmentSettings(crop=(96, 96), flip=0.5, light=1, blur=1, noise=1)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from upshift.recipes.ocr.boxes import Boxes, BoxSettings, box_score, fast_boxes, naive_boxes, unclip_distance
-from upshift.recipes.ocr.hmean import naive_counts
-from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.boxes import Boxes, BoxSettings, box_score, fast_boxes, naive_boxes, unclip_distance
+from hasten.recipes.ocr.hmean import naive_counts
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
 
 Find: TypeAlias = Callable[[npt.NDArray[np.float32], BoxSettings], Boxes]
 WAYS: list[Find] = [naive_boxes, fast_boxes]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upshift.core.errors import DataError
-from upshift.core.records import decode, encode
-from upshift.recipes.ocr.augment import in_frame
-from upshift.recipes.ocr.data import DecodedData, OcrData, fit, prepared, read_items, split
-from upshift.recipes.ocr.maps import PolygonArray
-from upshift.recipes.ocr.regions import Item
+from hasten.core.errors import DataError
+from hasten.core.records import decode, encode
+from hasten.recipes.ocr.augment import in_frame
+from hasten.recipes.ocr.data import DecodedData, OcrData, fit, prepared, read_items, split
+from hasten.recipes.ocr.maps import PolygonArray
+from hasten.recipes.ocr.regions import Item
 
 
 def marked(folder: Path, name: str = "a.png", *, turned: bool = False) -> Item:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from upshift.recipes.ocr.hmean import Counts, fast_counts, naive_counts
-from upshift.recipes.ocr.maps import PolygonArray
+from hasten.recipes.ocr.hmean import Counts, fast_counts, naive_counts
+from hasten.recipes.ocr.maps import PolygonArray
 
 Count: TypeAlias = Callable[[npt.NDArray[np.float32], PolygonArray], Counts]
 WAYS: list[Count] = [naive_counts, fast_counts]

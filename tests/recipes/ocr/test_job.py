@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from upshift.core.errors import JobError
-from upshift.core.job import check_job
-from upshift.recipes.ocr import NaiveOcrJob, OcrJob
-from upshift.recipes.ocr.augment import AugmentSettings
-from upshift.recipes.ocr.boxes import Boxes
-from upshift.recipes.ocr.predict import find_text, shown
-from upshift.recipes.ocr.synth import write
-from upshift.recipes.pictures import read_picture
-from upshift.train.build import build
-from upshift.train.loop import Loop
-from upshift.train.validate import HeldOut
+from hasten.core.errors import JobError
+from hasten.core.job import check_job
+from hasten.recipes.ocr import NaiveOcrJob, OcrJob
+from hasten.recipes.ocr.augment import AugmentSettings
+from hasten.recipes.ocr.boxes import Boxes
+from hasten.recipes.ocr.predict import find_text, shown
+from hasten.recipes.ocr.synth import write
+from hasten.recipes.pictures import read_picture
+from hasten.train.build import build
+from hasten.train.loop import Loop
+from hasten.train.validate import HeldOut
 
 CPU = torch.device("cpu")
 STILL = AugmentSettings(rotate_degrees=0, shear_degrees=0, scale=(1, 1), shift_frac=0, light=0, blur=0, noise=0)
@@ -131,11 +131,11 @@ def test_a_small_network_learns_to_find_text(pages: Path) -> None:
 
 
 def test_without_pictures_pages_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UPSHIFT_CACHE_DIR", raising=False)
+    monkeypatch.delenv("HASTEN_CACHE_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = type("Drawn", (OcrJob,), {"num_drawn": 5, "size": 96})()
     assert (len(job.train_data()), len(job.valid_data())) == (4, 1)
-    (folder,) = tmp_path.glob("upshift-drawn-*/pages-*")
+    (folder,) = tmp_path.glob("hasten-drawn-*/pages-*")
     written = {path.name: path.stat().st_mtime_ns for path in (folder / "images").iterdir()}
     assert len(written) == 5
     again = type("Drawn", (OcrJob,), {"num_drawn": 5, "size": 96})()

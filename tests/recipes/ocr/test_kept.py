@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from upshift.recipes.findings import Findings
-from upshift.recipes.ocr import kept as kept_module
-from upshift.recipes.ocr.data import OcrData, prepared
-from upshift.recipes.ocr.kept import HeldData, KeptData
-from upshift.recipes.ocr.maps import MapSettings
-from upshift.recipes.ocr.plain import plain_maps
-from upshift.recipes.ocr.regions import Item, read_regions
-from upshift.recipes.ocr.synth import write
+from hasten.recipes.findings import Findings
+from hasten.recipes.ocr import kept as kept_module
+from hasten.recipes.ocr.data import OcrData, prepared
+from hasten.recipes.ocr.kept import HeldData, KeptData
+from hasten.recipes.ocr.maps import MapSettings
+from hasten.recipes.ocr.plain import plain_maps
+from hasten.recipes.ocr.regions import Item, read_regions
+from hasten.recipes.ocr.synth import write
 
 SIZE = (128, 160)
 SETTINGS = MapSettings(min_text_size=3)
@@ -41,7 +41,7 @@ def test_what_is_kept_is_what_is_made_anew(
             for one, other in zip((picture, points, offsets, ignored), fresh[:4], strict=True):
                 np.testing.assert_array_equal(one, other)
             assert targets is not None
-            from upshift.recipes.ocr.data import polygons_of
+            from hasten.recipes.ocr.data import polygons_of
 
             plain = plain_maps(polygons_of(points, offsets, ignored), SIZE, SETTINGS)
             np.testing.assert_array_equal(targets[0], plain.shrink)
@@ -78,7 +78,7 @@ def test_a_changed_file_setting_or_size_finds_nothing(pages: OcrData, tmp_path: 
 def test_without_a_folder_they_lie_where_the_cache_variable_says(
     pages: OcrData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UPSHIFT_CACHE_DIR", str(tmp_path / "all"))
+    monkeypatch.setenv("HASTEN_CACHE_DIR", str(tmp_path / "all"))
     kept = KeptData(pages, SIZE, SETTINGS)
     np.testing.assert_array_equal(kept[1][0], prepared(pages[1], SIZE)[0])
     assert (tmp_path / "all" / "ocr" / "pictures").is_dir()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-from upshift.recipes.ocr.layout import laid_out, moved_out
+from hasten.recipes.ocr.layout import laid_out, moved_out
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-from upshift.recipes.ocr.levels import add_coarse, can_lay, side_by_side
-from upshift.recipes.ocr.threads import shares_threads
+from hasten.recipes.ocr.levels import add_coarse, can_lay, side_by_side
+from hasten.recipes.ocr.threads import shares_threads
 
 Shape = tuple[int, int, int, int]
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from upshift.recipes.ocr import fused
-from upshift.recipes.ocr.fused import fused_db_loss, fused_probability_loss
-from upshift.recipes.ocr.kernels_select import kth_largest
-from upshift.recipes.ocr.losses import (
+from hasten.recipes.ocr import fused
+from hasten.recipes.ocr.fused import fused_db_loss, fused_probability_loss
+from hasten.recipes.ocr.kernels_select import kth_largest
+from hasten.recipes.ocr.losses import (
     balanced_cross_entropy,
     db_loss,
     dice,
     masked_l1,
     probability_loss,
 )
-from upshift.recipes.ocr.threads import shares_threads
+from hasten.recipes.ocr.threads import shares_threads
 
 
 def logit(probability: float) -> float:

@@ -18,10 +18,10 @@ shapely = pytest.importorskip("shapely")
 from benchmarks.recipes import maps as benchmark  # noqa: E402  after what decides whether it can be imported
 from benchmarks.recipes.maps import text_lines  # noqa: E402
 from benchmarks.recipes.official import official_maps  # noqa: E402
-from upshift.core.errors import DataError, JobError  # noqa: E402
-from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps  # noqa: E402
-from upshift.recipes.ocr.maps.exact import measured  # noqa: E402
-from upshift.recipes.ocr.maps.kernels_dilate import dilate  # noqa: E402
+from hasten.core.errors import DataError, JobError  # noqa: E402
+from hasten.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps  # noqa: E402
+from hasten.recipes.ocr.maps.exact import measured  # noqa: E402
+from hasten.recipes.ocr.maps.kernels_dilate import dilate  # noqa: E402
 
 Shapes = list[npt.NDArray[np.float32]]
 KERNELS = ["exact", "fast"]

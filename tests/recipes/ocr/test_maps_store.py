@@ -18,13 +18,13 @@ import pytest
 for package in ("cv2", "pyclipper", "numba", "shapely"):
     pytest.importorskip(package)
 
-from upshift.core.errors import DataError, MachineError  # noqa: E402  after what decides whether it can be imported
-from upshift.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps  # noqa: E402
-from upshift.recipes.ocr.maps.ahead import Processes, Progress, RayRunner, make_ahead  # noqa: E402
-from upshift.recipes.ocr.maps.packed import pack, unpack  # noqa: E402
-from upshift.recipes.ocr.maps.ready import compiled, warm  # noqa: E402
-from upshift.recipes.ocr.maps.store import MapCache, content_of, map_key  # noqa: E402
-from upshift.recipes.ocr.maps.task import Item, Packed, Task, make_task  # noqa: E402
+from hasten.core.errors import DataError, MachineError  # noqa: E402  after what decides whether it can be imported
+from hasten.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps  # noqa: E402
+from hasten.recipes.ocr.maps.ahead import Processes, Progress, RayRunner, make_ahead  # noqa: E402
+from hasten.recipes.ocr.maps.packed import pack, unpack  # noqa: E402
+from hasten.recipes.ocr.maps.ready import compiled, warm  # noqa: E402
+from hasten.recipes.ocr.maps.store import MapCache, content_of, map_key  # noqa: E402
+from hasten.recipes.ocr.maps.task import Item, Packed, Task, make_task  # noqa: E402
 
 SIZE = (61, 83)
 SETTINGS = MapSettings()
@@ -99,7 +99,7 @@ def test_a_key_changes_with_all_that_maps_depend_on(monkeypatch: pytest.MonkeyPa
         *({"settings": replace(SETTINGS, **change)} for change in changes),
     ]
     keys = [map_key(**{**given, **other}) for other in [{}, *others]]
-    monkeypatch.setattr("upshift.recipes.ocr.maps.store.code_version", lambda: "another")
+    monkeypatch.setattr("hasten.recipes.ocr.maps.store.code_version", lambda: "another")
     keys.append(map_key(**given))
     assert len(set(keys)) == len(others) + 2
 
@@ -195,9 +195,9 @@ CLUSTER = """
 import sys, tempfile
 from pathlib import Path
 import ray
-from upshift.recipes.ocr.maps import MapSettings, PolygonArray
-from upshift.recipes.ocr.maps.ahead import RayRunner, make_ahead
-from upshift.recipes.ocr.maps.store import MapCache
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray
+from hasten.recipes.ocr.maps.ahead import RayRunner, make_ahead
+from hasten.recipes.ocr.maps.store import MapCache
 
 square = PolygonArray.from_list([[[5, 5], [40, 5], [40, 40], [5, 40]]])
 with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
@@ -212,8 +212,8 @@ with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
 @pytest.mark.slow
 def test_a_ray_cluster_makes_the_same_maps(tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
-        assert not os.environ.get("UPSHIFT_CI"), "CI must have Ray installed"
-        pytest.skip("Ray is not installed: pip install 'upshift[ray]'")
+        assert not os.environ.get("HASTEN_CI"), "CI must have Ray installed"
+        pytest.skip("Ray is not installed: pip install 'hasten[ray]'")
     command = [sys.executable, "-c", CLUSTER, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -227,9 +227,9 @@ def test_a_ray_cluster_makes_the_same_maps(tmp_path: Path) -> None:
 WORKER = """
 import os, sys
 from numba.core import event
-from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
-from upshift.recipes.ocr.maps.packed import pack, unpack
-from upshift.recipes.ocr.maps.ready import compiled, warm
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.maps.packed import pack, unpack
+from hasten.recipes.ocr.maps.ready import compiled, warm
 
 if sys.argv[1] == "warm":
     warm()
@@ -271,8 +271,8 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("upshift.recipes.needed.import_module", missing)
-    with pytest.raises(MachineError, match=r"package cv2, which is not installed: pip install 'upshift\[recipes\]'"):
+    monkeypatch.setattr("hasten.recipes.needed.import_module", missing)
+    with pytest.raises(MachineError, match=r"package cv2, which is not installed: pip install 'hasten\[recipes\]'"):
         make_maps(POLYGONS, SIZE)
 
 

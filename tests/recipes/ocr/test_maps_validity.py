@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 shapely = pytest.importorskip("shapely")
 
-from upshift.recipes.ocr.maps import PolygonArray  # noqa: E402  after what decides whether it can be imported
-from upshift.recipes.ocr.maps.validity import mend  # noqa: E402
+from hasten.recipes.ocr.maps import PolygonArray  # noqa: E402  after what decides whether it can be imported
+from hasten.recipes.ocr.maps.validity import mend  # noqa: E402
 
 SQUARE = [[10, 10], [50, 10], [50, 30], [10, 30]]
 

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from upshift.recipes.ocr.model import TEXT_PRIOR, THRESHOLD_PRIOR, Backbone, DBNet, Head
-from upshift.recipes.ocr.together import through_heads
+from hasten.recipes.ocr.model import TEXT_PRIOR, THRESHOLD_PRIOR, Backbone, DBNet, Head
+from hasten.recipes.ocr.together import through_heads
 
 
 @pytest.mark.parametrize("backbone", ["resnet", "mobile"])

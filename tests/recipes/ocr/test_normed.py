@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-from upshift.recipes.ocr.normed import can_norm, norm_relu
+from hasten.recipes.ocr.normed import can_norm, norm_relu
 
 LAST = torch.channels_last
 

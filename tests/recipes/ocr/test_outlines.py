@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from upshift.recipes.ocr.boxes import BoxSettings, fast_boxes
-from upshift.recipes.ocr.hmean import Counts, fast_counts, naive_counts, outline_counts
-from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
-from upshift.recipes.ocr.measure import measured
-from upshift.recipes.ocr.outlines import find_outlines
+from hasten.recipes.ocr.boxes import BoxSettings, fast_boxes
+from hasten.recipes.ocr.hmean import Counts, fast_counts, naive_counts, outline_counts
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.measure import measured
+from hasten.recipes.ocr.outlines import find_outlines
 
 SIZE = (320, 320)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from upshift.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
-from upshift.recipes.ocr.plain import edge_distance, plain_maps, shrink_distance
-from upshift.recipes.ocr.synth import draw
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.plain import edge_distance, plain_maps, shrink_distance
+from hasten.recipes.ocr.synth import draw
 
 BOX = np.asarray([(20, 20), (80, 20), (80, 50), (20, 50)], dtype=np.float32)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-from upshift.recipes.ocr.model import conv
-from upshift.recipes.ocr.pointwise import can_join, convolved
+from hasten.recipes.ocr.model import conv
+from hasten.recipes.ocr.pointwise import can_join, convolved
 
 LAYERS = [conv(8, 16), conv(8, 16, stride=2), conv(8, 4, 1), conv(8, 8, groups=8), nn.Conv2d(8, 3, (3, 1), padding=(1, 0))]
 

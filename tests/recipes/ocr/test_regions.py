@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upshift.core.errors import DataError
-from upshift.recipes.findings import BadFileError, Findings
-from upshift.recipes.ocr.coco_text import read_coco_text
-from upshift.recipes.ocr.regions import Rows, parse_rows, read_regions
+from hasten.core.errors import DataError
+from hasten.recipes.findings import BadFileError, Findings
+from hasten.recipes.ocr.coco_text import read_coco_text
+from hasten.recipes.ocr.regions import Rows, parse_rows, read_regions
 
 QUAD = "10,10,50,10,50,30,10,30"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.recipes.jobs.sroie import FOLDER, NaiveSroieJob, SroieJob
-from upshift.recipes.findings import Findings
-from upshift.recipes.ocr.regions import read_regions
+from hasten.recipes.findings import Findings
+from hasten.recipes.ocr.regions import read_regions
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the receipts are not in {FOLDER}")
 

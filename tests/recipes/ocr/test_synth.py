@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from upshift.core.errors import DataError
-from upshift.recipes.findings import Findings
-from upshift.recipes.ocr.regions import read_regions
-from upshift.recipes.ocr.synth import draw, write
+from hasten.core.errors import DataError
+from hasten.recipes.findings import Findings
+from hasten.recipes.ocr.regions import read_regions
+from hasten.recipes.ocr.synth import draw, write
 
 
 def test_a_page_is_a_function_of_seed_index_and_size() -> None:

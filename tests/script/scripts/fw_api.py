@@ -1,4 +1,4 @@
-"""A loop that watches itself with `upshift.attach`, and says where its steps end."""
+"""A loop that watches itself with `hasten.attach`, and says where its steps end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from common import Rows, fingerprint, make_model
 from torch import nn
 from torch.utils.data import DataLoader
 
-import upshift
+import hasten
 
 model = make_model()
-with upshift.attach() as watched:
+with hasten.attach() as watched:
     for _epoch in range(2):
         for x, y in DataLoader(Rows(), batch_size=8):
             nn.functional.cross_entropy(model(x), y).backward()
@@ -20,7 +20,7 @@ with upshift.attach() as watched:
                 for parameter in model.parameters():
                     parameter.sub_(parameter.grad, alpha=0.1)
                     parameter.grad = None
-            upshift.step()
+            hasten.step()
     if sys.argv[1:] == ["raise"]:
         raise ValueError("in the block")
 print(watched.profile()["steps"])

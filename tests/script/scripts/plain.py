@@ -73,6 +73,6 @@ if __name__ == "__main__":
     parser.add_argument("--sampler", action="store_true")
     parser.add_argument("--end", default="")
     parser.add_argument("--save", default="")
-    logging.getLogger("train").info("%s %s %s", sys.argv, os.environ.get("PYTHONPATH"), os.environ.get("UPSHIFT_ATTACH"))
+    logging.getLogger("train").info("%s %s %s", sys.argv, os.environ.get("PYTHONPATH"), os.environ.get("HASTEN_ATTACH"))
     print(__name__, sys.path[0], os.getcwd(), os.environ.get("SITE_OF_THE_USER"), "sitecustomize" in sys.modules)
     train(parser.parse_args())

@@ -48,7 +48,7 @@ def main() -> None:
         process.start()
         print(method, queue.get(timeout=60), flush=True)
         process.join()
-    code = "import os, sys; print('UPSHIFT_ATTACH' in os.environ, os.environ.get('PYTHONPATH'), len(sys.meta_path))"
+    code = "import os, sys; print('HASTEN_ATTACH' in os.environ, os.environ.get('PYTHONPATH'), len(sys.meta_path))"
     print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     print(fingerprint(model))
 

@@ -23,7 +23,7 @@ def main() -> None:
         nn.functional.cross_entropy(parallel(x), y).backward()
         optimizer.step()
     if dist.get_rank() == 0:
-        print(fingerprint(model), os.environ.get("PYTHONPATH"), os.environ.get("UPSHIFT_ATTACH"), flush=True)
+        print(fingerprint(model), os.environ.get("PYTHONPATH"), os.environ.get("HASTEN_ATTACH"), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

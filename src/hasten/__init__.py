@@ -1,0 +1,60 @@
+"""Hasten makes PyTorch training faster, and proves it."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hasten.core.errors import (
+    CorruptError,
+    DataError,
+    GoneError,
+    HastenError,
+    JobError,
+    MachineError,
+    PlanError,
+    TargetError,
+    TrialError,
+)
+from hasten.core.version import __version__
+
+if TYPE_CHECKING:
+    from hasten.core.job import Gathered, Job, Loss, Mean, Quality
+    from hasten.core.packing import Packing, packed_attention
+    from hasten.script.api import attach
+    from hasten.script.marks import step
+
+__all__ = [
+    "CorruptError",
+    "DataError",
+    "Gathered",
+    "GoneError",
+    "HastenError",
+    "Job",
+    "JobError",
+    "Loss",
+    "MachineError",
+    "Mean",
+    "Packing",
+    "PlanError",
+    "Quality",
+    "TargetError",
+    "TrialError",
+    "__version__",
+    "attach",
+    "packed_attention",
+    "step",
+]
+
+_NEED_TORCH = {
+    **dict.fromkeys(("Gathered", "Job", "Loss", "Mean", "Quality"), "hasten.core.job"),
+    **dict.fromkeys(("Packing", "packed_attention"), "hasten.core.packing"),
+    "attach": "hasten.script.api",
+    "step": "hasten.script.marks",
+}
+"""Imported when they are asked for: who launches a script must not import torch."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _NEED_TORCH:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_NEED_TORCH[name]), name)

@@ -1,0 +1,163 @@
+"""Keep prepared samples: what every sample cache does, wherever it keeps them.
+
+A cache stands behind the pipeline's `load`, after the deterministic transform and before the random one. The job promises
+that this part gives the same each time; the first hits are compared with a fresh reading, so that a broken promise is
+found at once and not in the loss.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shlex
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hasten.core.batch import iter_tensors, map_tensors
+from hasten.core.errors import JobError
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Undo, add_to, append_to, replace_attribute
+from hasten.core.optimization import Check, Fit, StepTrace
+
+CHECKED_HITS = 8
+MISSING = object()
+_A_TENSOR: Any = b"a tensor"
+"""Stands for one where the rest of a sample is pickled: the same in every process, as a tensor's own pickle is not."""
+
+
+def why_nothing_is_kept(facts: Facts) -> Fit | None:
+    """The refusal of every technique that keeps prepared samples; None where there is something to keep."""
+    job = facts.job
+    if not job.has_deterministic_transform:
+        return Fit.no("the job does not say what may be kept: write deterministic_transform(self, sample)")
+    if job.num_samples is None:
+        return Fit.no("an iterable dataset has no index to keep samples under")
+    per_epoch = job.updates_per_epoch or -(-job.num_samples // (job.accumulation * job.batch_size))
+    if (job.planned_updates or 0) <= per_epoch:
+        return Fit.no(f"each of the {job.num_samples} samples is visited at most once in this run")
+    if facts.sample_bytes is None:
+        return Fit.no("the size of a prepared sample could not be measured")
+    return None
+
+
+def quoted_source(path: str) -> str:
+    """The file or folder of a dataset as a shell takes it; the word SOURCE where the dataset names none."""
+    return shlex.quote(path.rstrip("/") or path) if path else "SOURCE"
+
+
+def disk_words(num_bytes: int) -> str:
+    """About how much of a disk that is: `about 3.2 GiB`."""
+    size = float(max(num_bytes, 0))
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"about {size:.3g} {unit}"
+        size /= 1024
+    return f"about {size:,.1f} GiB"
+
+
+class Shelf(Protocol):
+    """Where samples are kept, under their index."""
+
+    def get(self, index: int) -> Any:
+        """The kept sample, or `MISSING`."""
+        ...
+
+    def put(self, index: int, sample: Any) -> None:
+        """Keep a sample, where there is room."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+def keep_samples(live: LiveJob, shelf: Shelf, name: str) -> Undo:
+    """Put a cache behind the pipeline's reading of samples.
+
+    Args:
+        live: The live job; it counts `{name}_hits`, `{name}_misses` and `{name}_kept`.
+        shelf: Where the samples are kept.
+        name: The optimization's name.
+
+    Raises:
+        JobError: The dataset has no index to keep samples under.
+    """
+    if live.order is None:
+        raise JobError(f"{name} needs a map-style dataset: take it out of the plan.")
+    pipeline = live.pipeline
+    kept = _KeptLoad(live, shelf, name)
+    undos = [replace_attribute(pipeline, "load", kept)]
+    if pipeline.load_many is not None:
+        undos.append(replace_attribute(pipeline, "load_many", kept.many))
+    undos.append(append_to(live.prime, kept.fill))
+
+    def undo() -> None:
+        for undo_one in reversed(undos):
+            undo_one()
+
+    return undo
+
+
+def hit_check(trace: StepTrace, name: str) -> Check:
+    """The proof that samples came from the cache, with its hit rate in the traced steps."""
+    hits, misses, kept = (int(trace.counters.get(f"{name}_{what}", 0)) for what in ("hits", "misses", "kept"))
+    rate = f"{hits / (hits + misses):.0%}" if hits else "0%"
+    return Check("samples taken from the cache", hits > 0, f"{hits} hits of {hits + misses} readings ({rate}), {kept} kept")
+
+
+class _KeptLoad:
+    """`load` with a memory. Holds the counters and not the live job: worker processes are handed a copy of it."""
+
+    def __init__(self, live: LiveJob, shelf: Shelf, name: str) -> None:
+        self._load, self._load_many = live.pipeline.load, live.pipeline.load_many
+        self._counters, self._shelf, self._name = live.counters, shelf, name
+        self._to_check = CHECKED_HITS
+
+    def __call__(self, index: int) -> Any:
+        sample = self._taken(index)
+        if sample is MISSING:
+            sample = self._load(index)
+            self._shelf.put(index, sample)
+        return sample
+
+    def many(self, indices: Sequence[int]) -> list[Any]:
+        """Take what is kept, and read the rest in one call."""
+        found = {index: self._taken(index) for index in indices}
+        missing = [index for index, sample in found.items() if sample is MISSING]
+        if missing and self._load_many is not None:
+            for index, sample in zip(missing, self._load_many(missing), strict=True):
+                self._shelf.put(index, sample)
+                found[index] = sample
+        return [found[index] for index in indices]
+
+    def fill(self, indices: Sequence[int]) -> None:
+        """Load what is not there yet."""
+        for index in indices:
+            if self._shelf.get(index) is MISSING:
+                self(index)
+
+    def _taken(self, index: int) -> Any:
+        sample = self._shelf.get(index)
+        if sample is MISSING:
+            add_to(self._counters, f"{self._name}_misses")
+            return MISSING
+        add_to(self._counters, f"{self._name}_hits")
+        self._counters[f"{self._name}_kept"] = len(self._shelf)
+        if self._to_check > 0:
+            self._to_check -= 1
+            self._check(index, sample)
+        return sample
+
+    def _check(self, index: int, kept: Any) -> None:
+        if content(self._load(index)) != content(kept):
+            raise JobError(
+                f"Sample {index} differs from its kept copy: either deterministic_transform gives another result each time, "
+                f"or random_transform or collate changes its argument in place. Copy it there first, "
+                f"or take {self._name} out of the plan."
+            )
+
+
+def content(sample: Any) -> tuple[list[tuple[str, tuple[int, ...], bytes]], bytes]:
+    """What a sample holds, by value: a pickled tensor would drag its whole storage along, with its address."""
+    tensors = [tensor.detach().cpu().contiguous() for tensor in iter_tensors(sample)]
+    values = [(str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes()) for t in tensors]
+    return values, pickle.dumps(map_tensors(sample, lambda _: _A_TENSOR))

@@ -1,0 +1,394 @@
+"""Read what this machine can do, each value with the reason it is what it is.
+
+A container sees all the cores of its host and may use few of them, a CUDA device may emulate the type it claims, and a
+node is shared by several local ranks; a number without its reason cannot be trusted or argued with. Nothing here runs
+at import. On a system without /proc the reason says what was asked instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from hasten.core.system import library_folders, read_allocators, read_c_library, read_huge_pages, read_openmp
+from hasten.core.system import read_text as _read
+from hasten.core.system import sysctl as _sysctl
+
+T = TypeVar("T")
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  only its free space is read
+
+_CPU_FLAGS = frozenset(
+    {"avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"}
+    | {"amx_tile", "amx_bf16", "amx_fp16", "amx_int8", "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2"}
+)
+_NATIVE_BF16 = ("amx_bf16", "avx512_bf16", "bf16")
+_NATIVE_FP16 = ("amx_fp16", "avx512_fp16", "asimdhp")
+_FP16_CUDA_MAJOR = 7
+_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """A value, and why it is that value."""
+
+    value: T
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What this machine offers one training process.
+
+    Attributes:
+        cores: CPU cores this process may use; at least 1.
+        memory_limit_bytes: Main memory this process and its workers may use together.
+        cpu_model: As the processor names itself.
+        cpu_flags: The instruction sets that matter for training, of those the processor has.
+        accelerators: Names of the accelerators, in device order.
+        bfloat16: Whether the device that training would use computes in bfloat16 itself, not by emulation.
+        float16: The same for float16.
+        torch_version: As `torch.__version__`.
+        torch_build: `cpu`, `cuda 12.8`, `rocm 6.4`.
+        threads: Threads torch uses within an operator.
+        cxx_compiler: The C++ compiler `torch.compile` would find; None when it would find none.
+        shared_memory_bytes: Free shared memory, through which loader workers hand over batches.
+        allocators: Paths of the memory allocators that could be preloaded.
+        c_library: As `glibc 2.36`; empty where it is another.
+        huge_pages: Who gets transparent huge pages: `always`, `madvise` (who asks), `never`; empty where unknown.
+        openmp: Path of torch's OpenMP library; empty where there is none to see.
+        python_version: As `3.11.7`.
+        system: Operating system and instruction set, as `Linux x86_64`.
+    """
+
+    cores: Reading[int]
+    memory_limit_bytes: Reading[int]
+    cpu_model: Reading[str]
+    cpu_flags: frozenset[str]
+    accelerators: Reading[tuple[str, ...]]
+    bfloat16: Reading[bool]
+    float16: Reading[bool]
+    torch_version: str
+    torch_build: Reading[str]
+    threads: Reading[int]
+    cxx_compiler: Reading[str | None]
+    shared_memory_bytes: Reading[int]
+    allocators: Reading[tuple[str, ...]]
+    c_library: Reading[str]
+    huge_pages: Reading[str]
+    openmp: Reading[str]
+    python_version: str
+    system: str
+
+    def summary(self) -> str:
+        """The machine in one line: cores, processor, accelerators, memory, torch."""
+        cores = self.cores.value
+        parts = [f"{cores} core{'' if cores == 1 else 's'}", self.cpu_model.value]
+        names = self.accelerators.value
+        parts += [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
+        parts += [f"{self.memory_limit_bytes.value / _GIB:.1f} GiB", f"torch {self.torch_version}"]
+        return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The machine as JSON can carry it; each reading as `{"value": ..., "reason": ...}`."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+
+    def fingerprint(self) -> str:
+        """Name what makes timings comparable: equal fingerprints, comparable machines. 12 hexadecimal digits."""
+        parts = [
+            self.cpu_model.value,
+            self.cores.value,
+            sorted(self.cpu_flags),
+            list(self.accelerators.value),
+            self.torch_version,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode("utf-8")).hexdigest()[:12]
+
+
+def read_machine(
+    *,
+    proc: Path = PROC,
+    cgroup: Path = CGROUP,
+    shared_memory: Path = SHARED_MEMORY,
+    environ: Mapping[str, str] | None = None,
+) -> Machine:
+    """Read this machine; it wakes the accelerator's driver where there is one, so call it after any fork.
+
+    Args:
+        proc: Where the kernel's process files are.
+        cgroup: Where the control groups are mounted.
+        shared_memory: Where shared memory is mounted.
+        environ: The environment; that of this process by default.
+    """
+    environ = os.environ if environ is None else environ
+    flags = read_cpu_flags(proc)
+    return Machine(
+        cores=read_cores(proc=proc, cgroup=cgroup, environ=environ),
+        memory_limit_bytes=read_memory_limit(proc=proc, cgroup=cgroup),
+        cpu_model=_cpu_model(proc),
+        cpu_flags=flags,
+        accelerators=_accelerators(),
+        bfloat16=_bfloat16(flags),
+        float16=_float16(flags),
+        torch_version=str(torch.__version__),
+        torch_build=_torch_build(),
+        threads=_threads(environ),
+        cxx_compiler=read_cxx_compiler(environ),
+        shared_memory_bytes=_shared_memory(shared_memory),
+        allocators=Reading(*read_allocators(library_folders(environ))),
+        c_library=Reading(*read_c_library()),
+        huge_pages=Reading(*read_huge_pages()),
+        openmp=Reading(*read_openmp()),
+        python_version=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+    )
+
+
+# Cores and memory.
+
+
+def read_cores(
+    *,
+    proc: Path = PROC,
+    cgroup: Path = CGROUP,
+    environ: Mapping[str, str],
+    affinity: int | None = None,
+) -> Reading[int]:
+    """CPU cores this process may use: the lesser of affinity and quota, shared between local ranks, at least 1.
+
+    A quota of 1.5 cores gives 1: a second busy thread would only be throttled.
+
+    Args:
+        proc: Where the kernel's process files are.
+        cgroup: Where the control groups are mounted.
+        environ: Read for LOCAL_WORLD_SIZE, which torchrun sets.
+        affinity: Cores the scheduler allows; asked of the system by default.
+    """
+    allowed, reason = _affinity() if affinity is None else (affinity, f"{affinity} cores by affinity")
+    cores: float = allowed
+    quota = _cpu_quota(proc, cgroup)
+    if quota is not None and quota[0] < cores:
+        cores, reason = quota[0], f"{quota[1]}, less than {reason}"
+    text = environ.get("LOCAL_WORLD_SIZE", "1")
+    ranks = int(text) if text.isdecimal() and int(text) > 0 else 1
+    if ranks > 1:
+        reason += f"; shared by {ranks} local ranks"
+    return Reading(max(1, math.floor(cores / ranks)), reason)
+
+
+def read_memory_limit(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Reading[int]:
+    """Bytes of main memory there are for this process: the least of the RAM, the control groups' and RLIMIT_AS."""
+    limits = [_physical_memory(proc)]
+    for folder in _cgroup_folders(proc, cgroup, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name).strip()
+            if text.isdecimal() and int(text) > 0:
+                limits.append((int(text), f"control group limit in {folder / name}"))
+    try:
+        import resource  # noqa: PLC0415  not on Windows
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if soft not in (resource.RLIM_INFINITY, -1):
+            limits.append((soft, "address space limit of this process (ulimit -v)"))
+    except ImportError:
+        pass
+    least, reason = min((limit for limit in limits if limit[0] > 0), default=(0, "this system does not tell"))
+    return Reading(least, reason)
+
+
+def _affinity() -> tuple[int, str]:
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+        return count, f"{count} cores by affinity"
+    count = os.cpu_count() or 1
+    return count, f"{count} cores in this machine ({platform.system()} has no affinity to ask for)"
+
+
+def _cpu_quota(proc: Path, cgroup: Path) -> tuple[float, str] | None:
+    """The tightest quota in cores, with its reason, of this process's own group and those it lies in."""
+    found: list[tuple[float, str]] = []
+    for folder in _cgroup_folders(proc, cgroup, "cpu"):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        source = folder / "cpu.max"
+        if not quota:
+            source = folder / "cpu.cfs_quota_us"
+            quota, period = _read(source).strip(), _read(folder / "cpu.cfs_period_us").strip()
+        if quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0:
+            cores = int(quota) / int(period)
+            found.append((cores, f"quota of {cores:g} cores in {source}"))
+    return min(found, default=None)
+
+
+def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
+    """The folders that may limit this process, its own group first, then each group around it, up to the root.
+
+    A line of /proc/self/cgroup is `0::/path` for version 2 and `4:memory:/path` for version 1. In a container the path
+    may be the host's and not exist here; the folders that do exist are its root.
+    """
+    for line in _read(proc / "self" / "cgroup").splitlines() or ["0::/"]:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            roots = [cgroup, cgroup / "unified"]
+        elif controller in controllers.split(","):
+            roots = [cgroup / controllers, cgroup / controller]
+        else:
+            continue
+        inner = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..")))
+        for root in roots:
+            for group in (inner, *inner.parents):
+                if (root / group).is_dir():
+                    yield root / group
+
+
+def _physical_memory(proc: Path) -> tuple[int, str]:
+    for line in _read(proc / "meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024, "physical memory"
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), f"physical memory (no {proc / 'meminfo'}: sysconf)"
+    except (AttributeError, ValueError, OSError):
+        return 0, "this system does not tell"
+
+
+def _shared_memory(folder: Path) -> Reading[int]:
+    try:
+        return Reading(shutil.disk_usage(folder).free, f"free in {folder}")
+    except OSError:
+        return Reading(_physical_memory(PROC)[0], f"no {folder} on this system: bounded by physical memory only")
+
+
+# The processor.
+
+
+def read_cpu_flags(proc: Path = PROC) -> frozenset[str]:
+    """The instruction sets of this processor that matter for training, by their Linux names."""
+    for key, value in _cpuinfo(proc):
+        if key in ("flags", "Features"):
+            return _CPU_FLAGS & frozenset(value.split())
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        names = {"FEAT_BF16": "bf16", "FEAT_FP16": "asimdhp", "FEAT_I8MM": "i8mm"}
+        return frozenset({"asimd"} | {flag for name, flag in names.items() if _sysctl(f"hw.optional.arm.{name}") == "1"})
+    return frozenset()
+
+
+def _cpu_model(proc: Path) -> Reading[str]:
+    found = dict(reversed(list(_cpuinfo(proc))))
+    for key in ("model name", "Model", "Hardware"):
+        if found.get(key):
+            return Reading(found[key], f"{key!r} in {proc / 'cpuinfo'}")
+    missing = f"{proc / 'cpuinfo'} names none" if found else f"no {proc / 'cpuinfo'}"
+    if platform.system() == "Darwin" and (name := _sysctl("machdep.cpu.brand_string")):
+        return Reading(name, f"{missing}: sysctl machdep.cpu.brand_string")
+    return Reading(platform.processor() or platform.machine() or "unknown", f"{missing}: as Python's platform says")
+
+
+def _cpuinfo(proc: Path) -> Iterator[tuple[str, str]]:
+    for line in _read(proc / "cpuinfo").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            yield key.strip(), value.strip()
+
+
+# Accelerators and torch.
+
+
+def _accelerator_type() -> str:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if device is None else device.type
+
+
+def _accelerators() -> Reading[tuple[str, ...]]:
+    kind = _accelerator_type()
+    if kind == "cpu":
+        return Reading((), f"torch {torch.__version__} finds none")
+    count = torch.accelerator.device_count()
+    if kind == "cuda":
+        return Reading(tuple(torch.cuda.get_device_name(index) for index in range(count)), "torch.cuda")
+    return Reading((kind,) * count, f"torch.{kind} (it tells no names)")
+
+
+def _bfloat16(flags: frozenset[str]) -> Reading[bool]:
+    kind = _accelerator_type()
+    if kind == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return Reading(native, f"{_cuda_words()} computes in bfloat16 {'itself' if native else 'by emulation at best'}")
+    return _native_on("bfloat16", kind, flags, _NATIVE_BF16)
+
+
+def _float16(flags: frozenset[str]) -> Reading[bool]:
+    kind = _accelerator_type()
+    if kind == "cuda":
+        native = bool(torch.version.hip) or torch.cuda.get_device_capability()[0] >= _FP16_CUDA_MAJOR
+        return Reading(native, f"{_cuda_words()} {'has' if native else 'has no'} matrix units for float16")
+    return _native_on("float16", kind, flags, _NATIVE_FP16)
+
+
+def _native_on(dtype: str, kind: str, flags: frozenset[str], needed: tuple[str, ...]) -> Reading[bool]:
+    if kind != "cpu":
+        return Reading(False, f"not known to be native on {kind}")
+    present = [flag for flag in needed if flag in flags]
+    if present:
+        return Reading(True, f"the processor has {', '.join(present)}")
+    return Reading(False, f"the processor has none of {', '.join(needed)}: {dtype} would be emulated")
+
+
+def _cuda_words() -> str:
+    major, minor = torch.cuda.get_device_capability()
+    return f"{torch.cuda.get_device_name()} (capability {major}.{minor})"
+
+
+def _torch_build() -> Reading[str]:
+    if torch.version.hip:
+        return Reading(f"rocm {torch.version.hip}", "torch.version.hip")
+    if torch.version.cuda:
+        return Reading(f"cuda {torch.version.cuda}", "torch.version.cuda")
+    return Reading("cpu", "torch was built with neither CUDA nor ROCm")
+
+
+def _threads(environ: Mapping[str, str]) -> Reading[int]:
+    named = [f"{name}={environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in environ]
+    return Reading(torch.get_num_threads(), f"torch.get_num_threads() ({', '.join(named) or 'no variable sets it'})")
+
+
+def read_cxx_compiler(environ: Mapping[str, str], *, system: str | None = None) -> Reading[str | None]:
+    """The C++ compiler `torch.compile` would find, as a path; None when none, and then the reason says the fix.
+
+    It looks for $CXX, or else for one name only: `g++`, on macOS `clang++` (torch/_inductor/config.py, `cpp.cxx`).
+
+    Args:
+        environ: Read for CXX and PATH.
+        system: As `platform.system()`; that of this machine by default.
+    """
+    path = environ.get("PATH")
+    chosen = environ.get("CXX")
+    if chosen:
+        found = shutil.which(chosen, path=path)
+        return Reading(found, f"CXX={chosen}" if found else f"CXX={chosen} is not there: unset CXX, or install it")
+    first = "clang++" if (system or platform.system()) == "Darwin" else "g++"
+    if found := shutil.which(first, path=path):
+        return Reading(found, f"{first} on the PATH")
+    for other in ("g++", "clang++", "gcc"):
+        if shutil.which(other, path=path):
+            return Reading(None, f"torch.compile looks for {first} only, and there is {other}: set CXX={other}")
+    return Reading(None, f"no C++ compiler on the PATH: install {first}, or set CXX")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Reading):
+        return {"value": _plain(value.value), "reason": value.reason}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,299 @@
+"""The contract of an optimization: one technique, one file.
+
+An optimization is a frozen dataclass whose fields are its settings. It carries a `card`, judges from measured facts alone
+whether it fits (`fit`, a pure function), changes a live job (`apply`, which hands back the undo), and proves from a traced
+step that its mechanism really fired (`evidence`). Found by folder or entry point never means enabled.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hasten.core.errors import PlanError
+from hasten.core.live import LiveJob, Seam, Undo
+
+if TYPE_CHECKING:
+    from hasten.core.facts import Facts
+
+JOINED_VARIABLES = {"GLIBC_TUNABLES": ":", "LD_PRELOAD": ":", "MALLOC_CONF": ","}
+"""Variables that hold several entries, and what stands between them; any other variable holds one value."""
+_NAMED_BY = {"GLIBC_TUNABLES": "=", "MALLOC_CONF": ":"}
+"""What ends the name of an entry; one of another variable is its own name."""
+
+
+class Numerics(enum.StrEnum):
+    """How far an optimization may move the numbers."""
+
+    EXACT = "exact"
+    """Bit-equal losses."""
+    ROUNDING = "rounding"
+    """The same mathematics, rounded otherwise."""
+    TRAINING = "training"
+    """Other mathematics: order, batch size, schedule."""
+
+
+class Bottleneck(enum.StrEnum):
+    """What can hold a training job back."""
+
+    INPUT = "input"
+    TRANSFER = "transfer"
+    COMPUTE = "compute"
+    PADDING = "padding"
+    OPTIMIZER = "optimizer"
+    LOGGING = "logging"
+    VALIDATION = "validation"
+    CHECKPOINT = "checkpoint"
+    MEMORY = "memory"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+class Judge(enum.StrEnum):
+    """What decides whether an optimization pays."""
+
+    UPDATE_TIME = "update_time"
+    """The time of an update, per sample: paired turns and fresh processes over some updates."""
+    TIME_TO_TARGET = "time_to_target"
+    """The training time until the held-out metric reaches what the base reaches: paired whole runs. For what changes how
+    much an update teaches (learning-rate schedule, batch size), of which the time of an update says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What an optimization is, for people and for the ladder.
+
+    Attributes:
+        name: As it stands in a plan.
+        summary: One sentence a user understands.
+        relieves: The bottleneck it acts on.
+        numerics: How far it may move the numbers.
+        seam: Where it acts.
+        source: Where the technique is described.
+        hoped_gain: What its source or its fans promise, and the address where they do, as `words (https://...)`; empty where
+            no figure is known. Shown beside what was measured, and decides nothing.
+        prior: Share of the possible gain it usually brings, from 0 to 1; orders the ladder, decides nothing.
+        setup_s: Seconds it usually costs once, before it pays (compilation); 0 for none.
+        settle_s: Seconds of updates until a fresh process is as fast as it will be (kernels made for every shape it meets);
+            0 where a few updates do.
+        event: What it changes, where that is no update but stands around them: `report`, `checkpoint` or `validation`. Such
+            a technique is measured by that event and judged by the time of an epoch.
+        memory_technique: Whether it buys memory with time; then it is a candidate only where memory is short.
+        saves_memory: Whether it may lower the peak memory as well; a candidate where that is what is wanted.
+        claims: What only one optimization of a plan may hold.
+        after: Names it must follow where both are in a plan.
+        conflicts: Names it cannot be with.
+        pays_with: Names that it may pay together with where neither pays alone; the ladder then tries both at once.
+        judged_by: What decides whether it pays. By time to target, its ceiling is not known from any phase (`max_gain_frac`
+            is 0 and refuses nothing), it is tried last, and only where the budget holds whole runs.
+    """
+
+    name: str
+    summary: str
+    relieves: Bottleneck
+    numerics: Numerics
+    seam: Seam
+    source: str
+    hoped_gain: str = ""
+    prior: float = 0.5
+    setup_s: float = 0.0
+    settle_s: float = 0.0
+    event: Literal["", "report", "checkpoint", "validation"] = ""
+    memory_technique: bool = False
+    saves_memory: bool = False
+    claims: frozenset[str] = frozenset()
+    after: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    pays_with: tuple[str, ...] = ()
+    judged_by: Judge = Judge.UPDATE_TIME
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Whether an optimization fits, from facts alone: `Fit.yes(...)` or `Fit.no(reason)`.
+
+    Attributes:
+        fits: The answer.
+        reason: Why not; empty for yes.
+        max_gain_frac: Share of the step's time it could save at most, from 0 up to but not including 1; of an epoch's time
+            where the card names an event.
+        settings: The candidates to try, best guess first.
+        prior: How likely it pays, where the facts say more of that than the card's `prior` does; None leaves it to the card.
+    """
+
+    fits: bool
+    reason: str = ""
+    max_gain_frac: float = 0.0
+    settings: tuple[Optimization, ...] = ()
+    prior: float | None = None
+
+    @classmethod
+    def no(cls, reason: str) -> Fit:
+        """Refuse, with the reason a user will read."""
+        return cls(fits=False, reason=reason)
+
+    @classmethod
+    def yes(cls, *, max_gain_frac: float, settings: Sequence[Optimization], prior: float | None = None) -> Fit:
+        """Offer one or more settings to try."""
+        return cls(fits=True, max_gain_frac=min(max(max_gain_frac, 0.0), 0.99), settings=tuple(settings), prior=prior)
+
+    @property
+    def max_gain(self) -> float:
+        """The largest possible speed-up as a ratio, at least 1."""
+        return 1.0 / (1.0 - self.max_gain_frac)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One proof that a mechanism fired: what was looked for, whether it was there, what was seen."""
+
+    name: str
+    passed: bool
+    seen: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTrace:
+    """What one traced training step did.
+
+    Attributes:
+        ops: How often each operator ran, by name without namespace (`convolution`, `_fused_adamw_`).
+        op_dtypes: How often each (operator, dtype name of its first floating output) occurred.
+        channels_last: How often each operator gave a 4-d or 5-d output that lies in channels-last order and in no other.
+        batch_shapes: The shapes of the batch's tensors, in order.
+        counters: What the live parts counted (graphs compiled, cache hits, workers alive, backends used).
+    """
+
+    ops: Mapping[str, int] = field(default_factory=dict)
+    op_dtypes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    channels_last: Mapping[str, int] = field(default_factory=dict)
+    batch_shapes: tuple[tuple[int, ...], ...] = ()
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """One technique. Subclasses are frozen dataclasses whose fields are the settings, each with a default."""
+
+    card: ClassVar[Card]
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics class of this very setting: that of the card, unless a setting does more."""
+        return self.card.numerics
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Judge from measured facts alone whether this could help, and with which settings."""
+        raise NotImplementedError
+
+    @property
+    def samples_factor(self) -> float:
+        """Samples of one optimizer update under it, as a multiple of the samples without it; 1 for most."""
+        return 1.0
+
+    def environment(self) -> dict[str, str]:
+        """Variables that work only where they are set before the process starts; none for most.
+
+        Whoever starts the process sets them, so they end with it and `apply` has nothing to undo. May raise MachineError
+        where this machine lacks what a variable must name.
+        """
+        return {}
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Change the live job, and return how to put everything back."""
+        raise NotImplementedError
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Prove from a traced step that the mechanism fired, whatever the clock says."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """The settings as they stand in a plan."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def ordered(optimizations: Sequence[Optimization]) -> list[Optimization]:
+    """Order a plan by seam, then by `after`; otherwise as given. Raises ValueError on a circle."""
+    seams = list(Seam)
+    rest = sorted(optimizations, key=lambda item: seams.index(item.card.seam))
+    done: list[Optimization] = []
+    while rest:
+        waiting = {item.card.name for item in rest}
+        ready = next((item for item in rest if not waiting & set(item.card.after)), None)
+        if ready is None:
+            raise ValueError(f"these optimizations wait for one another: {', '.join(sorted(waiting))}")
+        rest.remove(ready)
+        done.append(ready)
+    return done
+
+
+def clash(first: Optimization, second: Optimization) -> str:
+    """Why two optimizations cannot be in one plan; empty when they can."""
+    one, two = first.card, second.card
+    if one.name == two.name:
+        return f"`{one.name}` is in the plan already"
+    if two.name in one.conflicts or one.name in two.conflicts:
+        return f"`{one.name}` and `{two.name}` exclude each other"
+    shared = one.claims & two.claims
+    if shared:
+        return f"`{one.name}` and `{two.name}` both claim {', '.join(sorted(shared))}"
+    return ""
+
+
+def undo_nothing() -> None:
+    """The undo of what works through the environment alone: it ends with the process."""
+
+
+def required_environment(optimizations: Sequence[Optimization]) -> dict[str, str]:
+    """The variables a process must be started with for these optimizations together.
+
+    Raises:
+        PlanError: Two of them want one variable, or one entry of a joined variable, to be two things.
+    """
+    merged: dict[str, dict[str, str]] = {}
+    owners: dict[tuple[str, str], str] = {}
+    for item in optimizations:
+        for variable, value in item.environment().items():
+            for entry, text in _entries(variable, value).items():
+                owner = owners.setdefault((variable, entry), item.card.name)
+                if merged.setdefault(variable, {}).setdefault(entry, text) != text:
+                    seen = f"{merged[variable][entry]!r} and {text!r}"
+                    raise PlanError(
+                        f"`{owner}` and `{item.card.name}` need {variable} to be {seen}. Take one of them out of the plan."
+                    )
+    return {variable: _joined(variable, entries) for variable, entries in merged.items()}
+
+
+def missing_environment(required: Mapping[str, str], started: Mapping[str, str]) -> dict[str, str]:
+    """Those of the required variables that a process started with `started` lacks, whole or in part."""
+    return {
+        variable: value
+        for variable, value in required.items()
+        if not _entries(variable, value).items() <= _entries(variable, started.get(variable, "")).items()
+    }
+
+
+def joined_environment(required: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` with the required variables: entries of joined variables beside the user's own, others in their place."""
+    joined = dict(environ)
+    for variable, value in required.items():
+        theirs = _entries(variable, environ.get(variable, "")) if variable in JOINED_VARIABLES else {}
+        ours = _entries(variable, value)
+        # Of two preloaded libraries with one function the first wins; of two values of one tunable, ours must stand alone.
+        joined[variable] = _joined(variable, {**ours, **theirs} if variable == "LD_PRELOAD" else {**theirs, **ours})
+    return joined
+
+
+def _joined(variable: str, entries: Mapping[str, str]) -> str:
+    return JOINED_VARIABLES.get(variable, ":").join(entries.values())
+
+
+def _entries(variable: str, value: str) -> dict[str, str]:
+    """What a variable holds, by the name of the entry; one nameless entry where it is not a joined variable."""
+    if variable not in JOINED_VARIABLES:
+        return {"": value}
+    parts = (value.replace(" ", ":") if variable == "LD_PRELOAD" else value).split(JOINED_VARIABLES[variable])
+    return {part.partition(_NAMED_BY[variable])[0] if variable in _NAMED_BY else part: part for part in parts if part}

@@ -1,0 +1,201 @@
+"""The plan: which optimizations, with which settings, proved on which machine and job. On disk it is `hasten.toml`.
+
+```toml
+# Hasten plan. Train under it with: hasten run my_job.py:MyJob --plan hasten.toml
+schema = 1
+target = "my_job.py:MyJob"
+
+[optimizations.precision]
+dtype = "bfloat16"
+
+[optimizations.channels_last]
+
+[proved]
+machine = "2 cores, AMD EPYC, torch 2.13.0"
+ratio = 1.61
+```
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from hasten.core.errors import PlanError
+from hasten.core.files import write_atomically
+from hasten.core.optimization import Optimization, clash, ordered
+from hasten.core.toml import toml_key, toml_value
+
+SCHEMA = 1
+
+Catalogue = Mapping[str, type[Optimization]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An ordered set of optimizations, with what is known of where it was proved.
+
+    Attributes:
+        optimizations: In the order they are applied.
+        target: The job it was made for; empty when unknown.
+        proved: Free facts on the proof (machine, job fingerprint, ratio); strings and numbers only.
+    """
+
+    optimizations: tuple[Optimization, ...] = ()
+    target: str = ""
+    proved: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for position, first in enumerate(self.optimizations):
+            for second in self.optimizations[position + 1 :]:
+                if why := clash(first, second):
+                    raise PlanError(f"This plan cannot be: {why}. Take one of them out.")
+        try:
+            object.__setattr__(self, "optimizations", tuple(ordered(self.optimizations)))
+        except ValueError as error:
+            raise PlanError(f"This plan cannot be ordered: {error}.") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its optimizations, in order."""
+        return tuple(item.card.name for item in self.optimizations)
+
+    @property
+    def samples_factor(self) -> float:
+        """Samples of one optimizer update under this plan, as a multiple of the job's own."""
+        return math.prod(item.samples_factor for item in self.optimizations)
+
+    def updates_for(self, updates: int) -> int:
+        """Updates under this plan that see about as many samples as `updates` of the job's own; at least 1."""
+        return max(round(updates / self.samples_factor), 1)
+
+    def plus(self, *more: Optimization) -> Plan:
+        """This plan with more optimizations; one of the same name is replaced."""
+        new = {item.card.name for item in more}
+        kept = tuple(item for item in self.optimizations if item.card.name not in new)
+        return Plan(optimizations=kept + more, target=self.target, proved=self.proved)
+
+    def minus(self, name: str) -> Plan:
+        """This plan without the optimization called `name`."""
+        kept = tuple(item for item in self.optimizations if item.card.name != name)
+        return Plan(optimizations=kept, target=self.target, proved=self.proved)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Name -> settings, as JSON can carry it to another process."""
+        return {item.card.name: item.settings() for item in self.optimizations}
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, Any], catalogue: Catalogue, *, where: str = "plan") -> Plan:
+        """Make a plan from name -> settings. Raises PlanError naming the key that is wrong."""
+        items = tuple(_optimization(name, table, catalogue, where) for name, table in tables.items())
+        return cls(optimizations=items)
+
+    def to_toml(self) -> str:
+        """The plan as a file that a person enjoys reading."""
+        lines = [f"# Hasten plan: {len(self.optimizations)} optimization(s). Order does not matter."]
+        if self.target:
+            lines.append(f"# Train under it with: hasten run {self.target} --plan hasten.toml")
+        lines += ["", f"schema = {SCHEMA}"]
+        if self.target:
+            lines.append(f"target = {json.dumps(self.target)}")
+        if not self.optimizations:
+            lines += ["", "# Empty: nothing that was tried made this job faster without harm.", "[optimizations]"]
+        for item in self.optimizations:
+            lines += ["", f"[optimizations.{item.card.name}]  # {item.numerics}: {item.card.summary}"]
+            lines += [f"{name} = {_toml(value)}" for name, value in item.settings().items()]
+        if self.proved:
+            lines += ["", "[proved]"]
+            lines += [f"{toml_key(name)} = {_toml(value)}" for name, value in self.proved.items()]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_toml(cls, text: str, catalogue: Catalogue, *, where: str = "plan") -> Plan:
+        """Read a plan. Raises PlanError naming the file and the key that is wrong."""
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise PlanError(
+                f"{where} is not valid TOML: {error}. Mend the file, or make it anew with `hasten tune`."
+            ) from error
+        for key in data:
+            if key not in ("schema", "target", "optimizations", "proved"):
+                raise PlanError(
+                    f"{where}: unknown key `{key}`; a plan has schema, target, [optimizations.NAME] and [proved]."
+                )
+        if data.get("schema") != SCHEMA:
+            raise PlanError(
+                f"{where}: key `schema` is {data.get('schema')!r}; this Hasten reads schema {SCHEMA}. "
+                f"Make the plan anew with `hasten tune`."
+            )
+        for key, kind in (("target", str), ("optimizations", dict), ("proved", dict)):
+            if key in data and not isinstance(data[key], kind):
+                raise PlanError(
+                    f"{where}: key `{key}` must be a {'table' if kind is dict else 'string'}, not {data[key]!r}."
+                )
+        read = cls.from_dict(data.get("optimizations", {}), catalogue, where=where)
+        return cls(optimizations=read.optimizations, target=data.get("target", ""), proved=data.get("proved", {}))
+
+    @classmethod
+    def load(cls, path: Path, catalogue: Catalogue) -> Plan:
+        """Read a plan file. Raises PlanError when it is missing or wrong."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(
+                f"Cannot read the plan {path}: {error}. Make one with `hasten tune TARGET --out DIR`."
+            ) from error
+        return cls.from_toml(text, catalogue, where=str(path))
+
+    def save(self, path: Path) -> None:
+        """Write the plan; the file is either the old one or the whole new one, never half."""
+        write_atomically(path, self.to_toml())
+
+
+def _optimization(name: str, table: object, catalogue: Catalogue, where: str) -> Optimization:
+    if name not in catalogue:
+        known = ", ".join(sorted(catalogue))
+        raise PlanError(f"{where}: unknown optimization `{name}`. Known here: {known}.")
+    if not isinstance(table, Mapping):
+        raise PlanError(f"{where}: `optimizations.{name}` must be a table of settings, not {table!r}.")
+    kind = catalogue[name]
+    hints = typing.get_type_hints(kind)
+    names = [item.name for item in fields(kind)]
+    for key, value in table.items():
+        if key not in names:
+            allowed = ", ".join(names) or "none"
+            raise PlanError(f"{where}: `optimizations.{name}` has no setting `{key}`. Its settings: {allowed}.")
+        if not _matches(value, hints[key]):
+            raise PlanError(f"{where}: `optimizations.{name}.{key}` must be {_words(hints[key])}, not {value!r}.")
+    try:
+        return kind(**table)
+    except ValueError as error:
+        raise PlanError(f"{where}: `optimizations.{name}`: {error}") from error
+
+
+def _matches(value: object, hint: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(hint))
+    if hint is bool or isinstance(value, bool):
+        return hint is bool and isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(hint, type) and isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(hint, str(hint))
+
+
+def _toml(value: object) -> str:
+    try:
+        return toml_value(value)
+    except TypeError as error:
+        raise PlanError(f"A plan cannot hold {value!r}: only true/false, numbers, strings and lists of them.") from error

@@ -1,0 +1,74 @@
+"""Find the job that a command line names: `package.module:Job` or `path/file.py:Job`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from hasten.core.errors import TargetError
+from hasten.core.job import Job, check_job
+
+
+def load_job(target: str) -> Job:
+    """Load the class that `target` names and make one job of it.
+
+    Raises:
+        TargetError: The file, module or class is not there, or is no `hasten.Job`.
+        JobError: The job cannot be trained as it is written.
+    """
+    where, _, name = target.rpartition(":")
+    if not where or not name:
+        raise TargetError(f"{target!r} names no job. Write it as package.module:Job or path/file.py:Job.")
+    module = _load_file(Path(where), target) if where.endswith(".py") else _load_module(where, target)
+    kind = getattr(module, name, None)
+    if kind is None:
+        jobs = [
+            key for key, item in vars(module).items() if isinstance(item, type) and issubclass(item, Job) and item is not Job
+        ]
+        raise TargetError(f"{where} holds no `{name}`. Jobs found there: {', '.join(jobs) or 'none'}.")
+    if not (isinstance(kind, type) and issubclass(kind, Job)):
+        raise TargetError(f"{target} is no hasten.Job but {kind!r}. Write `class {name}(hasten.Job)`.")
+    job = kind()
+    check_job(job)
+    return job
+
+
+def _load_file(path: Path, target: str) -> ModuleType:
+    if not path.is_file():
+        raise TargetError(f"{target}: there is no file {path} (looked from {Path.cwd()}).")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"{target}: {path} cannot be loaded as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TargetError(f"{target}: loading {path} raised {type(error).__name__}: {error}") from error
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """The file's own name, as other files import it; another one where a module of that name is loaded from elsewhere."""
+    taken = sys.modules.get(path.stem)
+    if taken is None or getattr(taken, "__file__", None) == str(path):
+        return path.stem
+    return f"hasten_job_{path.stem}"
+
+
+def _load_module(name: str, target: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise TargetError(f"{target}: no module named {error.name!r} can be found from {Path.cwd()}.") from error
+    except Exception as error:
+        raise TargetError(f"{target}: importing {name} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,35 @@
+"""Caches named by text: what a command line or a settings file can say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hasten.core.errors import DataError
+from hasten.data.cache.contract import Cache
+from hasten.data.cache.lmdb import LmdbCache
+from hasten.data.cache.mapped import MappedCache
+from hasten.data.cache.redis import RedisCache
+
+
+def open_cache(place: str, max_bytes: int) -> Cache:
+    """The cache at a place.
+
+    Args:
+        place: `redis://host:port/0` (or `rediss://`, `unix://`), a folder whose name ends in `.lmdb` or that holds an LMDB
+            database, or any other folder, which holds a mapped file.
+        max_bytes: That values may take, where the cache is made now.
+
+    Raises:
+        DataError: It is none of these.
+    """
+    scheme, found, _ = place.partition("://")
+    if found:
+        if scheme in {"redis", "rediss", "unix"}:
+            return RedisCache(place)
+        raise DataError(f"{place} is no cache: give redis://host:port/0, a folder NAME.lmdb, or any other folder.")
+    folder = Path(place)
+    if folder.is_file():
+        raise DataError(f"{place} is a file: give a folder.")
+    if folder.suffix == ".lmdb" or (folder / "data.mdb").exists():
+        return LmdbCache(folder, max_bytes)
+    return MappedCache(folder, max_bytes)

@@ -1,0 +1,298 @@
+"""Convert a source into a store: in parallel, resumable after any end, published whole or not at all.
+
+The units of the source are converted by worker processes into a folder of the conversion, named after what it does: the
+same command finds what an earlier run finished and does the rest. The store appears when all units are there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from hasten.core.errors import DataError
+from hasten.core.machine import read_cores
+from hasten.core.processes import in_processes
+from hasten.data.convert.choose import reader_for, reader_named
+from hasten.data.convert.contract import Choices, Reader, Unit
+from hasten.data.convert.quarantine import BAD, check_rate, set_aside
+from hasten.data.convert.tokenizing import Tokenizing
+from hasten.data.convert.unit import Converted, Task, convert_unit
+from hasten.data.store.layout import BLOCK_ROWS, QUARANTINE, WRITING, Manifest
+from hasten.data.store.publish import Mode, current, exists
+from hasten.data.store.write import SHARD_BYTES, publish_written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a conversion is.
+
+    Attributes:
+        num_units: Of the source.
+        units_done: Of them.
+        num_bytes: Of the source, about.
+        bytes_done: Of them.
+        num_records: Used until now.
+        num_bad: Set aside until now.
+    """
+
+    num_units: int
+    units_done: int
+    num_bytes: int
+    bytes_done: int
+    num_records: int
+    num_bad: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a conversion made.
+
+    Attributes:
+        manifest: Of the published version.
+        num_records: Records used.
+        num_bad: Records set aside.
+        num_resumed: Units that an earlier run had done.
+        quarantine: The file of bad records; None where there were none.
+    """
+
+    manifest: Manifest
+    num_records: int
+    num_bad: int
+    num_resumed: int
+    quarantine: Path | None
+
+
+class Runner(Protocol):
+    """Something that converts units: processes of this machine, or a cluster."""
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
+        """Convert the tasks, in any order, giving each outcome when it is there."""
+        ...
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002  the name of the option, which everybody knows
+    columns: Sequence[str] = (),
+    pixels: str = "bytes",
+    size: tuple[int, int] | None = None,
+    tokenizing: Tokenizing | None = None,
+    mode: Mode = "create",
+    processes: int | None = None,
+    max_bad_frac: float = 0.01,
+    block_rows: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Callable[[Progress], None] = lambda _: None,
+    runner: Runner | None = None,
+) -> Result:
+    """Convert a source into a store.
+
+    A conversion that was stopped, even by SIGKILL, goes on where it was when it is called again with the same arguments.
+
+    Args:
+        source: A file or a folder.
+        destination: The store.
+        format: Name of a reader; None finds it from the source.
+        columns: Columns to keep; empty keeps all.
+        pixels: What becomes of images: `bytes` or `decoded`.
+        size: Height and width that decoded images are resized to.
+        tokenizing: Tokens made on the way; None makes none.
+        mode: `create` a store, `append` to one, or `replace` its rows in a new version.
+        processes: That work at once; None takes the cores this process may use.
+        max_bad_frac: Share of bad records beyond which the conversion fails, 0 to 1.
+        block_rows: Rows of a block; None takes 2,048, or 2**20 single tokens.
+        shard_bytes: Bytes after which a new shard is begun.
+        progress: Called after every unit.
+        runner: Converts the units elsewhere; None uses processes of this machine.
+
+    Raises:
+        DataError: The source cannot be read, too many of its records are bad, or a store is there already.
+        MachineError: The source needs a package that is not installed.
+    """
+    path, store = Path(source), Path(destination)
+    if not 0 <= max_bad_frac <= 1:
+        raise DataError(f"max_bad_frac is a share from 0 to 1, not {max_bad_frac}.")
+    have = current(store)
+    if have is not None and mode == "create" and not (store / WRITING).exists():
+        raise DataError(exists(store, have))
+    reader = reader_named(format) if format else reader_for(path)
+    choices = Choices(columns=tuple(columns), pixels=pixels, size=size)
+    units = reader.units(path, choices)
+    if not units:
+        raise DataError(f"{path} is empty: there is nothing to convert.")
+    choices = _typed(reader, units, choices, have if mode == "append" else None)
+    rows = block_rows or (2**20 if tokenizing and tokenizing.flat else BLOCK_ROWS)
+    if have is not None and mode == "append":
+        rows = have.block_rows
+    name = _name(path, units, (reader.name, choices, tokenizing, rows, shard_bytes), tokenizing)
+    with _alone(store, name) as folder:
+        tasks = [
+            Task(
+                number=number,
+                unit=unit,
+                reader=reader.name,
+                choices=choices,
+                tokenizing=tokenizing,
+                store=str(store),
+                folder=str(folder / f"{number:06d}"),
+                block_rows=rows,
+                shard_bytes=shard_bytes,
+            )
+            for number, unit in enumerate(units)
+        ]
+        done = {task.number: found for task in tasks if (found := Converted.load(Path(task.folder)))}
+        resumed = len(done)
+        ended = resumed == len(tasks) and _is_published(have, done.values())
+        if have is not None and mode == "create" and not ended:
+            raise DataError(exists(store, have))
+        run = runner or Processes(processes or read_cores(environ=os.environ).value)
+        _convert_rest(tasks, done, run, max_bad_frac=max_bad_frac, folder=folder, progress=progress)
+        parts = [done[number] for number in range(len(tasks))]
+        aside = set_aside(store, _first_shard(parts), [Path(task.folder) / BAD for task in tasks])
+        # An earlier run may have ended right after publishing: its version is there, and only its folder is left.
+        manifest = have
+        if manifest is None or not ended:
+            told = _provenance(path, reader, parts, aside)
+            manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=told)
+        shutil.rmtree(folder)
+    return Result(
+        manifest=manifest,
+        num_records=sum(part.num_records for part in parts),
+        num_bad=sum(part.num_bad for part in parts),
+        num_resumed=resumed,
+        quarantine=store / aside if aside else None,
+    )
+
+
+class Processes:
+    """Converts units in processes of this machine.
+
+    Args:
+        count: At once; 1 converts in this process.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
+        """Convert the tasks."""
+        yield from in_processes(
+            convert_unit, tasks, self._count,
+            killed="a process of the conversion was killed, perhaps for lack of memory: what is done is kept. Start the "
+            "same command again, with fewer --processes.",
+        )  # fmt: skip
+
+
+def _typed(reader: type[Reader], units: Sequence[Unit], choices: Choices, have: Manifest | None) -> Choices:
+    """The choices with the types that all units must hold to: of the store that is appended to, or found in the source."""
+    schema = reader.schema(units, choices)
+    if schema is None:
+        return choices
+    if have is not None and set(schema.names) == set(have.schema.names):
+        schema = have.schema
+    return replace(choices, schema=schema.serialize().to_pybytes())
+
+
+def _name(path: Path, units: Sequence[Unit], chosen: tuple[object, ...], tokenizing: Tokenizing | None) -> str:
+    """The name of a conversion: the same for the same source and choices, another when a file of the source changed."""
+    digest = hashlib.sha256(repr((version("hasten"), *chosen)).encode())
+    files = {str(Path(unit.path) / name) for unit in units for name in unit.files} or {unit.path for unit in units}
+    if tokenizing is not None and Path(tokenizing.tokenizer).is_file():
+        files.add(tokenizing.tokenizer)
+    for name in sorted(files):
+        stat = Path(name).stat()
+        digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    digest.update(f"{path.resolve()} {len(units)}".encode())
+    return f"convert-{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def _alone(store: Path, name: str) -> Iterator[Path]:
+    """The folder of this conversion, for one process at a time; it stays where the conversion fails.
+
+    Raises:
+        DataError: The same conversion is under way.
+    """
+    folder = store / WRITING / name
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"the same conversion into {store} is under way in another process: wait for it.") from error
+        yield folder
+    finally:
+        os.close(handle)
+        if {part.name for part in folder.glob("*")} <= {"owner.lock"}:  # a conversion that found nothing leaves nothing
+            shutil.rmtree(folder, ignore_errors=True)
+        for parent in (store / WRITING, store):
+            with suppress(OSError):  # it holds something
+                parent.rmdir()
+
+
+def _convert_rest(
+    tasks: Sequence[Task],
+    done: dict[int, Converted],
+    run: Runner,
+    *,
+    max_bad_frac: float,
+    folder: Path,
+    progress: Callable[[Progress], None],
+) -> None:
+    """Convert what is not done, and add it to `done`."""
+    total = sum(task.unit.num_bytes for task in tasks)
+
+    def tell(*, ended: bool) -> None:
+        records, bad = (sum(getattr(part, name) for part in done.values()) for name in ("num_records", "num_bad"))
+        progress(
+            Progress(
+                num_units=len(tasks),
+                units_done=len(done),
+                num_bytes=total,
+                bytes_done=sum(part.num_bytes for part in done.values()),
+                num_records=records,
+                num_bad=bad,
+            )
+        )
+        check_rate(records, bad, max_bad_frac, ended=ended, where=f"{folder}/*/{BAD}")
+
+    tell(ended=False)
+    for part in run([task for task in tasks if task.number not in done]):
+        done[part.number] = part
+        tell(ended=len(done) == len(tasks))
+
+
+def _is_published(have: Manifest | None, parts: Iterable[Converted]) -> bool:
+    """Whether a version holds these parts already."""
+    names = {shard["name"] for part in parts for shard in part.written.shards}
+    return have is not None and bool(names) and names <= {shard.name for shard in have.shards}
+
+
+def _first_shard(parts: Sequence[Converted]) -> str:
+    """A name that no other conversion has, and that this one keeps when it is taken up again."""
+    names = (str(shard["name"]) for part in parts for shard in part.written.shards)
+    return next(names, "nothing")
+
+
+def _provenance(path: Path, reader: type[Reader], parts: Sequence[Converted], aside: str | None) -> dict[str, Any]:
+    """What the rows are made from, and which file holds the records that are not among them."""
+    return {
+        "source": path.name,
+        "format": reader.name,
+        "units": len(parts),
+        "records": sum(part.num_records for part in parts),
+        "bad_records": sum(part.num_bad for part in parts),
+        "hasten": version("hasten"),
+        **({QUARANTINE: aside} if aside else {}),
+    }

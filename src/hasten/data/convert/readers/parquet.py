@@ -1,0 +1,62 @@
+"""Parquet: some row groups at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from hasten.core.errors import DataError
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from hasten.data.convert.refusals import no_such_column
+
+ENDINGS = (".parquet", ".pq")
+_ROWS = 2048
+
+
+class Parquet(Reader):
+    """Parquet files."""
+
+    name: ClassVar[str] = "parquet"
+    words: ClassVar[str] = "Parquet (.parquet, .pq)"
+
+    @classmethod
+    def claims(cls, path: Path) -> bool:
+        """By its ending."""
+        return has_files(path, ENDINGS)
+
+    @classmethod
+    def units(cls, path: Path, choices: Choices) -> list[Unit]:
+        """A row group each."""
+        found, first = [], None
+        for file in files_under(path, ENDINGS):
+            try:
+                read = pyarrow.parquet.ParquetFile(file)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise DataError(f"{file} is no Parquet file: {error}.") from error
+            first = first or read.schema_arrow
+            if not read.schema_arrow.remove_metadata().equals(first.remove_metadata()):
+                raise DataError(f"{file} has other columns than {path}'s first file: convert them to stores of their own.")
+            found += [
+                Unit(path=str(file), start=group, end=group + 1, num_bytes=read.metadata.row_group(group).total_byte_size)
+                for group in range(read.metadata.num_row_groups)
+            ]
+        return found
+
+    @classmethod
+    def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
+        """The rows of some row groups, a few thousand at a time."""
+        file = pyarrow.parquet.ParquetFile(unit.path, memory_map=True)
+        missing = [name for name in choices.columns if name not in file.schema_arrow.names]
+        if missing:
+            raise no_such_column(unit.path, missing[0], file.schema_arrow.names)
+        try:
+            for batch in file.iter_batches(
+                _ROWS, row_groups=range(unit.start, unit.end), columns=list(choices.columns) or None, use_threads=False
+            ):
+                yield pa.Table.from_batches([batch])
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{unit.path} cannot be read at row group {unit.start}: {error}.") from error

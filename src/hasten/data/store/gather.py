@@ -1,0 +1,315 @@
+"""Rows picked from several Arrow blocks at once, each byte copied once.
+
+`pyarrow.compute.take` wants one contiguous array: to pick 256 rows of a window of 16 blocks it would first copy the window.
+But the blocks are mapped files, all of them in one address space. So the rows of a column of several blocks are seen as one
+long array without a copy: its data begin at the block that lies lowest, its offsets reach into all of them, and between the
+rows of one block and those of the next stands a row that nobody asks for. Arrow's own kernel picks from that, without the
+interpreter. A batch costs its own bytes and nothing else, in time and in memory. Types that are rarely met (dictionaries,
+unions, maps, views) do go through a copy of their blocks.
+
+The arrays of a column are seen as one long column; `at` counts rows through all of them, and `before` says how many arrays
+come before each row's own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow._compute import get_function
+
+from hasten.core.errors import CorruptError, DataError
+from hasten.data.store.copying import begin, kernels_for
+from hasten.data.store.later import Later, made
+from hasten.data.store.sharing import Arriving, Copy, Index, Rows
+
+_TAKE = get_function("array_take")
+_POOL = pa.jemalloc_memory_pool() if "jemalloc" in pa.supported_memory_backends() else None
+"""Where batches lie: Arrow's usual pool takes 4 MiB for itself at the first of them. None is that one."""
+
+
+class Picker(ABC):
+    """A column of several blocks, to pick rows from."""
+
+    @abstractmethod
+    def take(self, at: Index, before: Index) -> pa.Array:
+        """The rows, in the order asked for, as an array of its own memory, [rows]."""
+
+    def begin(self, at: Index, before: Index) -> pa.Array | Arriving:
+        """The same; where helpers copy, only begun."""
+        return self.take(at, before)
+
+    def strings(self, at: Index, before: Index) -> list[str | None]:
+        """The rows of a text column as strings, [rows].
+
+        Raises:
+            DataError: The column holds no text.
+        """
+        picked = self.take(at, before)
+        if not (pa.types.is_string(picked.type) or pa.types.is_large_string(picked.type)):
+            raise DataError(f"a column of {picked.type} holds no strings: name text columns alone.")
+        found: list[str | None] = picked.to_pylist()
+        return found
+
+
+class Strings(Later):
+    """Rows of a text column that become strings when they are asked for: those of several batches take room.
+
+    Args:
+        source: What they are picked from.
+        at: As `Picker.strings` has it.
+        before: As `Picker.strings` has it.
+    """
+
+    def __init__(self, source: Picker, at: Index, before: Index) -> None:
+        self._source, self._at, self._before = source, at, before
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __getitem__(self, rows: slice) -> Strings:
+        return Strings(self._source, self._at[rows], self._before[rows])
+
+    def made(self) -> list[str | None]:
+        """The strings, [rows]."""
+        return self._source.strings(self._at, self._before)
+
+
+def picker(arrays: Sequence[pa.Array]) -> Picker:
+    """What picks rows from these arrays, which are of one type and at least one."""
+    kind = arrays[0].type
+    if any(array.offset for array in arrays):
+        return _Other(arrays)
+    if pa.types.is_primitive(kind) and kind.bit_width >= 8:
+        return _Fixed(arrays)
+    if _is_bytes(kind) or (_is_list(kind) and _is_plain(kind.value_type) and not any(a.values.null_count for a in arrays)):
+        return _Ranges(arrays)
+    if _is_list(kind):
+        return _Lists(arrays)
+    if pa.types.is_struct(kind) and kind.num_fields:
+        return _Structs(arrays)
+    return _Other(arrays)
+
+
+class _Fixed(Picker):
+    """Numbers, dates and times: as wide in every row."""
+
+    def __init__(self, arrays: Sequence[pa.Array]) -> None:
+        self._type = arrays[0].type
+        width = np.dtype(f"u{self._type.bit_width // 8}")
+        self._values = np.concatenate(
+            [np.frombuffer(a.buffers()[1], width, len(a)) if len(a) else np.empty(0, width) for a in arrays]
+        )
+        self._valid = _validity(arrays)
+
+    def take(self, at: Index, before: Index) -> pa.Array:
+        return pa.Array.from_buffers(self._type, len(at), [_bitmap(self._valid, at), pa.py_buffer(self._values[at])])
+
+
+class _Ranges(Picker):
+    """Text, bytes, and lists of numbers: a range of bytes a row."""
+
+    def __init__(self, arrays: Sequence[pa.Array]) -> None:
+        self._type = arrays[0].type
+        self._wide = _is_wide(self._type)
+        self._is_list = _is_list(self._type)
+        self._item = self._type.value_type.bit_width // 8 if self._is_list else 1
+        self._is_text = bool(pa.types.is_string(self._type) or pa.types.is_large_string(self._type))
+        self._rows = _spanning(arrays, pa.large_string() if self._is_text else pa.large_binary(), self._item)
+        self._valid = _validity(arrays)
+        _, offsets, data = self._rows.buffers()
+        self._offsets = np.frombuffer(offsets, np.int64, len(self._rows) + 1)
+        self._base = data.address
+        self._mean = int(self._offsets[-1]) // max(len(self._rows), 1)
+
+    def take(self, at: Index, before: Index) -> pa.Array:
+        return made(self.begin(at, before))
+
+    def begin(self, at: Index, before: Index) -> pa.Array | Arriving:
+        if not len(at):
+            return pa.array([], self._type)
+        picked, copy = self._picked(at, before)
+        array = self._of_type(picked, _bitmap(self._valid, at))
+        return array if copy is None else begin(copy, array)
+
+    def _of_type(self, picked: pa.Array, mask: Any) -> pa.Array:
+        """The same bytes as this column's type has them."""
+        _, offsets, data = picked.buffers()
+        if self._item > 1 or not self._wide:
+            offsets = _narrow(np.frombuffer(offsets, np.int64, len(picked) + 1), self._item, wide=self._wide)
+        if not self._is_list:
+            return pa.Array.from_buffers(self._type, len(picked), [mask, offsets, data])
+        values = pa.Array.from_buffers(self._type.value_type, data.size // self._item, [None, data])
+        return pa.Array.from_buffers(self._type, len(picked), [mask, offsets], children=[values])
+
+    def strings(self, at: Index, before: Index) -> list[str | None]:
+        if not self._is_text or not len(at):
+            return super().strings(at, before)
+        picked, copy = self._picked(at, before)
+        if copy is not None:
+            copy.need(0, len(at))
+        found: list[str | None] = picked.to_pylist()
+        if self._valid is not None:
+            for row in np.flatnonzero(~self._valid[at]).tolist():
+                found[row] = None
+        return found
+
+    def _picked(self, at: Index, before: Index) -> tuple[pa.Array, Copy | None]:
+        """The bytes of rows, one after another, with 64-bit offsets; and the copy, where kernels have yet to make it."""
+        if (found := kernels_for(self._mean * len(at), self._mean)) is not None:
+            return self._by_kernel(found, at + before + 1)
+        # Not `pa.array` and `take`: where pandas is installed they import it, and some megabytes more, to do the same.
+        places = pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at + before + 1)])
+        return _TAKE.call([self._rows, places], None, _POOL), None
+
+    def _by_kernel(self, kernel: Any, places: Index) -> tuple[pa.Array, Copy]:
+        starts, ends = np.empty(len(places), np.int64), np.empty(len(places) + 1, np.int64)
+        size = kernel.measure_ranges(self._offsets, places, starts, ends)
+        if size < 0:
+            raise IndexError(f"a row of {places.min() - 1} to {places.max() - 1} is out of range.")
+        data = pa.allocate_buffer(size, memory_pool=_POOL)
+        copy = Copy(kernel, Rows(self._base, starts, ends, self._rows), np.frombuffer(data, np.uint8))
+        return pa.Array.from_buffers(self._rows.type, len(places), [None, pa.py_buffer(ends), data]), copy
+
+
+class _Lists(Picker):
+    """Lists of whatever: a range of the rows of another column."""
+
+    def __init__(self, arrays: Sequence[pa.Array]) -> None:
+        self._type = arrays[0].type
+        self._wide = _is_wide(self._type)
+        self._values = picker([a.values for a in arrays])
+        sizes = np.array([len(a.values) for a in arrays], dtype=np.int64)
+        offsets = [_offsets(a, wide=self._wide) + first for a, first in zip(arrays, np.cumsum(sizes) - sizes, strict=True)]
+        self._starts = np.concatenate([part[:-1] for part in offsets])
+        self._stops = np.concatenate([part[1:] for part in offsets])
+        self._valid = _validity(arrays)
+
+    def take(self, at: Index, before: Index) -> pa.Array:
+        starts, lengths = self._starts[at], self._stops[at] - self._starts[at]
+        ends = np.cumsum(lengths)
+        inner = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+        buffers = [_bitmap(self._valid, at), _narrow(_from_lengths(lengths), 1, wide=self._wide)]
+        return pa.Array.from_buffers(
+            self._type, len(at), buffers, children=[self._values.take(inner, np.repeat(before, lengths))]
+        )
+
+
+class _Structs(Picker):
+    """Records: columns side by side."""
+
+    def __init__(self, arrays: Sequence[pa.Array]) -> None:
+        self._type = arrays[0].type
+        self._fields = [picker([a.field(number) for a in arrays]) for number in range(self._type.num_fields)]
+        self._valid = _validity(arrays)
+
+    def take(self, at: Index, before: Index) -> pa.Array:
+        children = [field.take(at, before) for field in self._fields]
+        return pa.Array.from_buffers(self._type, len(at), [_bitmap(self._valid, at)], children=children)
+
+
+class _Other(Picker):
+    """Any other type: through a copy of its blocks."""
+
+    def __init__(self, arrays: Sequence[pa.Array]) -> None:
+        self._whole = pa.concat_arrays(list(arrays))
+
+    def take(self, at: Index, before: Index) -> pa.Array:
+        return self._whole.take(pa.array(at))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind)) and kind.bit_width >= 8
+
+
+def _is_wide(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind))
+
+
+def _spanning(arrays: Sequence[pa.Array], kind: pa.DataType, item: int) -> pa.Array:
+    """The bytes of the rows of all arrays as one array of a kind with 64-bit offsets.
+
+    Row r, counted through all arrays, stands at 1 + b + r where b arrays come before its own. An item takes `item` bytes.
+
+    It reaches from the lowest address of any array to the highest, and looks at nothing between them.
+
+    Raises:
+        CorruptError: A row reaches outside of its own array; Arrow would follow it.
+    """
+    buffers = [a.values.buffers()[1] if _is_list(a.type) else a.buffers()[2] for a in arrays]
+    there = [buffer for buffer in buffers if buffer is not None and buffer.size]
+    base = min((buffer.address for buffer in there), default=0)
+    size = max((buffer.address + buffer.size for buffer in there), default=base) - base
+    parts, num_bytes = [np.zeros(1, np.int64)], 0
+    for array, buffer in zip(arrays, buffers, strict=True):
+        offsets = _offsets(array, wide=_is_wide(array.type)) * item
+        if offsets[0] < 0 or offsets[-1] > (buffer.size if buffer is not None else 0) or (np.diff(offsets) < 0).any():
+            raise CorruptError("a row of a block reaches outside of it")
+        num_bytes += int(offsets[-1] - offsets[0])
+        parts.append(offsets + (buffer.address - base if buffer is not None and buffer.size else 0))
+    # Arrow makes room by the mean length of all rows, from the first offset to the last. What lies between the arrays must
+    # not count, so these two are set to what they would be without: they belong to rows that nobody asks for.
+    rows = sum(map(len, parts))
+    room = num_bytes + num_bytes // 8  # so that a batch of longer rows than the mean needs no second place
+    parts.append(np.array([room], dtype=np.int64))
+    data = pa.foreign_buffer(base, max(size, room), base=tuple(arrays)) if size else pa.py_buffer(b"")
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.concatenate(parts)), data])
+
+
+def _offsets(array: pa.Array, *, wide: bool) -> Index:
+    """Where each row begins, then where the last one ends, [rows + 1]."""
+    buffer = array.buffers()[1]
+    if not len(array) or buffer is None:
+        return np.zeros(len(array) + 1, np.int64)
+    return np.frombuffer(buffer, np.int64 if wide else np.int32, len(array) + 1).astype(np.int64)
+
+
+def _from_lengths(lengths: Index) -> Index:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _narrow(offsets: Index, item: int, *, wide: bool) -> pa.Buffer:
+    """Offsets in bytes as those of items, of the width of the type.
+
+    Raises:
+        DataError: They reach further than that.
+    """
+    if item > 1:
+        offsets = offsets // item
+    if not wide:
+        if offsets[-1] > np.iinfo(np.int32).max:
+            raise DataError(
+                f"a batch of {len(offsets) - 1} rows holds {int(offsets[-1]):,} bytes or items in one column, more than "
+                f"Arrow's 32-bit offsets reach: use a smaller batch, or convert with a large type."
+            )
+        return pa.py_buffer(offsets.astype(np.int32))
+    return pa.py_buffer(offsets)
+
+
+def _validity(arrays: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
+    """Which rows hold a value, [rows]; None where all do."""
+    if not any(array.null_count for array in arrays):
+        return None
+    return np.concatenate([array.is_valid().to_numpy(zero_copy_only=False).astype(bool) for array in arrays])
+
+
+def _bitmap(valid: npt.NDArray[np.bool_] | None, at: Index) -> Any:
+    if valid is None:
+        return None
+    picked = valid[at]
+    return None if picked.all() else pa.py_buffer(np.packbits(picked, bitorder="little"))

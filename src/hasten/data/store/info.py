@@ -1,0 +1,107 @@
+"""What a store holds, as plain facts: columns, sizes, shards, where it came from, and how long its rows are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hasten.data.store.layout import described
+from hasten.data.store.store import Store
+from hasten.data.store.window import Window
+
+_LOOKED_AT = 64
+"""Blocks whose rows are measured, spread evenly: enough for a histogram, whatever the size of the store."""
+_BINS = 40
+
+
+def describe(store: Store) -> dict[str, Any]:
+    """The facts of a store, as JSON holds them."""
+    manifest = store.manifest
+    sizes = _sizes(store)
+    return {
+        "store": store.source.where,
+        "version": manifest.version,
+        "num_rows": len(store),
+        "num_bytes": manifest.num_bytes,
+        "num_shards": len(manifest.shards),
+        "num_blocks": len(store.reader.block_counts),
+        "block_rows": manifest.block_rows,
+        "columns": [
+            {"name": name, "type": kind, "bytes_per_row": sizes.get(name)}
+            for name, kind in described(manifest.schema, manifest.raw).items()
+        ],
+        "lengths": {name: lengths(store, name) for name in store.columns if _has_length(store, name)},
+        "provenance": manifest.provenance,
+    }
+
+
+def lengths(store: Store, column: str) -> dict[str, Any]:
+    """How long the rows of a column of text, bytes or lists are: bytes, or items.
+
+    Returns:
+        Rows looked at, `min`, `median`, `p95`, `max`, and a histogram: `edges` [bins + 1] and `counts` [bins].
+    """
+    blocks = np.unique(np.linspace(0, len(store.reader.block_counts) - 1, _LOOKED_AT).astype(np.int64))
+    found = np.concatenate([_lengths(store.reader.block(int(number)).column(column)) for number in blocks])
+    counts, edges = np.histogram(found, bins=min(_BINS, max(1, int(found.max() - found.min()) if len(found) else 1)))
+    return {
+        "unit": "items" if _is_list(store, column) else "bytes",
+        "rows": len(found),
+        "min": int(found.min()),
+        "median": float(np.median(found)),
+        "p95": float(np.percentile(found, 95)),
+        "max": int(found.max()),
+        "edges": [float(edge) for edge in edges],
+        "counts": [int(count) for count in counts],
+    }
+
+
+def samples(store: Store, count: int) -> list[dict[str, Any]]:
+    """The first rows, as plain values; arrays as their shape and type."""
+    first = np.arange(min(count, len(store)))
+    window = Window(store.reader, np.unique(store.reader.blocks_of(first))) if len(first) else None
+    columns: dict[str, list[Any]] = {}
+    for name in store.columns:
+        raw = store.manifest.raw_column(name)
+        if raw is not None and raw.shape:
+            columns[name] = [f"{raw.dtype}{list(raw.shape)}"] * len(first)
+        elif raw is not None:
+            columns[name] = store.take(first, [name])[name].tolist()
+        elif window is not None:
+            columns[name] = window.arrow(name, first).to_pylist()
+    return [{name: values[row] for name, values in columns.items()} for row in range(len(first))]
+
+
+def _sizes(store: Store) -> dict[str, float]:
+    """Bytes of a row, by column: from the first block, or as declared."""
+    found: dict[str, float] = {column.name: float(column.row_bytes) for column in store.manifest.raw}
+    if len(store) and len(store.manifest.schema):
+        block = store.reader.block(0)
+        found.update(
+            {part.name: round(block.column(part.name).nbytes / block.num_rows, 1) for part in store.manifest.schema}
+        )
+    return found
+
+
+def _has_length(store: Store, name: str) -> bool:
+    if store.manifest.raw_column(name) is not None or not len(store):
+        return False
+    kind = store.manifest.schema.field(name).type
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    ) or _is_list(store, name)
+
+
+def _is_list(store: Store, name: str) -> bool:
+    kind = store.manifest.schema.field(name).type
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _lengths(array: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The length of each row, [rows]; a null has 0."""
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_large_list(array.type)
+    offsets = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32, len(array) + 1)
+    return np.diff(offsets).astype(np.int64)

@@ -1,0 +1,122 @@
+"""A few blocks of a store seen as one, to pick the rows of batches from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hasten.core.errors import CorruptError
+from hasten.data.store.copying import take_rows
+from hasten.data.store.gather import Picker, Strings, picker
+from hasten.data.store.reading import Reader
+from hasten.data.store.sharing import Arriving, Index
+
+_FETCHING = 8
+"""Blocks fetched at once: a remote store answers many requests as fast as one."""
+
+
+class Window:
+    """Some blocks of a store. Safe for several threads.
+
+    Args:
+        reader: Of the store.
+        blocks: By number, in any order.
+    """
+
+    def __init__(self, reader: Reader, blocks: Index) -> None:
+        self._reader = reader
+        self._blocks = np.sort(blocks)
+        counts = reader.block_counts[self._blocks]
+        # Of each block of the store: its place among these, and what lies before it here less what lies before it there.
+        self._places = np.zeros(len(reader.block_counts), np.int64)
+        self._places[self._blocks] = np.arange(len(self._blocks))
+        self._shifts = np.zeros(len(reader.block_counts), np.int64)
+        self._shifts[self._blocks] = np.cumsum(counts) - counts - reader.block_firsts[self._blocks]
+        self._pickers: dict[str, Picker] = {}
+        self._guard = threading.Lock()
+
+    def arrow(self, column: str, rows: Index) -> pa.Array:
+        """Rows of the store, all within these blocks, of a column kept in Arrow blocks, [rows]."""
+        return self._picker(column).take(*self._at(rows))
+
+    def begin(self, column: str, rows: Index) -> pa.Array | Arriving:
+        """The same; where helpers copy, only begun."""
+        return self._picker(column).begin(*self._at(rows))
+
+    def strings(self, column: str, rows: Index) -> Strings:
+        """The same, to become strings, [rows]."""
+        return Strings(self._picker(column), *self._at(rows))
+
+    def raw(self, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Rows of a raw column, [rows, *shape]; into `out`, where that is given."""
+        return gather_raw(self._reader, column, rows, out)
+
+    def views(self, column: str, rows: Index) -> list[npt.NDArray[Any]]:
+        """The same without a copy: read-only views into the mapped files, [rows] of [*shape]."""
+        found: list[npt.NDArray[Any]] = [np.empty(0)] * len(rows)
+        shards = self._reader.shards_of(rows)
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            at = rows[places] - self._reader.shard_firsts[shard]
+            self._reader.need_raw(shard, column, at)
+            values = self._reader.raw(shard, column)
+            for place, row in zip(places.tolist(), at.tolist(), strict=True):
+                found[place] = values[row, ...]
+        return found
+
+    def fetch(self) -> None:
+        """Read the Arrow blocks now, several at a time: they come from afar."""
+        with ThreadPoolExecutor(_FETCHING, thread_name_prefix="hasten-fetch") as pool:
+            list(pool.map(self._reader.block, self._blocks.tolist()))
+
+    def open(self, columns: Sequence[str]) -> None:
+        """See what it takes to pick rows of these columns kept in Arrow blocks, and have the blocks read."""
+        for column in columns:
+            self._picker(column)
+
+    def _at(self, rows: Index) -> tuple[Index, Index]:
+        """Where rows of the store stand in this window, and how many of its blocks come before their own."""
+        blocks = self._reader.blocks_of(rows)
+        return rows + self._shifts[blocks], self._places[blocks]
+
+    def _picker(self, column: str) -> Picker:
+        with self._guard:
+            if column not in self._pickers:
+                arrays = [self._reader.block(int(number)).column(column) for number in self._blocks]
+                try:
+                    self._pickers[column] = picker(arrays)
+                except CorruptError as error:
+                    raise CorruptError(
+                        f"column {column!r} of {self._reader.where} is damaged: {error}. Run `hasten data verify`, which "
+                        f"says which file, and restore it or convert the source again."
+                    ) from error
+            return self._pickers[column]
+
+
+def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """Rows of a raw column from anywhere in the store, [rows, *shape]; into `out`, where that is given."""
+    shard = reader.shard_of(rows)
+    if shard is not None and out is not None:  # as in every store of one shard: nothing to sort out
+        at = rows - reader.shard_firsts[shard]
+        reader.need_raw(shard, column, at)
+        take_rows(reader.raw(shard, column), at, out)
+        return out
+    shards = reader.shards_of(rows)
+    firsts = rows - reader.shard_firsts[shards] if len(rows) else rows
+    values = reader.raw(int(shards[0]) if len(rows) else 0, column)
+    if out is None:
+        out = np.empty((len(rows), *values.shape[1:]), values.dtype.newbyteorder("="))
+    for shard in np.unique(shards).tolist():
+        picked = shards == shard
+        reader.need_raw(shard, column, firsts[picked])
+        if picked.all():
+            take_rows(reader.raw(shard, column), firsts, out)
+        else:
+            out[picked] = reader.raw(shard, column)[firsts[picked]]
+    return out

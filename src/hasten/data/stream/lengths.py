@@ -1,0 +1,90 @@
+"""How long samples are, without reading them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import pyarrow as pa
+
+from hasten.core.errors import DataError
+from hasten.data.store.sharing import Index
+from hasten.data.store.store import Store
+
+_KEPT = 256
+"""Blocks whose lengths are kept: 16 kilobytes each."""
+
+
+class Lengths:
+    """The lengths of the rows of a store. Safe for several threads.
+
+    Args:
+        store: The store.
+        column: Text or bytes (their length in bytes), lists (in items), or whole numbers that are lengths.
+
+    Raises:
+        DataError: The column is of another kind.
+    """
+
+    def __init__(self, store: Store, column: str) -> None:
+        store.checked_columns([column])
+        raw = store.manifest.raw_column(column)
+        if raw is not None:
+            fits = raw.dtype.startswith(("int", "uint")) and not raw.shape
+        else:
+            fits = _measure(store.manifest.schema.field(column).type) is not None
+        if not fits:
+            raise DataError(
+                f"column {column!r} has no length: name text, bytes or lists, or whole numbers that are lengths."
+            )
+        self.store, self.column = store, column
+        self._kept: OrderedDict[int, Index] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"store": self.store, "column": self.column}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def of(self, rows: Index) -> Index:
+        """The length of each row, [rows]."""
+        reader = self.store.reader
+        if self.store.manifest.raw_column(self.column) is not None:
+            return np.asarray(self.store.take(rows, [self.column])[self.column], dtype=np.int64)
+        blocks = reader.blocks_of(rows)
+        found = np.empty(len(rows), np.int64)
+        for number in np.unique(blocks).tolist():
+            mine = blocks == number
+            found[mine] = self._block(number)[rows[mine] - reader.block_firsts[number]]
+        return found
+
+    def _block(self, number: int) -> Index:
+        with self._guard:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+        array = self.store.reader.block(number).column(self.column)
+        width = _measure(array.type)
+        if width is None:
+            raise DataError(f"column {self.column!r} has no length.")
+        if width:
+            found = np.diff(np.frombuffer(array.buffers()[1], f"i{width}", len(array) + 1)).astype(np.int64)
+        else:
+            found = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        with self._guard:
+            self._kept[number] = found
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+
+def _measure(kind: pa.DataType) -> int | None:
+    """Bytes of the offsets that tell the lengths of a type; 0 for whole numbers, None for anything else."""
+    types = pa.types
+    if types.is_string(kind) or types.is_binary(kind) or types.is_list(kind):
+        return 4
+    if types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind):
+        return 8
+    return 0 if types.is_integer(kind) else None

@@ -1,0 +1,231 @@
+"""Several stores in one stream, by weights that may change as training goes on.
+
+Each global batch takes from each store what its weight says; fractions are carried over, so that shares are exact over
+time and nothing is drawn at random but the order. A store that is used up begins its next epoch, in another order. The
+state is a step and, for each store, how many samples were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from hasten.core.errors import DataError
+from hasten.core.seeding import mix
+from hasten.data.store.store import Store
+from hasten.data.stream.batch import Batch
+from hasten.data.stream.batches import Batches, place
+from hasten.data.stream.buffers import Buffers
+from hasten.data.stream.form import FORMS, Form, formed
+from hasten.data.stream.making import Maker, Position, Step
+from hasten.data.stream.opened import Opened, joined
+from hasten.data.stream.order import Order
+from hasten.data.stream.samples import RowSamples
+
+Weights: TypeAlias = Sequence[float] | Callable[[int], Sequence[float]]
+_SALT = 5
+
+
+class MixedStream(Batches):
+    """Batches whose samples come from several stores.
+
+    A batch has the stores' columns, and `source`: which store each sample is of, from 0.
+
+    Args:
+        stores: The stores, or their paths; the columns asked for are the same in all.
+        weights: Shares of the stores, 0 or more; or what gives them for a step, counted from 0 over all epochs.
+        batch_size: Samples of a batch on each rank.
+        num_steps: Batches of an epoch; None takes as many as all samples would fill.
+        seed: Of the shuffle.
+        shuffle: Off, each store's samples come as they are stored.
+        rank: This process among those that share each epoch; None takes torch.distributed's, or 0.
+        world_size: How many share it; None takes torch.distributed's, or 1.
+        columns: Which columns; None takes those of the first store.
+        form: What numbers come as: `arrow`, `numpy` or `torch`.
+        strings: Text columns that come as lists of strings instead of Arrow arrays.
+        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
+        read_ahead: Batches each thread is ahead at most.
+        window_blocks: Blocks whose samples are mixed with one another.
+
+    Raises:
+        DataError: An argument is wrong, or the stores' columns differ.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Store | str | PathLike[str]],
+        *,
+        weights: Weights,
+        batch_size: int,
+        num_steps: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        columns: Sequence[str] | None = None,
+        form: Form = "arrow",
+        strings: Sequence[str] = (),
+        workers: int = 0,
+        read_ahead: int = 2,
+        window_blocks: int = 16,
+    ) -> None:
+        self.stores = [store if isinstance(store, Store) else Store(store) for store in stores]
+        if not self.stores or batch_size < 1 or window_blocks < 1:
+            raise DataError("a mixed stream needs a store, and batch_size and window_blocks of at least 1.")
+        if form not in FORMS:
+            raise DataError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
+        names = self.stores[0].checked_columns(columns)
+        _check_alike(self.stores, names)
+        self._samples = [RowSamples(store, names, strings) for store in self.stores]
+        self._weights = weights
+        _shares(weights, 0, len(self.stores))
+        self._rank, world = place(rank, world_size)
+        self._full = batch_size * world
+        self._batch = batch_size
+        self._num_steps = num_steps or max(1, sum(map(len, self.stores)) // self._full)
+        self._seed, self._shuffle, self._window_blocks, self._form = seed, shuffle, window_blocks, form
+        self._buffers = Buffers(most=(workers * read_ahead + 2) * len(self.stores))
+        self._taken, self._credit = [0] * len(self.stores), [0.0] * len(self.stores)
+        super().__init__(workers=workers, read_ahead=read_ahead)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self._num_steps
+
+    def _start(self) -> Position:
+        # An epoch goes on in the stores where the last one ended.
+        return {"step": 0, "taken": list(self._taken), "credit": list(self._credit)}
+
+    def _following(self, position: Position) -> Position:
+        self._taken, self._credit = list(position["taken"]), list(position["credit"])
+        return self._start()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "window_blocks": self._window_blocks,
+            "num_steps": self._num_steps,
+            "global_batch": self._full,
+            "num_samples": [len(store) for store in self.stores],
+            "store_version": [store.manifest.version for store in self.stores],
+        }
+
+    def _go_to(self, epoch: int) -> None:
+        """Go to the start of an epoch: as if all before it had been given out."""
+        self._taken, self._credit = [0] * len(self.stores), [0.0] * len(self.stores)
+        taken, credit = self._taken, self._credit
+        for step in range(epoch * self._num_steps):
+            counts, credit = self._counts(step, credit)
+            taken = [have + more for have, more in zip(taken, counts, strict=True)]
+        self._taken, self._credit = taken, credit
+        super()._go_to(epoch)
+
+    def _steps(self, epoch: int, position: Position) -> Iterator[Step]:
+        taken, credit = list(position["taken"]), list(position["credit"])
+        for step in range(int(position["step"]), self._num_steps):
+            counts, credit = self._counts(epoch * self._num_steps + step, credit)
+            task = (epoch * self._num_steps + step, list(taken), counts)
+            taken = [have + more for have, more in zip(taken, counts, strict=True)]
+            yield Step(task, {"step": step + 1, "taken": list(taken), "credit": list(credit)})
+
+    def _counts(self, step: int, credit: list[float]) -> tuple[list[int], list[float]]:
+        """Samples of each store in a global batch, and the fractions carried over (largest remainders first)."""
+        wanted = [
+            have + share * self._full for have, share in zip(credit, _shares(self._weights, step, len(credit)), strict=True)
+        ]
+        counts = [max(0, int(np.floor(want + 1e-9))) for want in wanted]
+        by_rest = sorted(range(len(counts)), key=lambda number: (counts[number] - wanted[number], number))
+        for number in by_rest[: max(0, self._full - sum(counts))]:
+            counts[number] += 1
+        while sum(counts) > self._full:  # credit of a store whose weight fell
+            counts[max(range(len(counts)), key=counts.__getitem__)] -= 1
+        while sum(counts) < self._full:
+            counts[max(range(len(counts)), key=wanted.__getitem__)] += 1
+        return counts, [round(want - count, 9) for want, count in zip(wanted, counts, strict=True)]
+
+    def _maker(self, epoch: int) -> Maker:
+        opened: dict[tuple[int, int], tuple[Order, Opened]] = {}
+
+        def take(source: int, start: int, count: int) -> list[dict[str, Any]]:
+            """Samples of a store, from a place counted over all its epochs."""
+            found = []
+            while count:
+                turn, at = divmod(start, len(self.stores[source]))
+                more = min(count, len(self.stores[source]) - at)
+                if (source, turn) not in opened:
+                    order = Order(
+                        self._samples[source].counts,
+                        seed=mix(self._seed, source),
+                        epoch=turn,
+                        shuffle=self._shuffle,
+                        window_blocks=self._window_blocks,
+                    )
+                    opened[source, turn] = (order, Opened(self._samples[source], order))
+                order, window = opened[source, turn]
+                found.append(window.take(order.parts(at, at + more), self._buffers))
+                start, count = start + more, count - more
+            return found
+
+        def make(task: tuple[int, list[int], list[int]]) -> Batch:
+            step, taken, counts = task
+            with self._times.stage("gather"):
+                parts = [p for n, count in enumerate(counts) for p in take(n, taken[n], count)]
+                columns = {name: joined([part[name] for part in parts]) for name in parts[0]}
+                columns["source"] = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+                random = np.random.Generator(np.random.Philox(mix(self._seed, _SALT, step)))
+                order = random.permutation(self._full)[self._rank * self._batch : (self._rank + 1) * self._batch]
+                columns = {name: _picked(values, order) for name, values in columns.items()}
+            with self._times.stage("form"):
+                batch = Batch(formed(columns, self._form), self._batch)
+            self._times.add(batches=1, samples=self._batch)
+            return batch
+
+        def close() -> None:
+            for _, window in opened.values():
+                window.close()
+
+        return Maker(finish=make, close=close)
+
+
+def _shares(weights: Weights, step: int, count: int) -> list[float]:
+    """The shares of the stores at a step, which sum to 1.
+
+    Raises:
+        DataError: They are not one weight a store, or none is above 0.
+    """
+    given = [float(weight) for weight in (weights(step) if callable(weights) else weights)]
+    if len(given) != count or min(given) < 0 or sum(given) <= 0 or not np.isfinite(given).all():
+        raise DataError(
+            f"weights must be one number a store, 0 or more and not all 0; for {count} stores there are {given} at step "
+            f"{step}."
+        )
+    return [weight / sum(given) for weight in given]
+
+
+def _check_alike(stores: Sequence[Store], names: Sequence[str]) -> None:
+    """Refuse stores whose columns differ."""
+    if "source" in names:
+        raise DataError(
+            "a mixed stream tells the store of each sample in the column 'source': leave yours out (columns=...)."
+        )
+    for store in stores[1:]:
+        store.checked_columns(names)
+        for name in names:
+            kinds = [one.manifest.raw_column(name) or one.manifest.schema.field(name).type for one in (stores[0], store)]
+            if kinds[0] != kinds[1]:
+                raise DataError(
+                    f"column {name!r} is {kinds[0]} in {stores[0].source.where} and {kinds[1]} in {store.source.where}."
+                )
+
+
+def _picked(values: Any, order: np.ndarray[Any, Any]) -> Any:
+    if isinstance(values, pa.Array):
+        return values.take(pa.array(order))
+    if isinstance(values, np.ndarray):
+        return values[order]
+    return [values[number] for number in order.tolist()]

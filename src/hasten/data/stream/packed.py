@@ -1,0 +1,280 @@
+"""Documents laid end to end in rows of one length, so that almost nothing is padding.
+
+A pool of consecutive documents is packed best fit, longest first (Johnson 1973; Krell et al. 2021 for training): each goes
+into the fullest row that still has room. Documents longer than a row are cut into rows. The packs of a pool follow from
+(seed, epoch, pool), so that the state is a pool and a place in it, whatever the number of workers and ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hasten.core.errors import DataError
+from hasten.core.seeding import mix
+from hasten.data.store.store import Store
+from hasten.data.stream.batch import Batch
+from hasten.data.stream.batches import Batches, place
+from hasten.data.stream.buffers import Buffers
+from hasten.data.stream.form import FORMS, Form, formed
+from hasten.data.stream.lengths import Lengths
+from hasten.data.stream.making import Maker, Position, Step
+from hasten.data.stream.opened import Opened
+from hasten.data.stream.order import Order, Part
+from hasten.data.stream.samples import RowSamples
+from hasten.data.stream.shares import Shares
+
+_SALT = 4
+_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a document within a row.
+
+    Attributes:
+        sample: The document, by its number in the store.
+        window: Where it stands in the epoch.
+        start: The first of its items.
+        length: How many.
+    """
+
+    sample: int
+    window: int
+    start: int
+    length: int
+
+
+class PackedStream(Batches):
+    """Batches of rows packed with whole documents.
+
+    A batch holds, by name: the column `[batch_size, length]`, padded at the end of each row; `positions`, the place of each
+    item in its document, from 0; and `documents`, the number of the document within the row, from 1, and 0 at padding.
+
+    Args:
+        store: The store, or its path.
+        column: Documents: lists of numbers, such as tokens.
+        length: Of a row.
+        batch_size: Rows of a batch on each rank.
+        pad: What stands where no document is.
+        seed: Of the shuffle.
+        shuffle: Off, documents come as they are stored, but for what packing moves within a pool.
+        rank: This process among those that share each epoch; None takes torch.distributed's, or 0.
+        world_size: How many share it; None takes torch.distributed's, or 1.
+        form: What numbers come as: `arrow`, `numpy` or `torch`.
+        pool: Documents packed together: the more, the fuller the rows, and the farther documents move.
+        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
+        read_ahead: Batches each thread is ahead at most.
+        window_blocks: Blocks whose documents are mixed with one another.
+
+    Raises:
+        DataError: An argument is wrong, or there are fewer documents than ranks.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | PathLike[str],
+        *,
+        column: str,
+        length: int,
+        batch_size: int,
+        pad: int = 0,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        form: Form = "torch",
+        pool: int = 4096,
+        workers: int = 0,
+        read_ahead: int = 2,
+        window_blocks: int = 16,
+    ) -> None:
+        self.store = store if isinstance(store, Store) else Store(store)
+        for name, value in (
+            ("length", length),
+            ("batch_size", batch_size),
+            ("pool", pool),
+            ("window_blocks", window_blocks),
+        ):
+            if value < 1:
+                raise DataError(f"{name} must be at least 1, not {value}.")
+        if form not in FORMS:
+            raise DataError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
+        self._samples = RowSamples(self.store, [column], ())
+        self._lengths = Lengths(self.store, column)
+        if self.store.manifest.raw_column(column) is not None or not _is_list(self.store, column):
+            raise DataError(f"column {column!r} holds no documents to pack: lists of numbers are needed, such as tokens.")
+        self._rank, self._world = place(rank, world_size)
+        if len(self.store) < self._world:
+            raise DataError(f"{len(self.store)} documents are fewer than the {self._world} ranks that share them.")
+        self._column, self._length, self._batch, self._pad = column, length, batch_size, pad
+        self._seed, self._shuffle, self._pool_size, self._window_blocks = seed, shuffle, pool, window_blocks
+        self._form = form
+        self._buffers = Buffers(most=workers * read_ahead + 2)
+        self._guard = threading.Lock()
+        self._packs: OrderedDict[tuple[int, int], list[list[Piece]]] = OrderedDict()
+        super().__init__(workers=workers, read_ahead=read_ahead)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in {"_guard", "_packs"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _guard=threading.Lock(), _packs=OrderedDict())
+
+    def _start(self) -> Position:
+        return {"pool": 0, "row": 0}
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "window_blocks": self._window_blocks,
+            "store_version": self.store.manifest.version,
+            "num_samples": len(self.store),
+            "column": self._column,
+            "length": self._length,
+            "pool": self._pool_size,
+        }
+
+    def _steps(self, epoch: int, position: Position) -> Iterator[Step]:
+        order = self._order(epoch)
+        num_pools = -(-order.num_samples // self._pool_size)
+        pool, row = int(position["pool"]), int(position["row"])
+        waiting: list[tuple[int, int]] = []  # the rows not given out yet: pool and place
+        last = pool
+        full = self._batch * self._world
+        while True:
+            while len(waiting) < full + self._world and last < num_pools:
+                rows = len(self._packed(order, epoch, last))
+                waiting += [(last, number) for number in range(row if last == pool else 0, rows)]
+                last += 1
+            shares = Shares(num_samples=len(waiting), batch_size=self._batch, world_size=self._world, drop_last=False)
+            _, end = shares.step(0)
+            if not end:
+                return
+            mine = shares.share(0, end, self._rank)
+            task = waiting[slice(*mine)]
+            waiting = waiting[end:]
+            after = waiting[0] if waiting else (last, 0)
+            yield Step(task, {"pool": after[0], "row": after[1]})
+
+    def _maker(self, epoch: int) -> Maker:
+        order = self._order(epoch)
+        opened = Opened(self._samples, order)
+
+        def make(task: list[tuple[int, int]]) -> Batch:
+            with self._times.stage("gather"):
+                rows = [self._packed(order, epoch, pool)[number] for pool, number in task]
+                columns = self._filled(rows, opened)
+            with self._times.stage("form"):
+                batch = Batch(formed(columns, self._form), len(rows))
+            self._times.add(batches=1, samples=len(rows))
+            return batch
+
+        return Maker(finish=make, close=opened.close)
+
+    def _order(self, epoch: int) -> Order:
+        counts = self._samples.counts
+        return Order(counts, seed=self._seed, epoch=epoch, shuffle=self._shuffle, window_blocks=self._window_blocks)
+
+    def _packed(self, order: Order, epoch: int, pool: int) -> list[list[Piece]]:
+        """The rows of a pool."""
+        with self._guard:
+            if (epoch, pool) in self._packs:
+                self._packs.move_to_end((epoch, pool))
+                return self._packs[epoch, pool]
+        start = pool * self._pool_size
+        parts = order.parts(start, min(start + self._pool_size, order.num_samples))
+        pieces = [
+            piece
+            for part in parts
+            for sample, length in zip(part.samples.tolist(), self._lengths.of(part.samples).tolist(), strict=True)
+            for piece in _pieces(sample, part.window, length, self._length)
+        ]
+        rows = [[pieces[number] for number in row] for row in best_fit([piece.length for piece in pieces], self._length)]
+        if self._shuffle:
+            random = np.random.Generator(np.random.Philox(mix(self._seed, epoch, _SALT, pool)))
+            rows = [rows[number] for number in random.permutation(len(rows)).tolist()]
+        with self._guard:
+            self._packs[epoch, pool] = rows
+            while len(self._packs) > _KEPT:
+                self._packs.popitem(last=False)
+        return rows
+
+    def _filled(self, rows: list[list[Piece]], opened: Opened) -> dict[str, Any]:
+        shape = (len(rows), self._length)
+        kind = self.store.manifest.schema.field(self._column).type.value_type.to_pandas_dtype()
+        values = self._buffers.empty(shape, np.dtype(kind))
+        positions = self._buffers.empty(shape, np.dtype(np.int32))
+        documents = self._buffers.empty(shape, np.dtype(np.int32))
+        values[:], positions[:], documents[:] = self._pad, 0, 0
+        texts = self._texts(rows, opened)
+        for number, row in enumerate(rows):
+            at = 0
+            for document, piece in enumerate(row, 1):
+                end = at + piece.length
+                values[number, at:end] = texts[piece.sample][piece.start : piece.start + piece.length]
+                positions[number, at:end] = np.arange(piece.start, piece.start + piece.length)
+                documents[number, at:end] = document
+                at = end
+        return {self._column: values, "positions": positions, "documents": documents}
+
+    def _texts(self, rows: list[list[Piece]], opened: Opened) -> dict[int, npt.NDArray[Any]]:
+        """The items of each document of some rows."""
+        windows: dict[int, dict[int, None]] = {}
+        for row in rows:
+            for piece in row:
+                windows.setdefault(piece.window, {})[piece.sample] = None
+        found: dict[int, npt.NDArray[Any]] = {}
+        for window, samples in windows.items():
+            part = Part(window, np.array(list(samples), dtype=np.int64))
+            array = opened.take([part], self._buffers)[self._column]
+            offsets = array.offsets.to_numpy()
+            items = array.values.to_numpy(zero_copy_only=False)
+            found.update((sample, items[offsets[n] : offsets[n + 1]]) for n, sample in enumerate(samples))
+        return found
+
+
+def best_fit(lengths: list[int], room: int) -> list[list[int]]:
+    """Pack lengths into rows: longest first, each into the fullest row that has room for it.
+
+    Args:
+        lengths: None above `room`.
+        room: Of a row.
+
+    Returns:
+        The numbers of the lengths in each row.
+    """
+    rows: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # room left and row, sorted
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        at = bisect_left(free, (lengths[number], -1))
+        if at == len(free):
+            rows.append([number])
+            left, row = room - lengths[number], len(rows) - 1
+        else:
+            left, row = free.pop(at)
+            rows[row].append(number)
+            left -= lengths[number]
+        if left:
+            insort(free, (left, row))
+    return rows
+
+
+def _pieces(sample: int, window: int, length: int, room: int) -> list[Piece]:
+    """A document as pieces that fit a row; an empty one has none."""
+    return [Piece(sample, window, start, min(room, length - start)) for start in range(0, length, room)]
+
+
+def _is_list(store: Store, column: str) -> bool:
+    kind = store.manifest.schema.field(column).type
+    return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_primitive(kind.value_type))

@@ -1,0 +1,249 @@
+"""Batches of a store, in an order that any number of workers and ranks can take up anywhere.
+
+    stream = Stream(store, batch_size=256, seed=1)
+    for epoch in range(3):
+        for batch in stream:                  # one epoch; the next `for` is the next one
+            train(batch["text"])
+    state = stream.state_dict()               # a few integers, at any time
+
+A batch is gathered from the mapped store at once, by threads where `workers` says so: gathering, decoding and large copies
+let the interpreter go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from hasten.core.errors import DataError
+from hasten.data.store.gather import Strings
+from hasten.data.store.store import Store
+from hasten.data.stream.batch import Batch
+from hasten.data.stream.batches import Batches, place
+from hasten.data.stream.bucket import Buckets
+from hasten.data.stream.buffers import Buffers
+from hasten.data.stream.form import FORMS, Columns, Form, formed
+from hasten.data.stream.lengths import Lengths
+from hasten.data.stream.making import Maker, Position, Step
+from hasten.data.stream.opened import Opened, is_arriving
+from hasten.data.stream.order import Order
+from hasten.data.stream.samples import RowSamples, Samples, WindowSamples
+from hasten.data.stream.shares import Shares
+
+_GATHERED_BYTES = 2**22
+_MOST_GATHERED = 16
+"""Batches gathered at once: small ones, up to about so many bytes. What a gathering costs besides them is then shared."""
+_LOOKED_AT = 8
+
+
+class Stream(Batches):
+    """Batches of a store: a loader of its own, and a torch `IterableDataset` whose items are batches.
+
+    Args:
+        store: The store, or its path.
+        batch_size: Samples of a batch on each rank.
+        seed: Of the shuffle.
+        shuffle: Off, samples come as they are stored.
+        rank: This process among those that share each epoch; None takes torch.distributed's, or 0.
+        world_size: How many share it; None takes torch.distributed's, or 1.
+        columns: Which columns; None takes all.
+        form: What numbers come as: `arrow`, `numpy` or `torch`.
+        strings: Text columns that come as lists of strings instead of Arrow arrays.
+        views: Raw columns that come as a list of read-only views into the mapped store, for a `transform` that reads each
+            row once, such as one that makes pictures smaller: nothing is copied before.
+        drop_last: Leave out what does not fill a batch on every rank.
+        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for, raw columns by torch's threads;
+            of rows that helpers copy, a few small batches are begun before.
+        read_ahead: Batches each thread is ahead at most.
+        window_blocks: Blocks whose samples are mixed with one another.
+        length: Cut windows of so many numbers from the one column named, which must be raw; None takes rows as samples.
+        stride: From the start of a window to the next; None takes `length`.
+        bucket_by: Column by whose length the samples of a batch are alike: text, lists, or numbers that are lengths; None
+            mixes all lengths.
+        transform: Applied to each batch, in the thread that prepares it.
+
+    Raises:
+        DataError: An argument is wrong, or there are fewer samples than ranks.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | PathLike[str],
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        columns: Sequence[str] | None = None,
+        form: Form = "arrow",
+        strings: Sequence[str] = (),
+        views: Sequence[str] = (),
+        drop_last: bool = False,
+        workers: int = 0,
+        read_ahead: int = 2,
+        window_blocks: int = 16,
+        length: int | None = None,
+        stride: int | None = None,
+        bucket_by: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.store = store if isinstance(store, Store) else Store(store)
+        if batch_size < 1 or window_blocks < 1:
+            raise DataError(f"batch_size and window_blocks must be at least 1, not {batch_size} and {window_blocks}.")
+        if form not in FORMS:
+            raise DataError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
+        self._rank, world = place(rank, world_size)
+        self._samples = _samples(self.store, columns, (strings, views), length, stride)
+        count = int(self._samples.counts.sum())
+        self._shares = Shares(num_samples=count, batch_size=batch_size, world_size=world, drop_last=drop_last)
+        self._shares.check()
+        self._seed, self._shuffle, self._window_blocks = seed, shuffle, window_blocks
+        self._lengths = _lengths(self.store, bucket_by, length)
+        self._form, self._transform = form, transform
+        self._buffers = Buffers(most=workers * read_ahead + 2)
+        self._together: int | None = None  # until a batch was seen
+        super().__init__(workers=workers, read_ahead=read_ahead)
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank; every rank has as many."""
+        return self._shares.num_steps()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch, over all ranks."""
+        return self._shares.num_samples
+
+    def samples(self) -> IterableDataset[dict[str, Any]]:
+        """The same stream, one sample at a time, for loaders that make the batches themselves."""
+        return _OneByOne(self)
+
+    def _start(self) -> Position:
+        # Buckets are cut for the global batch that the epoch began with, whatever the ranks are later.
+        return {"sample": 0, **({"bucket": self._shares.full} if self._lengths is not None else {})}
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "window_blocks": self._window_blocks,
+            "num_samples": self.num_samples,
+            "store_version": self.store.manifest.version,
+            "bucket_by": None if self._lengths is None else self._lengths.column,
+        }
+
+    def _steps(self, epoch: int, position: Position) -> Iterator[Step]:
+        bucket = position.get("bucket", 0)
+        for first, end in self._shares.steps(position["sample"]):
+            yield Step((first, end, bucket), {**position, "sample": end})
+
+    @property
+    def _at_once(self) -> int:
+        return self._together or 1
+
+    def _maker(self, epoch: int) -> Maker:
+        order = Order(
+            self._samples.counts, seed=self._seed, epoch=epoch, shuffle=self._shuffle, window_blocks=self._window_blocks
+        )
+        opened = Opened(self._samples, order)
+        buckets = Buckets(order, self._lengths, seed=self._seed, epoch=epoch) if self._lengths is not None else None
+
+        def gather(tasks: list[tuple[int, int, int]]) -> list[tuple[Columns, int]]:
+            with self._times.stage("gather"):
+                shares = [self._shares.share(first, end, self._rank) for first, end, _ in tasks]
+                if buckets is not None:
+                    parts = [buckets.parts(*share, task[2]) for share, task in zip(shares, tasks, strict=True)]
+                    taken = opened.take_all(parts, self._buffers)
+                elif (run := order.run(shares)) is not None:
+                    taken = opened.take_run(run, [end - start for start, end in shares], self._buffers)
+                else:
+                    taken = opened.take_all([order.parts(*share) for share in shares], self._buffers)
+            num_rows = shares[0][1] - shares[0][0]
+            if self._together is None and num_rows:  # a rank's share of a last batch may be empty: it tells nothing
+                self._together = _fitting(taken[0], num_rows, self._shares.batch_size)
+            return [(columns, stop - start) for columns, (start, stop) in zip(taken, shares, strict=True)]
+
+        def finish(gathered: tuple[Columns, int]) -> Any:
+            columns, num_rows = gathered
+            started = perf_counter()
+            batch: Any = Batch(formed(columns, self._form), num_rows)
+            has_form = perf_counter()
+            if self._transform is not None:
+                batch = self._transform(batch)
+            self._times.made(num_rows, has_form - started, perf_counter() - has_form)
+            return batch
+
+        def arrives(gathered: tuple[Columns, int]) -> bool:
+            return is_arriving(gathered[0])
+
+        return Maker(gather=gather, finish=finish, close=opened.close, arrives=arrives)
+
+
+def _fitting(columns: Columns, num_rows: int, batch_size: int) -> int:
+    """How many batches of rows like these to gather at once."""
+    num_bytes = sum(map(_num_bytes, columns.values())) * batch_size // num_rows
+    return min(max(_GATHERED_BYTES // max(num_bytes, 1), 1), _MOST_GATHERED)
+
+
+def _num_bytes(values: Any) -> int:
+    """About what a column takes; of strings and views, by the first few."""
+    if not isinstance(values, list | Strings):
+        return int(values.nbytes)
+    few = values[:_LOOKED_AT]
+    few = few.made() if isinstance(few, Strings) else few
+    some = [value.nbytes if isinstance(value, np.ndarray) else len(value or "") for value in few]
+    return sum(some) * len(values) // max(len(some), 1)
+
+
+class _OneByOne(IterableDataset[dict[str, Any]]):
+    """The samples of a stream's batches."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._stream:
+            for row in range(batch.num_rows):
+                yield {name: _plain(values[row]) for name, values in batch.items()}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self._stream.set_epoch(epoch)
+
+
+def _plain(value: Any) -> Any:
+    """A value of an Arrow array as Python has it; anything else as it is."""
+    return value.as_py() if hasattr(value, "as_py") else value
+
+
+def _samples(
+    store: Store,
+    columns: Sequence[str] | None,
+    special: tuple[Sequence[str], Sequence[str]],
+    length: int | None,
+    stride: int | None,
+) -> Samples:
+    if length is None:
+        if stride is not None:
+            raise DataError("stride belongs to windows: give their length too.")
+        strings, views = special
+        return RowSamples(store, columns, strings, views)
+    names = store.columns if columns is None else tuple(columns)
+    if len(names) != 1:
+        raise DataError(
+            f"windows are cut from one column; name it (columns=['tokens']). The store has {', '.join(store.columns)}."
+        )
+    return WindowSamples(store, names[0], length, length if stride is None else stride)
+
+
+def _lengths(store: Store, column: str | None, length: int | None) -> Lengths | None:
+    if column is None:
+        return None
+    if length is not None:
+        raise DataError("windows are all of one length: bucket_by has nothing to sort them by.")
+    return Lengths(store, column)

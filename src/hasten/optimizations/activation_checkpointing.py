@@ -1,0 +1,166 @@
+"""Forget activations in the forward pass and compute them again in the backward pass.
+
+Relieves:  memory: block inputs are kept, and as much more as a budget allows. It costs time: operators run twice.
+Numerics:  exact: the same operations with the same random numbers, done twice.
+Limits:    models with a list of like blocks (ModuleList, Sequential). A budget is measured on the first batch of the
+           first epoch and needs blocks that run once in a step; compiled, a chosen block keeps its input alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from hasten.core.activations import OpCall, choose, kept_buffers, measure_activations
+from hasten.core.errors import JobError
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo
+from hasten.core.modules import repeated_blocks
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+BUDGET_MET = 0.9
+"""A budget counts as met from this share of what was asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationCheckpointing(Optimization):
+    """Recompute activations of repeated blocks.
+
+    Attributes:
+        every: Checkpoint one block in so many; 1 is each block.
+        save_frac: Share of all that the forward pass keeps which is to be saved, below 1. What is cheapest to compute
+            again, by measured bytes and seconds, goes first. 0 is off: the blocks keep nothing but their inputs.
+    """
+
+    every: int = 1
+    save_frac: float = 0.0
+
+    card: ClassVar[Card] = Card(
+        name="activation_checkpointing",
+        summary="activations computed again in the backward pass instead of kept",
+        relieves=Bottleneck.MEMORY,
+        numerics=Numerics.EXACT,
+        seam=Seam.FORWARD,
+        source="Chen et al. 2016, Training deep nets with sublinear memory cost; torch.utils.checkpoint, selective policies",
+        hoped_gain=(
+            "memory of a 1000-layer residual network from 48G to 7G, at 30 % extra running time "
+            "(https://arxiv.org/abs/1604.06174)"
+        ),
+        memory_technique=True,
+        saves_memory=True,
+        after=("precision", "attention_backend"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, not {self.every}")
+        if not 0.0 <= self.save_frac < 1.0:
+            raise ValueError(f"save_frac must be at least 0 and below 1, not {self.save_frac}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where blocks repeat; it never saves time by itself."""
+        if facts.job.repeated_blocks < 2:
+            return Fit.no("the model has no list of like blocks to checkpoint")
+        # Data that can only be read in order gives no batch to measure a budget on.
+        budgets = [] if facts.job.num_samples is None else [cls(save_frac=0.5)]
+        return Fit.yes(max_gain_frac=0.0, settings=[*budgets, cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Wrap the forward of every chosen block."""
+        blocks = list(dict.fromkeys(repeated_blocks(live.model)))[:: self.every]  # one block may stand there twice
+        if not blocks:
+            raise JobError("activation_checkpointing found no list of like blocks: take it out of the plan.")
+        keep, saved_frac = self._keep(live, blocks)
+        chosen = [(block, calls) for block, calls in zip(blocks, keep, strict=True) if calls is not None]
+        own = [vars(block).get("forward") for block, _ in chosen]
+        for block, calls in chosen:
+            block.forward = _checkpointed(live, block, block.forward, calls, saved_frac)
+
+        def undo() -> None:
+            for (block, _), forward in zip(chosen, own, strict=True):
+                del block.forward
+                if forward is not None:
+                    block.forward = forward
+
+        return undo
+
+    def _keep(self, live: LiveJob, blocks: list[nn.Module]) -> tuple[tuple[frozenset[OpCall] | None, ...], float]:
+        """What each block keeps (None: all, as it is), and the share of memory that this saves as measured."""
+        if not self.save_frac:
+            return (frozenset[OpCall](),) * len(blocks), 0.0
+        if live.order is None:
+            raise JobError(
+                "activation_checkpointing cannot measure a budget on data that is read in order: set save_frac = 0."
+            )
+        first = live.order(0)[0]
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        batch = live.to_device(live.pipeline.fetch(0, first[: max(1, len(first) // ranks)]))
+        choice = choose(measure_activations(live, blocks, batch), self.save_frac)
+        return choice.keep, choice.saved_frac
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Blocks ran twice in a training step: once forward, once again for backward."""
+        forward, again = (int(trace.counters.get(name, 0)) for name in ("blocks_checkpointed", "blocks_run"))
+        checks = [Check("blocks computed again", again >= 2 * forward > 0, f"{forward} checkpointed, {again} runs")]
+        if self.save_frac:
+            saved = trace.counters.get("activations_saved_frac", 0.0)
+            seen = f"{saved:.0%} of what the forward pass keeps, {self.save_frac:.0%} asked"
+            checks.append(Check("the budget is met", saved >= BUDGET_MET * self.save_frac, seen))
+        return checks
+
+
+def _checkpointed(
+    live: LiveJob, block: nn.Module, forward: Callable[..., Any], keep: frozenset[OpCall], saved_frac: float
+) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        live.count("blocks_run")
+        return forward(*args, **kwargs)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not (block.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        live.count("blocks_checkpointed")
+        live.counters["activations_saved_frac"] = saved_frac
+        return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(live, block, keep), **kwargs)
+
+    return wrapped
+
+
+Contexts: TypeAlias = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+def _contexts(live: LiveJob, block: nn.Module, keep: frozenset[OpCall]) -> Contexts:
+    """The contexts of a block's first run and of its second."""
+    first, second = _selective(keep) if keep else (nullcontext(), nullcontext())
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        # The backward pass runs outside the plan's contexts, and is no reason to update statistics once more.
+        with kept_buffers(block), live.contexts(), second:
+            yield
+
+    return first, again()
+
+
+def _selective(keep: frozenset[OpCall]) -> Contexts:
+    seen: Counter[tuple[bool, str]] = Counter()
+
+    def policy(context: Any, func: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        name = str(func)
+        number = seen[context.is_recompute, name]
+        seen[context.is_recompute, name] += 1
+        return CheckpointPolicy.MUST_SAVE if (name, number) in keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, second = create_selective_checkpoint_contexts(policy)
+    return first, second

@@ -1,0 +1,48 @@
+"""Write the metric reports in a thread of their own.
+
+Relieves:  logging: a slow disk or a slow progress display makes the training thread wait at each report.
+Numerics:  exact: the same lines in the same order.
+Limits:    the callback that is told of a report runs in that thread; the thread shares Python's lock with the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncLogging(Optimization):
+    """Reports go through a bounded queue; nothing is dropped."""
+
+    card: ClassVar[Card] = Card(
+        name="async_logging",
+        summary="metric reports written by a thread of their own",
+        relieves=Bottleneck.LOGGING,
+        numerics=Numerics.EXACT,
+        seam=Seam.AROUND,
+        source="detectron2, asynchronous writing of metrics (https://github.com/facebookresearch/detectron2/pull/4903)",
+        prior=0.5,
+        event="report",
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where an epoch was measured; at most the reports' own time can be saved."""
+        if facts.epoch_s > 0 and facts.report_s <= 0:
+            return Fit.no("no metric report was measured")
+        share = facts.epoch_frac(facts.report_s * facts.reports_per_epoch)
+        return Fit.yes(max_gain_frac=share, settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Switch it on."""
+        return replace_attribute(live.around, "report_async", value=True)
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The thread wrote a line."""
+        seen = int(trace.counters.get("reports_in_background", 0))
+        return [Check("reports written in the background", seen > 0, f"{seen} in a rehearsal")]

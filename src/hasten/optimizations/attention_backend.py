@@ -1,0 +1,90 @@
+"""Choose the kernel behind scaled-dot-product attention.
+
+Relieves:  compute: fused kernels never store the attention matrix; the plain one can win for short sequences.
+Numerics:  rounding: softmax in blocks, other order of summation.
+Limits:    models that call torch.nn.functional.scaled_dot_product_attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, append_to
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+Backend = Literal["flash", "efficient", "math", "cudnn"]
+
+_KERNELS: dict[str, SDPBackend] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+LIKELY = 0.5
+"""How likely another kernel pays where the plain formula runs and a few updates were faster without it."""
+_PLAIN_OPS = ("bmm", "baddbmm", "_safe_softmax", "_softmax", "_softmax_backward_data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBackend(Optimization):
+    """The attention kernel.
+
+    Attributes:
+        backend: `flash`, `efficient` (CUDA), `cudnn` (CUDA) or `math` (the plain formula).
+    """
+
+    backend: Backend = "flash"
+
+    card: ClassVar[Card] = Card(
+        name="attention_backend",
+        summary="the kernel behind scaled-dot-product attention",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.FORWARD,
+        source="PyTorch documentation, torch.nn.attention.sdpa_kernel; Dao et al. 2022, FlashAttention",
+        hoped_gain=(
+            "15 % on BERT-large at length 512, 3x on GPT-2 at length 1K, end to end on a GPU "
+            "(https://huggingface.co/papers/2205.14135)"
+        ),
+        saves_memory=True,
+        prior=0.1,
+        claims=frozenset({"attention"}),
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where the model calls the fused function; the kernels it does not use now are the candidates."""
+        attention = [op for op in facts.op_counts if "scaled_dot_product" in op]
+        if not attention:
+            return Fit.no("the model never calls torch.nn.functional.scaled_dot_product_attention")
+        now = {name for name in _KERNELS if any(name in op for op in attention)}
+        on_cuda = facts.job.device == "cuda"
+        available: tuple[Backend, ...] = ("flash", "efficient", "cudnn", "math") if on_cuda else ("flash", "math")
+        settings = [cls(backend=name) for name in available if name not in now]
+        if not settings:
+            return Fit.no(f"there is no other kernel than {', '.join(sorted(now))} on {facts.job.device}")
+        if "math" in now and "attention" in facts.form_gains:
+            return Fit.yes(max_gain_frac=facts.form_frac("attention", 1.0), settings=settings, prior=LIKELY)
+        # The plain formula is made of other operators, and its own has no time of its own: they bound what it takes.
+        ops = [*attention, *(_PLAIN_OPS if "math" in now else ())]
+        share = sum(facts.op_frac.get(op, 0.0) for op in ops)
+        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Allow that kernel, and the plain one where it cannot run."""
+        allowed = list(dict.fromkeys([_KERNELS[self.backend], SDPBackend.MATH]))
+        return append_to(live.forward_contexts, lambda: sdpa_kernel(allowed, set_priority=True))
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The kernel really ran: by its own operator, or for the plain formula by the absence of any other."""
+        fused = {op: count for op, count in trace.ops.items() if "scaled_dot_product" in op and "math" not in op}
+        if self.backend == "math":
+            plain = sum(count for op, count in trace.ops.items() if "softmax" in op and "backward" not in op)
+            seen_plain = f"{plain} softmax, {sum(fused.values())} fused calls in one step"
+            return [Check("softmax by the plain formula, no fused kernel", plain > 0 and not fused, seen_plain)]
+        seen = sum(count for op, count in fused.items() if self.backend in op)
+        return [Check(f"{self.backend} attention kernels", seen > 0, f"{seen} in one step")]

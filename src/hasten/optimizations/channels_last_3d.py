@@ -1,0 +1,73 @@
+"""Lay volumes and 3-d convolution weights out channels-last, as fast convolution kernels want them.
+
+Relieves:  compute: 3-d convolutions, pooling and batch normalisation without layout copies.
+Numerics:  rounding: other kernels, other order of summation.
+Limits:    models with 3-d convolutions; 5-d batch tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from hasten.core.batch import map_tensors
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, append_to
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+VOLUME_DIMS = 5
+"""Sample, channel, and three of space or time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelsLast3d(Optimization):
+    """Channels-last memory format for the model's 5-d weights and its 5-d inputs."""
+
+    card: ClassVar[Card] = Card(
+        name="channels_last_3d",
+        summary="volumes and 3-d convolution weights laid out channels-last",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.BATCH,
+        source="PyTorch documentation, torch.memory_format, channels_last_3d",
+        prior=0.3,
+        claims=frozenset({"memory_format"}),
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where the model has 3-d convolutions."""
+        if not facts.job.module_counts.get("Conv3d", 0) + facts.job.module_counts.get("ConvTranspose3d", 0):
+            return Fit.no("the model has no 3-d convolution")
+        return Fit.yes(max_gain_frac=facts.compute_frac * 0.75, settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Convert the 5-d weights once and each batch as it arrives."""
+        weights = [p for p in live.model.parameters() if p.dim() == VOLUME_DIMS]
+        _lay_out(weights, torch.channels_last_3d)
+        undo_batch = append_to(live.batch_transforms, _volumes_last)
+
+        def undo() -> None:
+            undo_batch()
+            _lay_out(weights, torch.contiguous_format)
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Convolutions really gave channels-last results."""
+        seen = sum(count for op, count in trace.channels_last.items() if op.startswith("convolution"))
+        return [Check("convolutions with channels-last results", seen > 0, f"{seen} in one step")]
+
+
+def _lay_out(weights: list[torch.nn.Parameter], form: torch.memory_format) -> None:
+    for weight in weights:  # Module.to would refuse the 4-d weights a model may have as well
+        weight.data = weight.data.contiguous(memory_format=form)
+
+
+def _volumes_last(batch: Any) -> Any:
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous(memory_format=torch.channels_last_3d) if tensor.dim() == VOLUME_DIMS else tensor
+
+    return map_tensors(batch, convert)

@@ -1,0 +1,201 @@
+"""Compute the output layer only at the positions that count.
+
+Relieves:  compute: the projection to the vocabulary, forward and backward, where padding and ignored labels fill batches.
+Numerics:  rounding: the same rows of the same product, multiplied and summed in other sizes.
+Limits:    the job must say which positions count (`counted`). The output layer must come last in the forward pass, or be
+           named (`output_layer`). Training only: held-out batches get the whole output.
+
+The other positions come out as zeros: the output keeps its shape, and the loss, which ignores them, computes its softmax
+over them as before. The gate compares gradients, so a mask that leaves out what the loss uses is found there.
+
+Not together with torch.compile or CUDA graphs: how many positions count is known only once the mask is, so the graph would
+break at this layer or be compiled again for each count, and no capture may wait for the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from hasten.core.activations import kept_buffers
+from hasten.core.counted import counted_mask
+from hasten.core.errors import JobError
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, append_to
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.seeding import kept_random_state
+
+PRODUCTS = ("addmm", "mm")
+"""What a linear layer runs, forward and backward."""
+TRACED_SAMPLES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedPositions(Optimization):
+    """The output layer without the rows that nobody reads."""
+
+    card: ClassVar[Card] = Card(
+        name="counted_positions",
+        summary="the output layer computed only at the positions that the loss uses",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.FORWARD,
+        source=(
+            "Izsak et al. 2021, How to train BERT with an academic budget (sparse output prediction); "
+            "fairseq, RoBERTa, `masked_tokens`"
+        ),
+        prior=0.5,
+        conflicts=("compile", "cuda_graphs"),
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where the job says what counts and not all does.
+
+        What the output layer takes is not measured by itself, so the bound is the uncounted share of all matrix products
+        of linear layers.
+        """
+        if not facts.job.has_counted:
+            return Fit.no("the job does not say which positions its loss uses: write counted(self, batch)")
+        if facts.counted_frac >= 1.0:
+            return Fit.no("every position of the measured batches counts")
+        share = sum(facts.op_frac.get(op, 0.0) for op in PRODUCTS) * (1.0 - facts.counted_frac)
+        return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Wrap the output layer, and tell it the mask of each batch."""
+        if not live.job.overrides("counted"):
+            raise JobError("counted_positions needs counted(self, batch) in the job: take it out of the plan.")
+        rows = _Rows(live, _output_layer(live))
+        forget = append_to(live.batch_contexts, rows.of)
+
+        def undo() -> None:
+            forget()
+            rows.unwrap()
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The layer ran, and positions were left out."""
+        left, computed = (int(trace.counters.get(name, 0)) for name in ("positions_left_out", "positions_projected"))
+        return [Check("positions left out of the output layer", left > 0, f"{left} of {left + computed} in one step")]
+
+
+class _Rows:
+    """Wraps a layer so that it computes the rows of the present mask."""
+
+    def __init__(self, live: LiveJob, layer: nn.Module) -> None:
+        self._live, self._layer = live, layer
+        self._mask: torch.Tensor | None = None
+        self._own = vars(layer).get("forward")
+        self._plain: Callable[..., Any] = layer.forward
+        layer.forward = self._forward
+
+    def unwrap(self) -> None:
+        """Give the layer its own forward back."""
+        del self._layer.forward
+        if self._own is not None:
+            self._layer.forward = self._own
+
+    @contextmanager
+    def of(self, batch: Any) -> Iterator[None]:
+        """Hold the mask of a batch while its loss is computed, in training."""
+        self._mask = counted_mask(self._live.job, batch) if self._live.model.training else None
+        try:
+            yield
+        finally:
+            self._mask = None
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        mask = self._mask
+        if mask is None or kwargs or len(args) != 1 or not self._layer.training or args[0].shape[:-1] != mask.shape:
+            return self._plain(*args, **kwargs)
+        index = mask.flatten().nonzero().flatten()
+        self._live.count("positions_projected", len(index))
+        self._live.count("positions_left_out", mask.numel() - len(index))
+        if len(index) == mask.numel():
+            return self._plain(*args)
+        rows = self._plain(args[0].flatten(0, -2).index_select(0, index))
+        full = rows.new_zeros(mask.numel(), *rows.shape[1:]).index_copy_(0, index, rows)
+        return full.view(*mask.shape, *rows.shape[1:])
+
+
+def _output_layer(live: LiveJob) -> nn.Module:
+    """The layer that the job names, or the last layer of a traced forward pass.
+
+    Only what comes last is sure to work on each position by itself: an earlier layer may be as wide, and attention behind
+    it would read the zeros.
+    """
+    name = live.job.output_layer
+    if name is None:
+        return _last_layer(live)
+    try:
+        return live.model.get_submodule(name)
+    except AttributeError as error:
+        known = ", ".join(child for child, _ in live.model.named_children())
+        raise JobError(
+            f"{type(live.job).__name__}.output_layer is {name!r}, but the model has no such module; it has {known}."
+        ) from error
+
+
+def _last_layer(live: LiveJob) -> nn.Module:
+    if live.order is None:
+        raise JobError(
+            "counted_positions cannot trace a batch of data that is read in order: name the layer (output_layer = ...)."
+        )
+    batch = live.to_device(live.pipeline.fetch(0, live.order(0)[0][:TRACED_SAMPLES]))
+    mask, calls = counted_mask(live.job, batch), _calls(live, batch)
+    names = {module: name or "the model itself" for name, module in live.model.named_modules()}
+    over_positions: list[nn.Linear] = []
+    for module, shape in reversed(calls):
+        if not (isinstance(module, nn.Linear) and shape[:-1] == mask.shape):
+            break
+        over_positions.append(module)
+    if not over_positions:
+        seen = f"{names[calls[-1][0]]} ({type(calls[-1][0]).__name__}, input {list(calls[-1][1])})" if calls else "none"
+        raise JobError(
+            f"counted_positions: the last layer of the forward pass should be an nn.Linear with an input "
+            f"{[*mask.shape, 'features']}, as counted(batch) has it, but it is {seen}. Name the output layer "
+            f"(output_layer = ...), or take counted_positions out of the plan."
+        )
+    layer = over_positions[0]
+    wider = [other for other in over_positions if other.out_features > layer.out_features]
+    times = sum(module is layer for module, _ in calls)
+    if wider or times > 1:
+        why = f"{names[wider[0]]} before it is wider" if wider else f"it runs {times} times in one pass"
+        raise JobError(
+            f"counted_positions: the last layer of the forward pass is {names[layer]}, but {why}: which is the output "
+            f"layer? Name it (output_layer = ...), or take counted_positions out of the plan."
+        )
+    return layer
+
+
+def _calls(live: LiveJob, batch: Any) -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """The modules with parameters of their own in the order they run in `job.loss`, each with the shape of its input."""
+    calls: list[tuple[nn.Module, tuple[int, ...]]] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+        calls.append((module, () if given is None else tuple(given.shape)))
+
+    devices = [live.device] if live.device.type == "cuda" else []
+    modes = [(module, module.training) for module in live.model.modules()]
+    with ExitStack() as stack:
+        stack.enter_context(kept_random_state())
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(kept_buffers(live.model))
+        for module in live.model.modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        live.model.train()
+        try:
+            live.compute_loss(batch)
+        finally:
+            for module, training in modes:
+                module.training = training
+    return calls

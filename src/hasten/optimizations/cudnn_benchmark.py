@@ -1,0 +1,76 @@
+"""Let cuDNN time its convolution kernels on each new shape and keep the fastest.
+
+Relieves:  compute: the kernel that cuDNN would guess is not always the best.
+Numerics:  rounding: other kernels, other order of summation, not always the same from run to run.
+Limits:    CUDA with cuDNN; each new shape costs a search, so shapes that vary without end make it slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, ClassVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+CONVOLUTIONS = tuple(f"Conv{'Transpose' * transposed}{dims}d" for dims in (1, 2, 3) for transposed in (False, True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudnnBenchmark(Optimization):
+    """Convolution kernels chosen by timing."""
+
+    card: ClassVar[Card] = Card(
+        name="cudnn_benchmark",
+        summary="convolution kernels chosen by timing them on each shape",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.PROCESS,
+        source="PyTorch documentation, torch.backends.cudnn.benchmark; PyTorch performance tuning guide",
+        prior=0.2,
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit for convolutions on an NVIDIA GPU."""
+        if facts.job.device != "cuda":
+            return Fit.no(f"cuDNN runs on NVIDIA GPUs; the model runs on {facts.job.device}")
+        if not facts.machine.torch_build.value.startswith("cuda"):
+            return Fit.no(f"this PyTorch is {facts.machine.torch_build.value}, without cuDNN")
+        if not any(facts.job.module_counts.get(name) for name in CONVOLUTIONS):
+            return Fit.no("the model has no convolution")
+        return Fit.yes(max_gain_frac=facts.compute_frac * 0.5, settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Turn the search on."""
+        return replace_attribute(torch.backends.cudnn, "benchmark", value=True)
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The step has convolutions, and a convolution of a new shape runs more kernels the first time than the second."""
+        seen = sum(count for op, count in trace.ops.items() if op.startswith("convolution"))
+        checks = [Check("convolutions", seen > 0, f"{seen} in one step")]
+        if live.device.type != "cuda":
+            return [*checks, Check("a search over kernels", passed=False, seen=f"the model runs on {live.device.type}")]
+        first, second = _kernels_of_a_new_shape(live)
+        return [*checks, Check("a search over kernels", first > second, f"{first} kernels at first, then {second}")]
+
+
+def _kernels_of_a_new_shape(live: LiveJob) -> tuple[int, int]:
+    """Kernels that run for the first and for the second convolution of a shape that was never seen before."""
+    width = 32 + perf_counter_ns() % 4096  # the search is remembered by shape: take any other
+    inputs = torch.ones(1, 3, 32, width, device=live.device)
+    weights = torch.ones(4, 3, 3, 3, device=live.device)
+
+    def count() -> int:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            torch.nn.functional.conv2d(inputs, weights)
+            torch.cuda.synchronize(live.device)
+        events: Any = profiler.events()
+        return len([event for event in events if event.device_type.name == "CUDA"])
+
+    return count(), count()

@@ -1,0 +1,112 @@
+"""Keep Python's garbage collector out of the training step.
+
+Relieves:  other: pauses in which the collector walks over every object of model, data and libraries, at any moment.
+Numerics:  exact: nothing that is still used is ever collected.
+Limits:    objects that refer to one another in a circle live longer: with `epoch`, up to an epoch.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, append_to
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+LIKELY = 0.5
+"""How likely what the collector was seen to take is saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GarbageCollection(Optimization):
+    """When garbage is collected.
+
+    Attributes:
+        mode: `freeze` takes what is there when training starts out of the collector's sight and lets it run seldom;
+            `epoch` turns it off and collects once an epoch.
+        threshold: With `freeze`, new objects before the collector runs.
+    """
+
+    mode: Literal["freeze", "epoch"] = "freeze"
+    threshold: int = 50_000
+
+    card: ClassVar[Card] = Card(
+        name="garbage_collection",
+        summary="Python's garbage collector kept out of the training step",
+        relieves=Bottleneck.OTHER,
+        numerics=Numerics.EXACT,
+        seam=Seam.AROUND,
+        source="Python documentation, gc.freeze; Wu and Ni 2017, Dismissing Python Garbage Collection at Instagram",
+        prior=0.1,
+    )
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("freeze", "epoch"):
+            raise ValueError(f"mode must be freeze or epoch, not {self.mode!r}")
+        if self.threshold < 1:
+            raise ValueError(f"threshold must be at least 1, not {self.threshold}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where the collector was seen to run; collecting by the epoch needs a dataset that has epochs."""
+        if facts.collecting_frac <= 0:
+            return Fit.no("the collector did not run in the updates that were measured")
+        epochs = facts.job.num_samples is not None
+        settings = [cls(mode="freeze"), cls(mode="epoch")] if epochs else [cls(mode="freeze")]
+        return Fit.yes(max_gain_frac=facts.collecting_frac, settings=settings, prior=LIKELY)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Collect once, then freeze or turn the collector off."""
+        enabled, thresholds = gc.isenabled(), gc.get_threshold()
+        gc.collect()
+        if self.mode == "freeze":
+            gc.freeze()
+            gc.set_threshold(self.threshold, *thresholds[1:])
+
+            def unfreeze() -> None:
+                gc.unfreeze()
+                gc.set_threshold(*thresholds)
+
+            return unfreeze
+        gc.disable()
+        batches = len(live.order(0)) if live.order is not None else self.threshold
+        forget = append_to(live.batch_transforms, _CollectEvery(live, batches))
+
+        def turn_on() -> None:
+            forget()
+            if enabled:
+                gc.enable()
+
+        return turn_on
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The collector says how it stands; by the epoch, batches were counted towards the next collection."""
+        if self.mode == "freeze":
+            frozen, threshold = gc.get_freeze_count(), gc.get_threshold()[0]
+            return [
+                Check("objects out of the collector's sight", frozen > 0, str(frozen)),
+                Check("new objects before it runs", threshold == self.threshold, str(threshold)),
+            ]
+        counted = trace.counters.get("gc_batches_counted", 0.0)
+        return [
+            Check("the collector is off", not gc.isenabled(), "on" if gc.isenabled() else "off"),
+            Check("batches counted towards a collection", counted > 0, f"{counted:.0f} in one step"),
+        ]
+
+
+class _CollectEvery:
+    """A batch transform that leaves batches alone and collects garbage after so many of them."""
+
+    def __init__(self, live: LiveJob, batches: int) -> None:
+        self.live, self.batches, self.seen = live, batches, 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.seen += 1
+        self.live.count("gc_batches_counted")
+        if self.seen >= self.batches:
+            self.seen = 0
+            self.live.count("gc_collections")
+            gc.collect()
+        return batch

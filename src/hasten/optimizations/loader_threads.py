@@ -1,0 +1,88 @@
+"""Read batches ahead in threads of the training process.
+
+Relieves:  input: waiting for a disk or the network, and decoding that releases Python's lock, overlap with compute.
+Numerics:  exact: threads read only what draws no random numbers; batches come in the same order.
+Limits:    map-style datasets whose reading draws no random numbers and may run in several threads at once; the random
+           transform, and a collate of the job's own, still run in the training thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from hasten.core.errors import JobError
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+MAX_WAITING_THREADS = 16
+MOSTLY_WAITING = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderThreads(Optimization):
+    """Threads that read batches ahead.
+
+    Attributes:
+        num_threads: How many.
+        ahead: Batches ready or under way at once.
+    """
+
+    num_threads: int = 2
+    ahead: int = 4
+
+    card: ClassVar[Card] = Card(
+        name="loader_threads",
+        summary="batches read ahead by threads of the training process, without copies between processes",
+        relieves=Bottleneck.INPUT,
+        numerics=Numerics.EXACT,
+        seam=Seam.LOADER,
+        source="SPDL, thread-based data loading, https://github.com/facebookresearch/spdl",
+        prior=0.6,
+        claims=frozenset({"workers"}),
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 1 or self.ahead < 1:
+            raise ValueError(f"num_threads and ahead must be at least 1, not {self.num_threads} and {self.ahead}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where reading draws no random numbers, and either waits or has a core beside the training's."""
+        job, cores = facts.job, facts.machine.cores.value
+        if job.num_samples is None:
+            return Fit.no("an iterable dataset has no index to read ahead by")
+        if job.num_workers:
+            return Fit.no(f"{job.num_workers} worker processes are at work already")
+        if job.num_threads:
+            return Fit.no(f"{job.num_threads} threads read ahead already")
+        if job.load_is_random:
+            return Fit.no(
+                "reading a sample may draw random numbers, and threads share the generators they come from: "
+                "say which preparation is deterministic (deterministic_transform), or use loader_workers"
+            )
+        waits = facts.input_wait_frac > MOSTLY_WAITING
+        if cores == 1 and not waits:
+            return Fit.no("there is one core, and reading computes more than it waits: nothing can overlap")
+        counts = [min(4 * cores, MAX_WAITING_THREADS), cores] if waits else [cores - 1, cores]
+        partly = job.finish_is_random or job.collate_is_random
+        settings = [cls(num_threads=count, ahead=2 * count) for count in dict.fromkeys(counts)]
+        share = facts.load_frac if partly else 1.0
+        return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * share, settings=settings)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Set the loader."""
+        if live.order is None:
+            raise JobError("loader_threads needs a map-style dataset: take it out of the plan.")
+        if live.pipeline.load_is_random:
+            raise JobError(
+                "Reading a sample may draw random numbers, and threads share the generators they come from: "
+                "write deterministic_transform(self, sample), or take loader_threads out of the plan."
+            )
+        return replace_attribute(live, "loader", replace(live.loader, num_threads=self.num_threads, ahead=self.ahead))
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The step's batches came out of threads."""
+        count = int(trace.counters.get("batches_by_threads", 0))
+        return [Check("batches read by threads", count > 0, f"{count} batches")]

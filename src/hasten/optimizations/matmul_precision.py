@@ -1,0 +1,111 @@
+"""Let matrix products and convolutions of float32 tensors use the faster arithmetic of matrix units.
+
+Relieves:  compute: products of float32 tensors, where autocast (`precision`) is not used or leaves them in float32.
+Numerics:  rounding: inputs of products are rounded to 11 (tf32) or 8 (bf16) significant bits; sums stay in float32.
+Limits:    tf32 on NVIDIA GPUs of capability 8.0 or later; bf16 on x86 processors with AMX. Set through `fp32_precision`
+           only: PyTorch refuses to mix it with `allow_tf32` and `set_float32_matmul_precision`.
+
+What was left out: processors with AVX512_BF16 and no AMX take the setting and compute in float32 all the same (oneDNN in
+PyTorch 2.13 has no such kernels for them; the evidence below fails there). Autocast does use their instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+REDUCED_ERROR = 1e-5
+"""Relative error between that of float32 products (2 ** -24 a rounding) and that of tf32 (2 ** -11) or bf16 (2 ** -8)."""
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear")
+
+_SIZE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulPrecision(Optimization):
+    """Reduced precision within products of float32 tensors.
+
+    Attributes:
+        kind: `tf32` (CUDA) or `bf16` (CPU).
+    """
+
+    kind: Literal["tf32", "bf16"] = "tf32"
+
+    card: ClassVar[Card] = Card(
+        name="matmul_precision",
+        summary="faster, less exact arithmetic inside products of float32 tensors",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.PROCESS,
+        source="PyTorch documentation, torch.backends, fp32_precision; CUDA semantics, TensorFloat-32",
+        prior=0.4,
+    )
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("tf32", "bf16"):
+            raise ValueError(f"kind must be tf32 or bf16, not {self.kind!r}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit for float32 models on a device whose matrix units take float32 tensors."""
+        machine, device = facts.machine, facts.job.device
+        if "float32" not in facts.job.param_dtypes:
+            return Fit.no(f"the parameters are {', '.join(facts.job.param_dtypes)}, not float32")
+        gain = facts.compute_frac * 0.75
+        if device == "cuda":
+            if not machine.torch_build.value.startswith("cuda"):
+                return Fit.no(f"tf32 is arithmetic of NVIDIA GPUs; this PyTorch is {machine.torch_build.value}")
+            if not machine.bfloat16.value:  # the same generation brought both: capability 8.0
+                return Fit.no(f"this GPU is older than tf32: {machine.bfloat16.reason}")
+            return Fit.yes(max_gain_frac=gain, settings=[cls(kind="tf32")])
+        if device == "cpu":
+            if "amx_bf16" not in machine.cpu_flags:
+                return Fit.no("the processor has no AMX: PyTorch computes products of float32 tensors in float32 there")
+            return Fit.yes(max_gain_frac=gain, settings=[cls(kind="bf16")])
+        return Fit.no(f"no such switch is known for {device}")
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Set products and convolutions of the device's library; the undo puts back what each said."""
+        undos = [replace_attribute(switch, "fp32_precision", self.kind) for switch in _switches(self.kind)]
+
+        def undo() -> None:
+            for back in undos:
+                back()
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The step has products of float32 tensors, and such products are less exact than float32 now."""
+        checks = []
+        kinds: list[tuple[str, tuple[str, ...], Callable[[Any, Any], torch.Tensor], tuple[int, ...]]] = [
+            ("matrix products", PRODUCTS, torch.matmul, (_SIZE, _SIZE)),
+            ("convolutions", ("convolution",), torch.nn.functional.conv2d, (32, 32, 16, 16)),
+        ]
+        for words, ops, compute, shape in kinds:
+            seen = sum(count for (op, dtype), count in trace.op_dtypes.items() if dtype == "float32" and op in ops)
+            if seen:
+                error = relative_error(compute, shape, live.device)
+                checks.append(Check(f"{words} in {self.kind}", error > REDUCED_ERROR, f"{seen}, relative error {error:.1e}"))
+        return checks or [Check("products of float32 tensors", passed=False, seen="0 in one step")]
+
+
+def relative_error(compute: Callable[[Any, Any], torch.Tensor], shape: tuple[int, ...], device: torch.device) -> float:
+    """Error of `compute(a, b)` in float32 against float64, relative to the result; random `a`, `b` of a shape."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
+    exact = compute(a.double(), b.double())
+    return float((compute(a, b).double() - exact).norm() / exact.norm())
+
+
+def _switches(kind: str) -> list[Any]:
+    backends: Any = torch.backends
+    if kind == "tf32":
+        return [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    return [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]

@@ -1,0 +1,109 @@
+"""One cycle of the learning rate over the whole run: up to a high peak, then down to nearly nothing.
+
+Relieves:  updates that teach little: a constant rate is too low for the middle of a run and too high for its end.
+Numerics:  training: other rates, and other momentum where the optimizer has any.
+Limits:    the run must be as long as planned, and its length known; a job that has a schedule of its own keeps it. Judged
+           by time to target over whole runs, which a short tuning has no room for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+from hasten.core.errors import JobError
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Judge, Numerics, Optimization, StepTrace
+from hasten.core.schedules import SCHEDULED_RATE, replace_schedule
+
+MIN_UPDATES = 50
+"""A shorter run is hardly more than its warm-up."""
+PEAKS = (3.0, 10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCycle(Optimization):
+    """The one-cycle policy, in the two phases with cosine annealing that PyTorch has by default.
+
+    Attributes:
+        max_lr_factor: The highest learning rate, as a multiple of the job's own.
+        pct_start: Share of the run in which the rate rises; between 0 and 1.
+    """
+
+    max_lr_factor: float = 3.0
+    pct_start: float = 0.3
+
+    card: ClassVar[Card] = Card(
+        name="one_cycle",
+        summary="the learning rate rises to a high peak and falls to nearly nothing, once over the whole run",
+        relieves=Bottleneck.OTHER,
+        numerics=Numerics.TRAINING,
+        seam=Seam.UPDATE,
+        source="Smith and Topin 2017, Super-Convergence; PyTorch documentation, torch.optim.lr_scheduler.OneCycleLR",
+        hoped_gain="an order of magnitude faster than standard training, residual networks (https://arxiv.org/abs/1708.07120)",
+        prior=0.5,
+        claims=frozenset({"schedule"}),
+        judged_by=Judge.TIME_TO_TARGET,
+    )
+
+    def __post_init__(self) -> None:
+        if not self.max_lr_factor > 0.0:
+            raise ValueError(f"max_lr_factor must be greater than 0, not {self.max_lr_factor}")
+        if not 0.0 < self.pct_start < 1.0:
+            raise ValueError(f"pct_start must lie between 0 and 1, not {self.pct_start}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where the rate is constant, the run's length is known and the job says what is not worse."""
+        job = facts.job
+        if not job.has_quality:
+            return Fit.no("it changes how the model learns, and the job does not say what is not worse: set quality")
+        if job.has_schedule:
+            return Fit.no(
+                "the job has a learning-rate schedule of its own: to have this one tried, let schedule() return None"
+            )
+        if job.planned_updates is None:
+            return Fit.no("how long the run is, is not known: set num_updates")
+        if job.planned_updates < MIN_UPDATES:
+            return Fit.no(f"a run of {job.planned_updates} updates is too short for a cycle: {MIN_UPDATES} at least")
+        return Fit.yes(max_gain_frac=0.0, settings=[cls(max_lr_factor=factor) for factor in PEAKS])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Put the cycle in place of the job's schedule."""
+        return replace_schedule(live, self.card.name, self._make)
+
+    def _make(self, optimizer: Optimizer, planned: int) -> LRScheduler:
+        if self.pct_start * planned <= 1.0:
+            raise JobError(f"A run of {planned} updates is too short for one_cycle: take it out of the plan.")
+        return _Cycle(
+            optimizer,
+            max_lr=[group["lr"] * self.max_lr_factor for group in optimizer.param_groups],
+            total_steps=planned,
+            pct_start=float(self.pct_start),
+            # A momentum of 0 is no momentum to cycle: setting one would multiply the length of every step.
+            cycle_momentum=all("betas" in group or group.get("momentum") for group in optimizer.param_groups),
+        )
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The traced update ran at the rate that the cycle begins with."""
+        name, scheduler = "learning rate of the first update", live.scheduler
+        if not isinstance(scheduler, _Cycle):
+            return [Check(name, passed=False, seen="no cycle is in force")]
+        group, used = live.optimizer.param_groups[0], trace.counters.get(SCHEDULED_RATE)
+        cycle = (
+            f"the cycle begins at {group['lr']:.3g} and peaks at {group['max_lr']:.3g}, over {scheduler.total_steps} updates"
+        )
+        return [Check(name, used == group["lr"], f"{'none' if used is None else format(used, '.3g')}; {cycle}")]
+
+
+class _Cycle(OneCycleLR):
+    """The cycle; past its end the last rate holds, where PyTorch's raises an error."""
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go on to the next update."""
+        if self.last_epoch < self.total_steps - 1:
+            super().step(epoch)

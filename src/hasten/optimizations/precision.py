@@ -1,0 +1,126 @@
+"""Run the forward pass under autocast, so that matrix products and convolutions use 16-bit arithmetic.
+
+Relieves:  compute: more products per cycle and half the bytes moved.
+Numerics:  rounding: 8 (bfloat16) or 11 (float16) significant bits; autocast keeps reductions and losses in float32.
+Limits:    bfloat16 where the device has it in hardware; float16 on CUDA only, with a gradient scaler.
+
+On CPUs the fused attention of PyTorch 2.13 takes two to three times as long in bfloat16 as in float32, most of all in its
+backward pass, which can cost more than all matrix products gain. So attention may be kept in float32 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.nn import functional as F  # noqa: N812  the name everybody uses
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, append_to, replace_attribute
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+MIN_MATMUL_GAIN = 1.05
+_ATTENTION = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision(Optimization):
+    """Autocast.
+
+    Attributes:
+        dtype: `bfloat16`, or `float16` with a gradient scaler (CUDA only).
+        attention: `autocast` leaves it to autocast; `float32` keeps torch.nn.functional.scaled_dot_product_attention exact.
+    """
+
+    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    attention: Literal["autocast", "float32"] = "autocast"
+
+    card: ClassVar[Card] = Card(
+        name="precision",
+        summary="16-bit arithmetic in the forward and backward pass (autocast)",
+        relieves=Bottleneck.COMPUTE,
+        numerics=Numerics.ROUNDING,
+        seam=Seam.FORWARD,
+        source="PyTorch documentation, torch.amp; Micikevicius et al. 2018, Mixed Precision Training",
+        hoped_gain=(
+            "training 1.5x to 5.5x faster over float32 on V100 GPUs, an additional 1.3x to 2.5x on A100 GPUs "
+            "(https://pytorch.org/blog/what-every-user-should-know-about-mixed-precision-training-in-pytorch)"
+        ),
+        saves_memory=True,
+        prior=0.6,
+        settle_s=2.0,
+        claims=frozenset({"autocast"}),
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where the hardware has the type and a measured matrix product is really faster in it."""
+        if all(name != "float32" for name in facts.job.param_dtypes):
+            return Fit.no(f"the parameters are {', '.join(facts.job.param_dtypes)} already")
+        cuda = facts.job.device == "cuda"
+        attends = any("scaled_dot_product" in op for op in facts.op_counts)
+        settings = [cls(dtype="bfloat16")] if facts.machine.bfloat16.value else []
+        if settings and attends and not cuda:
+            settings.insert(0, cls(dtype="bfloat16", attention="float32"))
+        if cuda and facts.machine.float16.value:
+            settings.append(cls(dtype="float16"))
+        if not settings:
+            return Fit.no(f"no native 16-bit arithmetic here: {facts.machine.bfloat16.reason}")
+        gain = facts.bf16_matmul_gain
+        if gain is not None and gain < MIN_MATMUL_GAIN and facts.machine.bfloat16.value:
+            return Fit.no(f"a bfloat16 matrix product runs at {gain:.2f} times the speed of float32 here: nothing to gain")
+        return Fit.yes(max_gain_frac=facts.compute_frac * (1 - 1 / max(gain or 2.0, 2.0)), settings=settings)
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Wrap `job.loss` in autocast; float16 gets a gradient scaler."""
+        dtype = getattr(torch, self.dtype)
+        device = live.device.type
+        undos = [append_to(live.forward_contexts, lambda: torch.autocast(device, dtype=dtype))]
+        if self.attention == "float32":
+            undos.append(replace_attribute(F, _ATTENTION, _in_float32(getattr(F, _ATTENTION))))
+        if self.dtype == "float16":
+            undos.append(replace_attribute(live, "scaler", torch.amp.GradScaler(device)))
+
+        def undo() -> None:
+            for each in reversed(undos):
+                each()
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Operators really gave 16-bit results."""
+        heavy = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_linear")
+        seen = sum(count for (op, dtype), count in trace.op_dtypes.items() if dtype == self.dtype and op.startswith(heavy))
+        checks = [Check(f"matrix products or convolutions in {self.dtype}", seen > 0, f"{seen} in one step")]
+        if self.attention == "float32":
+            kept = dict.fromkeys(("float32", self.dtype), 0)
+            for (op, dtype), count in trace.op_dtypes.items():
+                if "scaled_dot_product" in op and dtype in kept:
+                    kept[dtype] += count
+            words = ", ".join(f"{count} in {dtype}" for dtype, count in kept.items())
+            checks.append(
+                Check("attention in float32", kept["float32"] > 0 and not kept[self.dtype], f"{words}, in one step")
+            )
+        return checks
+
+
+def _in_float32(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Attention that under autocast computes in float32, and gives what autocast would give."""
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        device = query.device.type
+        if not torch.is_autocast_enabled(device) or query.dtype == torch.float64:
+            return plain(query, key, value, *args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            exact = [_single(part) for part in (query, key, value, *args)]
+            found = plain(*exact, **{name: _single(part) for name, part in kwargs.items()})
+        return found.to(torch.get_autocast_dtype(device))
+
+    return attend
+
+
+def _single(value: Any) -> Any:
+    """A tensor of 16-bit numbers in float32; anything else, a mask of booleans too, as it is."""
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -1,0 +1,261 @@
+"""Keep each sample on disk after its deterministic transform, where all worker processes find it.
+
+Relieves:  input: reading, decoding and resizing are done once, not at every epoch, nor once in each worker.
+Numerics:  exact: the random transform still runs at every visit.
+Limits:    samples of tensors, arrays, numbers and strings in dicts, lists and tuples; as much disk as `max_gib` says.
+
+The store is two files. `data` holds one record after another, written under a lock of the operating system, so that
+several processes may fill it. `index` holds, as 8-byte numbers, how far `data` is filled, how many samples it holds, then
+where the record of each sample stands (0: nowhere). A record is published by one aligned write to the index when it is
+complete; a reader checks number, length and checksum of what it finds there. Both files are read through memory maps, so
+the page cache of the system is the only copy in memory. The folder is a temporary one, removed at the end of the run. Set
+HASTEN_CACHE_DIR to keep it from run to run: then its name is a fingerprint of the source of the job and of the dataset,
+of the dataset's length, and of what a few samples hold, so that a changed job never reads what an old one wrote.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import struct
+import sys
+import threading
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hasten.core.errors import JobError
+from hasten.core.facts import Facts
+from hasten.core.files import write_at
+from hasten.core.keeping import MISSING, hit_check, keep_samples, why_nothing_is_kept
+from hasten.core.live import LiveJob, Seam, Undo
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.records import ALIGNMENT, decode, encode
+from hasten.core.sample_folder import kept_folder
+from hasten.core.seeding import kept_random_state
+
+LARGEST_GIB = 64.0
+SPARE = 1.25
+"""Room for records over what the samples take as pickles: alignment and headers."""
+FREE_DISK_SHARE = 0.5
+_GIB = 2**30
+_HEAD = struct.Struct("<4sIQQ")
+"""Of a record: a mark, the checksum of what follows, the sample's number, the length of what follows in bytes."""
+_MARK = b"ups1"
+_END, _COUNT, _FIRST = 0, 1, 2
+"""Where the index says how far the data reach and how many samples they hold, and where its entries start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleStore(Optimization):
+    """A cache of prepared samples on disk.
+
+    Attributes:
+        max_gib: Take at most so many gibibytes, and never more than half of what is free; above 0.
+    """
+
+    max_gib: float = 8.0
+
+    card: ClassVar[Card] = Card(
+        name="sample_store",
+        summary="samples kept on disk after their deterministic preparation, shared by all workers",
+        relieves=Bottleneck.INPUT,
+        numerics=Numerics.EXACT,
+        seam=Seam.DATASET,
+        source="tf.data guide, `cache` with a file name: caches sit before random augmentation",
+        prior=0.6,
+        claims=frozenset({"sample_cache"}),
+        after=("batched_reading",),
+    )
+
+    def __post_init__(self) -> None:
+        if not self.max_gib > 0:
+            raise ValueError(f"max_gib must be above 0, not {self.max_gib}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where a deterministic part is declared and samples come back; samples that do not fit are prepared anew."""
+        job = facts.job
+        if (refusal := why_nothing_is_kept(facts)) is not None:
+            return refusal
+        num_samples, sample_bytes = job.num_samples or 0, facts.sample_bytes or 0
+        needed_gib = SPARE * sample_bytes * num_samples / _GIB
+        max_gib = min(max(round(needed_gib + 0.05, 1), 0.1), LARGEST_GIB)
+        share = min(max_gib / needed_gib, 1.0) if needed_gib else 1.0
+        return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac * share, settings=[cls(max_gib=max_gib)])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Make or find the store, and put it behind the pipeline's `load`."""
+        if live.order is None or live.num_samples is None:
+            raise JobError("sample_store needs a map-style dataset: take it out of the plan.")
+        with kept_random_state():
+            few = [live.pipeline.load(index) for index in sorted({0, live.num_samples // 2, live.num_samples - 1})]
+        try:
+            encode(few[0])
+        except TypeError as error:
+            raise JobError(
+                f"sample_store cannot keep these samples: {error}. Make tensors, arrays, numbers or strings of it in "
+                f"deterministic_transform, or take sample_store out of the plan."
+            ) from error
+        folder, remove = kept_folder(live, few, "samples")
+        free = shutil.disk_usage(folder).free
+        store = Store(folder, live.num_samples, int(min(self.max_gib * _GIB, FREE_DISK_SHARE * free)))
+        undo_keeping = keep_samples(live, store, self.card.name)
+
+        def undo() -> None:
+            undo_keeping()
+            store.close()
+            remove()
+
+        return undo
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Samples really came from the store."""
+        return [hit_check(trace, self.card.name)]
+
+
+class Store:
+    """Samples on disk, for any number of threads and processes that read and write.
+
+    Args:
+        folder: Where the two files are, or shall be.
+        num_samples: How many samples there can be.
+        max_bytes: The size that `data` may reach.
+    """
+
+    def __init__(self, folder: Path, num_samples: int, max_bytes: int) -> None:
+        self._folder, self._num, self._max = folder, num_samples, max_bytes
+        self._open: _OpenFiles | None = None
+        self._files()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": None}
+
+    def __len__(self) -> int:
+        return self._files().count()
+
+    def get(self, index: int) -> Any:
+        """A new copy of the kept sample, or `MISSING`."""
+        record = self._files().read(index)
+        return MISSING if record is None else decode(record)
+
+    def put(self, index: int, sample: Any) -> None:
+        """Keep a sample that is plain data, where there is room."""
+        try:
+            record = encode(sample)
+        except TypeError:  # it is prepared anew at each visit, which is right, only slow
+            return
+        self._files().write(index, record, self._max)
+
+    def close(self) -> None:
+        """Let the files of this process go."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _files(self) -> _OpenFiles:
+        """The files, opened once in each process: a lock that a fork shares with its parent would lock nobody out."""
+        if self._open is None or self._open.process != os.getpid():
+            self._open = _OpenFiles(self._folder, self._num)
+        return self._open
+
+
+class _OpenFiles:
+    """The two files as one process has them open."""
+
+    def __init__(self, folder: Path, num_samples: int) -> None:
+        self.process = os.getpid()
+        self._guard = threading.Lock()
+        self._data, self._index = (
+            os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for name in ("data", "index")
+        )
+        size = 8 * (_FIRST + num_samples)
+        if os.fstat(self._index).st_size < size:
+            os.ftruncate(self._index, size)  # zeros; the same whoever comes first
+        self._index_map = mmap.mmap(self._index, size, prot=mmap.PROT_READ)
+        self._numbers = np.frombuffer(self._index_map, dtype=np.int64)
+        self._data_map: mmap.mmap | None = None
+        self._checked: set[int] = set()
+        self._full = False
+
+    def count(self) -> int:
+        return int(self._numbers[_COUNT])
+
+    def read(self, index: int) -> bytearray | None:
+        if not self._numbers[_FIRST + index]:
+            return None
+        with self._guard:
+            return self._record(index)
+
+    def write(self, index: int, record: bytes, max_bytes: int) -> None:
+        whole = _HEAD.pack(_MARK, zlib.crc32(record), index, len(record)) + record
+        whole += b"\0" * (-len(whole) % ALIGNMENT)
+        with self._guard:
+            if self._full:
+                return
+            fcntl.flock(self._data, fcntl.LOCK_EX)
+            try:
+                self._append(index, whole, max_bytes)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._full = True  # what is kept stays of use, the rest is prepared anew
+            finally:
+                fcntl.flock(self._data, fcntl.LOCK_UN)
+
+    def _append(self, index: int, whole: bytes, max_bytes: int) -> None:
+        start, count = int(self._numbers[_END]), int(self._numbers[_COUNT])
+        if start + len(whole) > max_bytes or self._record(index) is not None:
+            return
+        write_at(self._data, whole, start)
+        # In this order: a process that ends in between leaves a gap, never an entry that points to another record.
+        self._set(_END, start + len(whole))
+        self._set(_COUNT, count + (not self._numbers[_FIRST + index]))
+        self._set(_FIRST + index, start // ALIGNMENT + 1)
+
+    def _set(self, at: int, number: int) -> None:
+        os.pwrite(self._index, number.to_bytes(8, sys.byteorder), 8 * at)
+
+    def _record(self, index: int) -> bytearray | None:
+        """A copy of what is kept of a sample; None where that is nothing, or not whole."""
+        place = int(self._numbers[_FIRST + index])
+        start = (place - 1) * ALIGNMENT
+        head = self._bytes(start, start + _HEAD.size) if place else None
+        if head is None:
+            return None
+        mark, checksum, number, size = _HEAD.unpack(head)
+        record = self._bytes(start + _HEAD.size, start + _HEAD.size + size)
+        if mark != _MARK or number != index or record is None:
+            return None
+        if index not in self._checked:
+            if zlib.crc32(record) != checksum:
+                return None
+            self._checked.add(index)
+        return record
+
+    def close(self) -> None:
+        with self._guard:
+            del self._numbers
+            self._index_map.close()
+            if self._data_map is not None:
+                self._data_map.close()
+            os.close(self._data)
+            os.close(self._index)
+
+    def _bytes(self, start: int, end: int) -> bytearray | None:
+        """A copy of a part of the data; the map is made anew where the file has grown past it."""
+        if self._data_map is None or end > len(self._data_map):
+            if self._data_map is not None:
+                self._data_map.close()
+                self._data_map = None
+            size = os.fstat(self._data).st_size
+            if end > size:
+                return None
+            self._data_map = mmap.mmap(self._data, size, prot=mmap.PROT_READ)
+        return bytearray(memoryview(self._data_map)[start:end])

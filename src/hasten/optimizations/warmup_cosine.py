@@ -1,0 +1,105 @@
+"""A short linear warm-up of the learning rate, then half a cosine down, over the whole run.
+
+Relieves:  updates that teach little: a constant rate is too high for the end of a run.
+Numerics:  training: other rates.
+Limits:    the run must be as long as planned, and its length known; a job that has a schedule of its own keeps it. Judged
+           by time to target over whole runs, which a short tuning has no room for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Judge, Numerics, Optimization, StepTrace
+from hasten.core.schedules import SCHEDULED_RATE, replace_schedule
+
+MIN_UPDATES = 50
+"""A shorter run is hardly more than its warm-up."""
+PEAKS = (1.0, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupCosine(Optimization):
+    """Linear warm-up, cosine decay, no restart.
+
+    Attributes:
+        warmup_frac: Share of the run in which the rate rises; 0 is off.
+        final_frac: The last rate, as a share of the highest.
+        peak_factor: The highest rate, as a multiple of the job's own.
+    """
+
+    warmup_frac: float = 0.05
+    final_frac: float = 0.0
+    peak_factor: float = 1.0
+
+    card: ClassVar[Card] = Card(
+        name="warmup_cosine",
+        summary="the learning rate warms up over the first updates and falls along a cosine, over the whole run",
+        relieves=Bottleneck.OTHER,
+        numerics=Numerics.TRAINING,
+        seam=Seam.UPDATE,
+        source="Goyal et al. 2017, section 2.2 (warm-up); Loshchilov and Hutter 2016, SGDR (cosine)",
+        prior=0.4,
+        claims=frozenset({"schedule"}),
+        judged_by=Judge.TIME_TO_TARGET,
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.warmup_frac < 1.0:
+            raise ValueError(f"warmup_frac must be at least 0 and below 1, not {self.warmup_frac}")
+        if not 0.0 <= self.final_frac <= 1.0:
+            raise ValueError(f"final_frac must lie between 0 and 1, not {self.final_frac}")
+        if not self.peak_factor > 0.0:
+            raise ValueError(f"peak_factor must be greater than 0, not {self.peak_factor}")
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where the rate is constant, the run's length is known and the job says what is not worse."""
+        job = facts.job
+        if not job.has_quality:
+            return Fit.no("it changes how the model learns, and the job does not say what is not worse: set quality")
+        if job.has_schedule:
+            return Fit.no(
+                "the job has a learning-rate schedule of its own: to have this one tried, let schedule() return None"
+            )
+        if job.planned_updates is None:
+            return Fit.no("how long the run is, is not known: set num_updates")
+        if job.planned_updates < MIN_UPDATES:
+            return Fit.no(f"a run of {job.planned_updates} updates is too short for a schedule: {MIN_UPDATES} at least")
+        return Fit.yes(max_gain_frac=0.0, settings=[cls(peak_factor=factor) for factor in PEAKS])
+
+    def factor(self, update: int, planned: int) -> float:
+        """The rate of an update, counted from 0, as a multiple of the job's own; past the end the last rate holds."""
+        warm = round(self.warmup_frac * planned)
+        if update < warm:
+            return self.peak_factor * (update + 1) / warm
+        done = min((update - warm) / max(planned - 1 - warm, 1), 1.0)
+        return self.peak_factor * (self.final_frac + (1.0 - self.final_frac) * 0.5 * (1.0 + math.cos(math.pi * done)))
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Put the schedule in place of the job's."""
+        return replace_schedule(live, self.card.name, self._make)
+
+    def _make(self, optimizer: Optimizer, planned: int) -> LRScheduler:
+        return _Schedule(optimizer, lambda update: self.factor(update, planned))
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """The traced update ran at the rate that the schedule begins with."""
+        name = "learning rate of the first update"
+        if not isinstance(live.scheduler, _Schedule) or live.planned_updates is None:
+            return [Check(name, passed=False, seen="no warm-up and cosine are in force")]
+        group, used = live.optimizer.param_groups[0], trace.counters.get(SCHEDULED_RATE)
+        peak = group["initial_lr"] * self.peak_factor
+        whole = f"the schedule begins at {group['lr']:.3g} and peaks at {peak:.3g}, over {live.planned_updates} updates"
+        return [Check(name, used == group["lr"], f"{'none' if used is None else format(used, '.3g')}; {whole}")]
+
+
+class _Schedule(LambdaLR):
+    """Warm-up and cosine."""

@@ -1,0 +1,50 @@
+"""Free gradients between updates instead of filling them with zeros.
+
+Relieves:  optimizer: every gradient is written once less, and read once less.
+Numerics:  exact: the first gradient is written instead of added to zero.
+Limits:    code that reads `.grad` between two updates finds None there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hasten.core.facts import Facts
+from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
+from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroGradToNone(Optimization):
+    """`zero_grad(set_to_none=True)`."""
+
+    card: ClassVar[Card] = Card(
+        name="zero_grad_to_none",
+        summary="gradients freed between updates, not filled with zeros",
+        relieves=Bottleneck.OPTIMIZER,
+        numerics=Numerics.EXACT,
+        seam=Seam.UPDATE,
+        source="PyTorch documentation, Optimizer.zero_grad",
+        hoped_gain=("an epoch from 41.42 s to 41.05 s (https://github.com/Lightning-AI/pytorch-lightning/issues/6534)"),
+        saves_memory=True,
+        prior=0.2,
+    )
+
+    @classmethod
+    def fit(cls, facts: Facts) -> Fit:
+        """Fit where gradients are zeroed; at most half of the optimizer phase is zeroing."""
+        if facts.job.zero_grad_to_none:
+            return Fit.no("gradients are freed already")
+        share = facts.phase_frac.get("optimizer", 0.0) + facts.phase_frac.get("backward", 0.0) * 0.1
+        return Fit.yes(max_gain_frac=share * 0.5, settings=[cls()])
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Switch it on."""
+        return replace_attribute(live, "zero_grad_to_none", True)  # noqa: FBT003  the value of the switch
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """No gradient is left after an update."""
+        left = int(trace.counters.get("gradients_held", -1))
+        seen = f"{left} gradients still held" if left >= 0 else "not traced"
+        return [Check("gradients freed after the update", left == 0, seen)]

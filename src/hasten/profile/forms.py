@@ -1,0 +1,179 @@
+"""What another form of a part of the update would bring, measured on that part alone; and what garbage collection takes."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from statistics import median
+from time import perf_counter
+from typing import Any, Self
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import Optimizer
+
+from hasten.core.live import LiveJob
+from hasten.core.system import count_denormals_kept, take_denormals_for_zero
+
+Form = Callable[[], AbstractContextManager[bool]]
+
+MAX_COPIED_BYTES = 1 << 25
+"""Of parameters; of a larger model so much is copied, and stands for the rest. All forms take twelve times that."""
+ROUNDS, ENOUGH_S = 15, 0.3
+FORM_WORDS = {
+    "flushed": "what if denormal numbers were zero",
+    "threads": "what if there were as many threads as cores",
+    "attention": "what if attention had a fused kernel",
+}
+FORMS = {"fused": {"fused": True, "foreach": False}, "foreach": {"foreach": True}}
+
+
+class Collecting:
+    """Seconds that Python's garbage collector took while this context lasted."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def __enter__(self) -> Self:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._since = perf_counter()
+        elif self._since is not None:
+            self.seconds += perf_counter() - self._since
+            self._since = None
+
+
+def process_forms(device: str, cores: int, op_counts: Mapping[str, int]) -> dict[str, Form]:
+    """Other states of the process that a few updates are worth being tried in; each is a context that says if it was had.
+
+    On a CPU they are `flushed`, and `threads` where there are not as many as cores; where attention runs by the plain
+    formula, `attention` allows the fused kernels.
+    """
+    found: dict[str, Form] = {}
+    if device == "cpu":
+        found["flushed"] = denormals_as_zero
+        if torch.get_num_threads() != cores:
+            found["threads"] = lambda: threads_for(cores)
+    if any("scaled_dot_product_attention_math" in op for op in op_counts):
+        found["attention"] = fused_attention
+    return found
+
+
+@contextmanager
+def fused_attention() -> Iterator[bool]:
+    """Fused attention kernels wherever there is one, meanwhile."""
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
+        yield True
+
+
+@contextmanager
+def threads_for(cores: int) -> Iterator[bool]:
+    """As many threads within an operator as there are cores, meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        yield True
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def denormals_as_zero() -> Iterator[bool]:
+    """Take denormal numbers for zero meanwhile; False where this processor cannot."""
+    before = count_denormals_kept(1) == 0
+    can = take_denormals_for_zero(on=True)
+    try:
+        yield can
+    finally:
+        take_denormals_for_zero(on=before)
+
+
+def optimizer_gains(live: LiveJob, present_s: float) -> dict[str, float]:
+    """How much faster the optimizer's step would be in each form that it has: `fused`, `foreach`.
+
+    Each form steps copies of the parameters, with gradients of our own; nothing of the job is touched. The present form is
+    not timed so: it makes temporary tensors, and what these cost depends on what else the job has allocated. Empty for an
+    optimizer that is none of torch's, and for one that has no such forms.
+
+    Args:
+        live: The job.
+        present_s: Seconds of its step as it is, as they were seen.
+    """
+    kind: Any = type(live.optimizer)
+    accepted = inspect.signature(kind).parameters
+    if not kind.__module__.startswith("torch.optim.") or not set(FORMS) <= accepted.keys():
+        return {}
+    found = {}
+    for name, flags in FORMS.items():
+        made = _copy(live.optimizer, flags)
+        step = _stepping(made) if made is not None else None
+        if made is not None and step is not None:
+            scale = _num_bytes(live.optimizer) / max(_num_bytes(made), 1)
+            found[name] = present_s / (typical_s(step, live.device) * scale)
+    return found
+
+
+def typical_s(act: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a typical run of `act`, of a few."""
+    started, taken = perf_counter(), list[float]()
+    while len(taken) < ROUNDS and perf_counter() - started < ENOUGH_S:
+        before = perf_counter()
+        act()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        taken.append(perf_counter() - before)
+    return max(median(taken), 1e-9)
+
+
+def _copy(old: Optimizer, flags: dict[str, bool]) -> Optimizer | None:
+    """An optimizer like `old` over copies of its parameters; None where it cannot be had, as where memory is short."""
+    kind: Any = type(old)
+    accepted = inspect.signature(kind).parameters
+    defaults = {name: value for name, value in old.defaults.items() if name in accepted}
+    groups, left = [], MAX_COPIED_BYTES
+    try:
+        for group in old.param_groups:
+            copies = []
+            for param in group["params"]:
+                if not param.requires_grad or param.layout is not torch.strided or left <= 0:
+                    continue
+                fits = max(left // param.element_size(), 1)
+                part = param.detach() if param.numel() <= fits else param.detach().flatten()[:fits]
+                copies.append(part.clone().requires_grad_())
+                copies[-1].grad = torch.full_like(copies[-1], 1e-3)
+                left -= part.numel() * part.element_size()
+            if copies:
+                groups.append({**group, "params": copies, **flags})
+        made: Optimizer = kind(groups, **{**defaults, **flags})
+    except (RuntimeError, TypeError, ValueError):  # no parameters, no memory, or a form that these have not
+        return None
+    return made
+
+
+def _stepping(made: Optimizer) -> Callable[[], object] | None:
+    """Its step without the hooks that look at every optimizer's; None where it fails."""
+    plain = getattr(type(made).step, "__wrapped__", type(made).step)
+
+    def step() -> object:
+        return plain(made)
+
+    try:
+        step()  # makes its state
+    except RuntimeError:
+        return None
+    return step
+
+
+def _num_bytes(optimizer: Optimizer) -> int:
+    """Of the parameters that it trains."""
+    params = (param for group in optimizer.param_groups for param in group["params"] if param.requires_grad)
+    return sum(param.numel() * param.element_size() for param in params)

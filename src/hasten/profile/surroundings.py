@@ -1,0 +1,186 @@
+"""What stands around the updates of an epoch, measured: reports, the checkpoint, the validation pass, and the disks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hasten.core.batch import iter_tensors
+from hasten.core.facts import RUN_FOLDER
+from hasten.core.live import LiveJob
+from hasten.core.scratch import allowed_scratch
+from hasten.profile.storage import WriteSpeed, measure_write_speeds
+from hasten.train.around import MOST_REPORTS_FRAC, AroundWork
+from hasten.train.checkpoint import DEFLATE_LEVEL
+from hasten.train.loop import Loop
+
+VALIDATION_BATCHES = 4
+REPORTS = 20
+SAVES = 3
+MAX_SAVES_S = 3.0
+COMPRESS_BYTES = 4_000_000
+
+
+@dataclass(kw_only=True)
+class Around:
+    """Seconds per epoch of what stands around the steps, and what the techniques that act there must know.
+
+    Attributes:
+        validation_s: One pass over the held-out data.
+        validation_batches: Its batches.
+        checkpoint_s: One checkpoint, until it is durable.
+        checkpoint_bytes: Its size.
+        report_s: One metric report.
+        report_every_s: Seconds between two of them.
+        epoch_updates: Updates of an epoch; None where that is not known.
+        speeds: How fast each allowed folder is written, and the run's own.
+        compressed_frac: Size of the deflated weights as a share of the plain ones.
+        compress_mb_s: How fast they are deflated, in MB/s of plain bytes.
+    """
+
+    validation_s: float = 0.0
+    validation_batches: int = 0
+    checkpoint_s: float = 0.0
+    checkpoint_bytes: int = 0
+    report_s: float = 0.0
+    report_every_s: float = 0.2
+    epoch_updates: int | None = None
+    speeds: dict[str, WriteSpeed] = field(default_factory=dict)
+    compressed_frac: float | None = None
+    compress_mb_s: float | None = None
+
+    @property
+    def validation_batch_s(self) -> float:
+        """Seconds of one held-out batch."""
+        return self.validation_s / self.validation_batches if self.validation_batches else 0.0
+
+    def reports_per_epoch(self, update_s: float) -> float:
+        """How many reports an epoch has: one at its end, and others as time goes by, at most one an update."""
+        if self.epoch_updates is None:
+            return 0.0
+        return 1.0 + min(self.epoch_updates * update_s / self.report_every_s, self.epoch_updates)
+
+    def reports_s(self, update_s: float) -> float:
+        """Seconds of an epoch's reports."""
+        return self.report_s * self.reports_per_epoch(update_s)
+
+    def epoch_s(self, update_s: float) -> float:
+        """Seconds of a whole epoch; 0 where its length is not known."""
+        if self.epoch_updates is None:
+            return 0.0
+        return self.epoch_updates * update_s + self.reports_s(update_s) + self.checkpoint_s + self.validation_s
+
+    def facts(self, update_s: float) -> dict[str, Any]:
+        """As fields of `Facts`. `update_s`: seconds of an update."""
+        return {
+            "epoch_s": self.epoch_s(update_s),
+            "report_s": self.report_s,
+            "reports_per_epoch": self.reports_per_epoch(update_s),
+            "checkpoint_s": self.checkpoint_s,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "validation_s": self.validation_s,
+            "validation_batches": self.validation_batches,
+            "write_mb_s": {name: speed.mb_s for name, speed in self.speeds.items() if speed.rounds},
+            "compressed_frac": self.compressed_frac,
+            "compress_mb_s": self.compress_mb_s,
+        }
+
+
+def measure_around(loop: Loop, progress: Callable[[str], None] = lambda _: None, *, folder: Path | None = None) -> Around:
+    """Time a few reports, a few checkpoints and a few validation batches, and reckon them per epoch.
+
+    Args:
+        loop: The loop; neither its position nor its model changes.
+        progress: Told what is being measured.
+        folder: Where the run will write; the present folder unless given. What is written is gone afterwards.
+    """
+    live = loop.live
+    around = Around(epoch_updates=epoch_updates(live), report_every_s=live.around.report_every_s)
+    if around.epoch_updates is None:
+        return around
+    with tempfile.TemporaryDirectory(prefix=".hasten-", dir=_writable(folder)) as name:
+        with AroundWork(loop, Path(name)) as work:
+            _measure_validation(work, around, progress)
+            progress("checkpoint")
+            _measure_reports(work, around)
+            _measure_checkpoint(loop, work, around)
+        progress("disks")
+        scratch = {str(path): path for path in allowed_scratch(live.job)}
+        around.speeds = measure_write_speeds({RUN_FOLDER: Path(name), **scratch})
+    around.compressed_frac, around.compress_mb_s = measure_compression(live.model.state_dict())
+    return around
+
+
+def epoch_updates(live: LiveJob) -> int | None:
+    """Updates between two checkpoints: an epoch, or the whole run where the data has no epochs; None where nothing says."""
+    return live.planned_updates if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
+
+
+def measure_compression(state: Any, *, size: int = COMPRESS_BYTES) -> tuple[float | None, float | None]:
+    """Deflate an even sample of the tensors of `state`: compressed share of the size, and MB/s; None where it is empty.
+
+    Args:
+        state: A state_dict.
+        size: Bytes to compress, about.
+    """
+    tensors = [tensor for tensor in iter_tensors(dict(state)) if tensor.layout is torch.strided and tensor.numel()]
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if not total:
+        return None, None
+    share = min(1.0, size / total)
+    sample = b"".join(_some_bytes(tensor, share) for tensor in tensors)
+    started = perf_counter()
+    packed = len(zlib.compress(sample, DEFLATE_LEVEL))
+    return packed / len(sample), len(sample) / 1e6 / max(perf_counter() - started, 1e-9)
+
+
+def _some_bytes(tensor: torch.Tensor, share: float) -> bytes:
+    flat = tensor.detach().reshape(-1)
+    count = max(int(flat.numel() * share), 1)
+    return bytes(flat[:count].cpu().contiguous().view(torch.uint8).numpy())
+
+
+def _measure_validation(work: AroundWork, around: Around, progress: Callable[[str], None]) -> None:
+    if work.held_out is None:
+        return
+    progress("validation")
+    around.validation_batches = work.held_out.num_batches
+    measured = min(VALIDATION_BATCHES, around.validation_batches)
+    started = perf_counter()
+    work.validate(max_batches=measured)
+    around.validation_s = (perf_counter() - started) / measured * around.validation_batches
+
+
+def _measure_reports(work: AroundWork, around: Around) -> None:
+    started = perf_counter()
+    for _ in range(REPORTS):
+        work.report()
+    work.wait()
+    around.report_s = (perf_counter() - started) / REPORTS
+    around.report_every_s = max(around.report_every_s, around.report_s / MOST_REPORTS_FRAC)
+
+
+def _measure_checkpoint(loop: Loop, work: AroundWork, around: Around) -> None:
+    seconds: list[float] = []
+    while len(seconds) < SAVES and loop.ranks.agreed(sum(seconds)) < MAX_SAVES_S:
+        started = perf_counter()
+        work.save()
+        work.wait()
+        seconds.append(perf_counter() - started)
+    around.checkpoint_s = median(seconds)
+    around.checkpoint_bytes = work.checkpoint.path.stat().st_size
+
+
+def _writable(folder: Path | None) -> Path:
+    """The folder that stands for the run's own; the system's temporary one where that cannot be written."""
+    wanted = folder or Path.cwd()
+    return wanted if wanted.is_dir() and os.access(wanted, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())

@@ -1,0 +1,33 @@
+"""Object detection: a detector in plain PyTorch, its jobs in two forms, and pictures to try it on.
+
+`DetectionJob` is the job to use: subclass it and name your folders. `NaiveDetectionJob` trains the same model on the same
+data as a tired person writes it; it is what gains are measured against. Everything is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hasten.recipes.detection.export import export_onnx
+    from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob
+    from hasten.recipes.detection.phases import FrozenBackbone, Phase, train_phases
+
+__all__ = ["DetectionJob", "FrozenBackbone", "NaiveDetectionJob", "Phase", "export_onnx", "train_phases"]
+
+_HOMES = {
+    "DetectionJob": "job",
+    "NaiveDetectionJob": "job",
+    "FrozenBackbone": "phases",
+    "Phase": "phases",
+    "train_phases": "phases",
+    "export_onnx": "export",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what stands in `__all__` when it is first asked for: torch and the extras take seconds."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,109 @@
+"""The threshold map by the official law: one band an edge, squared distances, one square root a pixel.
+
+The official code fills, for every edge, the whole box of its polygon, with several square roots a pixel. But only pixels
+nearer than D count, and they lie in a band along the edge. Over all edges and polygons the map needs the smallest d / D,
+hence the smallest d^2 / D^2, whose root is drawn once, at the end.
+
+The law (DB, `MakeBorderMap.distance`) is not the distance to a segment. A pixel that sees the edge under an angle of at
+least 90 degrees (it lies within the circle over the edge) takes the perpendicular distance, any other that to the nearer
+end. Which of the two is decided by the sign of L^2 - d1^2 - d2^2, computed here with the same operations, so that it never
+differs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from hasten.recipes.ocr.maps.compiled import kernel
+
+
+@kernel
+def draw_borders(  # noqa: PLR0917  a kernel is called by position
+    points: npt.NDArray[np.float64],
+    offsets: npt.NDArray[np.int64],
+    distances: npt.NDArray[np.float64],
+    boxes: npt.NDArray[np.int64],
+    width: int,
+    nearest: npt.NDArray[np.float32],
+) -> None:
+    """Lower each pixel to its smallest d^2 / D^2 of all edges that reach it.
+
+    Args:
+        points: Corners of all polygons [n, 2].
+        offsets: Where each begins [k + 1].
+        distances: Their D in pixels; polygons of 0 are left out [k].
+        boxes: Left, top, right and bottom of their dilated polygons, all included: nothing is drawn outside [k, 4].
+        width: Of the picture.
+        nearest: The picture row by row, to begin with 1 everywhere [height * width].
+    """
+    height = nearest.size // width
+    for number in range(len(distances)):
+        if not distances[number] > 0.0:
+            continue
+        left, top = max(boxes[number, 0], 0), max(boxes[number, 1], 0)
+        right, bottom = min(boxes[number, 2], width - 1), min(boxes[number, 3], height - 1)
+        first, last = offsets[number], offsets[number + 1]
+        for i in range(first, last):
+            after = i + 1 if i + 1 < last else first
+            _draw_edge(
+                points[i, 0], points[i, 1], points[after, 0], points[after, 1],
+                distances[number], left, top, right, bottom, width, nearest,
+            )  # fmt: skip
+
+
+@kernel
+def _draw_edge(  # noqa: PLR0917  a kernel is called by position
+    x1: float, y1: float, x2: float, y2: float, distance: float,
+    left: int, top: int, right: int, bottom: int, width: int, nearest: npt.NDArray[np.float32],
+) -> None:  # fmt: skip
+    """Lower the pixels of the band along one edge."""
+    along, down = x2 - x1, y2 - y1
+    square = (x1 - x2) * (x1 - x2) + (y1 - y2) * (y1 - y2)
+    reach = distance * math.sqrt(square)
+    left = max(left, math.floor(min(x1, x2) - distance))
+    right = min(right, math.ceil(max(x1, x2) + distance))
+    top = max(top, math.floor(min(y1, y2) - distance))
+    bottom = min(bottom, math.ceil(max(y1, y2) + distance))
+    if left > right:
+        return
+    for y in range(top, bottom + 1):
+        start, stop = left, right
+        if down != 0.0:  # the part of this row that lies within D of the edge's line
+            middle, half = x1 + along * (y - y1) / down, abs(reach / down)
+            if middle - half > right or middle + half < left:
+                continue
+            if middle - half > left:
+                start = math.floor(middle - half)
+            if middle + half < right:
+                stop = math.ceil(middle + half)
+        row = nearest[y * width + start : y * width + stop + 1]
+        _draw_row(row, start - x1, start - x2, y - y1, y - y2, along, down, square, distance)
+
+
+@kernel
+def _draw_row(  # noqa: PLR0917  a kernel is called by position
+    row: npt.NDArray[np.float32], from_x1: float, from_x2: float, from_y1: float, from_y2: float,
+    along: float, down: float, square: float, distance: float,
+) -> None:  # fmt: skip
+    """Lower the pixels of one row, whose first stands so far from the edge's two ends."""
+    scale = 1.0 / (distance * distance)
+    per_cross = scale / square if square > 0.0 else 0.0
+    square_y1, square_y2 = from_y1 * from_y1, from_y2 * from_y2
+    cross_start = along * from_y1
+    for i in range(len(row)):
+        dx1, dx2 = from_x1 + i, from_x2 + i
+        square1, square2 = dx1 * dx1 + square_y1, dx2 * dx2 + square_y2
+        cross = cross_start - down * dx1
+        to_end = min(square1, square2) * scale
+        value = np.float32(cross * cross * per_cross if square - square1 - square2 >= 0.0 else to_end)
+        row[i] = min(row[i], value)
+
+
+@kernel
+def to_thresholds(nearest: npt.NDArray[np.float32], low: np.float32, span: np.float32) -> None:
+    """Make thresholds of the smallest d^2 / D^2, in place: low + span * (1 - d / D)."""
+    for i in range(len(nearest)):
+        nearest[i] = (np.float32(1.0) - np.sqrt(nearest[i])) * span + low

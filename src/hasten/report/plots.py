@@ -1,0 +1,301 @@
+"""The plots of the report, as plain plotly figures: pure functions of the evidence.
+
+A figure is a dict of `data` and `layout` that plotly.js draws. Colours are tokens such as `$accent`, which the page replaces
+by its CSS variables, so one figure serves light, dark and print. What cannot be drawn is a sentence instead of a figure.
+Names that users gave are escaped, because plotly reads a little HTML in its labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hasten.report.evidence import PHASES
+from hasten.report.figure import (
+    Figure,
+    arms_of,
+    axis,
+    distinct,
+    dots,
+    layout,
+    note,
+    ratio_axis,
+    rows_axis,
+    safe,
+    vertical,
+    whiskers,
+)
+from hasten.report.page import Plot
+from hasten.report.words import (
+    Evidence,
+    interval_words,
+    is_to_target,
+    ms_words,
+    number,
+    numbers,
+    percent,
+    ratio_words,
+    rows,
+    table,
+    text,
+    wall_ms,
+)
+
+FAR = 20.0
+"""A speed-up that is drawn no farther."""
+
+
+def figures(evidence: Evidence) -> dict[str, Plot]:
+    """Every plot of the report by name; a sentence in place of one that has no data."""
+    return {
+        "phases": phases(evidence),
+        "ceilings": ceilings(evidence),
+        "ladder": ladder(evidence),
+        "pairs": pairs(table(evidence, "final")),
+        "losses": losses(evidence),
+    }
+
+
+def phases(evidence: Evidence) -> Plot:
+    """Where the time of an update goes, before and after: stacked bars in ms, or in shares where no time is known."""
+    step = table(evidence, "step_ms")
+    bars = [
+        (label, table(evidence, key), wall_ms(table(evidence, key), number(step, arm)))
+        for label, key, arm in (("before", "phases", "baseline"), ("after", "phases_after", "tuned"))
+    ]
+    bars = [bar for bar in bars if bar[1]]
+    if not bars:
+        return "The phases of an update were not measured, so there is nothing to draw here."
+    in_ms = all(total is not None for _, _, total in bars)
+    scale = [(total or 0.0) if in_ms else 100.0 for _, _, total in bars]
+    longest = max(scale) or 1.0
+    data = []
+    for name in PHASES:
+        shares = [number(shares, name) or 0.0 for _, shares, _ in bars]
+        if not any(share >= 0.0005 for share in shares):
+            continue
+        lengths = [share * whole for share, whole in zip(shares, scale, strict=True)]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [label for label, _, _ in bars],
+                "x": lengths,
+                "width": 0.62,
+                "marker": {"color": f"$phase-{name}", "line": {"color": "$page", "width": 1.5}},
+                "text": [name if length / longest > 0.02 + 0.011 * len(name) else "" for length in lengths],
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "textfont": {"color": f"$on-{name}"},
+                "hovertext": [
+                    f"{name}, {bar[0]}: {ms_words(length) + ', ' if in_ms else ''}{percent(share)} of the update"
+                    for bar, length, share in zip(bars, lengths, shares, strict=True)
+                ],
+                "hoverinfo": "text",
+            }
+        )
+    title = "time per update (ms)" if in_ms else "share of an update (%)"
+    return {
+        "data": data,
+        "layout": layout(
+            height=70 + 66 * len(bars),
+            barmode="stack",
+            xaxis=axis(title, rangemode="tozero"),
+            yaxis={"autorange": "reversed", "automargin": True, "ticksuffix": "  ", "showgrid": False, "fixedrange": True},
+        ),
+    }
+
+
+def ceilings(evidence: Evidence) -> Plot:
+    """What could be gained at most against what was reached: one row per measured ceiling and per candidate that was run.
+
+    Ceilings past `FAR` are drawn there: what a job would do without its model is no plan.
+    """
+    free = {name: number(table(evidence, "ceilings"), name) for name in table(evidence, "ceilings")}
+    free = {name: None if gain is None else min(gain, FAR) for name, gain in free.items()}
+    labels: list[str] = []
+    limits: list[float | None] = []
+    reached: list[float | None] = []
+    errors: list[tuple[float | None, float | None]] = []
+    for name, gain in sorted(free.items(), key=lambda item: -(item[1] or 0)):
+        if gain is not None:
+            labels.append(f"if {safe(name.replace('_', ' '))} were free")
+            limits.append(gain)
+            reached.append(None)
+            errors.append((None, None))
+    for rung in rows(evidence, "rungs"):
+        comparison, limit = table(rung, "comparison"), number(rung, "predicted_max_gain")
+        ratio = number(comparison, "ratio")
+        if ratio is not None:
+            labels.append(safe(text(rung, "name")))
+            limits.append(limit)
+            reached.append(ratio)
+            errors.append(arms_of(comparison))
+    if not labels:
+        return "No ceiling was measured and no candidate was run, so there is no prediction to hold against an outcome."
+    labels = distinct(labels)
+    bar = {"type": "line", "line": {"color": "$line", "width": 6}, "layer": "below"}
+    spans: list[Figure] = [
+        {**bar, "x0": 1, "x1": limit, "y0": label, "y1": label}
+        for label, limit in zip(labels, limits, strict=True)
+        if limit is not None
+    ]
+    data = [
+        dots(labels, limits, color="$muted", symbol="line-ns", size=15),
+        {**dots(labels, reached, color="$accent", symbol="circle", size=11), "error_x": whiskers(errors, "$accent")},
+    ]
+    return {
+        "data": data,
+        "layout": layout(
+            height=74 + 30 * len(labels),
+            xaxis=ratio_axis("speed-up (log scale)", [*limits, *reached, 1.0]),
+            yaxis=rows_axis(labels),
+            shapes=[*spans, vertical(1.0, "$muted", "solid")],
+        ),
+    }
+
+
+def ladder(evidence: Evidence) -> Plot:
+    """The climb as a waterfall: each applied rung starts where the last one ended; pruned ones do not count."""
+    labels, bases, lengths, colours, patterns, hover, errors = [], [], [], [], [], [], []
+    height = 1.0
+    for rung in rows(evidence, "rungs"):
+        outcome, comparison = text(rung, "outcome"), table(rung, "comparison")
+        ratio = number(comparison, "ratio")
+        if outcome not in ("applied", "pruned") or ratio is None or is_to_target(comparison):
+            continue  # time to target is no speed of updates: it does not multiply with them
+        pruned = outcome == "pruned"
+        labels.append(safe(text(rung, "name")) + (" (pruned)" if pruned else ""))
+        bases.append(height)
+        lengths.append(height * (ratio - 1))
+        colours.append("$line" if pruned else "$accent")
+        patterns.append("/" if pruned else "")
+        below, above = arms_of(comparison)
+        errors.append((None if below is None else below * height, None if above is None else above * height))
+        hover.append(f"{labels[-1]}: {ratio_words(ratio, '×')} alone ({interval_words(comparison, '×')})")
+        height *= 1.0 if pruned else ratio
+    if not labels:
+        if any(text(rung, "outcome") == "applied" for rung in rows(evidence, "rungs")):
+            return "What was kept makes no update faster: it is judged by the time to the target, in the table below."
+        return "No rung was climbed: no candidate was kept, so the job stays as it is."
+    final = table(evidence, "final")
+    proved = number(final, "ratio")
+    if proved is not None:
+        labels.append("all together, proved" if text(final, "verdict") == "faster" else "all together")
+        bases.append(1.0)
+        lengths.append(proved - 1)
+        colours.append("$good")
+        patterns.append("")
+        errors.append(arms_of(final))
+        hover.append(f"{labels[-1]}: {ratio_words(proved, '×')} ({interval_words(final, '×')})")
+    labels = distinct(labels)
+    ends = [base + length for base, length in zip(bases, lengths, strict=True)]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": labels,
+            "base": bases,
+            "x": lengths,
+            "width": 0.56,
+            "marker": {"color": colours, "pattern": {"shape": patterns, "fgcolor": "$muted", "size": 6}},
+            "hovertext": hover,
+            "hoverinfo": "text",
+        },
+        {
+            **dots(labels, ends, color="$ink", symbol="circle", size=5),
+            "error_x": whiskers(errors, "$ink"),
+            "hoverinfo": "skip",
+        },
+    ]
+    tops = [end + (arm[1] or 0.0) for end, arm in zip(ends, errors, strict=True)]
+    return {
+        "data": data,
+        "layout": layout(
+            height=78 + 38 * len(labels),
+            xaxis=ratio_axis("speed-up since the start (log scale)", [*bases, *ends, *tops]),
+            yaxis=rows_axis(labels),
+            shapes=[vertical(1.0, "$muted", "solid")],
+        ),
+    }
+
+
+def pairs(comparison: Mapping[str, Any]) -> Plot:
+    """The raw proof: the ratio of each pair, on the interval they make and the floor they had to clear."""
+    points = pair_ratios(comparison)
+    if not points:
+        return "There are no paired samples of a final comparison, so there is no proof to draw."
+    labels = [f"pair {pair}{' (spoilt)' if bad else ''}:  {ratio_words(ratio, '×')}" for pair, ratio, bad in points]
+    sound = [None if spoilt else ratio for _, ratio, spoilt in points]
+    spoilt = [ratio if spoilt else None for _, ratio, spoilt in points]
+    low, high, ratio = (number(comparison, key) for key in ("low", "high", "ratio"))
+    floor = number(comparison, "floor")
+    shapes: list[Figure] = [vertical(1.0, "$muted", "solid")]
+    notes: list[Figure] = [note(1.0, "no change")]
+    if low is not None and high is not None:
+        band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": low, "x1": high}
+        shapes.insert(0, {**band, "fillcolor": "$band", "line": {"width": 0}, "layer": "below"})
+    if ratio is not None:
+        shapes.append(vertical(ratio, "$good", "solid"))
+        notes.append(note(ratio, ratio_words(ratio, "×")))
+    if floor is not None:
+        shapes.append(vertical(1 + floor, "$bad", "dot"))
+    data = [dots(labels, sound, color="$accent", symbol="circle", size=11)]
+    if any(spoilt_ratio is not None for spoilt_ratio in spoilt):
+        data.append(dots(labels, spoilt, color="$bad", symbol="x-thin-open", size=10))
+    seen = [value for value in (*sound, *spoilt, low, high, 1.0, 1 + (floor or 0.0)) if value is not None]
+    return {
+        "data": data,
+        "layout": layout(
+            height=92 + 26 * len(labels),
+            xaxis=ratio_axis("speed-up of the pair (log scale)", seen),
+            yaxis=rows_axis(labels),
+            shapes=shapes,
+            annotations=notes,
+            margin={"l": 8, "r": 16, "t": 24, "b": 48},
+        ),
+    }
+
+
+def pair_ratios(comparison: Mapping[str, Any]) -> list[tuple[int, float, bool]]:
+    """Pair number, its ratio (arm A's time over arm B's, geometric means), and whether one of its samples was spoilt."""
+    times: dict[int, dict[str, list[tuple[float, bool]]]] = {}
+    for sample in rows(comparison, "samples"):
+        pair, seconds = number(sample, "pair"), number(sample, "seconds_per_item")
+        if pair is not None and seconds is not None and seconds > 0:
+            arms = times.setdefault(int(pair), {"A": [], "B": []})
+            arms.setdefault(text(sample, "arm"), []).append((math.log(seconds), bool(sample.get("spoilt"))))
+    found = []
+    for pair, arms in sorted(times.items()):
+        sound = {arm: [log for log, bad in arms[arm] if not bad] for arm in ("A", "B")}
+        spoilt = not all(sound.values())
+        used = {arm: [log for log, _ in arms[arm]] for arm in ("A", "B")} if spoilt else sound
+        if all(used.values()):
+            gain = sum(used["A"]) / len(used["A"]) - sum(used["B"]) / len(used["B"])
+            found.append((pair, math.exp(gain), spoilt))
+    return found
+
+
+def losses(evidence: Evidence) -> Plot:
+    """Training loss of both arms, update by update."""
+    curves = {name: numbers(table(evidence, "losses"), name) for name in ("baseline", "tuned")}
+    if not all(any(value is not None for value in values) for values in curves.values()):
+        return "No pair of loss curves was recorded, so there is none to draw."
+    styles = {"baseline": ("$muted", "solid", 3), "tuned": ("$accent", "dot", 2.5)}
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": list(range(1, len(values) + 1)),
+            "y": values,
+            "line": {"color": styles[name][0], "dash": styles[name][1], "width": styles[name][2]},
+            "hovertemplate": f"{name}, update %{{x}}: %{{y:.4g}}<extra></extra>",
+        }
+        for name, values in curves.items()
+    ]
+    loss_axis = axis("training loss", automargin=True)
+    return {"data": data, "layout": layout(height=330, xaxis=axis("update"), yaxis=loss_axis)}

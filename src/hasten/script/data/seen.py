@@ -1,0 +1,78 @@
+"""What a script's training loader shows of its data, told to the live job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, MapDataPipe, SequentialSampler
+
+from hasten.core.live import LiveJob, LoaderSettings
+from hasten.script.data.foresee import Foreseen
+
+SOME = 16
+"""So many samples are read to learn about them, at most."""
+MOST_BATCHES = 1 << 20
+"""A loader that is meant never to end may say that it has billions: an epoch is taken to have no more than so many."""
+
+
+def describe(live: LiveJob, loader: Any) -> None:
+    """Fill in the dataset, how many samples and batches there are, and how the loader fetches them.
+
+    The order of samples is the script's own and cannot be told; `live.order` says how many batches there are, of which size.
+    """
+    live.dataset = loader.dataset
+    live.loader = LoaderSettings(
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor or 2,
+        persistent=bool(loader.persistent_workers),
+        pin_memory=bool(loader.pin_memory),
+    )
+    live.num_samples = None if isinstance(loader.dataset, IterableDataset | MapDataPipe) else _length(loader.dataset)
+    batches = _length(loader)
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if not isinstance(size, int) and live.num_samples and batches:
+        size = max(round(live.num_samples / batches), 1)
+    if isinstance(size, int):
+        live.job.batch_size = size  # type: ignore[misc]  # of this script; a class variable of jobs that users write
+    live.job.shuffle = type(loader.sampler) is not SequentialSampler  # type: ignore[misc]  # as above
+    live.order = None if live.num_samples is None else _Batches(live.num_samples, live.job.batch_size, batches)
+
+
+def likely_device(known: torch.device) -> torch.device:
+    """Where the script trains, before its model is known: on a GPU if it has one at work."""
+    if known.type == "cpu" and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device())
+    return known
+
+
+def some_indices(loader: Any, foreseen: Foreseen | None) -> list[Any]:
+    """A few indices as the sampler gives them; where it cannot be asked, spread over the dataset."""
+    batched = loader.batch_sampler is not None
+    try:
+        coming = [] if foreseen is None else foreseen.peek(SOME)
+        found = [index for batch in coming for index in batch] if batched else coming
+    except Exception:  # noqa: BLE001 - of the sampler's copy
+        found = []
+    if found:
+        return found[:SOME]
+    count = _length(loader.dataset) or 0
+    return list(range(0, count, max(count // SOME, 1)))[:SOME]
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except Exception:  # noqa: BLE001 - the script's own classes: one that cannot say has no length
+        return None
+
+
+class _Batches:
+    """Stands for the order of samples: so many batches of that size, all alike."""
+
+    def __init__(self, num_samples: int, batch_size: int, batches: int | None) -> None:
+        self._num, self._size = num_samples, batch_size
+        self._batches = -(-num_samples // batch_size) if batches is None else batches
+
+    def __call__(self, _epoch: int) -> list[list[int]]:
+        return [[at % max(self._num, 1) for at in range(self._size)]] * min(self._batches, MOST_BATCHES)

@@ -1,0 +1,97 @@
+"""What keeps a profiling run off the user's files, and how it ends: docs/attach.md says what is not caught."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hasten.script.entry.overlay import Overlay
+from hasten.script.patches import Patches
+from hasten.script.watch.trackers import Act, Trackers, nothing, redirect, silence_tracker
+
+
+class Enough(SystemExit):
+    """Ends a profiled script the way `sys.exit(0)` would: its `finally` blocks and its exit handlers run."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Checkpoints:
+    """Sends what `torch.save` writes to a path into a scratch folder, and lets `torch.load` find it there.
+
+    Writing takes the time it takes, so that its cost is seen. One file a path: later ones replace it.
+
+    Args:
+        overlay: Where files of this run stand.
+        skip: Save nothing again that was saved once.
+    """
+
+    def __init__(self, overlay: Overlay, *, skip: bool = False) -> None:
+        self._overlay, self.skip = overlay, skip
+
+    def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Around `torch.save`."""
+
+        @functools.wraps(original)
+        def save_seam(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(f, str | os.PathLike):
+                return None if self.skip else original(obj, f, *args, **kwargs)
+            if self.skip and self._overlay.find(f) is not f:
+                return None
+            return original(obj, self._overlay.claim(f), *args, **kwargs)
+
+        return save_seam
+
+    def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Around `torch.load`, which may map a file into memory without opening it in Python."""
+
+        @functools.wraps(original)
+        def load_seam(f: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self._overlay.find(f), *args, **kwargs)
+
+        return load_seam
+
+
+def make_harmless(patches: Patches, folder: Path, *, silent: bool, on_failure: Callable[[], None] = lambda: None) -> None:
+    """Keep a run off the user's files; silence prints, logs and trackers if asked.
+
+    Args:
+        patches: Takes it off again.
+        folder: Where everything goes.
+        silent: Print, log and report nothing.
+        on_failure: Called where something of ours fails later on.
+    """
+    overlay = Overlay(folder)
+    overlay.install(patches)
+    checkpoints = Checkpoints(overlay, skip=silent)
+    patches.put(torch, "save", checkpoints.save)
+    patches.put(torch, "load", checkpoints.load)
+    os.environ.update({
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(folder),
+        "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+    })  # fmt: skip
+    _act_on_trackers(patches, functools.partial(redirect, patches, folder), on_failure)
+    if silent:
+        silence(patches, on_failure)
+
+
+def silence(patches: Patches, on_failure: Callable[[], None] = lambda: None) -> None:
+    """Print, log and report nothing."""
+    patches.put(builtins, "print", nothing)
+    patches.put(logging.Logger, "handle", nothing)
+    _act_on_trackers(patches, functools.partial(silence_tracker, patches), on_failure)
+
+
+def _act_on_trackers(patches: Patches, act: Act, on_failure: Callable[[], None]) -> None:
+    trackers = Trackers(act, on_failure)
+    trackers.begin()
+    patches.also(trackers.end)

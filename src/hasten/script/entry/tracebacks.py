@@ -1,0 +1,44 @@
+"""Show the tracebacks of a watched script without our frames."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from hasten.script.places import OURS
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def without_ours(previous: Hook) -> Hook:
+    """A `sys.excepthook` that takes our frames out and hands on to the one before."""
+
+    @functools.wraps(previous)
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        strip_chain(error)
+        return previous(kind, error, stripped(trace))
+
+    return hook
+
+
+def strip_chain(error: BaseException | None) -> None:
+    """Take our frames out of an error, and of all that led to it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = stripped(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def stripped(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package."""
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(OURS):
+            kept.append(trace)
+        trace = trace.tb_next
+    for before, after in zip(kept, [*kept[1:], None], strict=True):
+        before.tb_next = after
+    return kept[0] if kept else None

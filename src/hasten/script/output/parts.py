@@ -1,0 +1,209 @@
+"""Write files in a thread: each beside its name first, and under it once it is whole and on the disk.
+
+The file beside the name ends in `.tmp-hasten-HOST-PID-NUMBER`. A process that is killed leaves it there, and the next one
+on the same machine that saves into the folder removes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+import psutil
+
+_OPEN, _CLOSE, _FSYNC, _REPLACE, _UNLINK, _STAT = os.open, os.close, os.fsync, os.replace, os.unlink, os.stat
+_ACCESS = os.access
+"""As they were before anybody put a seam on them."""
+
+PAUSES = 20
+"""A script that saves to one path all the time has a twentieth of the time spent on writing."""
+
+_HOST = platform.node().replace(".", "_")
+_MARK = f".tmp-hasten-{_HOST}-"
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """A file on its way.
+
+    Attributes:
+        path: Its name in the end, free of links.
+        names: All names by which the script may ask for it, `path` among them.
+        part: Its name until it is whole.
+        num_bytes: About how much memory it holds until then.
+        fill: Writes the content to the file of the given name.
+        done: Called when it stands under its name, or never will.
+    """
+
+    path: str
+    names: frozenset[str]
+    part: str
+    num_bytes: int
+    fill: Callable[[str], None]
+    done: Callable[[], None]
+
+
+def begin_part(path: str) -> str:
+    """Make the empty file beside `path` that is to take its place, and return its name.
+
+    Its name up to the last dot is that of `path`: torch writes this into the file. What `path` allows to whom, it allows.
+
+    Raises:
+        OSError: `path` cannot be replaced: it is no plain file, has other names, belongs to others, or cannot be written;
+            or its folder cannot be.
+    """
+    mode = _mode_of(path)
+    folder, name = os.path.split(path)
+    stem = name.rpartition(".")[0] if "." in name else name
+    if not stem:
+        raise OSError(f"{path} has no name that torch would take")
+    part = os.path.join(folder, f"{stem}{_MARK}{os.getpid()}-{next(_NUMBERS)}")  # noqa: PTH118 - names as torch takes them
+    handle = _OPEN(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        if mode is not None:
+            os.fchmod(handle, mode)
+    finally:
+        _CLOSE(handle)
+    return part
+
+
+def _mode_of(path: str) -> int | None:
+    try:
+        found = _STAT(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid() or not _ACCESS(path, os.W_OK):
+        raise OSError(f"{path} is written in place")
+    return stat.S_IMODE(found.st_mode)
+
+
+def remove_orphans(folder: str) -> None:
+    """Remove what processes of this machine that are gone have left half written in a folder."""
+    for item in Path(folder).glob(f"*{_MARK}*"):
+        number = item.name.rpartition(_MARK)[2].partition("-")[0]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            item.unlink(missing_ok=True)
+
+
+@dataclass
+class PartWriter:
+    """Finishes parts one after another, in the order they came, in a thread that begins with the first.
+
+    A part that nothing was written of yet can be given up for a newer one of the same path. A path that was written just now
+    is left alone for `PAUSES` times as long as that took, unless somebody waits: the writing takes cores from the training.
+
+    Attributes:
+        errors: What could not be written and why; whoever tells it takes it out.
+        waiting: What is under way.
+    """
+
+    errors: list[tuple[str, Exception]] = field(default_factory=list)
+    waiting: deque[Part] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _begun: Part | None = None
+    _rests: dict[str, float] = field(default_factory=dict)
+    _hurry: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is held by what is under way."""
+        return sum(part.num_bytes for part in tuple(self.waiting))
+
+    def add(self, part: Part) -> None:
+        """Finish a part behind all others; here and now where no thread can be started any more."""
+        with self._changed:
+            self.waiting.append(part)
+            self._changed.notify_all()
+        if self._thread is None:
+            thread = threading.Thread(target=self._serve, name="hasten-saving", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is ending
+                self._finish(part)
+            else:
+                self._thread = thread
+
+    def give_up(self, path: str) -> None:
+        """Drop what waits for its turn to be written to `path`: something newer is to take its place."""
+        with self._changed:
+            late = [part for part in self.waiting if part.path == path and part is not self._begun]
+            for part in late:
+                self.waiting.remove(part)
+        for part in late:
+            _remove(part.part)
+            part.done()
+
+    def wait(self, matches: Callable[[], bool]) -> None:
+        """Wait for as long as `matches()`; it looks at `waiting`. Nothing in the thread itself."""
+        if self._thread is None or threading.current_thread() is self._thread:
+            return
+        with self._changed:
+            self._hurry += 1
+            self._changed.notify_all()
+            try:
+                while matches() and self._thread.is_alive():
+                    self._changed.wait(1.0)
+            finally:
+                self._hurry -= 1
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while (part := self._due()) is None:
+                    self._changed.wait(self._pause_s())
+                self._begun = part
+            self._finish(part)
+
+    def _due(self) -> Part | None:
+        """The first part that may be written now."""
+        now = monotonic()
+        return next((part for part in self.waiting if self._hurry or self._rests.get(part.path, 0.0) <= now), None)
+
+    def _pause_s(self) -> float | None:
+        """Seconds until one may be; None where there is none."""
+        rests = [self._rests.get(part.path, 0.0) for part in self.waiting]
+        return max(min(rests) - monotonic(), 0.001) if rests else None
+
+    def _finish(self, part: Part) -> None:
+        started = monotonic()
+        try:
+            part.fill(part.part)
+            _flush(part.part)
+            _REPLACE(part.part, part.path)
+            _flush(os.path.dirname(part.path))  # noqa: PTH120 - a name, as all of them here
+        except Exception as error:  # noqa: BLE001 - told at the next save, or at the end
+            self.errors.append((part.path, error))
+            _remove(part.part)
+        part.done()
+        ended = monotonic()
+        with self._changed:
+            self._rests = {path: until for path, until in self._rests.items() if until > ended}
+            self._rests[part.path] = ended + PAUSES * (ended - started)
+            self.waiting.remove(part)
+            self._changed.notify_all()
+
+
+def _flush(name: str) -> None:
+    """Let a file, or a rename in a folder, survive a loss of power."""
+    handle = _OPEN(name, os.O_RDONLY)
+    try:
+        _FSYNC(handle)
+    finally:
+        _CLOSE(handle)
+
+
+def _remove(name: str) -> None:
+    try:
+        _UNLINK(name)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,232 @@
+"""`torch.save` of a script in the background: the script waits for a copy in memory, not for the disk.
+
+`torch.save` pickles an object and writes its storages behind it, into a zip file that it opens by one function. The seam is
+there: `torch.save` runs as ever, in the script's thread, into an object that keeps the pickle and copies the storages (into
+buffers that are used again), and a thread writes the zip file from these. So the file is what it would have been, to the
+byte: sharing between tensors, devices, types and errors are torch's own work. A deep copy that is saved later would change
+devices, call `__deepcopy__` of whatever is in the object, fail at tensors that carry gradients, and leave the pickling to
+compete with the training for Python's lock; a file in memory would leave the checksum to the script's thread as well.
+
+Whoever asks for the file in this process, through Python's own functions, waits until it is there (`_READERS`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import functools
+import io
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hasten.core.live import LiveJob
+from hasten.script.handover import before_handing_over
+from hasten.script.output.parts import Part, PartWriter, begin_part, remove_orphans
+from hasten.script.output.snapshot import Buffers, Snapshot
+from hasten.script.patches import Patches
+
+_READERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (builtins, ("open",)),
+    (io, ("open",)),
+    (os, ("open", "stat", "access", "chmod", "utime", "truncate", "remove", "unlink", "link", "listdir", "scandir")),
+    (os, ("rename", "replace", "rmdir")),
+)
+_OF_FOLDERS = frozenset({(os, "open"), *((os, name) for name in ("listdir", "scandir", "rename", "replace", "rmdir"))})
+"""Those that may ask for a file by the name of its folder; `shutil.rmtree` opens the folder first."""
+_PATHS = ("file", "path", "src", "dst")
+
+
+class BackgroundSaving:
+    """Writes in the background what the script saves to a path, as long as `live.around.checkpoint_background` says so.
+
+    At most the largest checkpoint so far may be on its way while another one is copied. Where one is still to be begun when
+    the next one for the same path comes, the newer one takes its place: nobody in this process could have read it, and a
+    script that saves more often than can be written is not held up. What goes to an open file, comes from another thread, or
+    is saved where several ranks may wait for it is saved as without us.
+
+    Args:
+        live: The script's live job; told `checkpoints_in_background`.
+    """
+
+    def __init__(self, live: LiveJob) -> None:
+        self.live = live
+        self._writer, self._buffers = PartWriter(), Buffers()
+        self._patches: Patches | None = None
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._asked: str | None = None
+        self._folders: set[str] = set()
+        self._guarded = self._closed = False
+        self._largest = 0
+
+    def install(self, patches: Patches) -> None:
+        """Put the seam on; further ones follow with the first save in the background."""
+        self._patches = patches
+        patches.put(torch.serialization, "_open_zipfile_writer", self._opening)
+        patches.put(torch, "save", self._asking)
+        atexit.register(self.close)
+
+    def rehearse(self) -> None:
+        """Save a small file in the background and wait for it, so that the counters tell of it."""
+        if self.live.around.checkpoint_background:
+            with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
+                torch.save({"rehearsal": torch.zeros(1)}, Path(folder) / "rehearsal.pt")
+                self.finish()
+
+    def finish(self) -> None:
+        """Wait until everything is written."""
+        if self._writer.waiting and os.getpid() == self._pid:
+            self._writer.wait(lambda: bool(self._writer.waiting))
+
+    def close(self) -> None:
+        """Write what is left, say on stderr what could not be written, and save as without us from now on."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._finish_and_tell()
+        self._closed = True
+        atexit.unregister(self.close)
+
+    def _finish_and_tell(self) -> None:
+        self.finish()
+        while self._writer.errors and os.getpid() == self._pid:
+            path, error = self._writer.errors.pop(0)
+            sys.stderr.write(f"hasten: {path} could not be saved in the background: {type(error).__name__}: {error}\n")
+
+    def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Around `torch.save`: what the script itself calls the file, which another seam may send elsewhere."""
+
+        @functools.wraps(original)
+        def asking_seam(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            before, self._asked = self._asked, os.path.abspath(f) if isinstance(f, str | os.PathLike) else None  # noqa: PTH100 - compared with names as the script gives them
+            try:
+                return original(obj, f, *args, **kwargs)
+            finally:
+                self._asked = before
+
+        return asking_seam
+
+    def _opening(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Around the function by which `torch.save` opens its zip file."""
+
+        @functools.wraps(original)
+        def opening_seam(name_or_buffer: Any) -> Any:
+            if os.getpid() != self._pid or not isinstance(name_or_buffer, str):
+                return original(name_or_buffer)
+            mine = not self._closed and threading.get_ident() == self._thread
+            background = mine and self.live.around.checkpoint_background and _ranks() == 1
+            if not background:
+                self._await([name_or_buffer], below=False)  # in order: this one replaces the one before
+            if mine:
+                self._raise()
+            return self._snapshot(original, name_or_buffer) if background else original(name_or_buffer)
+
+        return opening_seam
+
+    def _plainly(self, original: Callable[[Any], Any], name: str) -> Any:
+        """Open the file itself, after what is on its way to it: this one replaces it."""
+        self._await([name], below=False)
+        return original(name)
+
+    def _raise(self) -> None:
+        """Raise what a save before this one met.
+
+        Raises:
+            Exception: As torch or the system raised it.
+        """
+        if self._writer.errors:
+            path, error = self._writer.errors.pop(0)
+            error.add_note(f"hasten: this was met in the background, while {path} was saved")
+            raise error
+
+    def _snapshot(self, original: Callable[[Any], Any], name: str) -> Any:
+        path = os.path.realpath(name)
+        folder = os.path.dirname(path)  # noqa: PTH120 - names as torch takes them
+        try:
+            part = begin_part(path)
+            if folder not in self._folders:
+                self._folders.add(folder)
+                remove_orphans(folder)
+        except OSError:
+            return self._plainly(original, name)  # it says what is wrong, or writes what cannot be replaced
+        self._guard()
+        self._writer.give_up(path)
+        self._writer.wait(lambda: self._writer.num_bytes > self._largest)
+        names = {path, os.path.abspath(name), self._asked or path}  # noqa: PTH100 - as above
+
+        def keep(snapshot: Snapshot) -> None:
+            self._largest = max(self._largest, snapshot.num_bytes)
+            self._writer.add(
+                Part(
+                    path=path,
+                    names=frozenset(names),
+                    part=part,
+                    num_bytes=snapshot.num_bytes,
+                    fill=functools.partial(snapshot.write, original),
+                    done=snapshot.release,
+                )
+            )
+            self.live.count("checkpoints_in_background")
+
+        return Snapshot(self._buffers, plain=lambda: self._plainly(original, name), keep=keep, part=part)
+
+    def _guard(self) -> None:
+        """Let whoever asks for a file that is under way wait for it."""
+        if self._guarded or self._patches is None:
+            return
+        self._guarded = True
+        for owner, names in _READERS:
+            for name in names:
+                self._patches.put(owner, name, functools.partial(self._reading, below=(owner, name) in _OF_FOLDERS))
+        before_handing_over(self._patches, self._finish_and_tell, loader_workers=False)
+
+    def _reading(self, original: Callable[..., Any], *, below: bool) -> Callable[..., Any]:
+        waiting = self._writer.waiting
+
+        @functools.wraps(original)
+        def reading_seam(*args: Any, **kwargs: Any) -> Any:
+            if waiting:
+                self._await([*args[:2], *(kwargs[name] for name in _PATHS if name in kwargs)], below=below)
+            return original(*args, **kwargs)
+
+        return reading_seam
+
+    def _await(self, candidates: list[Any], *, below: bool) -> None:
+        """Wait for the files of these names; `below`: for those in folders of these names too."""
+        if not self._writer.waiting or os.getpid() != self._pid:
+            return
+        asked = {name for item in candidates for name in _names(item)} or ({str(Path.cwd())} if below else set())
+
+        def concerned() -> bool:
+            parts = tuple(self._writer.waiting)
+            return any(part.names & asked or (below and _folders(part) & asked) for part in parts)
+
+        if concerned():
+            self._writer.wait(concerned)
+
+
+def _ranks() -> int:
+    """Processes that train together: another one may load the file as soon as all have come to the same point."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _names(item: Any) -> tuple[str, ...]:
+    """What a path may be called; nothing for what is no path, such as a file's number."""
+    if not isinstance(item, str | bytes | os.PathLike):
+        return ()
+    try:
+        name = os.fsdecode(item)
+        return os.path.abspath(name), os.path.realpath(name)  # noqa: PTH100 - as above
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def _folders(part: Part) -> set[str]:
+    """All folders that a file lies in."""
+    return {str(folder) for name in part.names for folder in Path(name).parents}

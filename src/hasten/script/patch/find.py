@@ -1,0 +1,251 @@
+"""Find the places of a training script: its loops, its loader and its optimizer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hasten.script.patch.flow import Origin, origins
+from hasten.script.patch.project import Project
+from hasten.script.patch.scopes import FUNCTIONS, LOOPS, Function, Scope
+from hasten.script.patch.source import UnwritableError
+
+DATALOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node of the tree and its scope."""
+
+    node: ast.expr | ast.stmt
+    scope: Scope
+
+    @property
+    def words(self) -> str:
+        """`train.py:12`."""
+        return self.scope.source.line_of(self.node)
+
+
+def names_of(project: Project) -> str:
+    """The script and the files beside it, for messages."""
+    name, more = project.script.path.name, len(project.sources) - 1
+    return name if not more else f"{name} and the {more} file{'s' * (more > 1)} that it imports from its folder"
+
+
+# The loop.
+
+
+def backward_calls(project: Project) -> list[Place]:
+    """The calls of `.backward()` that the script itself leads to; every one of the project where none is seen to be."""
+    found = [
+        Place(call, scope)
+        for call, scope in project.calls
+        if (isinstance(call.func, ast.Attribute) and call.func.attr == "backward")
+        or project.called(call, scope) == "torch.autograd.backward"
+    ]
+    return _led_to(project, found) or found
+
+
+def _led_to(project: Project, places: list[Place]) -> list[Place]:
+    """Those of the places that stand in the script, or in functions that are called from there."""
+    script = project.script
+    return [place for place in places if any(item.scope.source is script for item in reaches(project, place))]
+
+
+def loops_around(project: Project, place: Place, *, only_caller: bool = False, depth: int = 0) -> Iterator[Place]:
+    """The loops that a place stands in, innermost first, those around the calls of its function after them.
+
+    Args:
+        project: The project.
+        place: Where to begin.
+        only_caller: Do not go on to the calls where there is not exactly one.
+        depth: How many functions were left so far.
+    """
+    source = place.scope.source
+    outermost: Function | None = None
+    for node in source.up(place.node):
+        if isinstance(node, LOOPS):
+            yield Place(node, project.scope(node, source))
+        if isinstance(node, FUNCTIONS):
+            outermost = node
+    if outermost is None or depth > 3:
+        return
+    callers = project.callers(outermost)
+    if only_caller and len(callers) != 1:
+        return
+    for call, scope in callers:
+        yield from loops_around(project, Place(call, scope), only_caller=only_caller, depth=depth + 1)
+
+
+def training_loops(project: Project) -> tuple[Place, ...]:
+    """The loops of the training, innermost first.
+
+    Raises:
+        UnwritableError: There is none, or there are several.
+    """
+    chains = [tuple(loops_around(project, place, only_caller=True)) for place in backward_calls(project)]
+    outermost = {chain[-1].node: chain for chain in chains if chain}
+    if len(outermost) != 1:
+        raise UnwritableError(_how_many(len(outermost), "loop that calls .backward()", project))
+    return next(iter(outermost.values()))
+
+
+def reaches(project: Project, place: Place, depth: int = 0) -> Iterator[Place]:
+    """A place, the calls of its function, the calls of theirs, and so on."""
+    yield place
+    function = place.scope.function
+    if function is not None and depth <= 3:
+        for call, scope in project.callers(function):
+            yield from reaches(project, Place(call, scope), depth + 1)
+
+
+def training_line(project: Project, statement: ast.stmt, scope: Scope) -> int | None:
+    """The first line of a function at which it trains, in no loop that holds `statement` too; None where it does not."""
+    lines = []
+    around = set(scope.source.up(statement))
+    for start in backward_calls(project):
+        for place in reaches(project, start):
+            if place.scope.source is scope.source and place.scope.function is scope.function:
+                loops = [item for item in scope.source.up(place.node) if isinstance(item, LOOPS) and item not in around]
+                lines.append(min([place.node.lineno, *(item.lineno for item in loops)]))
+    return min(lines, default=None)
+
+
+def _how_many(number: int, what: str, project: Project) -> str:
+    return f"{'no' if number == 0 else f'more than one ({number})'} {what} was found in {names_of(project)}"
+
+
+# The loader.
+
+
+def training_loader(project: Project) -> Place:
+    """The call of DataLoader that feeds the training.
+
+    Raises:
+        UnwritableError: There is none, or more than one fits.
+    """
+    all_of_them = [Origin(call, scope) for call, scope in project.calls_of(*DATALOADER)]
+    if not all_of_them:
+        raise UnwritableError(f"no call of torch's DataLoader was found in {names_of(project)}")
+    known = {item.call for item in all_of_them}
+    fed = list(dict.fromkeys(item for place in backward_calls(project) for item in _feeding(project, place, known)))
+    found = fed
+    if not fed:
+        elsewhere = _read_elsewhere(project)
+        likely = (item for item in all_of_them if _shuffles(item.call) or _by_name(item.scope))
+        found = [item for item in likely if item.call not in elsewhere]
+    if len(found) > 1 and len(shuffled := [item for item in found if _shuffles(item.call)]) == 1:
+        found = shuffled
+    if len(found) != 1:
+        places = ", ".join(item.scope.source.line_of(item.call) for item in all_of_them)
+        why = "more than one DataLoader may feed the training" if found else "none of them is seen to feed a training loop"
+        raise UnwritableError(f"{why} ({places})")
+    return Place(found[0].call, found[0].scope)
+
+
+def _feeding(project: Project, place: Place, known: set[ast.Call]) -> list[Origin]:
+    """The loaders that the nearest loop around a backward call reads from."""
+    for loop in loops_around(project, place):
+        sources: list[tuple[ast.expr, Scope]] = []
+        if isinstance(loop.node, ast.For | ast.AsyncFor):
+            sources.append((loop.node.iter, loop.scope))
+        sources += _next_calls(project, loop.node, loop.scope)
+        found = [item for value, scope in sources for item in origins(project, value, scope) if item.call in known]
+        if found:
+            return found
+    return []
+
+
+def _read_elsewhere(project: Project) -> set[ast.Call]:
+    """What loops read from that no backward pass is seen in: those of an evaluation, for one."""
+    training: set[ast.AST] = {loop.node for place in backward_calls(project) for loop in loops_around(project, place)}
+    return {
+        item.call
+        for source in project.sources.values()
+        for node, scope in project.scopes(source).of.items()
+        if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension) and node not in training
+        for item in origins(project, node.iter, scope)
+    }
+
+
+def _next_calls(project: Project, node: ast.AST, scope: Scope, depth: int = 0) -> list[tuple[ast.expr, Scope]]:
+    """What `next(...)` is called on in a node, or in functions of the project called there, where gradients are on."""
+    scopes, found = project.scopes(scope.source), []
+    for call in ast.walk(node):
+        if not isinstance(call, ast.Call):
+            continue
+        inner = scopes.of[call]
+        if (
+            isinstance(call.func, ast.Name)
+            and call.func.id == "next"
+            and call.args
+            and not _no_gradients(project, call, inner)
+        ):
+            found.append((call.args[0], inner))
+        callee = project.callee(call, inner)
+        if isinstance(callee, FUNCTIONS) and depth < 2:
+            found += _next_calls(project, callee, project.scopes(project.home(callee)).inner[callee], depth + 1)
+    return found
+
+
+def _no_gradients(project: Project, call: ast.Call, scope: Scope) -> bool:
+    contexts = [item.context_expr for node in scope.source.up(call) if isinstance(node, ast.With) for item in node.items]
+    return any(
+        isinstance(item, ast.Call) and project.dotted(item.func, scope) in ("torch.no_grad", "torch.inference_mode")
+        for item in contexts
+    )
+
+
+def _shuffles(call: ast.Call) -> bool:
+    values = [keyword.value for keyword in call.keywords if keyword.arg == "shuffle"] + call.args[2:3]
+    return any(isinstance(value, ast.Constant) and value.value is True for value in values)
+
+
+def _by_name(scope: Scope) -> bool:
+    """Whether this is where Lightning and others ask for the loader of the training."""
+    return scope.function is not None and scope.function.name == "train_dataloader"
+
+
+# The optimizer.
+
+
+def optimizer_name(project: Project, call: ast.Call, scope: Scope) -> str:
+    """The name of the class of torch.optim that a call makes one of; empty for any other call."""
+    dotted = project.called(call, scope)
+    name = dotted.rpartition(".")[2]
+    kind = getattr(torch.optim, name, None) if dotted.startswith("torch.optim.") else None
+    return name if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) else ""
+
+
+def the_optimizer(project: Project) -> tuple[Place, str]:
+    """The call that makes the optimizer, and the name of its class.
+
+    Raises:
+        UnwritableError: There is none, or there are several.
+    """
+    found = [(Place(call, scope), optimizer_name(project, call, scope)) for call, scope in project.calls]
+    found = [item for item in found if item[1]]
+    led_to = _led_to(project, [place for place, _ in found])
+    found = [item for item in found if item[0] in led_to] or found
+    if len(found) > 1:
+        stepped = _stepped(project)
+        found = [item for item in found if item[0].node in stepped] or found
+    if len(found) != 1:
+        places = f" ({', '.join(place.words for place, _ in found)})" if found else ""
+        raise UnwritableError(_how_many(len(found), "call of an optimizer of torch.optim", project) + places)
+    return found[0]
+
+
+def _stepped(project: Project) -> set[ast.expr | ast.stmt]:
+    """The calls that made what `.step()` is called on in a training loop."""
+    made: set[ast.expr | ast.stmt] = set()
+    for place in backward_calls(project):
+        for loop in loops_around(project, place):
+            scopes = project.scopes(loop.scope.source)
+            for node in ast.walk(loop.node):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
+                    made |= {item.call for item in origins(project, node.func.value, scopes.of[node])}
+    return made

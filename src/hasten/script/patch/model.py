@@ -1,0 +1,209 @@
+"""Find the model of a training script: the variable whose parameters the optimizer is given."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from hasten.script.patch.find import Place, the_optimizer, training_line
+from hasten.script.patch.flow import Origin, assigned_attributes, origins
+from hasten.script.patch.project import Project
+from hasten.script.patch.scopes import FUNCTIONS, Bind, Scope
+from hasten.script.patch.source import UnwritableError
+
+MAX_DEPTH = 5
+"""How many calls a model is followed through."""
+_PARAMETERS = frozenset({"parameters", "named_parameters"})
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model whose parameters the optimizer holds.
+
+    Attributes:
+        text: How its variable is written where it is made: `model`, `self.model`.
+        calls: The calls that made it, wrappers too.
+        first: The last line of the statements that make it at first; None where only `before` is known.
+        last: The same with all that wraps it before it is trained.
+        before: The statement that makes the optimizer.
+    """
+
+    text: str
+    calls: tuple[Origin, ...]
+    first: Place | None
+    last: Place | None
+    before: Place
+
+
+def the_model(project: Project) -> Model:
+    """The model whose parameters go to the optimizer.
+
+    Raises:
+        UnwritableError: It cannot be read from the optimizer's arguments which one that is.
+    """
+    place, _ = the_optimizer(project)
+    call = place.node
+    given = call.args[:1] if isinstance(call, ast.Call) else []
+    given = given or [item.value for item in getattr(call, "keywords", []) if item.arg == "params"]
+    owners = [_whole(project, item) for value in given for item in _owners(project, value, place.scope)]
+    models: dict[str, Model] = {}
+    before = Place(place.scope.source.statement(call), place.scope)
+    for owner in owners:
+        model = _Homes(project, before).of(owner)
+        if model is None:
+            raise UnwritableError(f"it is not seen where the model is made that the optimizer ({place.words}) trains")
+        models.setdefault(model.text, model)
+    if len(models) != 1:
+        seen = ", ".join(models) or "none is seen"
+        raise UnwritableError(f"the optimizer ({place.words}) does not hold the parameters of one module: {seen}")
+    return next(iter(models.values()))
+
+
+def _owners(project: Project, value: ast.expr, scope: Scope, depth: int = 0) -> list[Place]:
+    """The expressions whose `.parameters()` are in a value."""
+    if depth > MAX_DEPTH:
+        return []
+    found = _owners_in(project, value, scope)
+    if found:
+        return found
+    scopes = project.scopes(scope.source)
+    for node in ast.walk(value):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            known = scopes.of.get(node, scope).lookup(node.id)
+            for bind in known[1] if known else ():
+                if bind.kind in ("value", "element") and bind.value is not None and known is not None:
+                    found += _owners(project, bind.value, known[0], depth + 1)
+        elif isinstance(node, ast.Call):
+            callee = project.callee(node, scopes.of.get(node, scope))
+            if isinstance(callee, FUNCTIONS):
+                found += _owners_in(project, callee, project.scopes(project.home(callee)).inner[callee])
+    return found
+
+
+def _owners_in(project: Project, node: ast.AST, scope: Scope) -> list[Place]:
+    """The same for the `.parameters()` that stand in a node itself."""
+    scopes = project.scopes(scope.source)
+    return [
+        Place(item.func.value, scopes.of.get(item, scope))
+        for item in ast.walk(node)
+        if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute) and item.func.attr in _PARAMETERS
+    ]
+
+
+def _whole(project: Project, owner: Place) -> Place:
+    """The model that a part of it belongs to: `model` of `model.head` and of `model.module`."""
+    node = owner.node
+    while isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+        made = origins(project, node.value, owner.scope)
+        if node.attr != "module" and not any(is_module(project, item) for item in made):
+            break
+        node = node.value
+    return Place(node, owner.scope)
+
+
+def is_module(project: Project, origin: Origin) -> bool:
+    """Whether a call is seen to make an nn.Module."""
+    callee = project.callee(origin.call, origin.scope)
+    if isinstance(callee, ast.ClassDef):
+        return project.is_module_class(callee)
+    dotted = project.called(origin.call, origin.scope)
+    name = dotted.rpartition(".")[2]
+    return dotted.startswith("torch.nn.") and name[:1].isupper() and name != "Parameter"
+
+
+class _Homes:
+    """Follows a model to the variable that it is made in."""
+
+    def __init__(self, project: Project, before: Place) -> None:
+        self.project, self.before = project, before
+
+    def of(self, owner: Place, depth: int = 0) -> Model | None:
+        """The model that an expression stands for; None where that is not seen."""
+        node, scope = owner.node, owner.scope
+        if depth > MAX_DEPTH:
+            return None
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope)
+        if not isinstance(node, ast.Name):
+            return None
+        if node.id == "self" and scope.owner is not None:
+            return self._instance(scope, scope.owner[0], depth)
+        found = scope.lookup(node.id)
+        if found is None:
+            return None
+        home, binds = found
+        if any(bind.kind == "param" for bind in binds):
+            return self._parameter(node, home, binds, depth)
+        if binds[0].kind == "import":
+            module = self.project.find(home.source, binds[0].module, binds[0].level)
+            if module is None or binds[0].name is None:
+                return None
+            return self.of(Place(ast.Name(binds[0].name), self.project.scopes(module).module), depth + 1)
+        statements = [home.source.statement(bind.node) for bind in binds if bind.kind == "value"]
+        return self._made(Place(node, scope), statements, home) if statements else None
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Model | None:
+        holder = scope.owner
+        if holder is None or not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            return None
+        values = list(assigned_attributes(self.project, holder[0], node.attr))
+        if len({inner.function for _, _, inner in values}) != 1:
+            return None
+        statements = [inner.source.statement(value) for value, _, inner in values]
+        return self._made(Place(node, scope), statements, values[0][2])
+
+    def _parameter(self, node: ast.Name, home: Scope, binds: list[Bind], depth: int) -> Model | None:
+        """The model that the one call of a function passes; where there are several, the parameter itself."""
+        function = home.node
+        callers = self.project.callers(function) if isinstance(function, FUNCTIONS) else []
+        if isinstance(function, FUNCTIONS) and len(callers) == 1 and len(binds) == 1:
+            passed = self.project.passed(function, node.id, callers[0][0])
+            return None if passed is None else self.of(Place(passed, callers[0][1]), depth + 1)
+        if self.before.scope.lookup(node.id) != (home, binds):
+            return None
+        return Model(node.id, tuple(origins(self.project, node, home)), None, None, self.before)
+
+    def _instance(self, scope: Scope, kind: ast.ClassDef, depth: int) -> Model | None:
+        """What the one call of a method is made on, as in `model.make_optimizer()`; else the one instance of the class."""
+        callers = self.project.callers(scope.function) if scope.function is not None else []
+        targets = [Place(call.func.value, inner) for call, inner in callers if isinstance(call.func, ast.Attribute)]
+        if not targets:
+            for call, inner in self.project.callers(kind):
+                statement = inner.source.statement(call)
+                if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name | ast.Attribute):
+                    targets.append(Place(statement.targets[0], inner))
+        return self.of(targets[0], depth + 1) if len(targets) == 1 else None
+
+    def _made(self, owner: Place, statements: list[ast.stmt], scope: Scope) -> Model:
+        """The model of a variable: the statements that make and wrap it, before it is trained."""
+        source, first, before, text = scope.source, statements[0], self.before, ast.unparse(owner.node)
+        limit = training_line(self.project, first, scope)
+        known = before.node.lineno if before.scope.source is source and before.scope.function is scope.function else 0
+        early = [item for item in statements if limit is None or item.lineno < limit or item is first]
+        tops = _tops(scope, early)
+        kept = [
+            top
+            for item, top in zip(early, tops, strict=True)
+            if top is tops[0] or item.lineno < known or _mentions(item, text)  # what comes later is another model
+        ]
+        kept.sort(key=lambda item: item.lineno)
+        made = () if isinstance(owner.node, ast.stmt) else tuple(origins(self.project, owner.node, owner.scope))
+        return Model(text, made, Place(kept[0], scope), Place(kept[-1], scope), before)
+
+
+def _mentions(statement: ast.stmt, text: str) -> bool:
+    """Whether what is assigned is made of the variable itself, as in `model = DDP(model)`."""
+    value = getattr(statement, "value", None)
+    return value is not None and any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, ast.expr))
+
+
+def _tops(scope: Scope, statements: list[ast.stmt]) -> list[ast.stmt]:
+    """For each statement the one that holds it in the innermost block common to all."""
+    source = scope.source
+    chains = [[item for item in source.up(statement) if isinstance(item, ast.stmt)] for statement in statements]
+    for holder in chains[0]:
+        block = source.block(holder)
+        tops = [item for chain in chains for item in chain if item in block]
+        if len(tops) == len(chains):
+            return tops
+    return statements

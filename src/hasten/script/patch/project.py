@@ -1,0 +1,352 @@
+"""The script and the files that it imports from its own folder tree, and what names in them mean across files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hasten.script.patch.scopes import FUNCTIONS, Bind, Function, Scope, Scopes, read_scopes
+from hasten.script.patch.source import Source, Text
+
+MAX_FILES = 64
+MAX_DEPTH = 12
+"""How many assignments, imports and calls a name is followed through."""
+
+MODULES_ELSEWHERE = ("LightningModule", "PreTrainedModel")
+"""Classes of other libraries that derive from torch.nn.Module."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a name stands for: something outside (`dotted`), or a definition or a module of the project.
+
+    Attributes:
+        dotted: Its full name, as `torch.utils.data.DataLoader`; empty for what the project defines.
+        node: A function or class of the project.
+        source: The module of the project that it is.
+    """
+
+    dotted: str = ""
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None
+    source: Source | None = None
+
+
+class Project:
+    """A script and its modules.
+
+    Args:
+        script: The script's file.
+        texts: Path -> what stands in it, of the script and all files that are followed.
+        like: A project most of whose files may be the same, and need not be read again.
+
+    Attributes:
+        script: The script.
+        sources: All files, the script first.
+        notes: (question, node) -> what was found out about it; for those who ask often.
+    """
+
+    def __init__(self, script: Path, texts: Mapping[Path, Text], like: Project | None = None) -> None:
+        self.sources: dict[Path, Source] = {}
+        self._scopes: dict[Path, Scopes] = {}
+        for path, item in texts.items():
+            old = None if like is None else like.sources.get(path)
+            if like is not None and old is not None and old.text == item.text:
+                self.sources[path], self._scopes[path] = old, like._scopes[path]  # noqa: SLF001 - one more of this class
+            else:
+                self.sources[path] = Source(path, item.text, item.lines)
+                self._scopes[path] = read_scopes(self.sources[path])
+        self.script = self.sources[script]
+        self.notes: dict[tuple[str, ast.AST], Any] = {}
+        self._bases = search_bases(script)
+        self._files: dict[tuple[Source, str, int], Source | None] = {}
+        self._names: dict[tuple[Scope, str], Meaning | None] = {}
+
+    def scopes(self, source: Source) -> Scopes:
+        """The scopes of a file."""
+        return self._scopes[source.path]
+
+    def scope(self, node: ast.AST, source: Source) -> Scope:
+        """The scope in which a node is evaluated."""
+        return self.scopes(source).of[node]
+
+    @cached_property
+    def calls(self) -> list[tuple[ast.Call, Scope]]:
+        """Every call in the project, in the order of the files and of their text."""
+        found = []
+        for source in self.sources.values():
+            nodes = self.scopes(source).of
+            calls = [(node, scope) for node, scope in nodes.items() if isinstance(node, ast.Call)]
+            found += sorted(calls, key=lambda item: (item[0].lineno, item[0].col_offset))
+        return found
+
+    def calls_of(self, *dotted: str) -> list[tuple[ast.Call, Scope]]:
+        """The calls of something outside, by its full names."""
+        return [(call, scope) for call, scope in self.calls if self.called(call, scope) in dotted]
+
+    # What a name means.
+
+    def dotted(self, expression: ast.expr, scope: Scope) -> str:
+        """The full name of something outside that an expression stands for; empty for anything else."""
+        meaning = self.meaning(expression, scope)
+        return "" if meaning is None else meaning.dotted
+
+    def called(self, call: ast.Call, scope: Scope) -> str:
+        """The full name of something outside that a call calls; empty for anything else."""
+        key = ("called", call)
+        if key not in self.notes:
+            self.notes[key] = self.dotted(call.func, scope)
+        name: str = self.notes[key]
+        return name
+
+    def meaning(self, expression: ast.expr, scope: Scope, depth: int = 0) -> Meaning | None:
+        """What a name or a dotted name stands for; None where it is a value that only the run knows."""
+        if depth > MAX_DEPTH:
+            return None
+        if isinstance(expression, ast.Name):
+            return self._name(expression.id, scope, depth)
+        if not isinstance(expression, ast.Attribute):
+            return None
+        inner = self.meaning(expression.value, scope, depth + 1)
+        if inner is None:
+            owner = scope.owner
+            own = isinstance(expression.value, ast.Name) and expression.value.id in ("self", "cls") and owner is not None
+            return self._method(owner[0], owner[1].source, expression.attr, depth) if own and owner else None
+        if inner.source is not None:
+            return self._member(inner.source, expression.attr, depth + 1)
+        if inner.node is not None:
+            home = self.home(inner.node)
+            return self._method(inner.node, home, expression.attr, depth) if isinstance(inner.node, ast.ClassDef) else None
+        return Meaning(f"{inner.dotted}.{expression.attr}")
+
+    def home(self, node: ast.AST) -> Source:
+        """The file of a definition."""
+        return self._homes[node]
+
+    @cached_property
+    def _homes(self) -> dict[ast.AST, Source]:
+        definitions = (*FUNCTIONS, ast.ClassDef)
+        return {
+            node: source
+            for source in self.sources.values()
+            for node in self.scopes(source).of
+            if isinstance(node, definitions)
+        }
+
+    def _name(self, name: str, scope: Scope, depth: int) -> Meaning | None:
+        found = scope.lookup(name)
+        if found is None:
+            return self._star(name, scope.module, depth)
+        key = (found[0], name)
+        if key not in self._names:
+            self._names[key] = None  # what a name that is made of itself stands for
+            meanings = {self._bound(bind, found[0], depth) for bind in found[1]}
+            self._names[key] = meanings.pop() if len(meanings) == 1 else None  # bound in several ways, it is nothing known
+        return self._names[key]
+
+    def _bound(self, bind: Bind, scope: Scope, depth: int) -> Meaning | None:
+        if bind.kind in ("def", "class") and isinstance(bind.node, (*FUNCTIONS, ast.ClassDef)):
+            return Meaning(node=bind.node)
+        if bind.kind == "import":
+            return self._imported(bind, scope.source, depth)
+        if bind.kind == "value" and bind.at is None and isinstance(bind.value, ast.Name | ast.Attribute):
+            return self.meaning(bind.value, scope, depth + 1)
+        return None
+
+    def _imported(self, bind: Bind, source: Source, depth: int) -> Meaning | None:
+        module = self.find(source, bind.module, bind.level)
+        if bind.name is None:
+            return Meaning(bind.module) if module is None else Meaning(source=module)
+        if module is not None and (member := self._member(module, bind.name, depth + 1)) is not None:
+            return member
+        submodule = self.find(source, f"{bind.module}.{bind.name}" if bind.module else bind.name, bind.level)
+        if submodule is not None:
+            return Meaning(source=submodule)
+        return None if bind.level or module is not None else Meaning(f"{bind.module}.{bind.name}")
+
+    def _member(self, source: Source, name: str, depth: int) -> Meaning | None:
+        if depth > MAX_DEPTH:
+            return None
+        found = self._name(name, self.scopes(source).module, depth)
+        if found is None and source.path.name == "__init__.py":
+            inner = self.sources.get(source.path.parent / f"{name}.py")
+            return None if inner is None else Meaning(source=inner)
+        return found
+
+    def _star(self, name: str, scope: Scope, depth: int) -> Meaning | None:
+        for module, level in scope.stars:
+            inner = self.find(scope.source, module, level)
+            if inner is not None and depth <= MAX_DEPTH:
+                found = self._member(inner, name, depth + 1)
+            else:
+                torch_has_it = module.partition(".")[0] == "torch" and hasattr(import_module(module), name)
+                found = Meaning(f"{module}.{name}") if torch_has_it else None
+            if found is not None:
+                return found
+        return None
+
+    def _method(self, kind: ast.ClassDef, source: Source, name: str, depth: int) -> Meaning | None:
+        for item in kind.body:
+            if isinstance(item, FUNCTIONS) and item.name == name:
+                return Meaning(node=item)
+        for base in kind.bases:
+            found = self.meaning(base, self.scope(kind, source), depth + 1)
+            if found is not None and isinstance(found.node, ast.ClassDef) and depth <= MAX_DEPTH:
+                method = self._method(found.node, self.home(found.node), name, depth + 1)
+                if method is not None:
+                    return method
+        return None
+
+    def is_module_class(self, kind: ast.ClassDef, depth: int = 0) -> bool:
+        """Whether a class of the project derives from torch.nn.Module, as far as can be read."""
+        scope = self.scope(kind, self.home(kind))
+        for base in kind.bases:
+            found = self.meaning(base, scope)
+            if found is None or depth > MAX_DEPTH:
+                continue
+            if found.dotted.startswith("torch.nn.") or found.dotted.rpartition(".")[2] in MODULES_ELSEWHERE:
+                return True
+            if isinstance(found.node, ast.ClassDef) and self.is_module_class(found.node, depth + 1):
+                return True
+        return False
+
+    # Files and calls.
+
+    def find(self, source: Source, module: str, level: int) -> Source | None:
+        """The file of the project that an import in `source` names."""
+        key = (source, module, level)
+        if key not in self._files:
+            paths = candidates(source.path, module, level, self._bases)
+            self._files[key] = next((self.sources[path] for path in paths if path in self.sources), None)
+        return self._files[key]
+
+    @cached_property
+    def _callers(self) -> dict[ast.AST, list[tuple[ast.Call, Scope]]]:
+        found: dict[ast.AST, list[tuple[ast.Call, Scope]]] = {}
+        for call, scope in self.calls:
+            node = self.callee(call, scope)
+            if node is not None:
+                found.setdefault(node, []).append((call, scope))
+        return found
+
+    @cached_property
+    def _methods(self) -> dict[str, list[Function]]:
+        found: dict[str, list[Function]] = {}
+        for source in self.sources.values():
+            for node in self.scopes(source).of:
+                if isinstance(node, ast.ClassDef):
+                    for item in node.body:
+                        if isinstance(item, FUNCTIONS):
+                            found.setdefault(item.name, []).append(item)
+        return found
+
+    def _method_by_name(self, call: ast.Call) -> Function | None:
+        """The method that `trainer.fit(...)` calls, where one class alone has one of that name, and torch's have none."""
+        if not isinstance(call.func, ast.Attribute):
+            return None
+        known = self._methods.get(call.func.attr, [])
+        return known[0] if len(known) == 1 and not hasattr(import_module("torch.nn").Module, call.func.attr) else None
+
+    def defines_method(self, name: str) -> bool:
+        """Whether a class of the project has a method of that name, which may take other arguments than torch's."""
+        return name in self._methods
+
+    def callee(self, call: ast.Call, scope: Scope) -> Function | ast.ClassDef | None:
+        """The function, method or class of the project that a call calls."""
+        key = ("callee", call)
+        if key not in self.notes:
+            meaning = self.meaning(call.func, scope)
+            self.notes[key] = meaning.node if meaning else self._method_by_name(call)
+        found: Function | ast.ClassDef | None = self.notes[key]
+        return found
+
+    def callers(self, node: ast.AST) -> list[tuple[ast.Call, Scope]]:
+        """The calls of a function or class of the project; of a class for its `__init__`."""
+        if isinstance(node, FUNCTIONS) and node.name == "__init__":
+            owner = self.home(node).parent.get(node)
+            return self._callers.get(owner, []) if owner is not None else []
+        return self._callers.get(node, [])
+
+    def passed(self, function: Function, name: str, call: ast.Call) -> ast.expr | None:
+        """The expression that a call passes for a parameter; None for a default, or where it is not to be read."""
+        for keyword in call.keywords:
+            if keyword.arg == name:
+                return keyword.value
+        names = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
+        if name not in names or any(isinstance(item, ast.Starred) for item in call.args):
+            return None
+        method = isinstance(self.home(function).parent.get(function), ast.ClassDef)
+        static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in function.decorator_list)
+        position = names.index(name) - (1 if method and not static else 0)
+        return call.args[position] if 0 <= position < len(call.args) else None
+
+
+def follow(script: Path) -> tuple[dict[Path, Text], dict[Path, str]]:
+    """Read the script and the files that it imports from its folder tree.
+
+    Returns:
+        Path -> text of those that can be changed, and path -> why not of the others.
+    """
+    texts: dict[Path, Text] = {}
+    refused: dict[Path, str] = {}
+    bases, waiting = search_bases(script), [script]
+    while waiting and len(texts) < MAX_FILES:
+        path = waiting.pop(0)
+        if path in texts or path in refused:
+            continue
+        try:
+            text = read_text(path)
+            source = Source(path, text)
+        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            refused[path] = f"{path.name} cannot be read as Python in UTF-8: {error}"
+            continue
+        texts[path] = Text.of(text)
+        waiting += [found for found in _imported_files(source, bases) if found.is_file()]
+    return texts, refused
+
+
+def read_text(path: Path) -> str:
+    """The text of a file without its byte order mark. Raises ValueError where it is no UTF-8 or has odd line ends."""
+    text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+    if "\r" in text.replace("\r\n", ""):
+        raise ValueError("its lines end with a carriage return alone")
+    return text
+
+
+def search_bases(script: Path) -> tuple[Path, ...]:
+    """The folders that absolute imports of a script are looked for in: its own, and that around its package."""
+    folder = script.parent
+    while (folder / "__init__.py").is_file() and folder.parent != folder:
+        folder = folder.parent
+    return tuple(dict.fromkeys((script.parent, folder)))
+
+
+def candidates(importer: Path, module: str, level: int, bases: tuple[Path, ...]) -> Iterator[Path]:
+    """The files that an import may mean, below the given folders alone."""
+    parts = [part for part in module.split(".") if part]
+    roots = [importer.parents[level - 1]] if 0 < level <= len(importer.parents) else list(bases)
+    for root in roots:
+        if not any(root.is_relative_to(base) for base in bases):
+            continue
+        target = root.joinpath(*parts)
+        yield target / "__init__.py"
+        if parts:
+            yield target.with_name(f"{target.name}.py")
+
+
+def _imported_files(source: Source, bases: tuple[Path, ...]) -> Iterator[Path]:
+    for node in ast.walk(source.tree):
+        names: list[tuple[str, int]] = []
+        if isinstance(node, ast.Import):
+            names = [(alias.name, 0) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names = [(base, node.level), *((f"{base}.{alias.name}".strip("."), node.level) for alias in node.names)]
+        for name, level in names:
+            parts = name.split(".")
+            for count in range(1, len(parts) + 1):  # a package runs before what lies in it
+                yield from candidates(source.path, ".".join(parts[:count]), level, bases)

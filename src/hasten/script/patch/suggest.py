@@ -1,0 +1,131 @@
+"""A plan as a patch of the user's own source: what can be written is, the rest is left with the reason."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.script.patch.edits import Changes
+from hasten.script.patch.hints import framework_hints
+from hasten.script.patch.leaving import leave, leave_environment
+from hasten.script.patch.project import Project, follow
+from hasten.script.patch.source import Text, UnwritableError, parse
+from hasten.script.patch.writers import WRITERS
+
+FAILED = "Hasten failed to read the source"
+_BOM = "\ufeff"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """What of a plan can be written into a script.
+
+    Attributes:
+        diff: A unified diff with the prefixes a/ and b/, as `patch -p1` and `git apply` take it; empty where nothing could
+            be written. Write it as bytes of UTF-8, since line ends are the files' own.
+        folder: Where it applies: the present folder, or the script's where some file lies outside of that.
+        written: Name -> one line of what was changed.
+        left: Name -> why it was not, and below that the lines to write by hand.
+    """
+
+    diff: str = ""
+    folder: Path = field(default_factory=Path.cwd)
+    written: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def suggest(plan: Plan, script: Path) -> Patch:
+    """Write a plan into a script and into the files that it imports from its own folder tree; nothing on disk changes.
+
+    Args:
+        plan: The optimizations, with their settings.
+        script: The file that is run.
+    """
+    start = script.resolve()
+    before, refused = follow(start)
+    if start not in before:
+        reason = refused.get(start, f"there is no file {script}")
+        return Patch(left=dict.fromkeys(plan.names, reason))
+    texts, written, left = dict(before), dict[str, str](), dict[str, str]()
+    project = Project(start, texts)
+    hints = framework_hints(project)
+    outside = [item for item in plan.optimizations if item.card.name not in WRITERS and _has_variables(item)]
+    for item in plan.optimizations:
+        name = item.card.name
+        try:
+            if item in outside:
+                leave_environment(outside, _shown(start))
+            changed, written[name] = _written(project, texts, item)
+        except UnwritableError as error:
+            left[name] = "\n    ".join([f"{error.reason}.", *error.lines, *hints(item)])
+        except Exception as error:  # noqa: BLE001 - a source that is read wrongly must not cost the plan itself
+            left[name] = f"{FAILED}: {type(error).__name__}: {error}. Please report it."
+        else:
+            texts, project = changed, Project(start, changed, project)
+    folder = _folder(start, [path for path in texts if texts[path] != before[path]])
+    diffs = [_diff(path, before[path].text, texts[path].text, folder) for path in sorted(texts)]
+    return Patch(diff="".join(diffs), folder=folder, written=written, left=left)
+
+
+def _written(project: Project, texts: Mapping[Path, Text], item: Optimization) -> tuple[dict[Path, Text], str]:
+    """The texts with one technique more, and what was changed. Raises UnwritableError; what is given stays as it is."""
+    changes = Changes(project)
+    words = WRITERS.get(item.card.name, leave)(changes, item)
+    done = dict(texts)
+    for source, edits in changes.edits.items():
+        done[source.path] = texts[source.path].edited(edits)
+        try:
+            parse(done[source.path].text)
+        except SyntaxError as error:
+            raise UnwritableError(f"{source.path.name} would not be Python any more: {error}") from error
+    return done, words
+
+
+def _has_variables(item: Optimization) -> bool:
+    return type(item).environment is not Optimization.environment
+
+
+# The diff.
+
+
+def _folder(script: Path, changed: list[Path]) -> Path:
+    """The present folder where all files lie below it; that of the script's files otherwise."""
+    here = Path.cwd().resolve()
+    if all(path.is_relative_to(here) for path in changed):
+        return here
+    folder = script.parent
+    while not all(path.is_relative_to(folder) for path in changed):
+        folder = folder.parent
+    return folder
+
+
+def _shown(script: Path) -> Path:
+    here = Path.cwd().resolve()
+    return script.relative_to(here) if script.is_relative_to(here) else script
+
+
+def _diff(path: Path, before: str, after: str, folder: Path) -> str:
+    if before == after:
+        return ""
+    mark = _BOM if path.read_bytes().startswith(_BOM.encode()) else ""
+    name = path.relative_to(folder).as_posix()
+    end = "\t\n" if any(letter.isspace() for letter in name) else "\n"  # where a name with blanks ends
+    old, new = (_lines(mark + text) for text in (before, after))
+    hunks = difflib.unified_diff(old, new, n=3)
+    header = [f"--- a/{name}{end}", f"+++ b/{name}{end}"]
+    return "".join([*header, *_ended(line for at, line in enumerate(hunks) if at > 1)])
+
+
+def _lines(text: str) -> list[str]:
+    """The lines as tools of patches see them: only a line feed ends one."""
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _ended(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -1,0 +1,345 @@
+"""The script as the host of a live job: what is seen of it fills the job, and a plan is applied at the job's seams.
+
+A plan takes hold in three moments: at the start what PyTorch takes then only; with the first training loader what acts on
+data; just before the first optimizer step, when model and optimizer are known, everything else. What fails of ours is kept
+in `failures`, and the script goes on without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import Module
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hasten.core.batch import map_tensors
+from hasten.core.errors import MachineError
+from hasten.core.live import Seam
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.script.data.loading import Loading
+from hasten.script.evaluation.ahead import EvaluationAhead
+from hasten.script.output.printing import AsyncPrinting
+from hasten.script.output.saving import BackgroundSaving
+from hasten.script.patches import Patches
+from hasten.script.plan.live import main_module, script_live, set_flags
+from hasten.script.plan.reach import AT_START, out_of_reach, reached
+from hasten.script.watch.closures import Arguments
+from hasten.script.watch.kinds import Trained
+from hasten.script.watch.leader import Leader, Serials
+from hasten.script.watch.seams import Seams
+
+DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
+STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS)
+MAX_CALLED = 16
+EVALUATING = "validation_batch"
+TRIES = 3
+"""So many optimizer steps are waited for a model that can be told, as when an optimizer's closure calls it."""
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Host:
+    """Everything that acts in a script's process.
+
+    Args:
+        plan: What to apply; nothing unless given.
+
+    Attributes:
+        live: The live job: model, optimizer and loader as they were seen.
+        watching: Seams that look on, put on without hooks of their own.
+        opened: Whether model and optimizer are known, and the plan applied.
+        steps: Steps of the leading optimizer so far.
+        backwards: Backward passes so far.
+        shapes: Of the tensors that the model was last called with.
+        on_open: Called once, just before the first step, when the plan was applied.
+        on_before: Called before every step of the leading optimizer.
+        on_step: Called after it, in the script's own thread.
+        on_loss: Called with every scalar that a backward pass begins from.
+    """
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan or Plan()
+        self.live = script_live()
+        self.trained = Trained()
+        self.failures: dict[str, str] = {}
+        self.watching: Seams | None = None
+        self.opened = False
+        self.steps = self.backwards = 0
+        self.shapes: tuple[tuple[int, ...], ...] = ()
+        self.on_open: Callable[[], None] = _nothing
+        self.on_before: Callable[[], None] = _nothing
+        self.on_step: Callable[[], None] = _nothing
+        self.on_loss: Callable[[torch.Tensor], None] = _ignored
+        self._loading = Loading(self.live, self.plan, self._fail)
+        self._saving, self._printing = BackgroundSaving(self.live), AsyncPrinting(self.live)
+        self._evaluation = EvaluationAhead(self.live, functools.partial(self._fail, EVALUATING))
+        self._last_call: tuple[Any, ...] | None = None
+        self._patches = Patches()
+        self._handles: list[Any] = []
+        self._called: dict[int, nn.Module] = {}
+        self._lead, self._serials = Leader(), Serials()
+        self._inside = self._in_backward = self._sixteen_bit = False
+        self._tries = 0
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._working = False
+
+    @property
+    def applied(self) -> list[str]:
+        """Names of what is applied so far."""
+        return [item.card.name for item, _ in self.live.applied]
+
+    def begin(self) -> None:
+        """Put the seams on."""
+        self._working = True
+        for item in reached(self.plan):
+            if item.card.name in AT_START:
+                self._apply(item)
+        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        put = self._patches.put
+        if EVALUATING in self.plan.names:
+            self._evaluation.install(self._patches)
+        put(Module, "__call__", self._calling)
+        put(torch.Tensor, "backward", functools.partial(self._going_back, method=True))
+        put(torch.autograd, "backward", functools.partial(self._going_back, method=False))
+        put(Optimizer, "zero_grad", self._zeroing)
+        put(Module, "zero_grad", self._zeroing)
+        self._loading.install(self._patches)
+        self._saving.install(self._patches)
+        self._printing.install(self._patches)
+        disarm = weakref.WeakMethod(self._disarm)  # such a handler cannot be taken off again, and must not keep the model
+        os.register_at_fork(after_in_child=lambda: (method := disarm()) and method())
+
+    def end(self, *, undo: bool = True) -> None:
+        """Finish what runs in the background, and take everything off.
+
+        Args:
+            undo: Undo the plan as well; not worth it where the process ends.
+        """
+        self._working = False
+        if os.getpid() != self._pid:
+            return
+        self._saving.close()
+        self._printing.close()
+        self._loading.close()
+        self._take_off()
+        if undo:
+            self.live.undo_all()
+
+    def prime(self, batches: int) -> int:
+        """Fill what keeps samples with those of the next batches; returns how many samples that were."""
+        return self._loading.prime(batches)
+
+    def rehearse(self) -> None:
+        """Do what acts on events once, for its evidence: the next save and print may be far away."""
+        self._saving.rehearse()
+        self._printing.rehearse()
+        if self._last_call is not None and self._evaluation.wanted:
+            original, module, (args, kwargs) = self._last_call
+            self._evaluation.rehearse(original, module, args, kwargs)
+
+    def cut(self) -> dict[str, Any] | None:
+        """What cutting the last batch does to the model: `difference` and `draws` of `Cutting`; None where it was not."""
+        cutting = self._loading.cutting
+        if cutting.last is None or self._last_call is None:
+            return None
+        original, module, (args, kwargs) = self._last_call
+        return {
+            "difference": cutting.difference(original, module, args, kwargs),
+            "draws": cutting.draws(original, module, args, kwargs),
+        }
+
+    def mine(self) -> bool:
+        """Whether this is the process and the thread that we were put into."""
+        return self._working and threading.get_ident() == self._thread
+
+    def _disarm(self) -> None:
+        """A forked process is not ours."""
+        self._working = False
+        self._take_off()
+
+    def _take_off(self) -> None:
+        self._patches.restore()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # The optimizer's seam.
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
+        if not self.mine():
+            return None
+        self.trained.learn(optimizer)
+        timed = None if self.watching is None else self.watching.before_step(optimizer, args, kwargs)
+        if not self.opened and self._tries < TRIES:
+            self._open(optimizer)
+        if self._lead.may_be(self._serials.of(optimizer)):
+            self.on_before()
+        return timed
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.mine():
+            return
+        if self.watching is not None:
+            self.watching.after_step(optimizer, args, kwargs)
+        if self._lead.stepped(self._serials.of(optimizer)) == "leads":
+            self.steps += 1
+            self.on_step()
+
+    def _open(self, optimizer: Optimizer) -> None:
+        """Model and optimizer are known: apply everything that acts on them."""
+        self._tries += 1
+        model = main_module(self._called, optimizer)
+        if model is None:
+            if self._tries == TRIES:
+                why = "no module was seen that is called with gradients and holds what the optimizer changes"
+                self.failures |= {item.card.name: why for item in self._waiting()}
+            return
+        live = self.live
+        live.model, live.optimizer = model, optimizer
+        live.device = next(iter(model.parameters())).device
+        self._called.clear()
+        for seam in STEP_SEAMS:
+            for item in self._waiting():
+                if item.card.seam is seam:
+                    self._apply(item)
+            if seam is Seam.OPTIMIZER:
+                self._keep_optimizer(optimizer)
+        self._sixteen_bit = "precision" in self.applied
+        self.opened = True
+        self.on_open()
+
+    def _waiting(self) -> list[Optimization]:
+        done = {*self.applied, *self.failures}
+        return [item for item in reached(self.plan) if item.card.seam not in DATA_SEAMS and item.card.name not in done]
+
+    def _keep_optimizer(self, own: Optimizer) -> None:
+        try:
+            set_flags(self.live, own)
+        except Exception as error:  # noqa: BLE001 - the script goes on with the optimizer as it was
+            for item in self.plan.optimizations:
+                if item.card.seam is Seam.OPTIMIZER:
+                    self._fail(item.card.name, error)
+
+    def _apply(self, item: Optimization) -> None:
+        if item.card.seam is Seam.ENVIRONMENT and (why := out_of_reach(Plan(optimizations=(item,)))):
+            self._fail(item.card.name, MachineError(why[item.card.name]))
+            return
+        try:
+            self.live.apply(item)
+        except Exception as error:  # noqa: BLE001 - the script goes on without it, and the reason is told
+            self._fail(item.card.name, error)
+
+    def _fail(self, name: str, error: BaseException) -> None:
+        self.failures[name] = f"{type(error).__name__}: {error}"
+
+    # The model's seam.
+
+    def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The outermost call of a module with gradients."""
+
+        @functools.wraps(original)
+        def calling_seam(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or not self.mine():
+                return original(*args, **kwargs)
+            evaluating = not torch.is_grad_enabled()
+            if evaluating and not (self._evaluation.wanted and self.opened and args[0] is self.live.model):
+                return original(*args, **kwargs)
+            self._inside = True
+            try:
+                if evaluating:
+                    return self._evaluation.call(original, args, kwargs)
+                if self.opened:
+                    return self._call(original, args, kwargs)
+                if len(self._called) < MAX_CALLED:
+                    self._called[id(args[0])] = args[0]
+                return original(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return calling_seam
+
+    def _call(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module as the plan wants it."""
+        live, module = self.live, args[0]
+        if not self.trained.holds(module):
+            return original(*args, **kwargs)
+        given: Any = (args[1:], kwargs)
+        if module is live.model:
+            for transform in live.batch_transforms:
+                given = transform(given)
+            self._note_call(original, given)
+        if not live.forward_contexts:
+            return original(module, *given[0], **given[1])
+        with live.contexts():
+            found = original(module, *given[0], **given[1])
+        return map_tensors(found, _widened) if self._sixteen_bit else found
+
+    def _note_call(self, original: Callable[..., Any], given: Any) -> None:
+        """Keep what the model is called with, and its shapes, for as long as somebody asks for them."""
+        if self.on_step is _nothing:
+            return
+        wanted = self._evaluation.wanted or self._loading.cutting.last is not None
+        self._last_call = (original, self.live.model, given) if wanted else None
+        shapes: list[tuple[int, ...]] = []
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            shapes.append(tuple(tensor.shape))
+            return tensor
+
+        map_tensors(given, note)
+        self.shapes = tuple(shapes)
+
+    # The seams of backward and of zeroing.
+
+    def _going_back(self, original: Callable[..., Any], *, method: bool) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def going_back_seam(*args: Any, **kwargs: Any) -> Any:
+            if self._in_backward or not self.mine():
+                return original(*args, **kwargs)
+            self._in_backward = True
+            try:
+                self.backwards += 1
+                first = args[0] if args else kwargs.get("tensors")
+                losses = [first] if method or isinstance(first, torch.Tensor) else list(first or ())
+                for loss in losses:
+                    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                        self.on_loss(loss)
+                return original(*args, **kwargs)
+            finally:
+                self._in_backward = False
+
+        return going_back_seam
+
+    def _zeroing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`Optimizer.zero_grad` and `Module.zero_grad`, which both take `set_to_none`."""
+
+        @functools.wraps(original)
+        def zeroing_seam(owner: Any, set_to_none: bool = True) -> Any:  # noqa: FBT001, FBT002 - as torch has it
+            if not self.mine():
+                return original(owner, set_to_none)
+            if not self.opened:
+                self.live.zero_grad_to_none = set_to_none
+            wanted = self.opened and self.live.zero_grad_to_none and "zero_grad_to_none" in self.plan.names
+            return original(owner, set_to_none or wanted)
+
+        return zeroing_seam
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    """What a model gives, in single precision: the script's own loss is computed as it was."""
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def _nothing() -> None:
+    return None
+
+
+def _ignored(_loss: torch.Tensor) -> None:
+    return None

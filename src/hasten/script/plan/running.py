@@ -1,0 +1,38 @@
+"""Run a script under a plan: the inside, set to work when torch is loaded."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hasten.core.files import write_atomically
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.script.plan.host import Host
+
+
+def install(config: Mapping[str, Any]) -> None:
+    """Apply the plan of `config` to this process. Called by the import hook once torch is loaded."""
+    host, pid = Host(Plan.from_dict(config["plan"], catalogue())), os.getpid()
+    told = Path(config["folder"]) / f"applied-{config['rank']}.json"
+
+    def tell(applied: list[str]) -> None:
+        try:
+            write_atomically(told, json.dumps({"applied": applied, "failures": host.failures, "steps": host.steps}))
+        except OSError:
+            return  # the launcher was killed and its folder is gone: there is nobody to tell
+
+    def finish() -> None:
+        if os.getpid() != pid:
+            return
+        applied = host.applied
+        host.end(undo=False)
+        tell(applied)
+
+    host.on_open = lambda: tell(host.applied)  # a script may end without exit handlers
+    host.begin()
+    atexit.register(finish)

@@ -1,0 +1,121 @@
+"""The loader's seam: every batch passes `_BaseDataLoaderIter.__next__`."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+
+from hasten.script.places import is_torchs, line_of, reading_line, users_line
+from hasten.script.watch.kinds import Trained
+from hasten.script.watch.padding import Padding, cut_padding
+from hasten.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
+from hasten.script.watch.replay import Replay
+
+BUSY_FIRST, BUSY_ONE_IN = 16, 16
+"""The first fetches, and of so many later ones one, are asked how long their thread computed: a call of the system each."""
+
+
+class Fetch:
+    """Times the fetching of batches, and splits it into making samples and putting them together.
+
+    Args:
+        recorder: Who is told.
+        trained: Is told whether gradients are recorded while the loop fetches.
+        replay: Kept batches to hand out in place of the loader's; none unless given.
+        padding: Looks at the batches that train, or cuts them.
+    """
+
+    def __init__(
+        self, recorder: Recorder, trained: Trained, replay: Replay | None = None, padding: Padding | None = None
+    ) -> None:
+        self.recorder, self.trained, self.replay = recorder, trained, replay
+        self.padding = padding or Padding()
+        self._collate_s = 0.0
+        self._fetches = 0
+        self._latest: Callable[[], Any] = lambda: None
+
+    def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The seam around `__next__`."""
+
+        @functools.wraps(original)
+        def fetch_seam(iterator: Any) -> Any:
+            recorder = self.recorder
+            if not recorder.free():
+                return original(iterator)
+            grad = torch.is_grad_enabled()
+            self.trained.fetched_with_grad = grad
+            if recorder.light and grad:
+                recorder.passed += 1
+                return original(iterator)
+            if self._latest() is not iterator:
+                self._latest = weakref.ref(iterator)
+                self._watch_collate(iterator)
+            self._collate_s = 0.0
+            self._fetches += 1
+            asked = self._fetches <= BUSY_FIRST or self._fetches % BUSY_ONE_IN == 0
+            busy_s = thread_time() if asked else 0.0
+            recorder.enter(FETCHED)
+            try:
+                if not grad:
+                    return original(iterator)
+                batch = original(iterator) if self.replay is None else self.replay.next(iterator, original)
+                if self.padding.cuts:
+                    return cut_padding(batch)
+                self.padding.look(batch)
+                return batch
+            finally:
+                seconds = recorder.leave(OTHER if grad else VALIDATION)
+                if grad:
+                    self._note(iterator, seconds)
+                if grad and iterator._num_workers:  # noqa: SLF001 - the iterator is torch's
+                    recorder.has_workers = True
+                elif grad and asked:
+                    recorder.fetch_s += seconds
+                    recorder.fetch_busy_s += thread_time() - busy_s
+
+        return fetch_seam
+
+    def _watch_collate(self, iterator: Any) -> None:
+        """Time the user's own collate function of an iterator that works in this process; on the iterator's own fetcher."""
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        collate = getattr(fetcher, "collate_fn", None)
+        line = line_of(collate)
+        if fetcher is None or collate is None or line is None or is_torchs(line[0]) or hasattr(collate, "hasten_seam"):
+            return
+
+        def collate_seam(samples: Any) -> Any:
+            if not self.recorder.active:
+                return collate(samples)
+            started = perf_counter()
+            try:
+                return collate(samples)
+            finally:
+                self._collate_s += perf_counter() - started
+
+        collate_seam.hasten_seam = True  # type: ignore[attr-defined]
+        collate_seam.hasten_collate = collate  # type: ignore[attr-defined]
+        collate_seam.line = line  # type: ignore[attr-defined]
+        fetcher.collate_fn = collate_seam
+
+    def _note(self, iterator: Any, seconds: float) -> None:
+        """Where the time went: the user's data set, the user's collate function, or what torch does for the user's loop."""
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        line = getattr(getattr(fetcher, "collate_fn", None), "line", None) if self._collate_s else None
+        if line is not None:  # else a loader within this one's data set was watched before
+            if weight := self.recorder.stands_for:
+                self.recorder.note("collate", line[0], line[1], self._collate_s * weight, weight)
+            seconds -= self._collate_s
+        worth = self.recorder.worth_a_look("fetched", seconds)
+        if worth is None:
+            return
+        times, seconds = worth
+        reading = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        if reading is not None:
+            self.recorder.note("dataset", *reading, seconds, times)
+        elif (loop := users_line()) is not None:
+            self.recorder.note("loader", *loop, seconds, times)

@@ -1,0 +1,100 @@
+"""Set to work in the script's process: put the seams in place, keep what they saw, and take everything off again."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hasten.core.files import write_atomically
+from hasten.script.entry.harmless import Enough, make_harmless
+from hasten.script.entry.hooks import note_failure
+from hasten.script.patches import Patches
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.growth import memory_in_use, memory_limit
+from hasten.script.watch.kinds import Trained
+from hasten.script.watch.padding import Padding
+from hasten.script.watch.record import Recorder, report
+from hasten.script.watch.replay import Replay
+from hasten.script.watch.seams import Seams
+
+
+class Session:
+    """One watched process.
+
+    Args:
+        config: What `hasten.script.entry.launch` handed over, with `folder` and `rank`.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.folder = Path(config["folder"])
+        self.ends = config["mode"] != "observe"
+        # Ranks stop together, after the same step: a rank that stopped by its own clock would leave the others waiting.
+        seconds = 0.0 if config["ranked"] else config["seconds"]
+        endless = not config["updates"] and not config["seconds"]
+        self.recorder = Recorder(updates=config["updates"], seconds=seconds, memory=memory_in_use, rests=endless)
+        replay = Replay(self.recorder) if config["mode"] == "replay" else None
+        self.padding = Padding(cuts=config["mode"] == "cut")
+        self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding))
+        self._harmless = Patches()
+        self._pid = os.getpid()
+        self._kept = False
+
+    def begin(self) -> None:
+        """Watch from here on."""
+        if self.ends:
+            make_harmless(self._harmless, self.folder, silent=self.config["mode"] == "silent", on_failure=self._note)
+        self.recorder.on_stop = self._stopped
+        self.seams.on_failure = self._note
+        self.seams.install()
+        os.register_at_fork(after_in_child=self._disarm)
+        atexit.register(self._finish)
+
+    def _note(self) -> None:
+        """Leave for the launcher what of ours has failed just now."""
+        note_failure(dict(self.config))
+
+    def _stopped(self) -> None:
+        """Enough was seen."""
+        self.seams.rest()
+        self._keep(ended=False)
+        if self.ends:
+            raise Enough
+
+    def _finish(self) -> None:
+        """The script has ended, in whatever way Python still hears of."""
+        if os.getpid() == self._pid and self.folder.is_dir():
+            self._keep(ended=True)
+        self.recorder.active = False
+        self.seams.remove()
+        self._harmless.restore()
+
+    def _disarm(self) -> None:
+        """A forked process is not ours to watch."""
+        self.recorder.active = False
+        self.seams.remove()
+
+    def _keep(self, *, ended: bool) -> None:
+        if self._kept:
+            return
+        self._kept = True
+        more = {"device": device_in_use(), "rank": self.config["rank"], "padding_frac": self.padding.frac}
+        more["memory_limit_bytes"] = memory_limit()
+        found = report(self.recorder, ended=ended, **more)
+        write_atomically(self.folder / f"seen-{self.config['rank']}.json", json.dumps(found))
+
+
+def device_in_use() -> str:
+    """`cuda` where this process works on a GPU, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+
+
+def install(config: Mapping[str, Any]) -> None:
+    """Watch this process. Called by the import hook once torch is loaded."""
+    Session(config).begin()

@@ -1,0 +1,177 @@
+"""From what was seen of a script to a profile: shares, ceilings, the bottleneck, and the lines it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hasten.core.errors import TrialError
+from hasten.core.facts import MOSTLY_WAITING
+from hasten.core.optimization import Bottleneck
+from hasten.profile.diagnosis import diagnose
+from hasten.script.watch import padding
+from hasten.script.watch.frameworks import names_of
+from hasten.script.watch.growth import steady_growth
+from hasten.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
+from hasten.script.watch.trackers import LABELS
+
+WORTH_A_RUN = 0.01
+WORTH_A_LINE = 0.02
+LINES = 8
+
+OTHER_WORDS = "Python code of the script between the places that can be seen: see `where`, or profile that part by itself."
+
+READS = (".item()", ".cpu()", ".tolist()")
+WRITES = ("print", "logging", "os.fsync", *sorted(LABELS), *names_of(LOGGING))
+"""Places where values are read for a report, and where it is written."""
+
+CAUSES = {
+    Bottleneck.INPUT: ("dataset", "collate", "loader", "start of workers"),
+    Bottleneck.PADDING: ("collate", "loader"),
+    Bottleneck.TRANSFER: (".to()", ".cuda()", ".copy_()"),
+    Bottleneck.LOGGING: (*READS, *WRITES),
+    Bottleneck.OPTIMIZER: ("optimizer",),
+    Bottleneck.VALIDATION: ("validation", *names_of(VALIDATION)),
+    Bottleneck.CHECKPOINT: ("torch.save", *names_of(CHECKPOINT)),
+}
+"""Which places explain which bottleneck."""
+
+Seconds = dict[str, float]
+Found = Mapping[str, Any]
+
+
+def phase_seconds(found: Found) -> tuple[Seconds, int]:
+    """Seconds by phase over the counted steps, and their number.
+
+    The first steps do not count where there are more than twice as many. What evaluates, saves and logs after the last
+    step of a script that ended by itself counts too.
+
+    Raises:
+        TrialError: No step was seen.
+    """
+    steps = found["seconds"]
+    if not steps:
+        raise TrialError(
+            "The script ended without two steps of a torch optimizer, so there is nothing to measure. Is this the script "
+            "that trains, and does it reach its second step?",
+            kind="raised",
+        )
+    counted = steps[WARMUP_STEPS:] if len(steps) > 2 * WARMUP_STEPS else steps
+    names = found["phases"]
+    total = {name: sum(step[at] for step in counted) for at, name in enumerate(names)}
+    if found["ended"]:
+        for name in ("validation", "checkpoint", "logging"):
+            total[name] += found["tail"][names.index(name)]
+    return total, len(counted)
+
+
+def update_s(found: Found) -> float:
+    """Seconds of a step without validation and checkpoints."""
+    seconds, steps = phase_seconds(found)
+    return (sum(seconds.values()) - seconds["validation"] - seconds["checkpoint"]) / steps
+
+
+def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found | None = None) -> dict[str, float]:
+    """Counterfactual -> largest gain as a ratio: data, logging and padding by runs of their own, the others by their share.
+
+    On a CPU nothing overlaps with a phase that the script itself waits in, so no more than that phase can be saved. But
+    where it mostly waits for data, the cores fall asleep, and what follows is slower than it would be; and loader workers
+    take cores from all phases. There the run tells. Kept batches still wait for workers that begin with an epoch: what a
+    replay has left of the data phase is free too. Where the script had too few steps for a replay, its share is told.
+    """
+    seconds, steps = phase_seconds(real)
+    whole_s, core_s = sum(seconds.values()) / steps, update_s(real)
+
+    def gain(saved_s: float) -> float:
+        return whole_s / max(whole_s - max(saved_s, 0.0), 1e-9)
+
+    found = {name: gain(seconds[name] / steps) for name in ("validation", "checkpoint")}
+    runs = (("input", replay, ("data",)), ("logging", silent, ("logging",)), ("padding", cut, ("forward", "backward")))
+    for name, other, phases in runs:
+        if other is None or not other["seconds"]:
+            if name == "input":
+                found[name] = gain(sum(seconds[phase] for phase in phases) / steps)
+            continue
+        saved_s, most_s = core_s - update_s(other), sum(seconds[phase] for phase in phases) / steps
+        bounded = real["device"] == "cpu"
+        if name == "input":
+            left, left_steps = phase_seconds(other)
+            saved_s += left["data"] / left_steps
+            bounded = bounded and real["fetch_wait_frac"] <= MOSTLY_WAITING and not real.get("has_workers", False)
+        found[name] = gain(min(saved_s, most_s) if bounded else saved_s)
+    around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
+    found["compute"] = gain(whole_s - max(around_s, 1e-6))
+    return found
+
+
+def wants_silence(real: Found) -> bool:
+    """Whether logging is worth a run without it."""
+    seconds, _ = phase_seconds(real)
+    return seconds["logging"] >= WORTH_A_RUN * sum(seconds.values())
+
+
+def wants_cut(real: Found) -> bool:
+    """Whether padding is worth a run without it."""
+    return bool(real.get("padding_frac", 0.0) >= padding.WORTH_A_RUN)
+
+
+def logging_writes(real: Found) -> bool:
+    """Whether most of the logging is spent on writing it, rather than on reading values."""
+    seconds = {kind: float(sum(place[4] for place in real["places"] if place[0] in kind)) for kind in (READS, WRITES)}
+    return seconds[WRITES] > seconds[READS]
+
+
+def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Lines of the user's code by the time spent there, largest first; shares are of the wall time of all steps.
+
+    Args:
+        real: What was seen of the script as it is.
+        always: Places that are told however little time is spent there.
+    """
+    wall = sum(phase_seconds(real)[0].values())
+    lines = [
+        {"what": what, "file": file, "line": line, "times": times, "share": min(seconds / wall, 1.0)}
+        for what, file, line, times, seconds in real["places"]
+    ]
+    worth = [line for line in lines if line["share"] >= WORTH_A_LINE or line["what"] in always]
+    return sorted(worth, key=lambda line: -line["share"])[:LINES]
+
+
+def profile(
+    real: Found, replay: Found | None = None, silent: Found | None = None, cut: Found | None = None
+) -> dict[str, Any]:
+    """A profile of a script, as `hasten profile script.py --json` writes it.
+
+    Args:
+        real: What was seen of the script as it is.
+        replay: The same with kept batches in place of the loader's.
+        silent: The same with nothing printed, logged or saved.
+        cut: The same with the padding cut off the loader's batches.
+    """
+    seconds, steps = phase_seconds(real)
+    whole = sum(seconds.values())
+    phases = {name: value / whole for name, value in seconds.items()}
+    gains = ceilings(real, replay, silent, cut)
+    diagnosis = diagnose(phases, gains, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
+    lines = where(real, CAUSES[Bottleneck.PADDING] if diagnosis.name is Bottleneck.PADDING else ())
+    name, share, words = diagnosis.name, diagnosis.share, [diagnosis.words]
+    growing = steady_growth([(step, used) for step, used in real.get("memory", ())], real.get("memory_limit_bytes", 0))
+    if growing is not None:
+        name, share, words = Bottleneck.MEMORY, growing.frac, [growing.words, *words]
+    for line in lines:
+        if line["what"] in CAUSES.get(diagnosis.name, ()):
+            most = "It is made" if diagnosis.name is Bottleneck.PADDING else "Most of it"
+            words.append(f"{most} at {line['file']}:{line['line']} ({line['what']}).")
+            break
+    if diagnosis.name is Bottleneck.OTHER:
+        words.append(f"It is {OTHER_WORDS}")
+    return {
+        "bottleneck": {"name": str(name), "share": share, "words": " ".join(words)},
+        "phases": phases,
+        "ceilings": gains,
+        "where": lines,
+        "step_ms": update_s(real) * 1e3,
+        "steps": steps,
+        "own_cost_frac": real["own_cost_frac"],
+        "device": real["device"],
+    }

@@ -1,0 +1,136 @@
+"""Kept batches in place of the loader's: what would the steps take if data were free."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from hasten.core.batch import batch_bytes
+from hasten.script.data.ahead import FedLoader
+from hasten.script.watch.record import Recorder
+
+KEPT = 8
+MAX_BYTES = 1 << 30
+
+
+class Replay:
+    """Keeps the first batches of the first loader that is read for training, and hands them out again and again.
+
+    An epoch stays as long as it was, where the loader says how long that is. It begins without worker processes: they would
+    take cores for batches that nobody wants.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._kept: list[Any] = []
+        self._bytes = 0
+        self._source: Callable[[], Any] | None = None
+        self._turn = 0
+        self._replaying = False
+
+    def next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
+        """The next batch of an iterator, kept or fetched.
+
+        Raises:
+            StopIteration: The epoch has as many batches as it would have had.
+        """
+        data = iterator._dataset  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        if self._source is None:
+            self._source = _reference(data)
+        if not self._is_source(data):
+            return original(iterator)
+        if not self._replaying:
+            return self._keep(iterator, original)
+        length = _length(iterator)
+        if length is not None and iterator._num_yielded >= length:  # noqa: SLF001 - as above
+            raise StopIteration
+        iterator._num_yielded += 1  # noqa: SLF001 - as above
+        self._turn += 1
+        return _fresh(self._kept[self._turn % len(self._kept)])
+
+    def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The seam around the loader's `__iter__`."""
+
+        @functools.wraps(original)
+        def iter_seam(loader: Any) -> Any:
+            watched = self._replaying and self._recorder.free() and torch.is_grad_enabled()
+            if not watched or not self._is_source(loader.dataset) or not _begins_workers(loader):
+                return original(loader)
+            return _KeptEpoch(loader, original)
+
+        return iter_seam
+
+    def _is_source(self, data: Any) -> bool:
+        return self._source is not None and self._source() is data
+
+    def _keep(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            self._begin()
+            raise
+        self._kept.append(_fresh(batch))
+        self._bytes += batch_bytes(batch)
+        if len(self._kept) >= KEPT or self._bytes > MAX_BYTES:
+            self._begin()
+        return batch
+
+    def _begin(self) -> None:
+        if self._kept:
+            self._replaying = True
+            self._recorder.restart()
+
+
+class _KeptEpoch(_BaseDataLoaderIter):
+    """An epoch of kept batches: `Replay.next` hands them out. Once nobody watches, it goes on as the loader's own.
+
+    Args:
+        loader: Whose epoch this is.
+        original: The loader's `__iter__`.
+    """
+
+    def __init__(self, loader: Any, original: Callable[[Any], Any]) -> None:
+        super().__init__(loader)
+        self._begin: Callable[[], Any] = functools.partial(original, loader)
+        self._own: Any = None
+
+    def _next_data(self) -> Any:
+        length = _length(self)
+        if length is not None and self._num_yielded >= length:
+            raise StopIteration
+        if self._own is None:
+            self._own = self._begin()
+        return next(self._own)
+
+
+def _begins_workers(loader: Any) -> bool:
+    """Whether the loader's epochs have worker processes that torch itself begins for the script."""
+    torchs_own = type(loader)._get_iterator is DataLoader._get_iterator  # noqa: SLF001 - a subclass may make iterators of its own
+    return bool(loader.num_workers) and torchs_own and not isinstance(loader, FedLoader)
+
+
+def _reference(data: Any) -> Callable[[], Any]:
+    """What a data set is known by: its address may be another's once it is gone. A list cannot be referred to weakly."""
+    try:
+        return weakref.ref(data)
+    except TypeError:
+        return lambda: data
+
+
+def _length(iterator: Any) -> int | None:
+    try:
+        return len(iterator)
+    except TypeError:
+        return None
+
+
+def _fresh(batch: Any) -> Any:
+    """The same tensors in a container of its own: scripts take items out of their batches."""
+    return copy.copy(batch) if isinstance(batch, dict | list) else batch

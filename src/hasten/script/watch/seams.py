@@ -1,0 +1,316 @@
+"""The places where a training loop can be seen from outside, and how each is wrapped.
+
+A seam calls what it wraps and adds nothing but two readings of a clock. What fails in it stops the watching, never the
+script.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import Module
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from hasten.script import marks
+from hasten.script.entry.tracebacks import without_ours
+from hasten.script.patches import Patches
+from hasten.script.places import calling_line, users_line
+from hasten.script.watch.closures import Arguments, with_timed_closure
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.frameworks import Frameworks
+from hasten.script.watch.leader import Serials
+from hasten.script.watch.record import (
+    BACKWARD,
+    CHECKPOINT,
+    FETCHED,
+    FORWARD,
+    GAP,
+    LOGGING,
+    MOVED,
+    OPTIMIZER,
+    OTHER,
+    VALIDATION,
+    Recorder,
+)
+from hasten.script.watch.trackers import Tracker, Trackers
+
+READS = ("item", "cpu", "tolist")
+"""Not `__float__`: torch warns in it, and names the line of the innermost Python function, which would be ours."""
+MOVES = ("to", "cuda", "copy_")
+
+
+class Seams:
+    """All seams of one process.
+
+    Args:
+        recorder: Who is told.
+        fetch: What stands at the loader's seam.
+
+    Attributes:
+        on_failure: Called once, where something of ours raises, while that is handled; the watching goes on.
+    """
+
+    def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
+        self.recorder = recorder
+        self.trained = fetch.trained
+        self._fetch = fetch
+        self._patches = Patches()
+        self._frameworks = Frameworks(recorder, self._patches)
+        self._handles: list[Any] = []
+        self._optimizer_s = 0.0
+        self._serials = Serials()
+        self.on_failure: Callable[[], None] = _ignored
+        self._trackers = Trackers(self._track, self.failed)
+
+    def install(self, *, hooks: bool = True, tensor_methods: bool = True, excepthook: bool = True) -> None:
+        """Put all seams in place.
+
+        Args:
+            hooks: Those of the optimizers too; else somebody calls `before_step` and `after_step`.
+            tensor_methods: Those of tensors too; not where graphs were compiled of them already.
+            excepthook: That of errors which end the process too; else somebody takes our frames out of them.
+        """
+        recorder, put = self.recorder, self._patches.put
+        if hooks:
+            self._handles = [
+                register_optimizer_step_pre_hook(self.before_step),
+                register_optimizer_step_post_hook(self.after_step),
+            ]
+        put(Module, "__call__", functools.partial(_forward, self))
+        put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - the one place all batches pass
+        if self._fetch.replay is not None:
+            put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
+        starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
+        put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
+        put(torch.autograd, "backward", functools.partial(_backward, recorder))  # that of tensors calls it
+        put(Optimizer, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
+        put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
+        put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
+        put(logging.Logger, "handle", functools.partial(_noted, recorder, LOGGING, "logging"))
+        put(os, "fsync", functools.partial(_synced, recorder))
+        put(torch, "compile", self._compiling)
+        self._patches.also(self._trackers.end)
+        self._trackers.begin()
+        if excepthook:
+            put(sys, "excepthook", without_ours)
+        marks.listen(self.mark)
+        for name in READS if tensor_methods else ():
+            put(torch.Tensor, name, functools.partial(_read, recorder, name))
+        for name in MOVES if tensor_methods else ():
+            put(torch.Tensor, name, functools.partial(_move, recorder, name))
+
+    def rest(self) -> None:
+        """Take off all that may be taken off inside an optimizer's hook; the next forward pass takes off the others."""
+        self._trackers.end()
+        self._patches.restore(keep=Module)
+
+    def remove(self) -> None:
+        """Take off everything, where ours is still the outermost."""
+        self._patches.restore()
+        marks.unlisten(self.mark)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def failed(self) -> None:
+        """Something of ours has raised, and is being handled."""
+        told, self.on_failure = self.on_failure, _ignored
+        told()
+
+    def mark(self) -> None:
+        """The loop says that a step has ended."""
+        self._frameworks.install()
+        self.recorder.mark()
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
+        """An optimizer begins its step. Returns, as hooks do, its arguments with the closure timed, if it has one."""
+        recorder = self.recorder
+        if not recorder.active or recorder.light:
+            return None
+        if self.trained.learn(optimizer):
+            self._frameworks.install()
+        recorder.before_step()
+        self._optimizer_s = recorder.current[OPTIMIZER]
+        return with_timed_closure(recorder, optimizer, args, kwargs) if kwargs or len(args) > 1 else None
+
+    def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """An optimizer has stepped."""
+        recorder = self.recorder
+        if recorder.light:
+            recorder.after_light_step(self._serials.of(optimizer))
+        elif recorder.here():
+            recorder.leave(OTHER)
+            seconds = recorder.current[OPTIMIZER] - self._optimizer_s  # what a closure does is not the optimizer's
+            if (worth := recorder.worth_a_look("optimizer", seconds)) is not None and (line := users_line()) is not None:
+                recorder.note("optimizer", *line, worth[1], worth[0])
+            recorder.after_step(self._serials.of(optimizer))
+
+    def _track(self, tracker: Tracker, owner: Any) -> None:
+        """A tracker takes metrics: that is logging."""
+        for name in tracker.methods(owner):
+            self._patches.put(owner, name, functools.partial(_noted, self.recorder, LOGGING, tracker.label))
+
+    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Methods of tensors are what a compiled graph is made of: leave them alone as soon as the script compiles."""
+
+        @functools.wraps(original)
+        def compile_seam(*args: Any, **kwargs: Any) -> Any:
+            self._patches.restore(owner=torch.Tensor)
+            rules = sys.modules.get("torch._dynamo.trace_rules")
+            forget = getattr(getattr(rules, "get_tensor_method", None), "cache_clear", None)
+            if forget is not None:
+                forget()
+            return original(*args, **kwargs)
+
+        return compile_seam
+
+
+def _timed(recorder: Recorder, phase: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def timed_seam(*args: Any, **kwargs: Any) -> Any:
+        if recorder.light or not recorder.free():
+            return original(*args, **kwargs)
+        recorder.enter(phase)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.leave()
+
+    return timed_seam
+
+
+def _noted(recorder: Recorder, phase: int, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def noted_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.free():
+            return original(*args, **kwargs)
+        recorder.enter(phase)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            seconds = recorder.leave()
+            line = users_line()
+            if line is not None:
+                recorder.note(what, *line, seconds)
+
+    return noted_seam
+
+
+def _synced(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A file goes to the disk: that of a checkpoint where one was saved just now, else what the script logs."""
+    saving = _noted(recorder, CHECKPOINT, "os.fsync", original)
+    logging_it = _noted(recorder, LOGGING, "os.fsync", original)
+
+    @functools.wraps(original)
+    def synced_seam(*args: Any, **kwargs: Any) -> Any:
+        return (saving if recorder.last == CHECKPOINT else logging_it)(*args, **kwargs)
+
+    return synced_seam
+
+
+def _backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward_seam(*args: Any, **kwargs: Any) -> Any:
+        if recorder.light or not recorder.takes():
+            return original(*args, **kwargs)
+        recorder.enter(BACKWARD)
+        try:
+            found = original(*args, **kwargs)
+        finally:
+            recorder.leave(GAP)
+        recorder.after_backward()
+        return found
+
+    return backward_seam
+
+
+def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The outermost call of a module. Inner modules, and other threads, cost one test."""
+    recorder, trained, inside = seams.recorder, seams.trained, False
+
+    @functools.wraps(original)
+    def forward_seam(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside or (recorder.light and torch.is_grad_enabled() and _trains(args[0])) or not recorder.takes():
+            if not recorder.active:
+                seams.remove()
+            recorder.passed += 1
+            return original(*args, **kwargs)
+        evaluating = recorder.idle == VALIDATION
+        try:
+            phase = trained.kind(args[0], evaluating=evaluating)
+        except Exception:  # noqa: BLE001 - a module of an unusual kind is watched too, by what is known without it
+            phase = VALIDATION if evaluating and not torch.is_grad_enabled() else FORWARD
+            seams.failed()
+        inside = True
+        recorder.enter(phase)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            seconds = recorder.leave(phase)
+            inside = False
+            if phase == VALIDATION and (line := users_line()) is not None:
+                recorder.note("validation", *line, seconds)
+
+    return forward_seam
+
+
+def _trains(module: Any) -> bool:
+    return bool(getattr(module, "training", False))
+
+
+def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor's value is read: on an accelerator the host waits here for all that was asked of the device."""
+
+    @functools.wraps(original)
+    def read_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.free():
+            recorder.passed += 1
+            return original(*args, **kwargs)
+        line = calling_line()
+        recorder.enter(recorder.idle if line is None or recorder.idle == VALIDATION else LOGGING)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            seconds = recorder.leave_reading()
+            if line is not None:
+                recorder.note(f".{name}()", *line, seconds)
+
+    return read_seam
+
+
+def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor is moved; what stays on its device is no transfer."""
+
+    @functools.wraps(original)
+    def move_seam(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.free() or (recorder.light and torch.is_grad_enabled()):
+            recorder.passed += 1
+            return original(*args, **kwargs)
+        recorder.enter(MOVED)
+        try:
+            found = original(*args, **kwargs)
+            source = args[1] if name == "copy_" and len(args) > 1 else args[0]
+            if getattr(source, "device", None) == getattr(found, "device", None):
+                recorder.rename(recorder.idle)
+            return found
+        finally:
+            seconds = recorder.leave()
+            line = calling_line()
+            weight = recorder.stands_for if torch.is_grad_enabled() else 1
+            if line is not None and seconds > 0 and weight:
+                recorder.note(f".{name}()", *line, seconds * weight, weight)
+
+    return move_seam
+
+
+def _ignored() -> None:
+    return None

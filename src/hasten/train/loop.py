@@ -1,0 +1,385 @@
+"""The training loop: right before it is fast.
+
+Gradients are normalised by the total weight of the accumulation window over all ranks; the last partial window of an
+epoch is flushed with its true size; the schedule counts optimizer updates, and an update that the gradient scaler skips
+counts for nothing; the order is scale, backward, unscale once, clip, step, update. Losses stay on the device until they
+are read, every `read_every` updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hasten.core.errors import HastenError, LossError
+from hasten.core.job import Loss, Number
+from hasten.core.live import LiveJob
+from hasten.core.seeding import mix, seed_everything
+from hasten.core.sync import shard
+from hasten.train.clock import Clock, NoClock
+from hasten.train.pieces import split_batch
+from hasten.train.ranks import Ranks, current_ranks
+from hasten.train.standin import StandIn
+from hasten.train.start import StartOfRun
+from hasten.train.stream import Stream
+
+MicroBatch = tuple[Any, int]
+
+
+@dataclass
+class Position:
+    """Where a run stands: updates done, samples seen, and the epoch it is in."""
+
+    update: int = 0
+    samples: int = 0
+    epoch: int = 0
+
+
+class Loop:
+    """Trains a live job, some updates at a time.
+
+    Args:
+        live: The job.
+        clock: Told the end of each phase; None measures nothing.
+        ranks: The process group; found by itself when None.
+        rewinds: Keep a copy of model and optimizer in memory, to go back to.
+
+    Attributes:
+        live: The job.
+        position: Where the run stands.
+        losses: The loss of each update that was read so far, in order.
+        skipped: Updates that the gradient scaler skipped.
+        steps_optimizer: Whether updates step; where not, nothing is trained.
+        keeps_gradients: Whether an update leaves its gradients, normalised over the window and all ranks, where they are.
+    """
+
+    def __init__(
+        self, live: LiveJob, *, clock: Clock | None = None, ranks: Ranks | None = None, rewinds: bool = True
+    ) -> None:
+        self.live = live
+        self.clock: Clock = clock or NoClock()
+        self.ranks = ranks or current_ranks()
+        self.stream = Stream(live, self.ranks)
+        self.position = Position()
+        self.losses: list[float] = []
+        self.skipped = 0
+        self.steps_optimizer = True
+        self.keeps_gradients = False
+        self._pending: list[torch.Tensor] = []
+        self._batches: Iterator[MicroBatch | None] | None = None
+        self._taken = self._first_update = 0
+        self._unit: Any = 1.0
+        self._start = StartOfRun(live) if rewinds else None
+        self._stand_in = StandIn(live, self.ranks)
+        self._parameters = [p for group in live.optimizer.param_groups for p in group["params"]]
+        # The same on every rank, also on one that has no sample: sums over ranks must agree on it.
+        self._sum_dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._parameters) else torch.float32
+        self._begin()
+
+    def run(
+        self, num_updates: int, *, batches: Sequence[MicroBatch] | None = None, on_update: Callable[[], None] | None = None
+    ) -> None:
+        """Do `num_updates` optimizer updates and read what is pending.
+
+        Args:
+            num_updates: How many.
+            batches: Replays these micro-batches in a circle instead of the job's data; a window never ends early then.
+            on_update: Called after each update, on the host.
+
+        Raises:
+            LossError: The loss is no scalar, has no gradient, or is NaN or infinite.
+        """
+        source = self._real_batches() if batches is None else _circle(batches)
+        self.live.model.train()
+        for _ in range(num_updates):
+            self._update(source)
+            if on_update is not None:
+                on_update()
+        self.read_losses()
+
+    def rewind(self) -> None:
+        """Put model, optimizer, schedule, randomness and data back to the start of the run.
+
+        Raises:
+            HastenError: The loop was told to keep no start.
+        """
+        if self._start is None:
+            raise HastenError("this loop kept no start to go back to: make it with rewinds=True.")
+        self._start.restore(self.live)
+        self.position = Position()
+        self.losses.clear()
+        self._pending.clear()
+        self.skipped = 0
+        self.stream.close()
+        self._batches = None
+        self._taken = self._first_update = 0
+        self._begin()
+
+    def upcoming(self, num_updates: int) -> list[list[int]]:
+        """The sample indices of the next batches that are computed; empty for an iterable dataset."""
+        if self.live.order is None:
+            return []
+        found: list[list[int]] = []
+        wanted = num_updates * self.live.batches_per_update
+        epoch, done = self.position.epoch, self._taken
+        while len(found) < wanted:
+            found += self.live.batches(epoch)[done:]
+            done, epoch = 0, epoch + 1
+        return found[:wanted]
+
+    @property
+    def taken(self) -> int:
+        """Micro-batches of the present epoch that were taken."""
+        return self._taken
+
+    @property
+    def unit(self) -> float:
+        """What objectives are divided by where gradients are summed before the window's weight is known."""
+        return float(self._unit)
+
+    def go_to(self, position: Position, *, taken: int, unit: float, skipped: int) -> None:
+        """Go on from where another run stood: its weights, state and random numbers are there already.
+
+        Args:
+            position: Where it stood.
+            taken: Micro-batches of the present epoch that it had taken.
+            unit: As `unit` was.
+            skipped: Updates that its gradient scaler had skipped.
+        """
+        self.stream.close()
+        self._batches = None
+        self.position, self._taken, self.skipped = position, taken, skipped
+        self._first_update = position.update
+        # As `_finish` leaves it: a tensor's division rounds otherwise than a number's.
+        learnt = position.update > 0 and self.live.sync is not None
+        self._unit = torch.tensor(unit, dtype=self._sum_dtype, device=self.live.device) if learnt else unit
+        self.losses.clear()
+        self._pending.clear()
+
+    def read_losses(self) -> None:
+        """Bring the pending losses to the host and check them.
+
+        Raises:
+            LossError: One of them is NaN or infinite.
+        """
+        if not self._pending:
+            return
+        values = torch.stack(self._pending).tolist()
+        self._pending.clear()
+        for value in values:
+            if not math.isfinite(value):
+                update = self._first_update + len(self.losses)
+                raise LossError(_not_finite(value, update), update=update, value=value)
+            self.losses.append(value)
+
+    def close(self) -> None:
+        """Let loader workers go."""
+        self.stream.close()
+        self._batches = None
+
+    def _begin(self) -> None:
+        seed_everything(mix(self.live.seed, 0x100 + self.ranks.rank))
+        # What objectives are divided by where gradients are summed before the window's weight is known: any number will do,
+        # if all ranks take the same; near the weight of one pass it keeps gradients in the range of 16-bit numbers.
+        self._unit = max(self.live.job.batch_size / self.ranks.world, 1.0)
+        if self.live.sync is not None:
+            self.live.sync.reset()
+
+    def _real_batches(self) -> Iterator[MicroBatch | None]:
+        if self._batches is None:
+            self._batches = self._endless()
+        return self._batches
+
+    def _endless(self) -> Iterator[MicroBatch | None]:
+        """Micro-batches of epoch after epoch; None marks the end of an epoch."""
+        while True:
+            for item in self.stream.epoch(self.position.epoch, self._taken):
+                self._taken += 1
+                yield item
+            yield None
+            self.position.epoch += 1
+            self._taken = 0
+
+    def _update(self, source: Iterator[MicroBatch | None]) -> None:
+        live, clock, wanted = self.live, self.clock, self.live.batches_per_update
+        clock.start()
+        sums: list[Loss] = []
+        first: Any = None
+        mean: torch.Tensor | None = None
+        averaged = False
+        for number in range(wanted):
+            item = next(source)
+            if item is None and sums:
+                break
+            if item is None:
+                item = next(source)
+                if item is None:
+                    raise LossError("An epoch brought no batch at all.", update=self.position.update)
+            batch, size = item
+            clock.lap("data")
+            self.position.samples += size
+            if size == 0:
+                averaged = self._stand_by(last=number == wanted - 1)
+                sums.append(Loss(torch.zeros((), device=live.device), 0))
+                continue
+            batch = live.to_device(batch)
+            clock.lap("transfer")
+            if live.merge != 1:
+                self._count_merged(size)
+            pieces = self._pieces(batch, size)
+            for place, (piece, piece_size) in enumerate(pieces, number * len(pieces) + 1):
+                last = place == wanted * len(pieces)
+                loss = self._checked(live.compute_loss(piece) if live.sync is None else live.sync.loss(piece, last=last))
+                mean = loss if isinstance(loss, torch.Tensor) else None
+                part = Loss(loss * piece_size, piece_size) if isinstance(loss, torch.Tensor) else loss
+                if first is None:
+                    first = _at_least_something(part.weight) if live.sync is None else self._unit
+                alone = wanted == 1 and len(pieces) == 1 and live.sync is None
+                objective = mean if mean is not None and alone else part.total / first
+                clock.lap("forward")
+                averaged = self._backward(objective, last=last)
+                sums.append(Loss(part.total.detach(), part.weight))
+        self._finish(sums, first, mean, averaged=averaged)
+        clock.lap("optimizer")
+        self.position.update += 1
+        if self.position.update % live.read_every == 0:
+            self.read_losses()
+        clock.lap("logging")
+
+    def _count_merged(self, size: int) -> None:
+        """Note a batch, and whether it holds more than this rank's share of a micro-batch."""
+        live = self.live
+        live.count("batches_computed")
+        live.count("batches_merged", size > -(-live.job.batch_size // self.ranks.world))
+
+    def _pieces(self, batch: Any, size: int) -> list[MicroBatch]:
+        """The batch in the parts that the plan asks for; as it is where it asks for none."""
+        live, parts = self.live, self._parts(batch, size)
+        if parts == 1:
+            return [(batch, size)]
+        pieces = split_batch(batch, size, parts)
+        live.count("batches_cut")
+        live.count("batch_parts", len(pieces))
+        return pieces
+
+    def _parts(self, _batch: Any, _size: int) -> int:
+        """In how many parts a batch is computed."""
+        return self.live.micro_parts
+
+    def _backward(self, objective: torch.Tensor, *, last: bool) -> bool:
+        """Run a backward pass; returns whether the gradients are the mean over the ranks now."""
+        live, clock = self.live, self.clock
+        objective = live.scaler.scale(objective) if live.scaler else objective
+        if live.sync is None or not (last or live.sync.each_pass):
+            objective.backward()
+            clock.lap("backward")
+            return False
+        live.sync.backward(objective, computed=lambda: clock.lap("backward"))
+        clock.lap("sync")
+        return True
+
+    def _stand_by(self, *, last: bool) -> bool:
+        """Take part in the passes of the ranks that have samples, where gradients are averaged meanwhile; weighs nothing."""
+        sync = self.live.sync
+        if sync is None or not (last or sync.each_pass):
+            return False
+        with self._stand_in.changing_nothing():
+            loss = self._checked(sync.loss(self._stand_in.batch(), last=last))
+            total = loss.total if isinstance(loss, Loss) else loss
+            return self._backward(total * 0.0, last=last)
+
+    def _finish(self, sums: list[Loss], first: Any, mean: torch.Tensor | None, *, averaged: bool) -> None:
+        """Normalise the window's gradients, step, and note the window's loss; `mean`: the last loss, if it was one."""
+        live, dtype = self.live, self._sum_dtype
+        if len(sums) == 1 and self.ranks.world == 1 and live.sync is None:
+            self._pending.append((sums[0].total / sums[0].weight if mean is None else mean.detach()).to(dtype))
+        else:
+            total = torch.stack([part.total.to(dtype) for part in sums]).sum()
+            weight = torch.stack([torch.as_tensor(part.weight, dtype=dtype, device=total.device) for part in sums]).sum()
+            both = self.ranks.sum(torch.stack([total, weight]))
+            self._pending.append(both[0] / both[1])
+            if averaged:
+                first = self._unit * self.ranks.world
+            gradients = [shard(p.grad) for p in self._parameters if p.grad is not None]
+            if gradients and first is not None:
+                torch._foreach_mul_(gradients, first / both[1])
+            # Still scaled: an infinite gradient of one rank must be seen, and skipped, by the scalers of all.
+            if not averaged:
+                self.ranks.sum_gradients(self._parameters)
+            if live.sync is not None:
+                self._unit = _at_least_something(both[1]) / (live.batches_per_update * self.ranks.world)
+        if self.ranks.world > 1:
+            self.clock.lap("sync")
+        if self.steps_optimizer:
+            self._step()
+        if not self.keeps_gradients:
+            live.optimizer.zero_grad(set_to_none=live.zero_grad_to_none)
+
+    def _step(self) -> None:
+        live = self.live
+        if live.job.clip_norm is not None:
+            if live.scaler:
+                live.scaler.unscale_(live.optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, live.job.clip_norm)
+        if live.scaler is None:
+            live.optimizer.step()
+        else:
+            before = live.scaler.get_scale()
+            live.scaler.step(live.optimizer)
+            live.scaler.update()
+            if live.scaler.get_scale() < before:
+                self.skipped += 1
+                return
+        if live.scheduler is not None:
+            live.scheduler.step()
+        with torch.no_grad():
+            live.job.after_update(live.model)
+
+    def _checked(self, loss: object) -> torch.Tensor | Loss:
+        name = type(self.live.job).__name__
+        total = loss.total if isinstance(loss, Loss) else loss
+        if not isinstance(total, torch.Tensor):
+            kind = type(total).__name__
+            hint = "return a scalar tensor or hasten.Loss"
+            raise LossError(f"{name}.loss returned {kind}; {hint}.", update=self.position.update)
+        if total.numel() != 1:
+            shape = tuple(total.shape)
+            hint = "take the mean over the batch, or return hasten.Loss(total, weight)"
+            raise LossError(f"{name}.loss returned a tensor of shape {shape}; {hint}.", update=self.position.update)
+        if not total.requires_grad:
+            hint = "look for .detach(), .item(), torch.no_grad() or frozen parameters"
+            raise LossError(f"{name}.loss returned a loss without a gradient; {hint}.", update=self.position.update)
+        if not isinstance(loss, Loss):
+            return total.reshape(())
+        weight: Any = loss.weight
+        if not isinstance(weight, torch.Tensor | float | int):
+            hint = f"a {type(weight).__name__} for a weight; give a number or a scalar tensor"
+            raise LossError(f"{name}.loss returned {hint}.", update=self.position.update)
+        weight = weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else weight
+        return Loss(total.reshape(()), weight)
+
+
+def _at_least_something(weight: Number) -> Number:
+    """A weight to divide by: 1 where a micro-batch, or a rank's part of one, holds no valid item."""
+    if isinstance(weight, torch.Tensor):
+        return torch.where(weight > 0, weight, torch.ones_like(weight))
+    return weight if weight > 0 else 1
+
+
+def _circle(batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
+    while True:
+        yield from batches
+
+
+def _not_finite(value: float, update: int) -> str:
+    if update == 0:
+        return (
+            f"The very first loss is {value}. Look at the data for NaN, at divisions by zero and logarithms of zero "
+            f"in the loss, and at the initialisation of the model."
+        )
+    return f"The loss became {value} at update {update}. Lower the learning rate, clip gradients, or look at that batch."

@@ -1,0 +1,139 @@
+"""Measure microbatch sizes in trial processes: what runs out of memory ends there, and nothing needs to be put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from hasten.core.errors import TrialError
+from hasten.core.facts import Facts, JobFacts
+from hasten.core.machine import Machine, read_machine
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.tune.batch.bench import Held, Race, Scouted, Turn
+from hasten.tune.batch.choice import Size
+from hasten.tune.trials.arms import warmup
+from hasten.tune.trials.meter import allowed_cores
+from hasten.tune.trials.trial import Trial, TrialSetting
+from hasten.tune.trials.turns import awake
+
+TECHNIQUES = ("microbatch", "merged_microbatches")
+"""What makes a job compute another size at once."""
+
+
+@dataclass(kw_only=True)
+class TrialLab:
+    """A lab of trial processes.
+
+    Attributes:
+        setting: What all trials share.
+        base: The plan the job is to run under; what it says of the microbatch size gives way.
+        scan_s: Seconds to look for the longest samples.
+    """
+
+    setting: TrialSetting
+    base: Plan
+    scan_s: float = 10.0
+    indices: tuple[int, ...] = ()
+
+    def scout(self) -> Scouted:
+        """Find the longest samples, and what cannot be used with this job."""
+        with Trial(self.setting, self.plan(None)) as trial:
+            answer = trial.call("longest", seconds=self.scan_s)
+        job, machine = JobFacts(**answer["facts"]), read_machine()
+        self.indices = tuple(answer["indices"])
+        return Scouted(
+            batch_size=job.batch_size,
+            accumulation=job.accumulation,
+            device=job.device,
+            indices=self.indices,
+            longest=answer["sizes"][0],
+            unit=answer["unit"],
+            scanned=answer["scanned"],
+            num_samples=answer["num_samples"],
+            refused=_refused(job, machine),
+            host_limit_bytes=machine.memory_limit_bytes.value,
+        )
+
+    def hold(self, size: Size, updates: int) -> Held:
+        """Hold the longest samples in a fresh process."""
+        with Trial(self.setting, self.plan(size)) as trial:
+            return Held(**trial.call("hold", indices=list(self.indices), updates=updates))
+
+    @contextmanager
+    def race(self, sizes: Sequence[Size], *, together: bool) -> Iterator[Race]:
+        """Turns of processes that live side by side, one awake at a time; else each turn in a fresh process."""
+        if not together:
+            yield _Fresh(self)
+            return
+        with ExitStack() as stack:
+            trials = {size: stack.enter_context(Trial(self.setting, self.plan(size), wait=False)) for size in sizes}
+            yield _Residents(trials)
+
+    def plan(self, size: Size | None) -> Plan:
+        """The base plan with what makes the job compute `size`; None is the job's own. Raises PlanError."""
+        plan = self.base
+        for name in TECHNIQUES:
+            plan = plan.minus(name)
+        more = size.optimization(catalogue()) if size else None
+        return plan.plus(more) if more else plan
+
+
+def _refused(job: JobFacts, machine: Machine) -> dict[str, str]:
+    facts = Facts(machine=machine, job=job)
+    fits = {name: catalogue()[name].fit(facts) for name in TECHNIQUES}
+    return {name: fit.reason for name, fit in fits.items() if not fit.fits}
+
+
+class _Residents:
+    """Processes that live side by side; the one whose turn it is not is frozen."""
+
+    def __init__(self, trials: dict[Size, Trial]) -> None:
+        self._trials, self._cores = trials, sorted(allowed_cores())
+        self._ready: set[Size] = set()
+        self._failed: dict[Size, TrialError] = {}
+        for size, trial in trials.items():
+            try:
+                trial.wait_until_loaded()
+            except TrialError as error:
+                self._failed[size] = error
+        for trial in trials.values():
+            trial.freeze()
+
+    def turn(self, size: Size, updates: int, number: int) -> Turn:
+        """One turn; the first one warms up before."""
+        if size in self._failed:
+            raise self._failed[size]
+        core = self._cores[number // 2 % len(self._cores)]  # each core with either order
+        return awake(self._trials[size], lambda trial: self._run(trial, size, updates, core))
+
+    def _run(self, trial: Trial, size: Size, updates: int, core: int) -> Turn:
+        if size not in self._ready:
+            _warm(trial, updates)
+            self._ready.add(size)
+        return _timed(trial, updates, core)
+
+
+class _Fresh:
+    """A process for each turn, where they would be too much for the memory together."""
+
+    def __init__(self, lab: TrialLab) -> None:
+        self._lab, self._cores = lab, sorted(allowed_cores())
+
+    def turn(self, size: Size, updates: int, number: int) -> Turn:
+        """One turn, at the start of the run."""
+        with Trial(self._lab.setting, self._lab.plan(size)) as trial:
+            _warm(trial, updates)
+            return _timed(trial, updates, self._cores[number // 2 % len(self._cores)])
+
+
+def _warm(trial: Trial, updates: int) -> None:
+    trial.call("warm", **warmup(trial, 1))
+    trial.call("rewind")
+    trial.call("prime", updates=updates)
+
+
+def _timed(trial: Trial, updates: int, core: int) -> Turn:
+    answer = trial.call("run", updates=updates, core=core)
+    return Turn(sum(answer["items"]) / max(sum(answer["times"]), 1e-9), spoilt=answer["spoilt"])

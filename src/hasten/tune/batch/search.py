@@ -1,0 +1,301 @@
+"""Search how many samples to compute at once, while the optimizer goes on to see the batch that it sees today.
+
+A size fits when a process of its own held one optimizer batch of the longest real samples, twice, with the optimizer's step
+and a held-out batch, and kept the head-room. Those that fit take turns on the job's own data. The winner is held to the
+longest samples once more, for longer; where it fails, the next one is chosen. What was left out on purpose: a bisection for
+the largest size that fits, since the largest is seldom the fastest, and any change of the optimizer batch, which is another
+question (the technique `optimizer_batch`, judged by the time to a target).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+from hasten.core.errors import PlanError, TrialError
+from hasten.tune.batch.bench import Held, Lab, Race, Scouted, Turn
+from hasten.tune.batch.choice import (
+    Candidate,
+    Size,
+    behind,
+    candidate_sizes,
+    choose,
+    median_interval,
+    with_head_room,
+    without_drift,
+)
+from hasten.tune.budget import Budget
+
+FIRST_UPDATES = 2
+"""The second update meets the optimizer's state, which the first one made."""
+FIRST_LOOKS_FRAC = 0.5
+"""No further size is looked at once this share of the budget is spent: the rest is for turns and the longer run."""
+FAR_BEHIND = 0.5
+"""Where a size is slower than this share of the fastest, on the longest samples, no smaller one is tried."""
+TURN_S = 0.25
+MAX_UPDATES = 200
+LEAST_TURNS, TURNS_TO_JUDGE, MAX_TURNS = 3, 5, 15
+"""Turns of each size: in any case; before one may be left behind; at most."""
+MAX_RETAKEN = 15
+"""Rounds that are taken again because a neighbour took too much of the machine in one of their turns."""
+CONFIRM_S = 10.0
+LEAST_CONFIRMED, MAX_CONFIRMED = 3, 12
+WARM_UPDATES = 2
+"""Before the first turn: one, and one on the short batch that ends an epoch."""
+TOGETHER_FRAC = 0.5
+"""Processes live side by side only if they take no more than this share of the memory."""
+LATE = "the time was up; give it more with --budget"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What the search found.
+
+    Attributes:
+        scouted: What was known before.
+        chosen: The size that was chosen; None where none fits.
+        candidates: Every size, smallest first.
+        head_room_frac: The share of the limit that stays free.
+        limit_bytes: What a process may use; 0 where none lived to tell.
+    """
+
+    scouted: Scouted
+    chosen: Size | None
+    candidates: tuple[Candidate, ...]
+    head_room_frac: float
+    limit_bytes: int
+
+    @property
+    def optimizer_batch(self) -> int:
+        """Samples that one update sees."""
+        return self.scouted.batch_size * self.scouted.accumulation
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON. `plan` is what belongs under `[optimizations]`; empty where the job computes that size by itself."""
+        return {
+            "batch_size": self.scouted.batch_size,
+            "optimizer_batch": self.optimizer_batch,
+            "chosen": self.chosen.samples if self.chosen else None,
+            "plan": self.chosen.settings() if self.chosen else {},
+            "candidates": [item.to_dict() for item in self.candidates],
+            "head_room_frac": self.head_room_frac,
+            "limit_bytes": self.limit_bytes,
+            "longest": {
+                "size": self.scouted.longest,
+                "unit": self.scouted.unit,
+                "scanned": self.scouted.scanned,
+                "num_samples": self.scouted.num_samples,
+            },
+        }
+
+
+def search_batch(
+    lab: Lab, *, head_room_frac: float = 0.1, budget: Budget | None = None, say: Callable[[str], None] = lambda _: None
+) -> Finding:
+    """Search the microbatch size of a job at its own optimizer batch.
+
+    Args:
+        lab: Where sizes are measured.
+        head_room_frac: The share of the memory limit that stays free.
+        budget: When to stop looking; None for no bound. The least that tells sizes apart is measured in any case.
+        say: Told what is being measured.
+
+    Raises:
+        TrialError: The job cannot be loaded, or fails on its longest samples as it is, other than for lack of memory.
+    """
+    return _Search(lab, head_room_frac, budget, say).run()
+
+
+class _Search:
+    def __init__(self, lab: Lab, head_room_frac: float, budget: Budget | None, say: Callable[[str], None]) -> None:
+        self._lab, self._head_room, self._budget, self._say = lab, head_room_frac, budget, say
+        self._found: dict[int, Candidate] = {}
+        self._update_s: dict[int, float] = {}
+        self._typical_s: dict[int, float] = {}
+        self._start_s: dict[int, float] = {}
+        self._limit = 0
+
+    def run(self) -> Finding:
+        self._say("looking for the longest samples")
+        self._scouted = scouted = self._lab.scout()
+        self._sizes = candidate_sizes(scouted.batch_size, scouted.accumulation)
+        self._first_looks()
+        self._take_turns()
+        chosen = self._confirmed()
+        return Finding(
+            scouted=scouted,
+            chosen=chosen,
+            candidates=tuple(self._found[size.samples] for size in self._sizes),
+            head_room_frac=self._head_room,
+            limit_bytes=self._limit,
+        )
+
+    # Which sizes fit.
+
+    def _first_looks(self) -> None:
+        """Upward from the job's own size until one does not fit, then downward until one is far behind."""
+        own = self._scouted.batch_size
+        upward = [size for size in self._sizes if size.samples >= own]
+        downward = [size for size in reversed(self._sizes) if size.samples < own]
+        for direction in (upward, downward):
+            stop = ""
+            for size in direction:
+                why = stop or self._refusal(size)
+                if not why and size.samples != own and self._spent(FIRST_LOOKS_FRAC):
+                    why = f"not tried: {LATE}"
+                if why:
+                    self._found[size.samples] = Candidate(size=size.samples, why=why)
+                else:
+                    stop = self._look(size)
+
+    def _look(self, size: Size) -> str:
+        """Hold one size to the longest samples; gives why the sizes beyond it need not be tried, empty where they do."""
+        samples = size.samples
+        self._say(f"{samples} at once, on the longest samples")
+        own, started = samples == self._scouted.batch_size, monotonic()
+        try:
+            held = self._lab.hold(size, FIRST_UPDATES)
+        except PlanError as error:
+            self._found[samples] = Candidate(size=samples, why=f"refused: {error}")
+            return ""
+        except TrialError as error:
+            memory = bool(_lack_of_memory(error))
+            if own and not memory:
+                raise
+            self._found[samples] = Candidate(size=samples, why=_failure(error))
+            return f"not tried: {samples} did not fit" if memory and samples >= self._scouted.batch_size else ""
+        self._limit = held.limit_bytes
+        self._update_s[samples], self._typical_s[samples] = held.update_s, held.typical_s
+        self._start_s[samples] = max(monotonic() - started - FIRST_UPDATES * held.update_s - held.typical_s, 0.0)
+        why = self._too_much(held)
+        self._found[samples] = Candidate(size=samples, peak_bytes=held.peak_bytes, fits=not why, why=why)
+        if why:
+            return f"not tried: {samples} did not fit" if samples >= self._scouted.batch_size else ""
+        fastest = min(self._update_s, key=lambda other: self._update_s[other])
+        if samples < self._scouted.batch_size and self._update_s[fastest] < FAR_BEHIND * held.update_s:
+            return f"not tried: {samples} takes more than {1 / FAR_BEHIND:.0f} times as long as {fastest} already"
+        return ""
+
+    def _refusal(self, size: Size) -> str:
+        for name in size.settings():
+            if name in self._scouted.refused:
+                return f"refused: {self._scouted.refused[name]}"
+        return ""
+
+    def _too_much(self, held: Held) -> str:
+        if held.retries:
+            return f"the allocator had to give memory back {held.retries} times to go on"
+        if held.peak_bytes <= with_head_room(held.limit_bytes, self._head_room):
+            return ""
+        free = 1.0 - held.peak_bytes / held.limit_bytes
+        return f"leaves {max(free, 0.0):.1%} of the memory free, less than the head-room of {self._head_room:.1%}"
+
+    # How fast they are.
+
+    def _take_turns(self) -> None:
+        racing = self._contenders()
+        if not racing:
+            return
+        updates = self._updates(racing)
+        self._say(f"{', '.join(str(size.samples) for size in racing)} in turns, on the job's own data")
+        turns: dict[int, list[float]] = {size.samples: [] for size in racing}
+        taken = retaken = 0
+        with self._lab.race(racing, together=self._together(racing)) as race:
+            while taken < MAX_TURNS and racing:
+                late = self._spent(1.0)
+                if taken >= LEAST_TURNS and (late or (len(racing) < 2 and taken >= TURNS_TO_JUDGE)):
+                    break
+                self._say(f"  turn {taken + 1} of at most {MAX_TURNS}")
+                a_round = self._round(race, racing, updates, taken + retaken)
+                racing = [size for size in racing if size.samples in a_round]
+                if any(turn.spoilt for turn in a_round.values()) and retaken < MAX_RETAKEN and not late:
+                    retaken += 1
+                    continue
+                taken += 1
+                for samples, turn in a_round.items():
+                    turns[samples].append(turn.samples_per_s)
+                slow = behind({size.samples: turns[size.samples] for size in racing}) if taken >= TURNS_TO_JUDGE else set()
+                racing = [size for size in racing if size.samples not in slow]
+        sound = {samples: speeds for samples, speeds in turns.items() if self._found[samples].fits}
+        for samples, speeds in without_drift(sound).items():
+            low, high = median_interval(speeds)
+            self._found[samples] = replace(self._found[samples], samples_per_s=statistics.median(speeds), low=low, high=high)
+
+    def _round(self, race: Race, racing: Sequence[Size], updates: int, number: int) -> dict[int, Turn]:
+        """A turn of each size, the order turned round each time; none of a size that fails, which then does not fit."""
+        found = {}
+        for size in racing if number % 2 == 0 else racing[::-1]:
+            try:
+                found[size.samples] = race.turn(size, updates, number)
+            except TrialError as error:
+                self._found[size.samples] = replace(self._found[size.samples], fits=False, why=_failure(error))
+        return found
+
+    def _contenders(self) -> list[Size]:
+        """The sizes that fit. Where there is no time for turns of all, the slowest go; the job's own stays, and one more."""
+        racing = [size for size in self._sizes if self._found[size.samples].fits]
+        while self._budget is not None and len(racing) > 2 and self._turns_s(racing) > self._budget.left:
+            others = [size for size in racing if size.samples != self._scouted.batch_size]
+            slowest = max(others, key=lambda size: self._update_s[size.samples])
+            racing.remove(slowest)
+            self._found[slowest.samples] = replace(self._found[slowest.samples], why=f"fits, not timed: {LATE}")
+        return racing
+
+    def _updates(self, racing: Sequence[Size]) -> int:
+        """Updates in a turn, the same for all sizes, so that all see the same samples."""
+        quickest = min(self._typical_s[size.samples] for size in racing)
+        return min(max(math.ceil(TURN_S / max(quickest, 1e-6)), 1), MAX_UPDATES)
+
+    def _turns_s(self, racing: Sequence[Size]) -> float:
+        """About what the fewest turns of these sizes take, in seconds."""
+        a_turn_s = self._updates(racing) * sum(self._typical_s[size.samples] for size in racing)
+        starts_s = sum(self._start_s[size.samples] + WARM_UPDATES * self._typical_s[size.samples] for size in racing)
+        return LEAST_TURNS * a_turn_s + starts_s * (1 if self._together(racing) else LEAST_TURNS)
+
+    def _together(self, racing: Sequence[Size]) -> bool:
+        """Whether the memory has room for all of them side by side."""
+        peaks = sum(self._found[size.samples].peak_bytes or 0 for size in racing)
+        return self._scouted.device == "cpu" and peaks <= TOGETHER_FRAC * self._scouted.host_limit_bytes
+
+    # The winner.
+
+    def _confirmed(self) -> Size | None:
+        """The best size that also holds for longer."""
+        while True:
+            best = choose(list(self._found.values()), self._scouted.batch_size)
+            if best is None:
+                return None
+            size = next(size for size in self._sizes if size.samples == best.size)
+            self._say(f"{best.size} at once, for longer")
+            updates = min(max(int(CONFIRM_S / max(self._update_s[best.size], 1e-6)), LEAST_CONFIRMED), MAX_CONFIRMED)
+            try:
+                held = self._lab.hold(size, updates)
+            except TrialError as error:
+                why, peak = _failure(error), best.peak_bytes
+            else:
+                why, peak = self._too_much(held), max(held.peak_bytes, best.peak_bytes or 0)
+            if not why:
+                self._found[best.size] = replace(best, peak_bytes=peak)
+                return size
+            why = f"did not hold in a longer run: {why}"
+            self._found[best.size] = replace(best, peak_bytes=peak, fits=False, why=why)
+
+    def _spent(self, share: float) -> bool:
+        return self._budget is not None and self._budget.spent > share * self._budget.seconds
+
+
+def _lack_of_memory(error: TrialError) -> str:
+    """That a trial lacked memory, in words; empty where it failed otherwise."""
+    if error.kind == "out_of_memory":
+        return "out of memory"
+    killed = error.kind == "killed" and "SIGKILL" in str(error)
+    return "out of memory, as it seems: the system ended the process" if killed else ""
+
+
+def _failure(error: TrialError) -> str:
+    """A failed trial in words; of a lack of memory, the operator that met it does not matter to who compares sizes."""
+    return _lack_of_memory(error) or str(error)

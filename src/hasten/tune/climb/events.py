@@ -1,0 +1,201 @@
+"""Screen a technique that changes no update but what stands around them: reports, checkpoints, validation passes.
+
+As in `screen.py`, two resident processes take turns, the idle one frozen, and spoilt turns are taken again. What is timed is
+the event as the training feels it (`event_turns.py`); what is compared is the time of a whole epoch that follows from it:
+
+    epoch = updates x update + what else stands around them + events x loss
+
+where an update takes the same in both arms (the mean of their quiet parts, pair by pair) and the loss is each arm's own: its
+part with the event less its own quiet part. So a difference between the two processes that has nothing to do with the event
+cancels out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hasten.core.facts import Facts
+from hasten.core.optimization import Numerics, Optimization
+from hasten.core.plan import Plan
+from hasten.core.stats import Verdict, judge, paired_interval
+from hasten.tune.climb.event_design import EventDesign, design_event, judge_metrics
+from hasten.tune.climb.resident import Resident
+from hasten.tune.climb.screen import CONFIDENCE, FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Screen, Screening
+from hasten.tune.proof.compare import NEIGHBOUR, Comparison
+from hasten.tune.proof.numerics import GateVerdict, judge_exact
+from hasten.tune.trials.arms import warmup
+from hasten.tune.trials.samples import Sample
+
+GATE_UPDATES = 4
+
+
+@dataclass(kw_only=True)
+class EventScreening(Screening):
+    """What screening an event gave. `comparison` is of whole epochs: its ratio is the epoch's gain.
+
+    Attributes:
+        design: How it was measured.
+        event_comparison: Of the turns' parts with the event, updates beside it included; `seconds_per_item` is the seconds
+            of such a part.
+        lost_s: Median seconds that one event costs the training, by arm.
+        stall_s: Median seconds until the training may go on after the event began, by arm.
+        epoch_s: Median seconds of an epoch, by arm.
+    """
+
+    design: EventDesign
+    event_comparison: Comparison = field(default_factory=lambda: Comparison(kind="screening"))
+    lost_s: dict[str, float] = field(default_factory=dict)
+    stall_s: dict[str, float] = field(default_factory=dict)
+    epoch_s: dict[str, float] = field(default_factory=dict)
+
+
+def screen_event(
+    screen: Screen, optimization: Optimization, plan: Plan, facts: Facts, *, most_turns: int = MORE_TURNS
+) -> EventScreening:
+    """Screen `plan`, which is the base plan of `screen` with `optimization`, by the event that its card names.
+
+    Afterwards the challenger is there to be promoted (`screen.promote()`), as after `screen.screen`. The comparison holds
+    the ratio of an epoch's time, judged with the floor of `screen`; the gate compares what was written, or measured, with
+    what should have been, and the losses of the updates meanwhile bit by bit. No fresh process of `compare` can confirm
+    such a gain, since it times updates alone.
+
+    Args:
+        screen: Holds the base process.
+        optimization: What was added; `card.event` is not empty.
+        plan: The plan of the challenger.
+        facts: A whole profile's (not a quick one's): what an epoch is made of.
+        most_turns: Stop after so many turns of each.
+
+    Raises:
+        TrialError: A process died, hung or failed, or the length of an epoch is not known.
+    """
+    design = design_event(optimization, facts)
+    screening = EventScreening(comparison=Comparison(kind="screening"), design=design)
+    challenger, folder = screen.challenge(plan), str(Path(screen.setting.folder).resolve())
+    challenger.trial.call("warm", **warmup(challenger.trial, 2))
+    first_s = challenger.trial.call("event", folder=folder, **design.asked())["seconds"]
+    screening.evidence = challenger.trial.call("trace")["evidence"].get(optimization.card.name, [])
+    if not screening.fired:
+        return screening
+    challenger.trial.freeze()
+    arms = {"A": screen.base, "B": challenger}
+    try:
+        ready = {arm: _get_ready(arms[arm], design, folder, most_turns) for arm in "BA"}
+        screening.setup_s = max(first_s - ready["B"][-1]["seconds"], 0.0)
+        _take_turns(screening, arms, folder, most_turns, screen.floor_frac)
+        for arm, resident in arms.items():
+            screening.peak_bytes[arm] = int(_awake(resident, "memory", reset=False)["peak_bytes"])
+    finally:
+        for resident in arms.values():
+            if resident.trial.alive:
+                _awake(resident, "end_events")
+    screening.gate = _judge(optimization.numerics, ready)
+    return screening
+
+
+def _get_ready(resident: Resident, design: EventDesign, folder: str, most_turns: int) -> list[dict[str, Any]]:
+    """Let every first time happen, check what is written, and stand at the start of the run; gives two turns' answers."""
+    trial = resident.trial
+    trial.thaw()
+    trial.call("rewind")
+    first = trial.call("event", folder=folder, check=True, **design.asked())
+    losses = trial.call("run", updates=GATE_UPDATES)["losses"]
+    second = trial.call("event", folder=folder, check=True, **design.asked())
+    second["losses"] = first["losses"] + losses + second["losses"]
+    trial.call("rewind")
+    trial.call("prime", updates=2 * design.updates * most_turns)
+    trial.call("memory", reset=True)
+    trial.freeze()
+    return [first, second]
+
+
+def _take_turns(
+    screening: EventScreening, arms: Mapping[str, Resident], folder: str, most_turns: int, floor_frac: float
+) -> None:
+    design, taken = screening.design, dict[str, list[dict[str, Any]]](A=[], B=[])
+    for turn in range(most_turns + MAX_RETAKES):
+        answers = {
+            arm: _awake(arms[arm], "event", folder=folder, quiet_first=turn % 2 == 0, **design.asked())
+            for arm in ("AB", "BA")[turn % 2]
+        }
+        quiet = [answer["quiet_seconds"] / design.updates for answer in answers.values() if design.updates]
+        update_s = sum(quiet) / len(quiet) if quiet else design.update_s
+        spoilt = any(answer["spoilt"] for answer in answers.values())
+        for arm, answer in answers.items():
+            epoch_s = design.epoch_s(answer, update_s)
+            screening.comparison.samples.append(_sample(arm, turn, answer, epoch_s / design.epoch_items, design))
+            screening.event_comparison.samples.append(_sample(arm, turn, answer, answer["seconds"], design))
+            if not spoilt:
+                taken[arm].append({**answer, "epoch_s": epoch_s, "lost_s": design.lost_s(answer)})
+        for comparison in (screening.comparison, screening.event_comparison):
+            comparison.retaken += spoilt
+        clean = turn + 1 - screening.comparison.retaken
+        decided = _read(screening.comparison, clean, floor_frac)
+        if clean == most_turns or (clean >= FUTILE_TURNS and decided):
+            break
+    _read(screening.event_comparison, 0, floor_frac)
+    interval = screening.comparison.interval
+    if interval is not None:
+        screening.comparison.why = f"an epoch's time, by its {design.event}, screened in turns, floor {floor_frac:.1%}"
+        for arm, answers_of in taken.items():
+            screening.lost_s[arm] = median(answer["lost_s"] for answer in answers_of)
+            screening.stall_s[arm] = median(answer["stall_s"] for answer in answers_of) / design.repeats * design.scale
+            screening.epoch_s[arm] = median(answer["epoch_s"] for answer in answers_of)
+
+
+def _read(comparison: Comparison, clean: int, floor_frac: float) -> bool:
+    """Read the turns so far; True when no further turn could change what happens to the candidate."""
+    base, candidate = comparison.times("A"), comparison.times("B")
+    if len(base) < FUTILE_TURNS:
+        comparison.why = f"only {len(base)} clean turns: {NEIGHBOUR}"
+        return False
+    comparison.interval = paired_interval(base, candidate, CONFIDENCE)
+    comparison.verdict = judge(comparison.interval, floor_frac)
+    comparison.why = f"screened in turns, floor {floor_frac:.1%}"
+    hopeless = comparison.interval.high < 1.0
+    clear = comparison.verdict is Verdict.FASTER and comparison.interval.low > 1.0 + 2 * floor_frac
+    return hopeless or clear or (clean >= TURNS and comparison.verdict is not Verdict.UNDECIDED)
+
+
+def _sample(arm: str, turn: int, answer: Mapping[str, Any], seconds_per_item: float, design: EventDesign) -> Sample:
+    return Sample(
+        arm=arm,
+        pair=turn,
+        seconds_per_item=seconds_per_item,
+        seconds=answer["seconds"],
+        items=design.epoch_items * design.updates // design.epoch_updates,
+        updates=design.updates,
+        cpu_seconds=answer["cpu_seconds"],
+        foreign_cpu_frac=answer["foreign_cpu_frac"],
+        major_faults=answer["major_faults"],
+        minor_faults=answer["minor_faults"],
+        spoilt=answer["spoilt"],
+    )
+
+
+def _judge(numerics: Numerics, ready: Mapping[str, list[dict[str, Any]]]) -> GateVerdict:
+    """The training must be untouched, what was written must be what was there, and the metrics the same."""
+    training = judge_exact(ready["A"][-1]["losses"], ready["B"][-1]["losses"])
+    why, passed = training.why, training.verdict == "passed"
+    if passed and not all(answer["faithful"] for answer in ready["B"]):
+        passed, why = False, "what was written is not what was there to be written"
+    elif passed:
+        why += ", and what was written is what was there"
+    (base, later), candidate = ready["A"], ready["B"][0]
+    if passed and base["metrics"]:
+        passed, words = judge_metrics(base["metrics"], base["metrics_before"], candidate["metrics"], later["metrics"])
+        why = f"{training.why}, and {words}" if passed else words
+    return GateVerdict(numerics=numerics, verdict="passed" if passed else "failed", why=why)
+
+
+def _awake(resident: Resident, operation: str, **asked: Any) -> dict[str, Any]:
+    """Let a frozen process do one thing."""
+    resident.trial.thaw()
+    try:
+        return resident.trial.call(operation, **asked)
+    finally:
+        resident.trial.freeze()

@@ -1,0 +1,271 @@
+"""Time to a target: how soon does a plan reach the held-out metric that the base reaches?
+
+Where a change makes an update teach more or less (schedule, batch size), the time of an update says nothing. What counts is
+goodput, throughput times statistical efficiency (Qiao et al. 2021, Pollux), and its measure is the training time until the
+held-out metric reaches a target (as in MLPerf). The rules, the same for both arms of a pair:
+
+    smoothing  a running median of three measurements, so that one lucky or unlucky measurement counts for nothing; the first
+               stays (no training stands behind it), the last is the mean of the last two
+    target     the median of the base's smoothed curve over the last quarter of its measurements. Not its last value, which
+               is one noisy measurement, and not its best, which is an extreme of several: an arm that is as good reaches
+               the other's best in half of the pairs only. A level that the base holds is one that both can reach
+    time       training seconds (validation not counted) at the first crossing of the smoothed curve, on the straight line
+               between two measurements
+
+What the first crossing does not see is a curve that goes back over the target later. Two things stand against that: the
+median needs two of three measurements beyond the target, and the metric at the end must not be worse by the job's margin.
+
+An arm that never gets there is censored. Its whole run stands for its time, which is too short, so the ratio is too good;
+no verdict but `slower` or `undecided` may rest on it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hasten.core.job import Quality
+from hasten.core.stats import (
+    ALPHA,
+    LOOKS,
+    Floor,
+    Interval,
+    NonInferiority,
+    Verdict,
+    judge,
+    look_confidence,
+    non_inferior,
+    paired_interval,
+)
+from hasten.tune.proof.compare import interval_fields
+
+KIND = "time_to_target"
+MIN_PAIRS = 3
+"""Fewer clean pairs give no interval."""
+NO_MEASUREMENT = "the base run ends without a finite metric"
+REACHED_AT_ONCE = "the target is reached before the first update: the metric does not tell how far training is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The held-out metric of one whole run.
+
+    Attributes:
+        updates: Updates done at each measurement; the first is 0.
+        seconds: Training seconds at each measurement, validation not counted.
+        metric: What was measured.
+    """
+
+    updates: tuple[int, ...]
+    seconds: tuple[float, ...]
+    metric: tuple[float, ...]
+
+    def rows(self) -> list[list[float]]:
+        """As in the evidence file: update, seconds, metric of each measurement."""
+        return [[float(update), s, m] for update, s, m in zip(self.updates, self.seconds, self.metric, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRun:
+    """One arm of a pair, trained to its end.
+
+    Attributes:
+        arm: `A` (base) or `B` (candidate).
+        pair: Which pair it belongs to.
+        curve: Its held-out metric.
+        items: Samples of the job that were trained.
+        setup_s: Seconds of warming up (compilation) that no curve counts.
+        foreign_cpu_frac: Share of the machine that others took; None if unknown.
+        spoilt: Whether a neighbour took too much: its times are not counted.
+        seconds_to_target: Of the pair's target; the whole run's where it was not reached, None where there is no target.
+        reached: Whether the target was reached.
+    """
+
+    arm: Literal["A", "B"]
+    pair: int
+    curve: Curve
+    items: int
+    setup_s: float = 0.0
+    foreign_cpu_frac: float | None = None
+    spoilt: bool = False
+    seconds_to_target: float | None = None
+    reached: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a sample of the evidence file."""
+        seconds = self.curve.seconds[-1]
+        return {
+            "arm": self.arm,
+            "pair": self.pair,
+            "seconds_per_item": seconds / max(self.items, 1),
+            "seconds": seconds,
+            "items": self.items,
+            "foreign_cpu_frac": self.foreign_cpu_frac,
+            "spoilt": self.spoilt,
+            "setup_seconds": self.setup_s,
+            "seconds_to_target": self.seconds_to_target,
+            "reached": self.reached,
+            "curve": self.curve.rows(),
+        }
+
+
+@dataclass(kw_only=True)
+class TargetComparison:
+    """What a comparison by time to target found. A ratio above 1 means that B gets there sooner.
+
+    Attributes:
+        quality: The held-out metric and its margin.
+        floor: The smallest difference that counts, and where it came from.
+        interval: The t-interval of the ratio; None below `MIN_PAIRS` clean pairs.
+        verdict: faster, slower, same or undecided.
+        why: Why it is that.
+        held_out: Whether B ends no worse; None before the first look.
+        runs: Every run, spoilt ones too.
+        targets: The target of each pair, in the metric's units.
+        retaken: Pairs that were run again.
+    """
+
+    quality: Quality
+    floor: Floor
+    interval: Interval | None = None
+    verdict: Verdict = Verdict.UNDECIDED
+    why: str = ""
+    held_out: NonInferiority | None = None
+    runs: list[WholeRun] = field(default_factory=list)
+    targets: list[float] = field(default_factory=list)
+    retaken: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs there are, spoilt ones too."""
+        return len(self.targets)
+
+    @property
+    def missed(self) -> int:
+        """In how many pairs B never reached the target."""
+        return sum(run.arm == "B" and not run.reached for run in self.runs)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no further pair can make it `faster`; not before there is an interval."""
+        worse = self.pairs >= MIN_PAIRS and judge_ends(self).verdict == "worse"
+        return self.pairs >= MIN_PAIRS and (self.missed > 0 or worse)
+
+    def add(self, base: WholeRun, candidate: WholeRun) -> None:
+        """Add a pair: find its target, and when each arm reached it."""
+        target, times = pair_times(base.curve, candidate.curve, self.quality.direction)
+        self.targets.append(target)
+        for run, seconds in zip((base, candidate), times, strict=True):
+            known = run.curve.seconds[-1] if seconds is None else seconds
+            at = known if math.isfinite(target) else None
+            self.runs.append(replace(run, seconds_to_target=at, reached=seconds is not None))
+
+    def times(self, arm: str) -> list[float]:
+        """Seconds to the target of an arm, by pair; only pairs that are clean in both arms and have a target."""
+        bad = {run.pair for run in self.runs if run.spoilt or run.seconds_to_target is None}
+        return [float(run.seconds_to_target or 0.0) for run in self.runs if run.arm == arm and run.pair not in bad]
+
+    def ends(self, arm: str) -> list[float]:
+        """The metric at the end of each run of an arm, by pair."""
+        return [run.curve.metric[-1] for run in self.runs if run.arm == arm]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the evidence file."""
+        held_out = self.held_out
+        return {
+            **interval_fields(self.interval),
+            "verdict": str(self.verdict),
+            "why": self.why,
+            "floor": self.floor.frac,
+            "floor_reason": self.floor.reason,
+            "kind": KIND,
+            "retaken": self.retaken,
+            "metric": self.quality.metric,
+            "targets": list(self.targets),
+            "missed": self.missed,
+            "held_out": {"verdict": held_out.verdict, "why": held_out.why} if held_out else None,
+            "samples": [run.to_dict() for run in self.runs],
+        }
+
+
+def smoothed(metric: Sequence[float], direction: Literal["min", "max"]) -> list[float]:
+    """A curve as harm (less is better, infinite where it was not finite), by a running median of three."""
+    sign = 1.0 if direction == "min" else -1.0
+    harm = [sign * value if math.isfinite(value) else math.inf for value in metric]
+    inner = [statistics.median(harm[at - 1 : at + 2]) for at in range(1, len(harm))]
+    return [*harm[:1], *inner]
+
+
+def target_harm(harm: Sequence[float]) -> float:
+    """The target that a smoothed base curve sets: its median over the last quarter of the measurements."""
+    return statistics.median(harm[-max(math.ceil((len(harm) - 1) / 4), 1) :])
+
+
+def seconds_to(target: float, harm: Sequence[float], seconds: Sequence[float]) -> float | None:
+    """When a smoothed curve first reaches the target, on the straight line between two measurements; None if never."""
+    for at, value in enumerate(harm):
+        if value > target:
+            continue
+        if at == 0 or not math.isfinite(harm[at - 1]):
+            return seconds[at]
+        part = (harm[at - 1] - target) / (harm[at - 1] - value)
+        return seconds[at - 1] + part * (seconds[at] - seconds[at - 1])
+    return None
+
+
+def pair_times(
+    base: Curve, candidate: Curve, direction: Literal["min", "max"]
+) -> tuple[float, tuple[float | None, float | None]]:
+    """The target of a pair in the metric's units, and the seconds each arm took to it; None where it was never reached."""
+    curves = [smoothed(curve.metric, direction) for curve in (base, candidate)]
+    target = target_harm(curves[0])
+    if not math.isfinite(target):
+        return math.nan, (None, None)
+    first, second = (seconds_to(target, harm, arm.seconds) for harm, arm in zip(curves, (base, candidate), strict=True))
+    return (target if direction == "min" else -target), (first, second)
+
+
+def judge_ends(found: TargetComparison) -> NonInferiority:
+    """Whether the runs of B end no worse than those of A, paired by seed."""
+    quality = found.quality
+    return non_inferior(found.ends("A"), found.ends("B"), direction=quality.direction, margin=quality.margin)
+
+
+def read_look(found: TargetComparison, look: int, looks: Sequence[int] = LOOKS) -> None:
+    """Read the verdict at a look: interval, target missed or not, metric at the end."""
+    found.held_out = judge_ends(found)
+    base, candidate = found.times("A"), found.times("B")
+    if not all(math.isfinite(target) for target in found.targets):
+        found.why = NO_MEASUREMENT
+        return
+    if not all(seconds > 0.0 for seconds in (*base, *candidate)):
+        found.why = REACHED_AT_ONCE
+        return
+    if len(base) < MIN_PAIRS:
+        spoilt = any(run.spoilt for run in found.runs)
+        found.why = f"only {len(base)} clean pairs: {'a neighbour kept using the machine' if spoilt else 'the time was up'}"
+        return
+    found.interval = paired_interval(base, candidate, look_confidence(look, ALPHA * len(LOOKS) / len(looks)))
+    found.verdict, found.why = _judged(found, found.interval, found.held_out)
+
+
+def _judged(found: TargetComparison, interval: Interval, held_out: NonInferiority) -> tuple[Verdict, str]:
+    """The verdict on an interval; `faster` needs its lower end above the floor, all targets reached, and no worse an end."""
+    verdict, floor = judge(interval, found.floor.frac), found.floor.frac
+    seen = f"{interval.low:.3f} to {interval.high:.3f}"
+    if verdict is Verdict.SLOWER:
+        return verdict, f"the interval {seen} lies below 1"
+    if found.missed:
+        return Verdict.UNDECIDED, f"{found.missed} of {found.pairs} runs never reached the target"
+    if verdict is not Verdict.FASTER:
+        leaves = f"the interval {seen} leaves it open"
+        return verdict, leaves if verdict is Verdict.UNDECIDED else f"floor {floor:.1%}"
+    if interval.low <= 1.0 + floor:
+        return Verdict.UNDECIDED, f"the lower end of {seen} does not clear the floor of {floor:.1%}"
+    if held_out.verdict != "not_worse":
+        ends = "ends worse" if held_out.verdict == "worse" else "is not shown to end as well"
+        return Verdict.UNDECIDED, f"sooner at the target, but it {ends}: {held_out.why}"
+    return verdict, f"floor {floor:.1%}; {held_out.why}"

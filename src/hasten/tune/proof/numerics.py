@@ -1,0 +1,272 @@
+"""The numerics gate: may the numbers move as far as they did? Pure functions of losses and gradients.
+
+    exact      every loss is bit-equal, and so is every sampled gradient
+    rounding   the change is small against what chance does anyway: the gradient's error against the differences between
+               gradients of different batches (at the initial weights or, where a fresh network is chaotic, a little later),
+               the loss curve against the curves of other seeds and orders; and the recipe is the same: each parameter is
+               trained, with the same settings, the same randomness and in every update
+    training   judged at the end, by non-inferiority on held-out data; here only that nothing broke
+
+No fixed tolerance anywhere: what is small is said by the baseline itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hasten.core.optimization import Numerics
+
+Rows = npt.NDArray[np.float32]
+
+MAX_GRADIENT_ERROR = 0.10
+"""The largest energy of the gradient's error, as a share of the energy by which gradients of different batches differ."""
+
+MAX_LOSS_SHIFT = 1.0
+"""The largest root-mean-square shift of the loss curve, as a share of the shift between baselines of other seeds."""
+
+SETTLED_FRAC = 1e-3
+"""A loss curve that moves by less than this share of the loss itself is held to be unmoved."""
+
+MIN_UPDATES = 4
+
+MAX_SKIPPED_FRAC = 0.02
+"""The largest share of updates that a settled gradient scaler may skip; unless told otherwise it tries a larger scale,
+and may skip for it, once in 2000 updates (PyTorch documentation, torch.amp.GradScaler, `growth_interval`)."""
+
+NEGLIGIBLE_FRAC = 1e-3
+"""A parameter that moves by less than this share of what the others move may as well stand still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSample:
+    """What the first updates of a run did, from the first that moved anything on.
+
+    Attributes:
+        names: Of the parameters.
+        sizes: Their numbers of coordinates.
+        moved: Root-mean-square change of each parameter, `[updates, parameters]`, in units of the parameter.
+        settings: The numbers of each parameter's optimizer group at each update; empty where the optimizer has it not.
+        draws: Whether the loss hangs on random numbers; None where it does not repeat anyway.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    moved: Sequence[Sequence[float]]
+    settings: Sequence[Sequence[Mapping[str, float]]]
+    draws: bool | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON carries it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+        """What `to_dict` gave."""
+        return cls(**{**told, "names": tuple(told["names"]), "sizes": tuple(told["sizes"])})
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Gradients later in the run, of both at the same weights.
+
+    Attributes:
+        baseline: `[batches, coordinates]`.
+        candidate: The same.
+        updates: So many of the baseline's updates led to these weights.
+    """
+
+    baseline: Rows
+    candidate: Rows
+    updates: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateVerdict:
+    """What the gate says.
+
+    Attributes:
+        numerics: The class the change was judged as.
+        verdict: `passed`, `failed`, or `pending` (held-out quality decides at the end).
+        why: In words, with the numbers.
+    """
+
+    numerics: Numerics
+    verdict: Literal["passed", "failed", "pending"]
+    why: str
+
+
+def judge_exact(
+    baseline: Sequence[float],
+    candidate: Sequence[float],
+    baseline_gradients: Rows | None = None,
+    candidate_gradients: Rows | None = None,
+) -> GateVerdict:
+    """Bit-equal losses, update by update, and bit-equal gradients where they were sampled, past the first epoch too."""
+    compared = min(len(baseline), len(candidate))
+    if compared < MIN_UPDATES:
+        return _verdict(Numerics.EXACT, ok=False, why=f"only {compared} losses were captured: not proved")
+    for update in range(compared):
+        if baseline[update] != candidate[update]:
+            difference = candidate[update] - baseline[update]
+            why = f"losses differ from update {update} on (by {difference:.3g}), though the technique claims to be exact"
+            return _verdict(Numerics.EXACT, ok=False, why=why)
+    words = f"{compared} losses bit-equal"
+    if baseline_gradients is not None and candidate_gradients is not None:
+        if not np.array_equal(baseline_gradients, candidate_gradients):
+            why = f"{words}, but not the gradients of all sampled batches: the first, the epoch's last, and one of the next"
+            return _verdict(Numerics.EXACT, ok=False, why=why)
+        words += f", and the gradients of {len(baseline_gradients)} batches, of the next epoch too"
+    return _verdict(Numerics.EXACT, ok=True, why=words)
+
+
+def judge_rounding(
+    baseline: Sequence[float],
+    candidate: Sequence[float],
+    others: Sequence[Sequence[float]],
+    baseline_gradients: Rows,
+    candidate_gradients: Rows,
+    *,
+    settled: Callable[[], Iterable[Settled]] = tuple,
+) -> GateVerdict:
+    """Small against chance.
+
+    Args:
+        baseline: Losses of the baseline.
+        candidate: Losses of the candidate, same seed, same batches.
+        others: Losses of the baseline with other seeds, at least one.
+        baseline_gradients: `[batches, coordinates]` at the initial weights.
+        candidate_gradients: The same for the candidate.
+        settled: Gives the gradients of both at points later in the run; asked for, one after the other, while gradients
+            alone say no.
+    """
+    compared = min([len(baseline), len(candidate), *(len(other) for other in others)])
+    if compared < MIN_UPDATES or not others:
+        return _verdict(Numerics.ROUNDING, ok=False, why=f"only {compared} losses were captured: not proved")
+    if baseline_gradients.shape != candidate_gradients.shape:
+        seen = f"{list(candidate_gradients.shape)} instead of {list(baseline_gradients.shape)}"
+        return _verdict(Numerics.ROUNDING, ok=False, why=f"the gradients have another shape, {seen}: nothing to compare")
+    if not np.isfinite(candidate_gradients).all():
+        return _verdict(Numerics.ROUNDING, ok=False, why="the gradient holds NaN or infinity")
+    error, cosine = gradient_error(baseline_gradients, candidate_gradients)
+    shift = loss_shift(baseline[:compared], candidate[:compared], [other[:compared] for other in others])
+    seen = f"gradient error {error:.2g} of the difference between batches"
+    if error > MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT:
+        for later in settled():
+            seen += " at the initial weights" if "at the" not in seen else ""
+            error, cosine = gradient_error(later.baseline, later.candidate)
+            seen += f", {error:.2g} after {later.updates} updates"
+            if error <= MAX_GRADIENT_ERROR or not math.isfinite(error):
+                break
+    words = (
+        f"{seen} (at most {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
+        f"loss moved {shift:.2g} of what another seed moves it (at most {MAX_LOSS_SHIFT}), over {compared} updates"
+    )
+    return _verdict(Numerics.ROUNDING, ok=error <= MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT, why=words)
+
+
+def judge_training(baseline: Sequence[float], candidate: Sequence[float]) -> GateVerdict:
+    """Nothing broke at once; the proof is held-out quality at the end."""
+    if len(candidate) < MIN_UPDATES or not all(math.isfinite(loss) for loss in candidate):
+        return _verdict(Numerics.TRAINING, ok=False, why="no finite loss curve was captured: not proved")
+    half = len(candidate) // 2
+    start, end = float(np.mean(candidate[:half])), float(np.mean(candidate[half:]))
+    spread = float(np.std(candidate)) + float(np.std(baseline)) + 1e-12
+    if end - start > 3 * spread:
+        why = f"the loss rose from {start:.4g} to {end:.4g} within {len(candidate)} updates"
+        return _verdict(Numerics.TRAINING, ok=False, why=why)
+    return GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="held-out quality of the whole plan decides")
+
+
+def recipe_change(base: UpdateSample, candidate: UpdateSample) -> str:
+    """What of the recipe is not as it was, in words; empty where all is. Neither `exact` nor `rounding` may touch it.
+
+    No measure of size: a weight decay that is lost, or a bias that is not trained, is small in every single update and is
+    another training all the same.
+    """
+    if base.sizes != candidate.sizes:
+        return f"the model has {len(candidate.sizes)} parameters of other sizes than the {len(base.sizes)} it had"
+    if base.draws and candidate.draws is False:
+        return "the loss no longer hangs on random numbers: dropout, or whatever drew them, is lost"
+    if not candidate.moved:
+        return "no update moved any parameter"
+    for update, (old, new) in enumerate(zip(base.settings, candidate.settings, strict=False)):
+        for name, before, now in zip(base.names, old, new, strict=True):
+            if why := _other_setting(before, now):
+                return f"{name} at update {update}: {why}"
+    for update, (old_moves, new_moves) in enumerate(zip(base.moved, candidate.moved, strict=False)):
+        if any(old_moves) and not any(new_moves):
+            return f"update {update} moved no parameter"
+    return _standing_still(base, candidate)
+
+
+def _other_setting(before: Mapping[str, float], now: Mapping[str, float]) -> str:
+    if before and not now:
+        return "the optimizer no longer holds it"
+    for key in sorted(before.keys() & now.keys()):
+        if not math.isclose(before[key], now[key], rel_tol=1e-6):
+            return f"{key} is {now[key]:g} instead of {before[key]:g}"
+    return ""
+
+
+def skipping(updates: int, baseline: int, candidate: int) -> str:
+    """Whether updates are skipped as a habit, in words; empty where they are not.
+
+    Args:
+        updates: How many were done, once a gradient scaler had found its scale.
+        baseline: How many of them the baseline skipped.
+        candidate: How many of them the candidate skipped.
+    """
+    more = candidate - baseline
+    if more < 2 or more <= MAX_SKIPPED_FRAC * updates:
+        return ""
+    return (
+        f"{candidate} of {updates} updates were skipped, {baseline} without the change (at most {MAX_SKIPPED_FRAC:.0%} more)"
+    )
+
+
+def _standing_still(base: UpdateSample, candidate: UpdateSample) -> str:
+    old, new = (np.sqrt(np.mean(np.square(sample.moved), axis=0)) for sample in (base, candidate))
+    usual = float(np.sqrt(np.average(np.square(old), weights=base.sizes)))
+    for name, before, now in zip(base.names, old, new, strict=True):
+        if now == 0.0 and before > NEGLIGIBLE_FRAC * usual:
+            return f"{name} no longer moves"
+    return ""
+
+
+def gradient_error(baseline: Rows, candidate: Rows) -> tuple[float, float]:
+    """Energy of the candidate's worst gradient error over that by which batches differ, and the mean cosine.
+
+    A batch's gradient is the true one plus sampling noise; two batches differ by twice the noise's energy. An error that
+    is small against that is lost in what every step of stochastic gradient descent does anyway. The median pair speaks for
+    the noise: a short batch has more of it than the others. The worst batch speaks for the error: one that is wrong is
+    a bug, not an average.
+    """
+    base, cand = baseline.astype(np.float64), candidate.astype(np.float64)
+    error = float(np.max(np.sum((cand - base) ** 2, axis=1)))
+    pairs = [(i, j) for i in range(len(base)) for j in range(i)]
+    noise = float(np.median([np.sum((base[i] - base[j]) ** 2) for i, j in pairs])) / 2 if pairs else 0.0
+    norms = np.linalg.norm(base, axis=1) * np.linalg.norm(cand, axis=1)
+    cosine = float(np.mean(np.sum(base * cand, axis=1) / np.maximum(norms, 1e-30)))
+    if noise == 0.0:
+        return (0.0 if error == 0.0 else math.inf), cosine
+    return error / noise, cosine
+
+
+def loss_shift(baseline: Sequence[float], candidate: Sequence[float], others: Sequence[Sequence[float]]) -> float:
+    """Root-mean-square distance of the candidate's curve over that of the baselines with other seeds."""
+    base = np.asarray(baseline, dtype=np.float64)
+    moved = float(np.sqrt(np.mean((np.asarray(candidate) - base) ** 2)))
+    chance = float(np.mean([np.sqrt(np.mean((np.asarray(other) - base) ** 2)) for other in others]))
+    if moved <= SETTLED_FRAC * float(np.mean(np.abs(base))):
+        return 0.0 if chance == 0.0 else min(moved / chance, MAX_LOSS_SHIFT)
+    return moved / chance if chance else math.inf
+
+
+def _verdict(numerics: Numerics, *, ok: bool, why: str) -> GateVerdict:
+    return GateVerdict(numerics=numerics, verdict="passed" if ok else "failed", why=why)

@@ -1,0 +1,207 @@
+"""What the inside of a script's trial can be told; each command yields wherever the script is to do its next step."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from hasten.core.errors import HastenError, LossError
+from hasten.core.optimization import StepTrace
+from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
+from hasten.script.plan.host import Host
+from hasten.train.trace import Lens
+from hasten.tune.scripts.profiling import Steps, profile_script_steps
+from hasten.tune.scripts.sampling import StepSampler
+from hasten.tune.trials.meter import Meter, begin_on
+
+TRACED_STEPS = 2
+"""Steps that `trace` looks at: one for the counters, one operator by operator."""
+
+
+CUT_STEPS = 8
+"""Steps in which a batch is waited for that padding can be cut of."""
+
+
+class Commands:
+    """Obeys. Each public method is a command.
+
+    Args:
+        host: The script's live job, and what acts on it.
+        progress: Told what is under way.
+    """
+
+    def __init__(self, host: Host, progress: Callable[[str], None]) -> None:
+        self.host, self._progress = host, progress
+        self._losses: list[torch.Tensor] = []
+        self._counted: list[float] = []
+        host.on_loss = self._note_loss
+
+    def load(self) -> Steps:
+        """Wait for the script's first step, before which the plan is applied."""
+        started = perf_counter()
+        yield
+        host = self.host
+        if not host.opened:  # the first step was that of an optimizer whose model was not called yet
+            yield
+        missing = {name: host.failures.get(name, "it found no place to act") for name in host.plan.names}
+        missing = {name: why for name, why in missing.items() if name not in host.applied}
+        if missing:
+            words = "; ".join(f"{name}: {why}" for name, why in missing.items())
+            raise HastenError(f"not applied to the script: {words}")
+        return {"seconds": perf_counter() - started, "batch_size": host.live.job.batch_size, "job": "script"}
+
+    def sample(self, *, steps: int, path: str) -> Steps:
+        """What the next steps do to the parameters; the gradients go to a .npy file, a row a step."""
+        host, sampler = self.host, StepSampler(self.host.live)
+        before, host.on_before = host.on_before, sampler.before
+        try:
+            for _ in range(steps):
+                yield
+                sampler.after()
+        finally:
+            host.on_before = before
+        np.save(path, sampler.rows, allow_pickle=False)
+        self._losses.clear()
+        return {"updates": sampler.updates()}
+
+    def warm(self, *, updates: int) -> Steps:
+        """Steps that nobody counts."""
+        started = perf_counter()
+        for _ in range(updates):
+            yield
+        self._wait()
+        self._losses.clear()
+        return {"seconds": perf_counter() - started, "updates": updates}
+
+    def rewind(self) -> Steps:
+        """What is counted begins here; a script cannot go back."""
+        self._counted.clear()
+        self._losses.clear()
+        yield from ()
+        return {}
+
+    def prime(self, *, updates: int) -> Steps:
+        """Fill what keeps samples for the coming steps, as a later epoch would find it; as far as their order is known."""
+        started = perf_counter()
+        filled = self.host.prime(updates * max(self._backwards_per_step(), 1))
+        yield from ()
+        return {"seconds": perf_counter() - started if filled else 0.0}
+
+    def run(self, *, updates: int, core: int | None = None) -> Steps:
+        """Count steps: the time of each, their losses, and the account. `core`: begin on it, or stay (None)."""
+        if core is not None:
+            begin_on(core)
+        times: list[float] = []
+        taken: list[torch.Tensor] = []
+        self._losses.clear()
+        self._wait()
+        meter, last = Meter(), perf_counter()
+        for _ in range(updates):
+            yield
+            now = perf_counter()
+            times.append(now - last)
+            last = now
+            taken.append(self._step_loss())
+        self._wait()
+        times[-1] += perf_counter() - last
+        account = meter.read()
+        losses = [float(loss) for loss in taken]
+        self._counted += losses
+        for number, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                words = f"the loss is {loss} at step {self.host.steps - updates + number + 1} of the script"
+                raise LossError(words, update=number, value=loss)
+        return {
+            "times": times,
+            "items": [1] * updates,
+            "losses": losses,
+            "skipped": 0,
+            **{name: value for name, value in asdict(account).items() if name != "seconds"},
+            "spoilt": account.spoilt,
+        }
+
+    def trace(self) -> Steps:
+        """Look at one step operator by operator, and let each optimization prove that it fired.
+
+        What keeps samples holds those of the traced steps beforehand: in its first epoch it would have none to give.
+        """
+        live = self.host.live
+        self.host.prime(TRACED_STEPS * max(self._backwards_per_step(), 1))
+        live.counters.clear()
+        yield  # counters: a step as it is
+        alive = len(multiprocessing.active_children())
+        lens = Lens()
+        with torch.compiler.set_stance("force_eager"), lens:
+            yield
+        self.host.rehearse()
+        gradients = [p.grad for group in live.optimizer.param_groups for p in group["params"]]
+        live.counters.update(workers_alive=alive, gradients_held=self._held_after_zeroing(gradients))
+        trace = StepTrace(
+            ops=dict(lens.ops),
+            op_dtypes=dict(lens.op_dtypes),
+            channels_last=dict(lens.channels_last),
+            batch_shapes=self.host.shapes,
+            counters=dict(live.counters),
+        )
+        self._losses.clear()
+        checks = {item.card.name: item.evidence(live, trace) for item, _ in live.applied}
+        return {"evidence": {name: [asdict(check) for check in found] for name, found in checks.items()}}
+
+    def cut(self) -> Steps:
+        """Do steps until a batch is cut; what that does to the model's results, and whether it draws random numbers."""
+        for _ in range(CUT_STEPS):
+            yield
+            if (found := self.host.cut()) is not None:
+                return found
+        return {"difference": "no batch was cut in the steps that were looked at", "draws": False}
+
+    def profile(self, *, slice_s: float, quick: bool, folder: str | None = None) -> Steps:
+        """Profile the script from here on. `folder`: not written to."""
+        del folder
+        found = yield from profile_script_steps(self.host, slice_s=slice_s, quick=quick, progress=self._progress)
+        self._losses.clear()
+        return found
+
+    def validate(self, *, max_batches: int | None) -> Steps:
+        """The mean training loss over the second half of what was counted: what a script has for quality."""
+        del max_batches
+        half = self._counted[len(self._counted) // 2 :]
+        yield from ()
+        return {"metrics": {"loss": fmean(half)} if half else {}}
+
+    def memory(self, *, reset: bool) -> Steps:
+        """The peak memory since the last reset."""
+        peak = peak_memory_bytes()
+        if reset:
+            reset_peak_memory()
+        yield from ()
+        return {"peak_bytes": peak, "device": self.host.live.device.type}
+
+    def _held_after_zeroing(self, gradients: list[Any]) -> int:
+        """Gradients that outlive the zeroing, which in a script comes after the step: none where it frees them."""
+        return 0 if self.host.live.zero_grad_to_none else sum(gradient is not None for gradient in gradients)
+
+    def _backwards_per_step(self) -> int:
+        """Batches of a step, as far as was seen."""
+        return round(self.host.backwards / max(self.host.steps, 1))
+
+    def _note_loss(self, loss: torch.Tensor) -> None:
+        self._losses.append(loss.detach().clone())  # the script may go on computing in place
+
+    def _step_loss(self) -> torch.Tensor:
+        """The sum of what the backward passes of this step began from; read later, so that nothing waits for the device."""
+        found = sum(self._losses[1:], self._losses[0]) if self._losses else torch.zeros(())
+        self._losses.clear()
+        return found
+
+    def _wait(self) -> None:
+        if self.host.live.device.type != "cpu":
+            torch.accelerator.synchronize()

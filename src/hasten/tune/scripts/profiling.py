@@ -1,0 +1,304 @@
+"""Profile a script in its trial: as it is, with kept batches, silent; then operators and samples. Nothing is rewound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import _tensor_str as tensor_str
+from torch.profiler import ProfilerActivity, profile
+
+from hasten.core.errors import TrialError
+from hasten.core.facts import Facts, JobFacts
+from hasten.core.machine import read_machine
+from hasten.core.optimization import Bottleneck
+from hasten.profile.diagnosis import Diagnosis
+from hasten.profile.forms import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, typical_s
+from hasten.profile.measure import Profile
+from hasten.profile.probes import (
+    bf16_matmul_gain,
+    installed_packages,
+    job_facts,
+    memory_limit_bytes,
+    peak_memory_bytes,
+    reset_peak_memory,
+)
+from hasten.script.data.gathering import gathered
+from hasten.script.data.purity import Purity, loader_facts, measure_purity
+from hasten.script.entry.harmless import silence
+from hasten.script.patches import Patches
+from hasten.script.plan.host import Host
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.judge import phase_seconds, update_s, wants_cut, wants_silence
+from hasten.script.watch.judge import profile as judge
+from hasten.script.watch.padding import Padding
+from hasten.script.watch.record import Recorder, report
+from hasten.script.watch.replay import Replay
+from hasten.script.watch.seams import Seams
+from hasten.train.trace import read_shares
+
+LEAST_STEPS, MOST_STEPS = 12, 400
+FORM_FRAC, FORM_STEPS = 0.5, 4
+"""Share of forward and backward from which on other states of the process are worth runs; their steps, at least."""
+SCRIPT_SLICES = 4
+"""A script is observed for so many times the length of a job's measured run: it comes as it is, with its pauses."""
+SPREAD = 7919
+"""Rows so far apart make a batch like a shuffled one."""
+SAMPLED = 8
+"""So many samples are read twice, to see whether they repeat."""
+PLENTY = 1 << 30
+"""How long a script will run cannot be seen: it is taken for longer than an epoch."""
+
+Steps = Generator[None, None, dict[str, Any]]
+"""A command under way: each `yield` lets the script do a step, and what it returns is the answer."""
+
+
+class ScriptEnded(Exception):  # noqa: N818 - no error of anybody: scripts end
+    """Thrown into a command that waits for a step which never comes."""
+
+
+def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: Callable[[str], None]) -> Steps:
+    """Profile a script from the step it stands at.
+
+    Args:
+        host: The script's live job.
+        slice_s: About a quarter of the seconds that each measured run may take.
+        quick: Leave out what no change of plan alters.
+        progress: Told what is being measured.
+
+    Raises:
+        TrialError: The script ended before enough steps were seen.
+    """
+    started, seconds = perf_counter(), SCRIPT_SLICES * slice_s
+    reset_peak_memory()
+    progress("the script as it is")
+    before = host.backwards
+    real = yield from _observe(host, seconds)
+    backwards, memory = host.backwards - before, peak_memory_bytes()
+    replay: dict[str, Any] | None = None
+    silent: dict[str, Any] | None = None
+    cut: dict[str, Any] | None = None
+    if not real["ended"]:
+        progress("what if data were free")
+        replay = yield from _if_it_lasts(_observe(host, seconds, replay=True))
+        if wants_silence(real):
+            progress("what if nothing were printed, logged or saved")
+            silent = yield from _if_it_lasts(_observe(host, seconds, silent=True))
+        if wants_cut(real):
+            progress("what if no position were padding")
+            cut = yield from _if_it_lasts(_observe(host, seconds, padding=Padding(cuts=True)))
+    told = judge(real, replay, silent, cut)
+    forms: dict[str, float] = {}
+    op_frac: dict[str, float] = {}
+    op_counts: dict[str, int] = {}
+    purity = Purity()
+    if not quick and not real["ended"]:
+        progress("operators")
+        op_frac, op_counts = yield from _operators(host)
+        progress("samples")
+        purity = _purity(host)
+        progress("the optimizer's other forms")
+        whole, steps = phase_seconds(real)
+        forms = {**optimizer_gains(host.live, whole["optimizer"] / steps), **_table_gain(host)}
+        if told["phases"]["forward"] + told["phases"]["backward"] > FORM_FRAC:
+            for name, form in process_forms(told["device"], read_machine().cores.value, op_counts).items():
+                progress(FORM_WORDS[name])
+                gain = yield from _gain_within(host, slice_s, form)
+                if gain is None:
+                    break
+                forms[name] = gain
+    facts = _facts(host, real, told, purity, memory)
+    facts = replace(
+        facts,
+        job=replace(facts.job, accumulation=max(round(backwards / max(real["steps"], 1)), 1)),
+        op_frac=op_frac,
+        op_counts=op_counts,
+        form_gains=forms,
+        bf16_matmul_gain=None if quick else bf16_matmul_gain(host.live.device),
+    )
+    named = told["bottleneck"]
+    found = Profile(
+        facts=facts,
+        phases=told["phases"],
+        diagnosis=Diagnosis(name=Bottleneck(named["name"]), share=named["share"], words=named["words"]),
+        own_cost_frac=told["own_cost_frac"],
+        seconds=perf_counter() - started,
+    ).to_dict()
+    sent = {name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in ("machine", "job")}
+    seen = {"where": told["where"], "steps": host.steps, "ended": real["ended"]}
+    return {"profile": {**found, **seen}, "facts": sent}
+
+
+def _observe(
+    host: Host,
+    seconds: float,
+    *,
+    replay: bool = False,
+    silent: bool = False,
+    padding: Padding | None = None,
+    least: int = LEAST_STEPS,
+) -> Steps:
+    """Watch steps for about so long; what was seen, as `hasten.script.watch.record.report` has it.
+
+    Raises:
+        TrialError: The script ended before enough steps were seen.
+    """
+    recorder = Recorder(updates=0, seconds=0.0)
+    kept = Replay(recorder) if replay else None
+    fetch = Fetch(recorder, host.trained, kept, padding)
+    seams, quiet, ended = Seams(recorder, fetch), Patches(), False
+    texts: list[float] = []
+    compiled = bool({"compile", "cuda_graphs"} & set(host.plan.names))
+    with ExitStack() as stack:
+        collecting = stack.enter_context(Collecting())
+        stack.callback(seams.remove)
+        stack.callback(quiet.restore)
+        if silent:
+            silence(quiet)
+        seams.install(hooks=False, tensor_methods=not compiled)
+        quiet.put(tensor_str, "_Formatter", _timed_widths(texts))
+        host.watching = seams
+        started = perf_counter()
+        try:
+            while len(recorder.steps) < least or perf_counter() - started < seconds:
+                yield
+                if len(recorder.steps) >= MOST_STEPS:
+                    break
+        except ScriptEnded:
+            if len(recorder.steps) < least:
+                words = f"The script came to its end after {host.steps} steps: too few to measure. Give it more to do."
+                raise TrialError(words, kind="raised") from None
+            ended = True
+        finally:
+            host.watching = None
+            recorder.active = False
+    more = {
+        "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts_s": sum(texts),
+        "collecting_frac": collecting.seconds / max(perf_counter() - started, 1e-9),
+    }  # fmt: skip
+    return report(recorder, ended=ended, **more)
+
+
+def _if_it_lasts(steps: Steps) -> Generator[None, None, dict[str, Any] | None]:
+    """What is seen in these steps; None where the script has fewer of them left than it takes."""
+    try:
+        return (yield from steps)
+    except TrialError:
+        return None
+
+
+def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None, float | None]:
+    """How much faster the script's steps are in another state of the process, between two looks at them as they are.
+
+    None where the script ends meanwhile: there is no further step to wait for.
+    """
+    looks: list[float] = []
+    for within in (False, True, False):
+        with form() if within else nullcontext(enter_result=True) as can:
+            if not can:
+                return 1.0
+            seen = yield from _if_it_lasts(_observe(host, seconds, least=FORM_STEPS))
+        if seen is None or seen["ended"]:
+            return None
+        looks.append(update_s(seen))
+    return (looks[0] + looks[2]) / 2 / max(looks[1], 1e-9)
+
+
+def _table_gain(host: Host) -> dict[str, float]:
+    """How much faster a batch of a table in memory is picked at once than row by row, if the script's data is one."""
+    live = host.live
+    dataset, collate, size = live.dataset, live.pipeline.collate, live.job.batch_size
+    if not live.pipeline.is_table or dataset is None or not live.num_samples:
+        return {}
+    rows = [number * SPREAD % live.num_samples for number in range(size)]
+    cpu = torch.device("cpu")
+    one_by_one_s = typical_s(lambda: collate([dataset[row] for row in rows]), cpu)
+    return {"gather": one_by_one_s / typical_s(lambda: gathered(dataset, rows), cpu)}
+
+
+def _timed_widths(taken: list[float]) -> Callable[[Any], Any]:
+    """Around what finds how wide the numbers of a printed tensor are: its seconds, of tensors of several numbers."""
+
+    def formatter_seam(original: Any) -> Any:
+        class Timed(original):  # type: ignore[misc]  # of torch's, which has no types
+            def __init__(self, tensor: Any) -> None:
+                started = perf_counter()
+                super().__init__(tensor)
+                if tensor.numel() > 1:
+                    taken.append(perf_counter() - started)
+
+        return Timed
+
+    return formatter_seam
+
+
+def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
+    """Share of operator time, and calls, of each operator over one step; nothing of a script that has none left."""
+    on_device = host.live.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
+    profiler = profile(activities=activities)
+    profiler.start()
+    try:
+        yield
+    except ScriptEnded:
+        return {}, {}
+    finally:
+        profiler.stop()
+    return read_shares(profiler, on_device=on_device)
+
+
+def _purity(host: Host) -> Purity:
+    """Whether the samples of the script's training data repeat."""
+    live = host.live
+    if live.dataset is None or not live.num_samples:
+        return Purity()
+    every = max(live.num_samples // SAMPLED, 1)
+    return measure_purity(live.dataset, live.pipeline.collate, list(range(0, live.num_samples, every))[:SAMPLED])
+
+
+def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purity, memory: int) -> Facts:
+    """What techniques ask, of a script. Its epoch is what was observed: events within it have their share of that."""
+    live, machine = host.live, read_machine()
+    names = real["phases"]
+    total = {name: sum(step[at] for step in real["seconds"]) for at, name in enumerate(names)}
+    lines = {place["what"] for place in told["where"]}
+    calls = [(times, seconds) for what, _, _, times, seconds in real["places"] if what == "validation"]
+    asynchronous = bool(lines & {"print", "logging"})
+    return Facts(
+        machine=machine,
+        job=_job_facts(host, purity, real["padding_frac"]),
+        step_ms=told["step_ms"],
+        phase_frac=told["phases"],
+        ceilings=told["ceilings"],
+        sample_bytes=purity.sample_bytes,
+        excess_padding_frac=real["padding_frac"],
+        load_frac=purity.load_frac,
+        input_wait_frac=real["fetch_wait_frac"],
+        peak_memory_bytes=memory,
+        memory_limit_bytes=memory_limit_bytes(live.device, machine.memory_limit_bytes.value),
+        packages=installed_packages(),
+        epoch_s=sum(total.values()),
+        report_s=total["logging"] if asynchronous else 0.0,
+        reports_per_epoch=1.0,
+        checkpoint_s=total["checkpoint"],
+        checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
+        validation_s=total["validation"],
+        validation_batches=max((times for times, _ in calls), default=0),
+        collecting_frac=real["collecting_frac"],
+        tensor_texts_s=real["tensor_texts_s"],
+        evaluation_calls_s=sum(seconds for _, seconds in calls),
+    )
+
+
+def _job_facts(host: Host, purity: Purity, padding_frac: float) -> JobFacts:
+    live = host.live
+    found = job_facts(live)
+    fused = all(bool(group.get("fused")) for group in live.optimizer.param_groups)
+    return replace(
+        found, **loader_facts(live, purity), padding_seen=padding_frac > 0, optimizer_fused=fused, planned_updates=PLENTY,
+        has_quality=False, zero_grad_to_none=live.zero_grad_to_none,
+    )  # fmt: skip

@@ -1,0 +1,213 @@
+"""Sample what a plan feeds to training: gradients, at the initial weights or at later ones, and what the first updates do.
+
+Gradients are taken of the first batches of the run, and of two that no short screening reaches: the last batch of the epoch,
+which may be short, and the samples of the first batch as the next epoch brings them. A cache that keeps what it must not, or
+a loss divided by the wrong size, shows there and nowhere in the first losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hasten.core.job import Loss
+from hasten.core.live import LiveJob, replace_attribute
+from hasten.core.seeding import kept_random_state
+from hasten.core.sync import whole
+from hasten.train.loop import Loop, MicroBatch
+from hasten.train.trace import first_batches
+from hasten.tune.proof.numerics import UpdateSample
+
+MAX_COORDINATES = 1_000_000
+SAMPLED_UPDATES = 3
+MAX_SKIPPED = 24
+"""A gradient scaler may skip so many updates while it looks for its scale, before the sample is given up."""
+IMPLEMENTATION = frozenset({"params", "fused", "foreach", "capturable", "differentiable"})
+"""What a parameter group says of how it is computed, not of what."""
+
+
+def gradient_batches(loop: Loop, count: int) -> list[MicroBatch]:
+    """The first `count` batches of the run, the last one of its epoch, and the first one's samples an epoch later.
+
+    An iterable dataset gives its first batches only. Micro-batches that the plan merges are sampled each by itself, so that
+    every plan is sampled on the same ones.
+    """
+    live = loop.live
+    unmerged = replace_attribute(live, "merge", 1)
+    batches = first_batches(loop, count)
+    unmerged()
+    if live.order is None:
+        return batches
+    epoch = live.order(0)
+    chosen = [(0, epoch[-1]), (1, epoch[0])]
+    return batches + [(live.pipeline.fetch(number, indices), len(indices)) for number, indices in chosen]
+
+
+def gradient_sample(live: LiveJob, batches: list[MicroBatch]) -> npt.NDArray[np.float32]:
+    """Gradients of the mean loss at the present weights, one row a batch, `[batches, coordinates]`, float32.
+
+    Dropout is off meanwhile: plans may draw their random numbers in another order. Above a million parameters a fixed
+    random part of the coordinates stands for all.
+    """
+    rows = []
+    with _without_dropout(live.model), kept_random_state():
+        for batch, size in batches:
+            rows.append(_gradient(live, batch, size))
+    live.optimizer.zero_grad(set_to_none=True)
+    return np.stack(rows)
+
+
+def save_weights(live: LiveJob, path: Path) -> None:
+    """Write the model's parameters and buffers, for `load_weights` under another plan."""
+    torch.save(_weights(live), path)
+
+
+def load_weights(live: LiveJob, path: Path) -> bool:
+    """Put weights into the model. Returns False, with nothing changed, where it has others, by name or by shape."""
+    mine, found = _weights(live), torch.load(path, map_location="cpu", weights_only=True)
+    if {name: value.shape for name, value in mine.items()} != {name: value.shape for name, value in found.items()}:
+        return False
+    with torch.no_grad():
+        for name, value in mine.items():
+            value.copy_(found[name])
+    return True
+
+
+def _weights(live: LiveJob) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by the names that they have without `torch.compile`."""
+    return {name.replace("_orig_mod.", ""): value.detach() for name, value in live.model.state_dict().items()}
+
+
+def group_gradient_sample(loop: Loop, count: int) -> npt.NDArray[np.float32]:
+    """The rows of `gradient_sample` as several ranks make them together, each from its share; the same on every rank.
+
+    What the way of the gradients through their sum does to them is in the rows.
+
+    Args:
+        loop: The loop; its position is lost.
+        count: Of the first batches, see `gradient_batches`.
+    """
+    live, share = loop.live, loop.ranks.share
+    batches = first_batches(loop, count)
+    if live.order is not None:
+        first, following = live.order(0), live.order(1)
+        wanted = [(0, indices) for indices in [*first, *following][:count]] + [(0, first[-1]), (1, first[0])]
+        mine = [(epoch, list(share(indices))) for epoch, indices in wanted]
+        batches = [(live.pipeline.fetch(epoch, part), len(part)) if part else (None, 0) for epoch, part in mine]
+    rows = []
+    loop.steps_optimizer, loop.keeps_gradients = False, True
+    try:
+        with _without_dropout(live.model), kept_random_state():
+            for batch in batches:
+                live.optimizer.zero_grad(set_to_none=True)
+                loop.run(1, batches=[batch])
+                rows.append(_flat_gradient(live, 1.0 if live.scaler is None else live.scaler.get_scale()))
+    finally:
+        loop.steps_optimizer, loop.keeps_gradients = True, False
+    live.optimizer.zero_grad(set_to_none=True)
+    return np.stack(rows)
+
+
+def _gradient(live: LiveJob, batch: object, size: int) -> npt.NDArray[np.float32]:
+    live.model.train()
+    live.optimizer.zero_grad(set_to_none=True)
+    loss = live.compute_loss(live.to_device(batch))
+    part = loss if isinstance(loss, Loss) else Loss(loss * size, size)
+    scale = 1.0 if live.scaler is None else 1024.0
+    (part.total / part.weight * scale).backward()
+    return _flat_gradient(live, scale)
+
+
+def _flat_gradient(live: LiveJob, scale: float) -> npt.NDArray[np.float32]:
+    """All gradients in a row, `scale` taken out of them."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad / scale for p in live.model.parameters()]
+    pieces = [whole(gradient.detach()).float().cpu().contiguous().reshape(-1) for gradient in gradients]
+    flat = torch.cat(pieces)
+    if flat.numel() > MAX_COORDINATES:
+        chosen = torch.randint(flat.numel(), (MAX_COORDINATES,), generator=torch.Generator().manual_seed(0))
+        flat = flat[chosen]
+    return flat.numpy()
+
+
+def update_sample(loop: Loop) -> UpdateSample:
+    """Do the first updates of the run and note what moved, under which settings; the loop is at the start afterwards."""
+    loop.rewind()
+    draws = _draws(loop)
+    loop.rewind()
+    names, parameters = zip(*loop.live.model.named_parameters(), strict=True)
+    moved: list[list[float]] = []
+    settings: list[list[dict[str, float]]] = []
+    tries = 0
+    while len(moved) < SAMPLED_UPDATES and tries < SAMPLED_UPDATES + MAX_SKIPPED:
+        tries += 1
+        before = [whole(parameter.detach()).clone() for parameter in parameters]
+        told = group_settings(loop.live.optimizer, parameters)
+        loop.run(1)
+        steps = [
+            float((whole(now.detach()) - old).float().square().mean().sqrt())
+            for now, old in zip(parameters, before, strict=True)
+        ]
+        if any(steps) or moved:  # until the first update that counts, a scaler looks for its scale
+            moved.append(steps)
+            settings.append(told)
+    loop.rewind()
+    return UpdateSample(
+        names=tuple(name.replace("_orig_mod.", "") for name in names),
+        sizes=tuple(parameter.numel() for parameter in parameters),
+        moved=moved,
+        settings=settings,
+        draws=draws,
+    )
+
+
+def group_settings(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[dict[str, float]]:
+    """The numbers in each parameter's group; empty for one that the optimizer does not hold."""
+    by_parameter: dict[int, dict[str, float]] = {}
+    for group in optimizer.param_groups:
+        numbers = {
+            name: value for key, entry in group.items() if key not in IMPLEMENTATION for name, value in _numbers(key, entry)
+        }
+        by_parameter |= {id(parameter): numbers for parameter in group["params"]}
+    return [by_parameter.get(id(parameter), {}) for parameter in parameters]
+
+
+def _numbers(name: str, entry: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(entry, tuple | list):
+        for position, part in enumerate(entry):
+            yield from _numbers(f"{name}[{position}]", part)
+    elif isinstance(entry, bool | int | float) or (isinstance(entry, torch.Tensor) and entry.numel() == 1):
+        yield name, float(entry)
+
+
+def _draws(loop: Loop) -> bool | None:
+    """Whether the loss of a batch hangs on random numbers; None where it does not even repeat with the same ones."""
+    live = loop.live
+    batch = live.to_device(first_batches(loop, 1)[0][0])
+    live.model.train()
+    losses = []
+    for seed in (0, 0, 1):
+        with kept_random_state():
+            torch.manual_seed(seed)
+            loss = live.compute_loss(batch)  # with gradients, as in training: a compiled model would be compiled anew
+        losses.append(float((loss.total if isinstance(loss, Loss) else loss).detach()))
+    return None if losses[0] != losses[1] else losses[0] != losses[2]
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    kept = [(module, module.p) for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]  # noqa: SLF001
+    for module, _ in kept:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, p in kept:
+            module.p = p

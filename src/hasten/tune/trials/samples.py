@@ -1,0 +1,77 @@
+"""One sample is one process's run (or one turn of a resident process): its time per item, with the account of the machine.
+
+The time per item is the median over blocks of updates, not over single updates: with loader workers, updates come in
+bursts, and periodic costs (reading, collection) fall on few of them, so the median of single updates would hide both.
+Where updates are unequal by nature (samples of different length), it is the total time over the total number of items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hasten.core.stats import block_median
+
+NUM_BLOCKS = 5
+MIN_BLOCK_UPDATES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A measured run.
+
+    Attributes:
+        arm: `A` (base) or `B` (candidate).
+        pair: Which pair it belongs to.
+        seconds_per_item: The figure that is compared.
+        seconds: Wall time of the counted updates.
+        items: Samples of the job that were trained.
+        updates: Updates counted.
+        cpu_seconds: CPU time of the process and its workers.
+        foreign_cpu_frac: Share of the machine that others took; None if unknown.
+        major_faults: Page faults from disk.
+        minor_faults: Page faults from memory.
+        spoilt: Whether a neighbour took too much: its pair is run again, and never counted.
+        peak_bytes: Peak memory, where it was read.
+    """
+
+    arm: str
+    pair: int
+    seconds_per_item: float
+    seconds: float
+    items: int
+    updates: int
+    cpu_seconds: float
+    foreign_cpu_frac: float | None
+    major_faults: int
+    minor_faults: int
+    spoilt: bool
+    peak_bytes: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def make_sample(arm: str, pair: int, answer: Mapping[str, Any], *, uneven: bool, peak_bytes: int | None = None) -> Sample:
+    """Make a sample of a worker's answer to `run`; `uneven` says that updates differ by nature."""
+    times, items = answer["times"], answer["items"]
+    total_s, total_items = sum(times), sum(items)
+    per_item = total_s / max(total_items, 1)
+    if not uneven and len(times) >= NUM_BLOCKS * MIN_BLOCK_UPDATES:
+        per_item = block_median([t / max(n, 1) for t, n in zip(times, items, strict=True)], NUM_BLOCKS)
+    return Sample(
+        arm=arm,
+        pair=pair,
+        seconds_per_item=per_item,
+        seconds=total_s,
+        items=total_items,
+        updates=len(times),
+        cpu_seconds=answer["cpu_seconds"],
+        foreign_cpu_frac=answer["foreign_cpu_frac"],
+        major_faults=answer["major_faults"],
+        minor_faults=answer["minor_faults"],
+        spoilt=answer["spoilt"],
+        peak_bytes=peak_bytes,
+    )

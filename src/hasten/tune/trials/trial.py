@@ -1,0 +1,259 @@
+"""A trial process as its parent sees it: start it, command it, freeze it, and learn how it died.
+
+With several ranks a trial is a group of processes in one session. The parent speaks to rank 0, which started the others.
+Crash, hang, lack of memory and NaN are outcomes: they arrive as `TrialError` with a kind, and the parent lives on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+from hasten.core.errors import FailureKind, TrialError
+from hasten.core.optimization import joined_environment, required_environment
+from hasten.core.plan import Plan
+from hasten.core.sample_folder import TRIALS_VARIABLE
+from hasten.script.entry.launch import entered
+from hasten.train.group import shared_environment
+from hasten.tune.trials.group import ended_words
+
+LOG_TAIL_LINES = 4
+DEFAULT_TIMEOUT_S = 300.0
+SCRIPT_MODULE = "hasten.tune.scripts.service"
+"""What serves in the process of a script."""
+NO_STEP = (
+    "The script came to its end without a step of a torch optimizer. Is this the script that trains? A job that it holds "
+    "would be named as FILE.py:Job."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSetting:
+    """What all trials of a tuning share.
+
+    Attributes:
+        target: The job.
+        folder: Where logs, gradients and compile caches of trials go.
+        hang_s: A command that takes longer than this is a hang.
+        progress: Told what a trial reports about itself.
+        ranks: Processes that train together in each trial.
+        command: Where no job but a script is trained: the script, or `-m` and a module, and its arguments.
+    """
+
+    target: str
+    folder: Path
+    hang_s: float = DEFAULT_TIMEOUT_S
+    progress: Callable[[str], None] = lambda _: None
+    ranks: int = 1
+    command: tuple[str, ...] = ()
+
+
+class Trial:
+    """One live job in a process of its own. A context manager: leaving it ends the process.
+
+    Args:
+        setting: What all trials share.
+        plan: The plan it runs under.
+        seed: The run's seed; None takes the job's own.
+        wait: Wait until the job is alive; otherwise `wait_until_loaded` must come before the first command.
+
+    Raises:
+        TrialError: The job could not be brought to life under the plan.
+        PlanError: Two optimizations of the plan need different environments.
+        MachineError: This machine lacks what the plan's environment must name.
+    """
+
+    def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None, wait: bool = True) -> None:
+        self.setting, self.plan = setting, plan
+        environment = trial_environment(setting.folder, plan=plan, ranks=setting.ranks)
+        setting.folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
+        self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
+        self._private: Path | None = None
+        if setting.command:
+            self._start_script(environment)
+        else:
+            self._start_worker(environment)
+        self._pending = b""
+        try:
+            self._send("load", target=setting.target, plan=plan.to_dict(), seed=seed)
+            if wait:
+                self.wait_until_loaded()
+        except BaseException:
+            self.end()
+            raise
+
+    def _start_worker(self, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(  # noqa: S603  our own module
+            [sys.executable, "-m", "hasten.tune.trials.worker", "--ranks", str(self.setting.ranks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,
+        )
+        self._commands, self._answers = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+
+    def _start_script(self, environment: Mapping[str, str]) -> None:
+        """Start the script itself, with a way in; what it prints goes to the log, and it has nothing to read."""
+        self._private = Path(tempfile.mkdtemp(prefix="script-", dir=self.setting.folder.resolve()))
+        theirs, ours = os.pipe()
+        mine, told = os.pipe()
+        config = {"module": SCRIPT_MODULE, "commands": theirs, "answers": told}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  the user's own script
+                [sys.executable, *self.setting.command],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=entered(self._private, config, environment),
+                pass_fds=(theirs, told),
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+            os.close(told)
+        self._commands, self._answers = os.fdopen(ours, "wb"), os.fdopen(mine, "rb")
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def call(self, operation: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer.
+
+        Raises:
+            TrialError: The process died, hung, or the command failed; `kind` says which.
+        """
+        self._send(operation, **arguments)
+        return self._answer(operation, timeout_s or self.setting.hang_s)
+
+    def wait_until_loaded(self) -> None:
+        """Wait for the job to come to life, where the trial was made with `wait=False`.
+
+        Raises:
+            TrialError: It did not.
+        """
+        self._answer("load", self.setting.hang_s)
+
+    def _send(self, operation: str, **arguments: Any) -> None:
+        try:
+            self._commands.write(json.dumps({"op": operation, **arguments}).encode() + b"\n")
+            self._commands.flush()
+        except BrokenPipeError as error:
+            raise self._death(operation) from error
+
+    def _answer(self, operation: str, bound: float) -> dict[str, Any]:
+        while True:
+            answer = self._next_line(bound, operation)
+            if "progress" in answer:
+                self.setting.progress(answer["progress"])
+                continue
+            if not answer.pop("ok"):
+                words = self._log_tail() if answer["message"] == NO_STEP else ""  # its own error says why it ended
+                raise TrialError(f"{answer['message']}{words}", kind=cast("FailureKind", answer["kind"]))
+            return answer
+
+    def freeze(self) -> None:
+        """Stop the process and its loader workers where they are, so that another may use the machine alone."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the process and everything it started; safe to call again."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._commands, self._answers, self._log):
+            try:
+                pipe.close()
+            except BrokenPipeError:  # a command was still unread when the process died
+                continue
+        if self._private is not None:
+            shutil.rmtree(self._private, ignore_errors=True)
+        if self._log_path.exists() and not self._log_path.stat().st_size:
+            self._log_path.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _next_line(self, bound_s: float, operation: str) -> dict[str, Any]:
+        deadline = monotonic() + bound_s
+        output = self._answers
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                left = deadline - monotonic()
+                if left <= 0 or not selector.select(timeout=left):
+                    self.end()
+                    words = f"`{operation}` gave no answer within {bound_s:.0f} s; the trial was ended."
+                    raise TrialError(words, kind="hung")
+                chunk = os.read(output.fileno(), 1 << 16)
+                if not chunk:
+                    raise self._death(operation)
+                self._pending += chunk
+        line, self._pending = self._pending.split(b"\n", 1)
+        return cast("dict[str, Any]", json.loads(line))
+
+    def _death(self, operation: str) -> TrialError:
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.end()
+            code = self._process.returncode
+        words = self._log_tail()
+        if code == 0:
+            if operation == "load":
+                return TrialError(f"{NO_STEP}{words}", kind="raised")
+            return TrialError(f"The trial process came to its end during `{operation}`.{words}", kind="killed")
+        if code < 0:
+            return TrialError(f"The trial process {ended_words(code)} during `{operation}`.{words}", kind="killed")
+        memory = "MemoryError" in words or "allocate memory" in words
+        kind: FailureKind = "out_of_memory" if memory else "killed"
+        return TrialError(f"The trial process exited with code {code} during `{operation}`.{words}", kind=kind)
+
+    def _log_tail(self) -> str:
+        if not self._log_path.exists():
+            return ""
+        lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return " Its last words: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
+
+
+def trial_environment(
+    folder: Path, environ: Mapping[str, str] | None = None, *, plan: Plan | None = None, ranks: int = 1
+) -> dict[str, str]:
+    """The environment of a trial: ours, with what the plan requires, unbuffered, with a compile cache that trials share."""
+    environ = os.environ if environ is None else environ
+    environ = shared_environment(ranks, environ) if ranks > 1 else environ
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), TRIALS_VARIABLE: str(folder / "stores")}
+    ours = {**kept, **environ, "PYTHONUNBUFFERED": "1"}
+    return joined_environment(required_environment(plan.optimizations if plan else ()), ours)

@@ -1,0 +1,117 @@
+"""Two live processes take short turns, the idle one frozen, so that what drifts falls on both arms alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from hasten.core.errors import TrialError
+from hasten.tune.trials.meter import Account, Meter, allowed_cores
+from hasten.tune.trials.samples import Sample, make_sample
+from hasten.tune.trials.trial import Trial
+
+T = TypeVar("T")
+MIN_TURN_S, MIN_PARALLEL_TURN_S = 0.01, 0.1
+"""A turn is no shorter: caches are cold at its beginning, and the threads of a parallel operator must find their cores."""
+PARALLEL = 1.2
+"""Seconds of all cores per second, from which on a process is taken to run on several."""
+MIN_TURNS, MIN_PARALLEL_TURNS = 10, 4
+KNOWN_TURNS = 3
+"""After so many turns their length is settled."""
+
+
+def interleave(
+    trials: Mapping[str, Trial], arms: str, updates: int, *, turns: int
+) -> tuple[dict[str, list[dict[str, Any]]], Account]:
+    """Let frozen processes do `updates` updates each, a few at a time, and leave them frozen.
+
+    Args:
+        trials: By arm.
+        arms: Who begins. Turns go AB BA BA AB, so that either arm follows the other, and itself, on each core as often.
+        updates: Of each arm; where a plan regroups the samples, of the job's own, and the arm sees as many samples.
+        turns: At most so many turns of each.
+
+    Returns:
+        By arm, the answers of its turns; and what the machine did meanwhile, as seen from here: a single turn may be
+        shorter than what the kernel counts in.
+    """
+    answers: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    cores = sorted(allowed_cores())
+    meter = Meter()
+    factors = {arm: trial.plan.samples_factor for arm, trial in trials.items()}
+    done, turn, size = 0, 0, max(updates // turns, math.ceil(max(factors.values())))  # a turn holds an update of each arm
+    while done < updates:
+        now = min(size, updates - done)
+        # The same core for both arms. What runs on several stays where it is: it would drive its own threads away.
+        core = None if _cores_used(answers) > PARALLEL else cores[turn // 2 % len(cores)]
+        for arm in reversed(arms) if turn % 4 in (1, 2) else arms:
+            own = max(round((done + now) / factors[arm]) - round(done / factors[arm]), 0 if done else 1)
+            if own:  # else a short last turn holds no update of an arm whose updates take more samples
+                answers[arm].append(awake(trials[arm], partial(Trial.call, operation="run", updates=own, core=core)))
+        if done < KNOWN_TURNS * size:
+            several = _cores_used(answers) > PARALLEL
+            least_s, least = (MIN_PARALLEL_TURN_S, MIN_PARALLEL_TURNS) if several else (MIN_TURN_S, MIN_TURNS)
+            quickest = min(sum(taken[-1]["times"]) for taken in answers.values()) / now
+            most = max(updates // min(least, turns), 1)
+            size = max(size, min(math.ceil(least_s / max(quickest, 1e-9)), most))
+        done, turn = done + now, turn + 1
+    return answers, meter.read()
+
+
+def _cores_used(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> float:
+    """How many cores the arms kept busy so far; 0 before the first turn."""
+    turns = [answer for taken in answers.values() for answer in taken]
+    seconds = sum(sum(answer["times"]) for answer in turns)
+    return sum(answer["cpu_seconds"] for answer in turns) / seconds if seconds else 0.0
+
+
+def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], account: Account, *, uneven: bool) -> Sample:
+    """Make one sample of an arm's turns: the geometric mean over turns, so that their ratios average; totals if uneven.
+
+    Args:
+        arm: Whose.
+        pair: Of which pair.
+        turns: The answers of its turns.
+        account: What the machine did during the turns of both arms, as their parent saw it.
+        uneven: Updates differ by nature.
+    """
+    parts = [make_sample(arm, pair, answer, uneven=True) for answer in turns]
+    seconds, items = sum(part.seconds for part in parts), sum(part.items for part in parts)
+    per_item = seconds / max(items, 1)
+    if not uneven:
+        per_item = math.exp(sum(math.log(part.seconds_per_item) for part in parts) / len(parts))
+    return replace(
+        parts[0],
+        seconds_per_item=per_item,
+        seconds=seconds,
+        items=items,
+        updates=sum(part.updates for part in parts),
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        foreign_cpu_frac=account.foreign_cpu_frac,
+        major_faults=sum(part.major_faults for part in parts),
+        minor_faults=sum(part.minor_faults for part in parts),
+        spoilt=account.spoilt,
+    )
+
+
+def awake(trial: Trial, act: Callable[[Trial], T]) -> T:
+    """Thaw a process for as long as `act` takes; a failure says under which plan."""
+    trial.thaw()
+    try:
+        with named(trial.plan.names):
+            return act(trial)
+    finally:
+        trial.freeze()
+
+
+@contextmanager
+def named(plan: Sequence[str]) -> Iterator[None]:
+    """Say under which plan a trial failed."""
+    try:
+        yield
+    except TrialError as error:
+        raise TrialError(f"Under the plan [{', '.join(plan) or 'empty'}]: {error}", kind=error.kind) from error

@@ -1,1 +1,0 @@
-"""The words of Upshift: job, live job, facts, plan, optimization, machine, statistics, errors."""

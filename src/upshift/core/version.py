@@ -1,3 +1,0 @@
-"""Which Upshift this is; pyproject.toml says the same."""
-
-__version__ = "0.1.0"
