@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MAX_LINES := 400
 IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/benchmarks tests/integrations tests/optimizations tests/recipes \
-	tests/cli/test_catalogue.py tests/cli/test_data.py tests/cli/test_scripts.py tests/tune/test_gate.py tests/tune/test_group.py \
+	tests/cli/test_catalogue.py tests/cli/test_data.py tests/cli/test_scripts.py tests/tune/test_gate.py tests/tune/test_ranks.py \
 	tests/tune/test_objective_real.py tests/tune/test_script_trial.py tests/tune/test_trial.py
 
 SHELL := /bin/sh

@@ -26,9 +26,9 @@ from hasten.core.optimization import Numerics, Optimization
 from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.optimizations import ENTRY_POINT_GROUP, catalogue
-from hasten.tune.climb.screen import FUTILE_TURNS, Screen
 from hasten.tune.proof.compare import compare, held_out_verdict
-from hasten.tune.trials.arms import TURNS, Design
+from hasten.tune.search.screening import FUTILE_TURNS, Screen
+from hasten.tune.trials.pair import TURNS, Design
 from hasten.tune.trials.trial import Trial, TrialSetting
 
 UPDATES = 30

@@ -16,7 +16,7 @@ from hasten.core.plan import Plan
 from hasten.core.provenance import commit_of
 from hasten.core.stats import Verdict
 from hasten.tune.proof.compare import Comparison, compare
-from hasten.tune.trials.arms import TURNS, Design
+from hasten.tune.trials.pair import TURNS, Design
 from hasten.tune.trials.trial import TrialSetting
 
 UPDATES = 250

@@ -22,7 +22,7 @@ from hasten.optimizations.sequence_packing import SequencePacking
 from hasten.optimizations.trim_padding import TrimPadding
 from hasten.train.build import build
 from hasten.tune.proof.compare import Comparison, compare
-from hasten.tune.trials.arms import TURNS, Design, run_in_turns
+from hasten.tune.trials.pair import TURNS, Design, run_in_turns
 from hasten.tune.trials.trial import TrialSetting
 
 GOAL = 1.2

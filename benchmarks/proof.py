@@ -17,7 +17,7 @@ from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.tune.proof.compare import Comparison, compare, held_out_verdict
-from hasten.tune.trials.arms import TURNS, Design
+from hasten.tune.trials.pair import TURNS, Design
 from hasten.tune.trials.trial import TrialSetting
 
 PAIRS = 10

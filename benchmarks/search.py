@@ -29,10 +29,10 @@ from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
 from hasten.core.provenance import commit_of
 from hasten.optimizations import catalogue
-from hasten.tune.climb.ladder import Ladder
-from hasten.tune.climb.screen import FUTILE_TURNS, Screen
+from hasten.tune.search.screening import FUTILE_TURNS, Screen
+from hasten.tune.search.search import Ladder
 from hasten.tune.session import Session, TuneRequest
-from hasten.tune.trials.arms import Design, run_in_turns
+from hasten.tune.trials.pair import Design, run_in_turns
 from hasten.tune.trials.trial import TrialSetting
 
 LADDER_BUDGET_S = 900.0
@@ -146,7 +146,7 @@ def _climb(target: str, name: str, out: Path, space: Row | None) -> Row:
     if not climb.facts:
         raise TrialError(f"The ladder did not come to its end: {evidence.get('failure', evidence['ended'])}", kind="raised")
     rungs = [_brief(rung) for rung in evidence["rungs"]]
-    plan = climb.dossier.applied_plan().to_dict()
+    plan = climb.record.applied_plan().to_dict()
     found = {**climb.facts, "budget_s": LADDER_BUDGET_S, "plan": plan, "rungs": rungs}
     return {**found, "space": climb.space, "max_subsets": MAX_SUBSETS}
 

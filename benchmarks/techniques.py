@@ -31,13 +31,13 @@ from hasten.core.optimization import Judge, Numerics, Optimization
 from hasten.core.plan import Plan
 from hasten.core.provenance import commit_of
 from hasten.optimizations import catalogue
-from hasten.tune.climb.events import screen_event
-from hasten.tune.climb.screen import FUTILE_TURNS, Screen, Screening
 from hasten.tune.proof.compare import Comparison, compare, held_out_verdict
-from hasten.tune.proof.goodput import TargetComparison
 from hasten.tune.proof.numerics import MIN_UPDATES, judge_exact
+from hasten.tune.proof.time_to_target import TargetComparison
 from hasten.tune.proof.whole_runs import TargetDesign, compare_to_target
-from hasten.tune.trials.arms import Design, turns_that_fit
+from hasten.tune.search.event_screening import screen_event
+from hasten.tune.search.screening import FUTILE_TURNS, Screen, Screening
+from hasten.tune.trials.pair import Design, turns_that_fit
 from hasten.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
 from hasten.tune.trials.trial import Trial, TrialSetting
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hasten.report import print_summary
 from hasten.report.words import IN_GOOD_SHAPE, headline
-from hasten.tune.climb.noting import no_time
+from hasten.tune.search.noting import no_time
 from tests.report.sample import SAMPLES, empty_plan, full, interrupted
 
 

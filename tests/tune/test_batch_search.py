@@ -27,10 +27,10 @@ from hasten.train.loop import Loop
 from hasten.tune.batch import search as batch_search
 from hasten.tune.batch.bench import Held, Race, Scouted, Turn
 from hasten.tune.batch.choice import Size
-from hasten.tune.batch.lab import TrialLab
+from hasten.tune.batch.measure import TrialLab
 from hasten.tune.batch.search import Finding, search_batch
 from hasten.tune.budget import Budget
-from hasten.tune.trials.longest import find_longest, hold_longest, micro_batch_size, sample_bytes
+from hasten.tune.trials.longest_samples import find_longest, hold_longest, micro_batch_size, sample_bytes
 from hasten.tune.trials.trial import Trial, TrialSetting
 from tests.optimizations.contract import CPU, Ragged
 from tests.train.jobs import Plain, Streamed
@@ -376,7 +376,7 @@ def test_holding_runs_the_longest_the_step_and_a_held_out_batch(
     plan: dict[str, Any], computed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Watched, "seen", [])
-    monkeypatch.setattr("hasten.tune.trials.longest.end_this_process_first", lambda: None)
+    monkeypatch.setattr("hasten.tune.trials.longest_samples.end_this_process_first", lambda: None)
     loop = Loop(build(Watched(), Plan.from_dict(plan, catalogue()), device=CPU))
     held = hold_longest(loop, indices=[17, 2, 5, 8, 11, 14], updates=2)
     each = len(computed)
@@ -482,7 +482,7 @@ def test_a_search_in_real_processes_leaves_the_job_as_it_was(
 def test_a_job_with_batch_statistics_refuses_every_other_size() -> None:
     from hasten.core.machine import read_machine
     from hasten.profile.probes import job_facts
-    from hasten.tune.batch.lab import _refused
+    from hasten.tune.batch.measure import _refused
 
     class Normed(Job):
         batch_size = 4

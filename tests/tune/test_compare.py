@@ -27,8 +27,8 @@ from hasten.tune.proof.compare import (
     held_out_verdict,
     shortened,
 )
-from hasten.tune.trials.arms import ArmOutcome, Design, run_arm
-from hasten.tune.trials.meter import SPOILT_FRAC
+from hasten.tune.trials.machine_load import SPOILT_FRAC
+from hasten.tune.trials.pair import ArmOutcome, Design, run_arm
 from hasten.tune.trials.samples import Sample
 from hasten.tune.trials.trial import TrialSetting
 from tests.tune.jobs import children, write_job

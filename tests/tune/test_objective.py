@@ -13,15 +13,15 @@ from hasten.cli.main import app
 from hasten.core.errors import HastenError
 from hasten.core.optimization import Numerics
 from hasten.report.words import headline
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import Screening
 from hasten.tune.objective import Goal, Objective, run_cost
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.screening import Screening
 from hasten.tune.session import Session, TuneRequest
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
-from tests.tune.test_ladder import FakeScreen, make, measured, outcomes, reason, technique
+from tests.tune.test_search import FakeScreen, make, measured, outcomes, reason, technique
 
 PASSED = GateVerdict(numerics=Numerics.EXACT, verdict="passed", why="bit-equal")
 
@@ -119,13 +119,13 @@ def test_a_run_costs_its_hours() -> None:
 def test_the_proof_of_a_memory_plan(tmp_path: Path, ratio: float, peak: int, why: str) -> None:
     wanted = Objective(goal=Goal.MEMORY, max_slowdown=1.5)
     session = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", objective=wanted))
-    session.dossier.evidence["memory"] = {"baseline_peak_bytes": 1000, "tuned_peak_bytes": peak}
-    session.dossier.rungs.append(Rung(name="precision", settings={}, outcome="applied", reason="saves"))
+    session.record.evidence["memory"] = {"baseline_peak_bytes": 1000, "tuned_peak_bytes": peak}
+    session.record.rungs.append(Candidate(name="precision", settings={}, outcome="applied", reason="saves"))
     comparison: Comparison = measured(ratio)
     session._judge(SimpleNamespace(optimizations=()), comparison, None)  # type: ignore[arg-type]
-    assert session.dossier.proved is not bool(why)
-    assert why in session.dossier.rungs[0].reason
-    assert session.dossier.evidence["objective"] == {"goal": "memory", "max_slowdown": 1.5, "price_per_hour": None}
+    assert session.record.proved is not bool(why)
+    assert why in session.record.rungs[0].reason
+    assert session.record.evidence["objective"] == {"goal": "memory", "max_slowdown": 1.5, "price_per_hour": None}
 
 
 def test_the_headline_speaks_of_what_was_wanted() -> None:

@@ -14,8 +14,8 @@ from hasten.report import validate
 from hasten.report.evidence import load
 from hasten.tune import budget
 from hasten.tune import session as module
-from hasten.tune.climb.noting import NOT_TRIED
 from hasten.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective, run_cost
+from hasten.tune.search.noting import NOT_TRIED
 from hasten.tune.session import Session, TuneRequest
 from tests.tune.jobs import children, write_job
 

@@ -14,9 +14,9 @@ import pytest
 
 from hasten.optimizations.cpu_threads import CPUThreads
 from hasten.tune.budget import MARGIN, MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
-from hasten.tune.climb.rung import Rung, break_even_updates
-from hasten.tune.trials import meter
-from hasten.tune.trials.meter import SPOILT_FRAC, Account, Meter, begin_on
+from hasten.tune.search.candidate import Candidate, break_even_updates
+from hasten.tune.trials import machine_load
+from hasten.tune.trials.machine_load import SPOILT_FRAC, Account, Meter, begin_on
 from hasten.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -74,11 +74,11 @@ time.sleep(60)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a child's ended children took")
 def test_what_ended_children_of_a_living_child_took_is_ours() -> None:
     """As loader workers that a trial starts anew at every epoch."""
-    before = meter.own_cpu_seconds()
+    before = machine_load.own_cpu_seconds()
     with subprocess.Popen([sys.executable, "-c", BUSY_GRANDCHILD], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "done\n"
-        taken = meter.own_cpu_seconds() - before
+        taken = machine_load.own_cpu_seconds() - before
         child.kill()
     assert taken > 0.5
 
@@ -89,9 +89,9 @@ class FakeMachine:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.now, self.own = folder, 100.0, 50.0
         self.ticks = {core: [1000, 10, 500, 90000, 70, 5, 5, 0, 300, 0] for core in range(4)}
-        monkeypatch.setattr(meter, "allowed_cores", lambda: frozenset({0, 1}))
-        monkeypatch.setattr(meter, "own_cpu_seconds", lambda: self.own)
-        monkeypatch.setattr(meter, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(machine_load, "allowed_cores", lambda: frozenset({0, 1}))
+        monkeypatch.setattr(machine_load, "own_cpu_seconds", lambda: self.own)
+        monkeypatch.setattr(machine_load, "perf_counter", lambda: self.now)
         self.write()
 
     def write(self) -> None:
@@ -224,8 +224,8 @@ def test_break_even_is_when_the_setup_is_earned_back(setup: Any, base: Any, cand
 
 
 def test_a_rung_survives_the_evidence_file() -> None:
-    rung = Rung(name="cpu_threads", settings={"num_threads": 3}, outcome="refused", reason="slower", memory_ratio=0.9)
-    assert Rung.from_dict({**rung.to_dict(), "more": 1}) == rung
+    rung = Candidate(name="cpu_threads", settings={"num_threads": 3}, outcome="refused", reason="slower", memory_ratio=0.9)
+    assert Candidate.from_dict({**rung.to_dict(), "more": 1}) == rung
     assert rung.is_about(CPUThreads(num_threads=3))
     assert not rung.is_about(CPUThreads(num_threads=2))
 

@@ -14,10 +14,10 @@ from hasten.optimizations import catalogue
 from hasten.report import validate
 from hasten.report.evidence import load
 from hasten.tune import budget
-from hasten.tune.climb.noting import NOT_TRIED
 from hasten.tune.proof.compare import NEIGHBOUR
 from hasten.tune.scripts import session as module
 from hasten.tune.scripts.session import ScriptSession
+from hasten.tune.search.noting import NOT_TRIED
 from hasten.tune.session import TuneRequest
 from tests.tune.jobs import children
 

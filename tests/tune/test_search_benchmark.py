@@ -19,7 +19,7 @@ from hasten.core.errors import HastenError
 from hasten.core.machine import read_machine
 from hasten.core.optimization import Judge, Optimization, clash
 from tests.optimizations.contract import facts
-from tests.tune.test_ladder import technique
+from tests.tune.test_search import technique
 
 KINDS = {
     kind.card.name: kind

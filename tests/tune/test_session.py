@@ -20,8 +20,8 @@ from hasten.optimizations import catalogue
 from hasten.report import validate
 from hasten.report.evidence import load
 from hasten.tune import session as module
-from hasten.tune.climb.noting import NOT_TRIED
 from hasten.tune.proof.compare import NEIGHBOUR
+from hasten.tune.search.noting import NOT_TRIED
 from hasten.tune.session import Session, TuneRequest
 from tests.tune.jobs import children, write_job
 
@@ -222,12 +222,12 @@ def test_what_is_left_out_is_told_and_not_tried(
     assert set(session.catalogue()) == tried
     session._note_left_out()
     session._note_left_out()
-    told = {rung.name: rung.reason for rung in session.dossier.rungs}
-    assert len(session.dossier.rungs) == len(told)
+    told = {rung.name: rung.reason for rung in session.record.rungs}
+    assert len(session.record.rungs) == len(told)
     assert set(told) == {"sample_cache", "cpu_threads", "zero_grad_to_none"} - tried
     assert reason in told["cpu_threads" if "only" not in asked else "zero_grad_to_none"]
     for name, names in asked.items():
-        assert f"--{name} {names[-1]}" in session.dossier.evidence["commands"][0]
+        assert f"--{name} {names[-1]}" in session.record.evidence["commands"][0]
 
 
 def test_a_technique_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:

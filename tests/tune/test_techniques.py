@@ -20,10 +20,10 @@ from hasten.core.errors import HastenError, MachineError, PlanError
 from hasten.core.job import Job, check_job
 from hasten.core.optimization import Fit, Judge, Numerics
 from hasten.optimizations import catalogue
-from hasten.tune.climb.screen import Screening
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict
-from hasten.tune.trials import meter
+from hasten.tune.search.screening import Screening
+from hasten.tune.trials import machine_load
 from hasten.tune.trials.samples import Sample
 
 TINY = Effort(pairs=2, arm_s=0.02, gate_s=0.01, slice_s=0.02)
@@ -86,7 +86,7 @@ def test_a_setting_that_is_none_is_refused() -> None:
 def test_a_case_is_measured_in_fresh_pairs_and_one_that_does_not_fit_is_refused(
     kept: kept_rows.Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meter, "SPOILT_FRAC", 9.0)  # whatever else this machine does
+    monkeypatch.setattr(machine_load, "SPOILT_FRAC", 9.0)  # whatever else this machine does
     job = "small_steps:OnlineJob"
     cases = [Case("metric_reading", {"every": 5}, job), Case("channels_last", {}, job)]
     said: list[str] = []

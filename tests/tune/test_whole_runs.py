@@ -17,12 +17,12 @@ from hasten.core.stats import LOOKS, Verdict
 from hasten.optimizations import catalogue
 from hasten.tune.proof import whole_runs as module
 from hasten.tune.proof.compare import compare
-from hasten.tune.proof.goodput import MIN_PAIRS, TargetComparison, WholeRun
+from hasten.tune.proof.time_to_target import MIN_PAIRS, TargetComparison, WholeRun
 from hasten.tune.proof.whole_runs import TargetDesign, compare_to_target, planned_looks, run_pair
-from hasten.tune.trials.arms import Design, run_arm
+from hasten.tune.trials.pair import Design, run_arm
 from hasten.tune.trials.trial import TrialSetting
 from tests.tune.jobs import HEAD, children
-from tests.tune.test_goodput import curve, falling
+from tests.tune.test_time_to_target import curve, falling
 
 QUALITY = Quality(margin=0.05)
 

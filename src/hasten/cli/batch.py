@@ -15,7 +15,7 @@ from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 from hasten.tune.batch.choice import Candidate
-from hasten.tune.batch.lab import TrialLab
+from hasten.tune.batch.measure import TrialLab
 from hasten.tune.batch.search import Finding, search_batch
 from hasten.tune.budget import Budget
 from hasten.tune.trials.trial import TrialSetting

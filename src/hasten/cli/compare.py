@@ -17,7 +17,7 @@ from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.tune.proof.compare import Comparison, held_out_verdict
 from hasten.tune.proof.compare import compare as compare_plans
-from hasten.tune.trials.arms import TURNS, Design
+from hasten.tune.trials.pair import TURNS, Design
 from hasten.tune.trials.trial import Trial, TrialSetting
 
 TWO = 2

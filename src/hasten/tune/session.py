@@ -23,20 +23,20 @@ from hasten.optimizations import catalogue
 from hasten.profile.diagnosis import diagnose
 from hasten.train.group import read_shared_machine
 from hasten.tune.budget import FINAL_SHARE, REPORT_S, Budget, Costs
-from hasten.tune.climb.decide import MEMORY_SAVED
-from hasten.tune.climb.ladder import MAX_TURN_UPDATES, TURN_S, Ladder
-from hasten.tune.climb.noting import NOT_TRIED
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import SLICES, Screen
-from hasten.tune.dossier import Dossier
-from hasten.tune.names import check_names
 from hasten.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison, compare, held_out_verdict
-from hasten.tune.proof.goodput import TargetComparison
-from hasten.tune.proof.more import what_would_settle
-from hasten.tune.proof.target_proof import TargetProof
+from hasten.tune.proof.final import TargetProof
+from hasten.tune.proof.settling import what_would_settle
+from hasten.tune.proof.time_to_target import TargetComparison
 from hasten.tune.proof.whole_runs import TargetDesign
-from hasten.tune.trials.arms import Design, turns_that_fit
+from hasten.tune.record import Record
+from hasten.tune.request import check_names
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.noting import NOT_TRIED
+from hasten.tune.search.screening import SLICES, Screen
+from hasten.tune.search.search import MAX_TURN_UPDATES, TURN_S, Ladder
+from hasten.tune.search.verdict import MEMORY_SAVED
+from hasten.tune.trials.pair import Design, turns_that_fit
 from hasten.tune.trials.trial import Trial, TrialSetting
 
 PROFILE_SHARE, AGAIN_SHARE = 0.005, 0.15
@@ -97,18 +97,18 @@ class Session:
         self.budget = Budget.begin(request.budget_s)
         self.job: Job = self._load_job()
         machine = read_shared_machine(request.ranks)
-        self.dossier = Dossier(request.target, self.job, machine, request.out, self.budget)
+        self.record = Record(request.target, self.job, machine, request.out, self.budget)
         if request.ranks > 1:
-            self.dossier.evidence["machine"]["ranks"] = request.ranks
-            self.dossier.evidence["machine"]["fingerprint"] += f" x{request.ranks}"
-            commands = self.dossier.evidence["commands"]
-            self.dossier.evidence["commands"] = [f"{line} --ranks {request.ranks}" for line in commands]
+            self.record.evidence["machine"]["ranks"] = request.ranks
+            self.record.evidence["machine"]["fingerprint"] += f" x{request.ranks}"
+            commands = self.record.evidence["commands"]
+            self.record.evidence["commands"] = [f"{line} --ranks {request.ranks}" for line in commands]
         for flag, names in (("--only", request.only), ("--without", request.without)):
-            self.dossier.evidence["commands"][0] += "".join(f" {flag} {name}" for name in names)
+            self.record.evidence["commands"][0] += "".join(f" {flag} {name}" for name in names)
         if request.resume:
-            self.dossier.take_up()
-        self.dossier.set_aside()
-        self.dossier.evidence["objective"] = request.objective.to_dict()
+            self.record.take_up()
+        self.record.set_aside()
+        self.record.evidence["objective"] = request.objective.to_dict()
         folder = request.out / "trials"
         self.setting = TrialSetting(
             target=request.target, folder=folder, progress=lambda words: say(f"  {words}"), ranks=request.ranks,
@@ -138,7 +138,7 @@ class Session:
             ladder.climb()
             self.say("taking each kept rung out once")
             ladder.prune()
-            self.dossier.evidence["phases_after"] = ladder.phases or None
+            self.record.evidence["phases_after"] = ladder.phases or None
             ladder.screen.close()
             self._prove(ladder)
             ended = self._how_it_ended()
@@ -146,19 +146,19 @@ class Session:
             ended = "interrupted"
             self.say("interrupted: writing what is known")
         except TrialError as error:
-            self.dossier.evidence["failure"] = str(error)
-            if not self.dossier.evidence["phases"]:
+            self.record.evidence["failure"] = str(error)
+            if not self.record.evidence["phases"]:
                 raise
             self.say(f"a trial failed, writing what is known: {error}")
         finally:
             if self.screen is not None:
                 self.screen.close()
-            self.dossier.finish(ended)
-        return self.dossier.evidence
+            self.record.finish(ended)
+        return self.record.evidence
 
     def _how_it_ended(self) -> str:
-        rungs = self.dossier.rungs
-        if not self.dossier.proved and any(NEIGHBOUR in rung.reason for rung in rungs):
+        rungs = self.record.rungs
+        if not self.record.proved and any(NEIGHBOUR in rung.reason for rung in rungs):
             return "noise"
         # Whole runs are more than most budgets hold: that they were left out does not make a tuning an unfinished one.
         kinds = catalogue()
@@ -171,7 +171,7 @@ class Session:
     def _prepare(self) -> Ladder:
         facts = self._profile()
         diagnosis = diagnose(
-            self.dossier.evidence["phases"], facts.ceilings, wait_frac=facts.input_wait_frac, straggler=facts.straggler
+            self.record.evidence["phases"], facts.ceilings, wait_frac=facts.input_wait_frac, straggler=facts.straggler
         )
         self.say(diagnosis.words)
         uneven = self.uneven
@@ -181,14 +181,14 @@ class Session:
         self.say("comparing the job with itself, to learn this machine's noise")
         screen = self.screen = self._make_screen(others, 1 if facts.waits_for_data else SLICES)
         calibration = screen.calibrate(max(updates // 2, MIN_TURN_UPDATES), again_s=AGAIN_SHARE * self.request.budget_s)
-        reason = self.dossier.note_noise(screen.floor_frac, calibration, repeats=screen.repeats())
+        reason = self.record.note_noise(screen.floor_frac, calibration, repeats=screen.repeats())
         self.say(f"differences below {screen.floor_frac:.1%} cannot be told here ({reason})")
         ladder = Ladder(
             catalogue=self.catalogue(), facts=facts, diagnosis=diagnosis, screen=screen, costs=self.costs,
             budget=self.budget,
             reserve_s=lambda tuned_s: self.costs.final_s(FINAL_SHARE * self.request.budget_s, tuned_s),
             updates=updates, design=Design(updates=updates, uneven=uneven, seed=self.seed, turns=self.turns),
-            save=self.dossier.save, say=self.say, rungs=self.dossier.rungs, objective=self.request.objective,
+            save=self.record.save, say=self.say, rungs=self.record.rungs, objective=self.request.objective,
             target_design=self._target_design(), events_apart=self.events_apart,
         )  # fmt: skip
         self._take_up(ladder)
@@ -209,12 +209,12 @@ class Session:
 
     def _note_left_out(self) -> None:
         """A rung for each technique that was asked to be left out."""
-        known, tried = {rung.name for rung in self.dossier.rungs}, self.catalogue()
+        known, tried = {rung.name for rung in self.record.rungs}, self.catalogue()
         for name in self.kinds():
             if name not in tried and name not in known:
                 flag = "--without names it" if name in self.request.without else "--only names others"
                 reason = f"left out, as was asked: {flag}"
-                self.dossier.rungs.append(Rung(name=name, settings={}, outcome="refused", reason=reason))
+                self.record.rungs.append(Candidate(name=name, settings={}, outcome="refused", reason=reason))
 
     def _profile(self) -> Facts:
         """Profile the plain job in a process of its own; learns what things cost here."""
@@ -227,9 +227,9 @@ class Session:
             if self.job.quality is not None:
                 self._check_metric(self.job.quality.metric, trial.call("validate", max_batches=1)["metrics"])
         profile = answer["profile"]
-        facts = Facts(machine=self.dossier.machine, job=JobFacts(**profile["job"]), **answer["facts"])
+        facts = Facts(machine=self.record.machine, job=JobFacts(**profile["job"]), **answer["facts"])
         self.planned_updates = facts.job.planned_updates
-        self.dossier.note_profile(profile, facts)
+        self.record.note_profile(profile, facts)
         self.turns = turns_that_fit(facts)
         batches, batch_s = profile["validation"]["batches"], profile["validation"]["batch_s"]
         self.max_batches = min(batches, max(int(VALIDATION_S / batch_s), 1)) if batch_s else None
@@ -255,7 +255,7 @@ class Session:
 
     def _take_up(self, ladder: Ladder) -> None:
         """Bring the resident base to the plan that an earlier session had reached."""
-        plan = self.dossier.applied_plan()
+        plan = self.record.applied_plan()
         if not plan.optimizations:
             return
         self.say(f"taking up at the plan [{', '.join(plan.names)}]")
@@ -279,13 +279,13 @@ class Session:
     # The proof.
 
     def _prove(self, ladder: Ladder) -> None:
-        plan = self.dossier.applied_plan()
+        plan = self.record.applied_plan()
         if not plan.optimizations:
             self.say("nothing that was tried made this job faster without harm")
             return
         tuned_s = ladder.trial_update_s / plan.samples_factor  # of as many samples as an update of the job's own
-        reached = TargetProof(self.setting, self.dossier, self.budget, self.say).prove(ladder)
-        plan = self.dossier.applied_plan()
+        reached = TargetProof(self.setting, self.record, self.budget, self.say).prove(ladder)
+        plan = self.record.applied_plan()
         if not plan.optimizations:
             return
         if reached is not None:
@@ -297,14 +297,14 @@ class Session:
         comparison, quality = self._final(plan, tuned_s, FIRST_PROOF_SHARE if training else 1.0, whole=whole)
         if quality is not None and quality.verdict != "not_worse" and training:
             hint = self._hint(comparison, quality, tuned_s, whole, self.budget.spent - spent_s)
-            for words in self.dossier.drop({item.card.name for item in training}, comparison, quality, hint):
+            for words in self.record.drop({item.card.name for item in training}, comparison, quality, hint):
                 self.say(words)
-            plan = self.dossier.applied_plan()
+            plan = self.record.applied_plan()
             if not plan.optimizations:
                 return
             comparison, quality = self._final(plan, tuned_s)
-        self.dossier.note_final(comparison, quality)
-        self.dossier.note_cost(self.request.objective, self.planned_updates)
+        self.record.note_final(comparison, quality)
+        self.record.note_cost(self.request.objective, self.planned_updates)
         self._judge(plan, comparison, quality)
 
     def _prove_beside(self, reached: TargetComparison, plan: Plan, tuned_s: float) -> None:
@@ -313,15 +313,15 @@ class Session:
         A short run would judge a schedule by its warm-up, so no held-out metric is measured here.
         """
         comparison, _ = self._final(plan, tuned_s, held_out=False)
-        self.dossier.note_final(comparison, reached.held_out, reached)
-        self.dossier.note_cost(self.request.objective, self.planned_updates)
+        self.record.note_final(comparison, reached.held_out, reached)
+        self.record.note_cost(self.request.objective, self.planned_updates)
         self._judge(plan, comparison, reached.held_out, reached)
 
     def _judge(
         self, plan: Plan, comparison: Comparison, quality: NonInferiority | None, reached: TargetComparison | None = None
     ) -> None:
         """Adopt the plan, or take its rungs out again."""
-        memory = self.dossier.evidence["memory"]
+        memory = self.record.evidence["memory"]
         saves = any(item.card.memory_technique for item in plan.optimizations)
         saves = saves and memory["tuned_peak_bytes"] < MEMORY_SAVED * memory["baseline_peak_bytes"]
         why = ""
@@ -331,22 +331,22 @@ class Session:
             why = self._why_no_memory(comparison)
         elif comparison.verdict is not Verdict.FASTER and not saves and (reached is None or comparison.interval is None):
             why = f"the final proof says {comparison.verdict}: {comparison.why}"
-        self.dossier.proved = not why
+        self.record.proved = not why
         if not why:
             return
         harmed = comparison.verdict is Verdict.SLOWER or (quality is not None and quality.verdict == "worse")
         apart = self.events_apart and not harmed
         around = {item.card.name for item in plan.optimizations if item.card.event and apart}
-        for rung in self.dossier.rungs:
+        for rung in self.record.rungs:
             if rung.outcome == "applied" and rung.name in around:  # the time of an update says nothing of it
-                self.dossier.proved = True
+                self.record.proved = True
             elif rung.outcome == "applied":
                 rung.outcome = "undecided" if comparison.verdict is Verdict.UNDECIDED else "refused"
                 rung.reason += f"; taken out again because {why}"
 
     def _why_no_memory(self, comparison: Comparison) -> str:
         """Why the plan is no answer to a wish for less memory; empty where it is one."""
-        memory, objective, interval = self.dossier.evidence["memory"], self.request.objective, comparison.interval
+        memory, objective, interval = self.record.evidence["memory"], self.request.objective, comparison.interval
         if interval is None:
             return f"the final proof says {comparison.verdict}: {comparison.why}"
         saved = 1.0 - memory["tuned_peak_bytes"] / memory["baseline_peak_bytes"]
@@ -371,7 +371,7 @@ class Session:
             max_batches=self.max_batches, looks=LOOKS, deadline=monotonic() + seconds, turns=self.turns,
         )  # fmt: skip
         comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)
-        self.dossier.retaken += comparison.retaken
+        self.record.retaken += comparison.retaken
         return comparison, None if quality is None else held_out_verdict(comparison, quality)
 
     def _final_updates(self, seconds: float, tuned_s: float) -> int:

@@ -31,7 +31,7 @@ from hasten.core.stats import (
     paired_interval,
 )
 from hasten.tune.budget import LEAST_PAIR_UPDATES, LEAST_PAIRS
-from hasten.tune.trials.arms import Design, run_arm, run_in_turns, warmup_of
+from hasten.tune.trials.pair import Design, run_arm, run_in_turns, warmup_of
 from hasten.tune.trials.samples import Sample
 from hasten.tune.trials.trial import TrialSetting
 

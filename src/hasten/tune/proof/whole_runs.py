@@ -19,9 +19,9 @@ from hasten.core.errors import TrialError
 from hasten.core.job import Quality
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, MIN_FLOOR_FRAC, Floor, Verdict
-from hasten.tune.proof.goodput import Curve, TargetComparison, WholeRun, read_look
-from hasten.tune.trials.arms import WARMUP_UPDATES, warmup
-from hasten.tune.trials.meter import Meter
+from hasten.tune.proof.time_to_target import Curve, TargetComparison, WholeRun, read_look
+from hasten.tune.trials.machine_load import Meter
+from hasten.tune.trials.pair import WARMUP_UPDATES, warmup
 from hasten.tune.trials.trial import Trial, TrialSetting
 from hasten.tune.trials.turns import named
 

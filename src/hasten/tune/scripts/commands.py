@@ -20,7 +20,7 @@ from hasten.script.plan.host import Host
 from hasten.train.trace import Lens
 from hasten.tune.scripts.profiling import Steps, profile_script_steps
 from hasten.tune.scripts.sampling import StepSampler
-from hasten.tune.trials.meter import Meter, begin_on
+from hasten.tune.trials.machine_load import Meter, begin_on
 
 TRACED_STEPS = 2
 """Steps that `trace` looks at: one for the counters, one operator by operator."""

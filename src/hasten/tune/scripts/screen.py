@@ -15,11 +15,11 @@ import numpy as np
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Numerics, Optimization
 from hasten.core.plan import Plan
-from hasten.tune.climb.resident import Resident
-from hasten.tune.climb.screen import MAX_RETAKES, MORE_TURNS, Screen, Screening
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict, Settled, UpdateSample, loss_shift
-from hasten.tune.trials.arms import COMPILE_WARMUP_UPDATES
+from hasten.tune.search.resident_process import Resident
+from hasten.tune.search.screening import MAX_RETAKES, MORE_TURNS, Screen, Screening
+from hasten.tune.trials.pair import COMPILE_WARMUP_UPDATES
 from hasten.tune.trials.trial import Trial
 
 SAMPLED_STEPS = 3

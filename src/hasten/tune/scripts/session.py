@@ -19,10 +19,10 @@ from hasten.optimizations import catalogue
 from hasten.script.patch.suggest import suggest
 from hasten.script.plan.live import ScriptJob
 from hasten.script.plan.reach import REACHED, why_beyond
-from hasten.tune.climb.rung import Rung
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.whole_runs import TargetDesign
 from hasten.tune.scripts.screen import BEFORE, ScriptScreen, other_curve
+from hasten.tune.search.candidate import Candidate
 from hasten.tune.session import EMPTY, Session, TuneRequest
 
 MARGIN_FRAC = 0.01
@@ -49,7 +49,7 @@ class ScriptSession(Session):
             raise HastenError("Scripts are tuned in one process: leave --ranks out, and tune the script on one device.")
         super().__init__(request, say)
         self._need, self._events = "", False
-        evidence, out = self.dossier.evidence, shlex.quote(str(request.out))
+        evidence, out = self.record.evidence, shlex.quote(str(request.out))
         words = shlex.join(request.command[1:])
         name = shlex.quote(request.command[0])
         evidence["job"] |= {"name": Path(request.command[0]).name, "fingerprint": fingerprint(request.command)}
@@ -63,7 +63,7 @@ class ScriptSession(Session):
         evidence = super().run()
         self._note_beyond()
         self._write_patch()
-        self.dossier.finish(evidence["ended"])
+        self.record.finish(evidence["ended"])
         return evidence
 
     def kinds(self) -> Mapping[str, type[Optimization]]:
@@ -91,7 +91,7 @@ class ScriptSession(Session):
         screen = ScriptScreen(
             self.setting, EMPTY, uneven=self.uneven, others=others, seed=self.seed, say=self.say, slices=slices
         )
-        screen.draws = bool(self.dossier.evidence["job"].get("load_is_random"))
+        screen.draws = bool(self.record.evidence["job"].get("load_is_random"))
         return screen
 
     def _other_seed(self, updates: int) -> list[float]:
@@ -124,20 +124,20 @@ class ScriptSession(Session):
 
     def _note_beyond(self) -> None:
         """Rungs for all that has no seam in a script, with what it would take."""
-        known = {rung.name for rung in self.dossier.rungs}
-        source = quoted_source(str(self.dossier.evidence["job"].get("data_path") or ""))
+        known = {rung.name for rung in self.record.rungs}
+        source = quoted_source(str(self.record.evidence["job"].get("data_path") or ""))
         for name in catalogue():
             if name not in known and (why := why_beyond(name, source=source, need=self._need)):
-                self.dossier.rungs.append(Rung(name=name, settings={}, outcome="refused", reason=why))
+                self.record.rungs.append(Candidate(name=name, settings={}, outcome="refused", reason=why))
 
     def _write_patch(self) -> None:
-        plan, script = self.dossier.applied_plan(), Path(self.request.command[0])
+        plan, script = self.record.applied_plan(), Path(self.request.command[0])
         if not plan.optimizations or script.suffix != ".py":
             return
         found = suggest(plan, script)
         if found.diff:
             (self.request.out / PATCH).write_bytes(found.diff.encode("utf-8"))  # line ends are the files' own
-        self.dossier.evidence["patch"] = {"written": found.written, "left": found.left}
+        self.record.evidence["patch"] = {"written": found.written, "left": found.left}
 
 
 def check_command(command: tuple[str, ...]) -> None:

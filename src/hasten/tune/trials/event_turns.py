@@ -19,7 +19,7 @@ import torch
 
 from hasten.train.around import METRICS, AroundWork
 from hasten.train.loop import Loop
-from hasten.tune.trials.meter import Account, Meter
+from hasten.tune.trials.machine_load import Account, Meter
 
 Event = Literal["report", "checkpoint", "validation"]
 

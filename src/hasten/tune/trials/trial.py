@@ -27,7 +27,7 @@ from hasten.core.plan import Plan
 from hasten.core.sample_folder import TRIALS_VARIABLE
 from hasten.script.entry.launch import entered
 from hasten.train.group import shared_environment
-from hasten.tune.trials.group import ended_words
+from hasten.tune.trials.ranks import ended_words
 
 LOG_TAIL_LINES = 4
 DEFAULT_TIMEOUT_S = 300.0

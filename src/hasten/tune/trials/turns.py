@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hasten.core.errors import TrialError
-from hasten.tune.trials.meter import Account, Meter, allowed_cores
+from hasten.tune.trials.machine_load import Account, Meter, allowed_cores
 from hasten.tune.trials.samples import Sample, make_sample
 from hasten.tune.trials.trial import Trial
 

@@ -43,9 +43,9 @@ from hasten.tune.trials.gradients import (
     save_weights,
     update_sample,
 )
-from hasten.tune.trials.group import Group
-from hasten.tune.trials.longest import find_longest, hold_longest, micro_batch_size
-from hasten.tune.trials.meter import Meter, begin_on
+from hasten.tune.trials.longest_samples import find_longest, hold_longest, micro_batch_size
+from hasten.tune.trials.machine_load import Meter, begin_on
+from hasten.tune.trials.ranks import Group
 
 MOST_WARM_UPDATES = 64
 """However short they are: by then nearly every shape has been met."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hasten.core.errors import TrialError
-from hasten.tune.climb.decide import needs_confirmation
-from hasten.tune.climb.noting import NOT_TRIED, fill
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import TURNS
 from hasten.tune.objective import Goal
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.noting import NOT_TRIED, fill
+from hasten.tune.search.screening import TURNS
+from hasten.tune.search.verdict import needs_confirmation
 
 if TYPE_CHECKING:
-    from hasten.tune.climb.ladder import Ladder
+    from hasten.tune.search.search import Ladder
 
 
 def try_pairs(ladder: Ladder) -> None:
@@ -26,7 +26,7 @@ def try_pairs(ladder: Ladder) -> None:
                 _try_pair(ladder, rung, partner)
 
 
-def _try_pair(ladder: Ladder, rung: Rung, partner: Rung) -> None:
+def _try_pair(ladder: Ladder, rung: Candidate, partner: Candidate) -> None:
     one, other = (ladder.catalogue[item.name](**item.settings) for item in (rung, partner))
     needed = (
         2 * ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.trial_update_s)
@@ -62,7 +62,7 @@ def _try_pair(ladder: Ladder, rung: Rung, partner: Rung) -> None:
     ladder.save()
 
 
-def _brought_nothing(rung: Rung) -> bool:
+def _brought_nothing(rung: Candidate) -> bool:
     """Whether a candidate was tried and passed every gate, but was no faster by itself."""
     passed = bool(rung.numerics) and (rung.numerics or {})["verdict"] == "passed"
     return passed and rung.comparison is not None and rung.outcome in ("refused", "undecided")

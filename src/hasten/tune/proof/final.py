@@ -13,11 +13,11 @@ from hasten.core.optimization import Judge
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, Verdict
 from hasten.tune.budget import REPORT_S, Budget
-from hasten.tune.climb.ladder import EMPTY, Ladder
-from hasten.tune.climb.to_target import pair_words
-from hasten.tune.dossier import Dossier
-from hasten.tune.proof.goodput import MIN_PAIRS, TargetComparison
+from hasten.tune.proof.time_to_target import MIN_PAIRS, TargetComparison
 from hasten.tune.proof.whole_runs import TargetDesign, compare_to_target, planned_looks
+from hasten.tune.record import Record
+from hasten.tune.search.by_target import pair_words
+from hasten.tune.search.search import EMPTY, Ladder
 from hasten.tune.trials.trial import TrialSetting
 
 NO_ROOM = "the budget has no room left for the final proof by time to target"
@@ -29,13 +29,13 @@ class TargetProof:
 
     Attributes:
         setting: What all trials share.
-        dossier: The rungs, and the plan they make.
+        record: The rungs, and the plan they make.
         budget: The time budget.
         say: Told what is going on.
     """
 
     setting: TrialSetting
-    dossier: Dossier
+    record: Record
     budget: Budget
     say: Callable[[str], None]
 
@@ -45,7 +45,7 @@ class TargetProof:
         Raises:
             TrialError: A trial of the proof failed.
         """
-        plan = self.dossier.applied_plan()
+        plan = self.record.applied_plan()
         names = {item.card.name for item in plan.optimizations if item.card.judged_by is Judge.TIME_TO_TARGET}
         if not names:
             return None
@@ -66,13 +66,13 @@ class TargetProof:
         self.say(f"the proof by time to target: up to {pairs} pairs of whole runs, plan [{', '.join(plan.names)}]")
         within = replace(design, looks=planned_looks(pairs), deadline=monotonic() + seconds)
         found = compare_to_target(self.setting, EMPTY, plan, within, on_pair=lambda so_far: self.say(pair_words(so_far)))
-        self.dossier.retaken += found.retaken
+        self.record.retaken += found.retaken
         return found
 
     def _take_out(self, names: set[str], why: str, found: TargetComparison | None) -> None:
         worse = found is not None and found.held_out is not None and found.held_out.verdict == "worse"
         settled = worse or (found is not None and found.verdict in (Verdict.SLOWER, Verdict.SAME))
-        for rung in self.dossier.rungs:
+        for rung in self.record.rungs:
             if rung.name in names and rung.outcome == "applied":
                 rung.outcome = "refused" if settled else "undecided"
                 rung.reason += f"; taken out again because {why}"

@@ -11,7 +11,7 @@ Outcome = Literal["applied", "refused", "failed", "undecided", "pruned"]
 
 
 @dataclass(kw_only=True)
-class Rung:
+class Candidate:
     """One candidate.
 
     Attributes:
@@ -51,7 +51,7 @@ class Rung:
         return dict(vars(self))
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Rung:
+    def from_dict(cls, data: dict[str, Any]) -> Candidate:
         """Read back from an evidence file."""
         return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hasten.core.stats import LOOKS, non_inferior
-from hasten.tune.proof.more import what_would_settle
+from hasten.tune.proof.settling import what_would_settle
 
 
 def said(tuned: list[float], *, whole_runs: bool = True) -> str:

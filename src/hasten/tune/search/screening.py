@@ -17,10 +17,10 @@ from hasten.core.errors import TrialError
 from hasten.core.optimization import Numerics, Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
-from hasten.tune.climb.resident import Resident, judge_numerics, settled_pairs
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison
 from hasten.tune.proof.numerics import GateVerdict, Settled
-from hasten.tune.trials.arms import warmup
+from hasten.tune.search.resident_process import Resident, judge_numerics, settled_pairs
+from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.samples import Sample
 from hasten.tune.trials.trial import Trial, TrialSetting
 from hasten.tune.trials.turns import interleave, join_turns

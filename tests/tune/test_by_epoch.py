@@ -10,12 +10,12 @@ import pytest
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts
 from hasten.core.optimization import Bottleneck, Optimization
-from hasten.tune.climb import to_events as module
-from hasten.tune.climb.event_design import design_event
-from hasten.tune.climb.events import EventScreening
-from hasten.tune.climb.noting import NOT_TRIED
+from hasten.tune.search import by_epoch as module
+from hasten.tune.search.event_design import design_event
+from hasten.tune.search.event_screening import EventScreening
+from hasten.tune.search.noting import NOT_TRIED
 from tests.optimizations.contract import facts
-from tests.tune.test_ladder import FAILED, PASSED, FakeScreen, make, measured, technique
+from tests.tune.test_search import FAILED, PASSED, FakeScreen, make, measured, technique
 
 FACTS: Facts = replace(
     facts(job={"updates_per_epoch": 50, "num_samples": 200}),

@@ -16,8 +16,9 @@ from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import MIN_FLOOR_FRAC, Interval, paired_interval
 from hasten.optimizations import catalogue
-from hasten.tune.climb.resident import Resident
-from hasten.tune.climb.screen import (
+from hasten.tune.proof.compare import NEIGHBOUR, Comparison
+from hasten.tune.search.resident_process import Resident
+from hasten.tune.search.screening import (
     FUTILE_TURNS,
     LOUD_FRAC,
     LOUD_TURNS,
@@ -28,8 +29,7 @@ from hasten.tune.climb.screen import (
     Screening,
     aa_departure,
 )
-from hasten.tune.proof.compare import NEIGHBOUR, Comparison
-from hasten.tune.trials.arms import turns_that_fit
+from hasten.tune.trials.pair import turns_that_fit
 from hasten.tune.trials.samples import Sample
 from hasten.tune.trials.trial import TrialSetting
 from hasten.tune.trials.turns import MIN_PARALLEL_TURNS, interleave, join_turns

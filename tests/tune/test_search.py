@@ -19,14 +19,14 @@ from hasten.core.stats import judge, paired_interval
 from hasten.optimizations import catalogue
 from hasten.profile.diagnosis import Diagnosis
 from hasten.tune.budget import Budget, Costs
-from hasten.tune.climb import ladder as module
-from hasten.tune.climb.ladder import Ladder
-from hasten.tune.climb.noting import NOT_TRIED
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import Screening
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict
-from hasten.tune.trials.arms import Design
+from hasten.tune.search import search as module
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.noting import NOT_TRIED
+from hasten.tune.search.screening import Screening
+from hasten.tune.search.search import Ladder
+from hasten.tune.trials.pair import Design
 from hasten.tune.trials.samples import Sample
 from tests.optimizations.contract import GIB, facts
 
@@ -162,7 +162,7 @@ def make(
     *,
     bottleneck: Bottleneck = Bottleneck.COMPUTE,
     seconds: float = 1e6,
-    rungs: list[Rung] | None = None,
+    rungs: list[Candidate] | None = None,
     on: Facts | None = None,
 ) -> Ladder:
     fake: Any = screen
@@ -488,7 +488,7 @@ def test_pruning_is_skipped_when_the_budget_is_spent() -> None:
 
 
 def test_settled_rungs_of_an_earlier_session_are_not_tried_again() -> None:
-    old = Rung(name="slow", settings={}, outcome="refused", reason="slower here", comparison=measured(0.7).to_dict())
+    old = Candidate(name="slow", settings={}, outcome="refused", reason="slower here", comparison=measured(0.7).to_dict())
     screen = FakeScreen()
     ladder = make([technique("slow"), technique("new")], screen, rungs=[old])
     ladder.climb()

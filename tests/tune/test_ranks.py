@@ -21,7 +21,7 @@ from hasten.report import validate
 from hasten.report.evidence import load
 from hasten.train.group import rank_environment, read_shared_machine, shared_environment, stay_with_launcher
 from hasten.tune import session
-from hasten.tune.trials.group import checks_of, ended_words, failure_of, merged, peak_of
+from hasten.tune.trials.ranks import checks_of, ended_words, failure_of, merged, peak_of
 from hasten.tune.trials.trial import Trial, TrialSetting, trial_environment
 from tests.tune.jobs import children, is_running, write_job
 from tests.tune.test_trial import setting_of, wait_until, worker_pids

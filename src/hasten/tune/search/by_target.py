@@ -13,15 +13,15 @@ from hasten.core.errors import TrialError
 from hasten.core.optimization import Judge, Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, Floor
-from hasten.tune.climb.decide import decide_to_target, unproved
-from hasten.tune.climb.noting import NOT_TRIED
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import TURNS, Screening
-from hasten.tune.proof.goodput import MIN_PAIRS, TargetComparison
+from hasten.tune.proof.time_to_target import MIN_PAIRS, TargetComparison
 from hasten.tune.proof.whole_runs import compare_to_target, planned_looks
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.noting import NOT_TRIED
+from hasten.tune.search.screening import TURNS, Screening
+from hasten.tune.search.verdict import decide_to_target, unproved
 
 if TYPE_CHECKING:
-    from hasten.tune.climb.ladder import Ladder
+    from hasten.tune.search.search import Ladder
 
 EMPTY = Plan()
 NO_METRIC = "the job names no held-out metric, so there is no target to reach: set quality"
@@ -126,7 +126,7 @@ def pair_words(found: TargetComparison) -> str:
     return f"pair {found.pairs}: {base.seconds_to_target:.3g} s and {candidate.seconds_to_target:.3g} s to target{reached}"
 
 
-def _fill(rung: Rung, screening: Screening, found: TargetComparison) -> None:
+def _fill(rung: Candidate, screening: Screening, found: TargetComparison) -> None:
     """Put the comparison by time to target in the place of the screening's, which is kept beside it."""
     rung.update_time, rung.break_even_updates = rung.comparison, None
     rung.comparison = found.to_dict() if found.interval else None

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from hasten.core.optimization import Optimization
 from hasten.core.stats import Interval, Verdict
-from hasten.tune.climb.rung import Outcome, break_even_updates
-from hasten.tune.climb.screen import Screening
 from hasten.tune.objective import MEMORY_STEP_FRAC, Goal, Objective
 from hasten.tune.proof.compare import Comparison
-from hasten.tune.proof.goodput import MIN_PAIRS, TargetComparison
+from hasten.tune.proof.time_to_target import MIN_PAIRS, TargetComparison
+from hasten.tune.search.candidate import Outcome, break_even_updates
+from hasten.tune.search.screening import Screening
 
 TRUSTED_GAIN = 0.08
 """A screened gain below this is confirmed by fresh processes before it counts: resident ones differ by a few percent."""

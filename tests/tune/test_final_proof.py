@@ -15,10 +15,10 @@ from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS
 from hasten.tune import session as module
 from hasten.tune.budget import Costs
-from hasten.tune.climb.rung import Rung
 from hasten.tune.proof.compare import Comparison, held_out_verdict, read_look
+from hasten.tune.search.candidate import Candidate
 from hasten.tune.session import FIRST_PROOF_SHARE, Session, TuneRequest
-from hasten.tune.trials.arms import Design
+from hasten.tune.trials.pair import Design
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
 from tests.tune.test_compare import sample
@@ -32,7 +32,7 @@ def session(tmp_path: Path) -> Session:
     made = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", budget_s=BUDGET_S))
     made.costs = Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0)
     made.turns, made.max_batches = 1, None
-    made.dossier.evidence["memory"] = {}
+    made.record.evidence["memory"] = {}
     return made
 
 
@@ -59,24 +59,24 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
 ) -> None:
     seen: list[tuple[Plan, float]] = []
     monkeypatch.setattr(module, "compare", play({"length_bucketing": harm}, seen))
-    session.dossier.rungs += [
-        Rung(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
-        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
+    session.record.rungs += [
+        Candidate(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
+        Candidate(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
     ]
     ladder: Any = SimpleNamespace(trial_update_s=0.005, facts=facts())
     session._prove(ladder)
-    assert sorted(session.dossier.applied_plan().names) == kept
-    assert session.dossier.proved
+    assert sorted(session.record.applied_plan().names) == kept
+    assert session.record.proved
     assert sorted(seen[-1][0].names) == kept
     assert seen[0][1] == pytest.approx(FIRST_PROOF_SHARE * BUDGET_S, rel=0.1)
     if harm:
         assert len(seen) == 2
         assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has all of it
-        assert "held-out" in session.dossier.rungs[0].reason
-        kept_proof = session.dossier.rungs[0].proof or {}
+        assert "held-out" in session.record.rungs[0].reason
+        kept_proof = session.record.rungs[0].proof or {}
         assert len(kept_proof["samples"]) == 2 * LOOKS[0]
         assert kept_proof["quality"]["seeds"]["B"] == [1.0 + harm] * LOOKS[0]
-    assert session.dossier.rungs[1].proof is None
+    assert session.record.rungs[1].proof is None
 
 
 @pytest.mark.parametrize(("planned", "whole"), [(500, True), (50_000, False)])
@@ -94,15 +94,15 @@ def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
 
     monkeypatch.setattr(module, "compare", compare)
     session.planned_updates = planned
-    session.dossier.rungs += [
-        Rung(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
-        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
+    session.record.rungs += [
+        Candidate(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
+        Candidate(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
     ]
     ladder: Any = SimpleNamespace(trial_update_s=0.005, facts=facts())
     session._prove(ladder)
     assert (designs[0].updates == planned) == whole
     assert designs[1].updates != planned  # what is left changes no mathematics: no whole runs are needed
-    assert ("Whole runs would say more: --budget" in session.dossier.rungs[0].reason) == (not whole)
+    assert ("Whole runs would say more: --budget" in session.record.rungs[0].reason) == (not whole)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
 def test_what_acts_around_the_updates_outlives_a_proof_that_times_updates_alone(
     session: Session, ratio: float, harm: float, kept: list[str]
 ) -> None:
-    session.dossier.evidence["memory"] = {"baseline_peak_bytes": 100, "tuned_peak_bytes": 100}
-    session.dossier.rungs += [
-        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
-        Rung(name="validation_batch", settings={"times": 4}, outcome="applied", reason="faster, of an epoch's time"),
+    session.record.evidence["memory"] = {"baseline_peak_bytes": 100, "tuned_peak_bytes": 100}
+    session.record.rungs += [
+        Candidate(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
+        Candidate(name="validation_batch", settings={"times": 4}, outcome="applied", reason="faster, of an epoch's time"),
     ]
     found = Comparison()
     for pair in range(LOOKS[0]):
@@ -129,6 +129,6 @@ def test_what_acts_around_the_updates_outlives_a_proof_that_times_updates_alone(
         found.metrics["B"].append({"loss": 1.0 + harm})
     read_look(found, 0, 0.03)
     quality = held_out_verdict(found, hasten.Quality(metric="loss", direction="min", margin=0.1))
-    session._judge(session.dossier.applied_plan(), found, quality)
-    assert sorted(session.dossier.applied_plan().names) == kept
-    assert session.dossier.proved == bool(kept)
+    session._judge(session.record.applied_plan(), found, quality)
+    assert sorted(session.record.applied_plan().names) == kept
+    assert session.record.proved == bool(kept)

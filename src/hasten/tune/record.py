@@ -1,4 +1,4 @@
-"""The dossier of a tuning: the evidence as it grows, and the files that hold it.
+"""The record of a tuning: the evidence as it grows, and the files that hold it.
 
 Saved after every step, each file whole or not at all. What an earlier tuning left in the folder is moved to `previous/`
 before the first step, so no failing run destroys a good one.
@@ -24,16 +24,16 @@ from hasten.optimizations import catalogue
 from hasten.report import evidence as evidence_file
 from hasten.report import write_html
 from hasten.tune.budget import Budget
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import Screening
 from hasten.tune.objective import Objective, run_cost
 from hasten.tune.proof.compare import Comparison
-from hasten.tune.proof.goodput import TargetComparison
+from hasten.tune.proof.time_to_target import TargetComparison
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.screening import Screening
 
 FILES = ("hasten.toml", "evidence.json", "report.html")
 
 
-class Dossier:
+class Record:
     """Evidence and rungs, and where they are written.
 
     Args:
@@ -52,7 +52,7 @@ class Dossier:
 
     def __init__(self, target: str, job: Job, machine: Machine, out: Path, budget: Budget) -> None:
         self.target, self.job, self.machine, self.out, self.budget = target, job, machine, out, budget
-        self.rungs: list[Rung] = []
+        self.rungs: list[Candidate] = []
         self.proved = False
         self.retaken = 0
         self._earlier_s = 0.0
@@ -108,7 +108,7 @@ class Dossier:
             if mine != theirs:
                 words = f"{path} was measured on another {what} ({theirs}, now {mine})"
                 raise HastenError(f"{words}. Leave --resume out to begin anew.")
-        self.rungs += [Rung.from_dict(rung) for rung in old["rungs"] if _is_settled(rung)]
+        self.rungs += [Candidate.from_dict(rung) for rung in old["rungs"] if _is_settled(rung)]
         self._earlier_s = float(old["seconds"])
 
     def note_profile(self, profile: dict[str, Any], facts: Facts) -> None:

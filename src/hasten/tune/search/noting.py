@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hasten.core.optimization import Judge, Optimization
-from hasten.tune.climb.rung import Outcome, Rung, break_even_updates
-from hasten.tune.climb.screen import Screen, Screening
 from hasten.tune.objective import Goal
+from hasten.tune.search.candidate import Candidate, Outcome, break_even_updates
+from hasten.tune.search.screening import Screen, Screening
 
 if TYPE_CHECKING:
-    from hasten.tune.climb.ladder import Ladder
+    from hasten.tune.search.search import Ladder
 
 NOT_TRIED = "not tried"
 """Begins the reason of a candidate that the budget had no room for."""
@@ -21,7 +21,7 @@ def no_time(needed_s: float) -> str:
     return f"{NOT_TRIED}: it needs about {needed_s:.0f} s and the budget must keep enough for the final proof"
 
 
-def fill(rung: Rung, screening: Screening, screen: Screen, update_s: float) -> None:
+def fill(rung: Candidate, screening: Screening, screen: Screen, update_s: float) -> None:
     """Put what a screening gave into its rung; `update_s`: seconds of an update without it."""
     rung.evidence = screening.evidence
     rung.setup_seconds = screening.setup_s
@@ -36,7 +36,7 @@ def fill(rung: Rung, screening: Screening, screen: Screen, update_s: float) -> N
         rung.memory_ratio = screening.peak_bytes["B"] / screening.peak_bytes["A"]
 
 
-def fill_times(rung: Rung, screening: Screening, update_s: float) -> None:
+def fill_times(rung: Candidate, screening: Screening, update_s: float) -> None:
     """Put the comparison of a screening into its rung, or that of the fresh processes that took its place."""
     interval = screening.comparison.interval
     rung.comparison = screening.comparison.to_dict() if interval else None
@@ -46,9 +46,9 @@ def fill_times(rung: Rung, screening: Screening, update_s: float) -> None:
         rung.break_even_updates = break_even_updates(screening.setup_s, update_s, update_s / interval.ratio)
 
 
-def rung_of(optimization: Optimization, outcome: Outcome, reason: str, predicted: float | None = None) -> Rung:
+def rung_of(optimization: Optimization, outcome: Outcome, reason: str, predicted: float | None = None) -> Candidate:
     """A rung, without what was measured; `predicted`: the most it could bring."""
-    return Rung(
+    return Candidate(
         name=optimization.card.name, settings=optimization.settings(), outcome=outcome, reason=reason,
         predicted_max_gain=predicted,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def note_unfit(ladder: Ladder) -> None:
         bounded = fit.fits and kind.card.judged_by is Judge.UPDATE_TIME
         predicted = fit.max_gain if bounded else None
         ladder.rungs.append(
-            Rung(name=name, settings=settings, outcome="refused", reason=reason, predicted_max_gain=predicted)
+            Candidate(name=name, settings=settings, outcome="refused", reason=reason, predicted_max_gain=predicted)
         )
     ladder.save()
 

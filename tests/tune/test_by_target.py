@@ -18,22 +18,22 @@ from hasten.report import validate
 from hasten.report.words import headline
 from hasten.tune import session as session_module
 from hasten.tune.budget import Budget, Costs
-from hasten.tune.climb import to_target as module
-from hasten.tune.climb.ladder import Ladder
-from hasten.tune.climb.noting import NOT_TRIED
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import Screening
 from hasten.tune.objective import Goal, Objective
-from hasten.tune.proof import target_proof as proof_module
-from hasten.tune.proof.goodput import TargetComparison
+from hasten.tune.proof import final as proof_module
 from hasten.tune.proof.numerics import GateVerdict
+from hasten.tune.proof.time_to_target import TargetComparison
 from hasten.tune.proof.whole_runs import TargetDesign
+from hasten.tune.search import by_target as module
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.noting import NOT_TRIED
+from hasten.tune.search.screening import Screening
+from hasten.tune.search.search import Ladder
 from hasten.tune.session import Session, TuneRequest
 from tests.optimizations.contract import facts
 from tests.tune.jobs import write_job
-from tests.tune.test_goodput import compared, curve, falling, jittered
-from tests.tune.test_ladder import PASSED, FakeScreen, make, measured, outcomes, reason, technique
-from tests.tune.test_second_proof import play as play_updates
+from tests.tune.test_final_proof import play as play_updates
+from tests.tune.test_search import PASSED, FakeScreen, make, measured, outcomes, reason, technique
+from tests.tune.test_time_to_target import compared, curve, falling, jittered
 
 QUALITY = Quality(margin=0.05)
 PENDING = GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="held-out quality decides")
@@ -235,14 +235,16 @@ def session(tmp_path: Path) -> Session:
     made = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", budget_s=300.0))
     made.costs = Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0)
     made.turns, made.max_batches, made.planned_updates = 1, None, 100
-    made.dossier.evidence["memory"] = {"baseline_peak_bytes": 1, "tuned_peak_bytes": None, "limit_bytes": 9}
+    made.record.evidence["memory"] = {"baseline_peak_bytes": 1, "tuned_peak_bytes": None, "limit_bytes": 9}
     numerics = {"class": "training", "verdict": "pending", "why": "held-out quality decides"}
-    made.dossier.rungs += [
-        Rung(
+    made.record.rungs += [
+        Candidate(
             name="one_cycle", settings={"max_lr_factor": 3.0}, outcome="applied", reason="sooner", numerics=numerics,
             comparison=compared(jittered(2.0)).to_dict(),
         ),
-        Rung(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster", comparison=measured(2.0).to_dict()),
+        Candidate(
+            name="zero_grad_to_none", settings={}, outcome="applied", reason="faster", comparison=measured(2.0).to_dict()
+        ),
     ]  # fmt: skip
     return made
 
@@ -259,7 +261,7 @@ def prove(session: Session, monkeypatch: pytest.MonkeyPatch, budget_s: float = 3
     seen: list[tuple[Plan, float]] = []
     monkeypatch.setattr(session_module, "compare", play_updates({}, seen))
     session._prove(ladder_of(session, budget_s))
-    session.dossier.finish("done")
+    session.record.finish("done")
     return seen
 
 
@@ -270,7 +272,7 @@ def test_the_final_proof_holds_both_ratios(
     seen = prove(session, monkeypatch)
     assert [(base, sorted(plan)) for base, plan, _ in asked] == [((), ["one_cycle", "zero_grad_to_none"])]
     assert [sorted(plan.names) for plan, _ in seen] == [["one_cycle", "zero_grad_to_none"]]
-    evidence = session.dossier.evidence
+    evidence = session.record.evidence
     assert validate(evidence) == []
     final = evidence["final"]
     assert final["ratio"] == pytest.approx(2.0, rel=0.01)
@@ -278,15 +280,15 @@ def test_the_final_proof_holds_both_ratios(
     assert (final["time_to_target"]["verdict"], final["time_to_target"]["pairs"]) == ("faster", 5)
     assert final["quality"]["verdict"] == "not_worse"
     assert final["quality"]["seeds"]["A"] == [0.25] * 5  # of the whole runs
-    assert session.dossier.proved
-    assert session.dossier.applied_plan().names
+    assert session.record.proved
+    assert session.record.applied_plan().names
     rung = evidence["rungs"][0]
     assert rung["numerics"]["verdict"] == "passed"
     told = headline(evidence)
     assert told.line.startswith("1.49x sooner at the target, proved over whole runs (")
     assert "held-out loss not worse; per update 2.0x" in told.line
     assert told.tone == "good"
-    assert "time_to_target = 1.49" in session.dossier.evidence["plan_toml"]
+    assert "time_to_target = 1.49" in session.record.evidence["plan_toml"]
     page = (session.request.out / "report.html").read_text(encoding="utf-8")
     assert "as soon (" in page
     assert "whole runs, time to target" in page
@@ -301,14 +303,14 @@ def test_what_the_whole_runs_do_not_prove_is_taken_out_and_the_rest_proved(
     play(found)
     seen = prove(session, monkeypatch)
     assert [plan.names for plan, _ in seen] == [("zero_grad_to_none",)]
-    evidence = session.dossier.evidence
+    evidence = session.record.evidence
     assert validate(evidence) == []
-    cycle, zero = session.dossier.rungs
+    cycle, zero = session.record.rungs
     assert (cycle.outcome, zero.outcome) == (outcome, "applied")
     assert "taken out again because the final proof by time to target says" in cycle.reason
     assert (cycle.proof is None) == (found.interval is None)
     assert "time_to_target" not in evidence["final"]
-    assert session.dossier.proved
+    assert session.record.proved
 
 
 def test_without_room_for_the_proof_it_is_not_applied(
@@ -317,7 +319,7 @@ def test_without_room_for_the_proof_it_is_not_applied(
     asked = play(compared(jittered(2.0)))
     prove(session, monkeypatch, budget_s=20.0)
     assert asked == []
-    cycle = session.dossier.rungs[0]
+    cycle = session.record.rungs[0]
     assert cycle.outcome == "undecided"
     assert "no room left for the final proof" in cycle.reason
 
@@ -326,8 +328,8 @@ def test_whole_runs_alone_that_prove_nothing_leave_an_empty_plan(
     session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
 ) -> None:
     play(compared(jittered(1.0)))
-    session.dossier.rungs.pop()
+    session.record.rungs.pop()
     assert prove(session, monkeypatch) == []
-    assert session.dossier.applied_plan().names == ()
-    assert not session.dossier.proved
-    assert session.dossier.evidence["final"] is None
+    assert session.record.applied_plan().names == ()
+    assert not session.record.proved
+    assert session.record.evidence["final"] is None

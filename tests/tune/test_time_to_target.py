@@ -10,8 +10,7 @@ import pytest
 
 from hasten.core.job import Quality
 from hasten.core.stats import LOOKS, Floor, Verdict
-from hasten.tune.climb.decide import decide_to_target
-from hasten.tune.proof.goodput import (
+from hasten.tune.proof.time_to_target import (
     MIN_PAIRS,
     NO_MEASUREMENT,
     REACHED_AT_ONCE,
@@ -24,6 +23,7 @@ from hasten.tune.proof.goodput import (
     smoothed,
     target_harm,
 )
+from hasten.tune.search.verdict import decide_to_target
 
 LOSS = Quality(margin=0.05)
 POINTS = 16

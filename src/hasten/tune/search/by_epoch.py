@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
-from hasten.tune.climb.event_design import design_event
-from hasten.tune.climb.events import EventScreening, screen_event
-from hasten.tune.climb.noting import no_time
-from hasten.tune.climb.screen import TURNS
+from hasten.tune.search.event_design import design_event
+from hasten.tune.search.event_screening import EventScreening, screen_event
+from hasten.tune.search.noting import no_time
+from hasten.tune.search.screening import TURNS
 
 if TYPE_CHECKING:
-    from hasten.tune.climb.ladder import Ladder
+    from hasten.tune.search.search import Ladder
 
 ROUNDS = TURNS + 3
 """Rounds of both arms that a screening takes: its turns, and twice before them to get ready."""

@@ -13,8 +13,8 @@ from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 from hasten.tune.batch.bench import Held, Race, Scouted, Turn
 from hasten.tune.batch.choice import Size
-from hasten.tune.trials.arms import warmup
-from hasten.tune.trials.meter import allowed_cores
+from hasten.tune.trials.machine_load import allowed_cores
+from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.trial import Trial, TrialSetting
 from hasten.tune.trials.turns import awake
 

@@ -18,9 +18,9 @@ from hasten.optimizations.metric_reading import MetricReading
 from hasten.optimizations.validation_batch import ValidationBatch
 from hasten.train.build import build
 from hasten.train.loop import Loop
-from hasten.tune.climb.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
-from hasten.tune.climb.events import EventScreening, screen_event
-from hasten.tune.climb.screen import FUTILE_TURNS, Screen
+from hasten.tune.search.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
+from hasten.tune.search.event_screening import EventScreening, screen_event
+from hasten.tune.search.screening import FUTILE_TURNS, Screen
 from hasten.tune.trials.event_turns import EventTurns, digest
 from hasten.tune.trials.trial import TrialSetting
 from tests.optimizations.contract import facts

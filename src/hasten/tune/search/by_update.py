@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.tune.climb.decide import needs_confirmation
-from hasten.tune.climb.noting import fill_times, rung_of
-from hasten.tune.climb.rung import Outcome, Rung
-from hasten.tune.climb.screen import TURNS, Screening
 from hasten.tune.objective import Goal
+from hasten.tune.search.candidate import Candidate, Outcome
+from hasten.tune.search.noting import fill_times, rung_of
+from hasten.tune.search.screening import TURNS, Screening
+from hasten.tune.search.verdict import needs_confirmation
 
 if TYPE_CHECKING:
-    from hasten.tune.climb.ladder import Ladder
+    from hasten.tune.search.search import Ladder
 
 MOST_OTHERS = 2
 """So many other settings are screened beside the first that is faster: each costs what another technique would."""
@@ -41,7 +41,7 @@ class _Found:
     optimization: Optimization
     plan: Plan
     screening: Screening
-    rung: Rung
+    rung: Candidate
     ratio: float
 
 

@@ -16,21 +16,21 @@ from hasten.core.plan import Plan
 from hasten.core.stats import Verdict
 from hasten.profile.diagnosis import Diagnosis, diagnose
 from hasten.tune.budget import Budget, Costs
-from hasten.tune.climb.again import try_again
-from hasten.tune.climb.attempt import attempt
-from hasten.tune.climb.decide import Given, decide
-from hasten.tune.climb.event_design import kept_event_facts
-from hasten.tune.climb.noting import fill, no_time, note_unfit, rung_of
-from hasten.tune.climb.pairs import try_pairs
-from hasten.tune.climb.rung import Outcome, Rung
-from hasten.tune.climb.screen import TURNS, Screen, Screening
-from hasten.tune.climb.to_events import try_events
-from hasten.tune.climb.to_target import try_to_target
 from hasten.tune.objective import Goal, Objective
 from hasten.tune.proof.compare import compare
-from hasten.tune.proof.goodput import MIN_PAIRS
+from hasten.tune.proof.time_to_target import MIN_PAIRS
 from hasten.tune.proof.whole_runs import TargetDesign
-from hasten.tune.trials.arms import Design
+from hasten.tune.search.by_epoch import try_events
+from hasten.tune.search.by_target import try_to_target
+from hasten.tune.search.by_update import attempt
+from hasten.tune.search.candidate import Candidate, Outcome
+from hasten.tune.search.event_design import kept_event_facts
+from hasten.tune.search.noting import fill, no_time, note_unfit, rung_of
+from hasten.tune.search.screening import TURNS, Screen, Screening
+from hasten.tune.search.second_look import try_again
+from hasten.tune.search.together import try_pairs
+from hasten.tune.search.verdict import Given, decide
+from hasten.tune.trials.pair import Design
 
 MEMORY_SHORT = 0.8
 BOTTLENECK_BONUS = 2.0
@@ -81,7 +81,7 @@ class Ladder:
     say: Callable[[str], None]
     objective: Objective = field(default_factory=Objective)
     target_design: TargetDesign | None = None
-    rungs: list[Rung] = field(default_factory=list)
+    rungs: list[Candidate] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     speed: float = 1.0
     newest: str | None = None
@@ -229,7 +229,7 @@ class Ladder:
         """Why it cannot stand beside what was kept; empty where it can."""
         return next((why for item in self.screen.plan.optimizations if (why := clash(item, optimization))), "")
 
-    def keep(self, rung: Rung, screening: Screening) -> None:
+    def keep(self, rung: Candidate, screening: Screening) -> None:
         """Go on with the plan that was just screened."""
         self.newest = rung.name
         self.speed *= screening.comparison.interval.ratio if screening.comparison.interval else 1.0
@@ -332,7 +332,7 @@ class Ladder:
         *,
         predicted: float | None = None,
         screening: Screening | None = None,
-    ) -> Rung:
+    ) -> Candidate:
         """Record what became of a candidate."""
         rung = rung_of(optimization, outcome, reason, predicted)
         if screening is not None:
@@ -340,11 +340,11 @@ class Ladder:
         self.add(rung)
         return rung
 
-    def fill(self, rung: Rung, screening: Screening) -> None:
+    def fill(self, rung: Candidate, screening: Screening) -> None:
         """Put into a rung what the screening gave that was just made."""
         fill(rung, screening, self.screen, self.update_s)
 
-    def add(self, rung: Rung) -> None:
+    def add(self, rung: Candidate) -> None:
         """Record a rung."""
         self.rungs.append(rung)
         self.say(f"{rung.outcome}: {rung.name}: {rung.reason}")

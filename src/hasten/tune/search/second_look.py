@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hasten.core.errors import TrialError
-from hasten.tune.climb.decide import needs_confirmation
-from hasten.tune.climb.noting import fill
-from hasten.tune.climb.rung import Rung
-from hasten.tune.climb.screen import TURNS
 from hasten.tune.objective import Goal
+from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.noting import fill
+from hasten.tune.search.screening import TURNS
+from hasten.tune.search.verdict import needs_confirmation
 
 if TYPE_CHECKING:
-    from hasten.tune.climb.ladder import Ladder
+    from hasten.tune.search.search import Ladder
 
 LONGER_S = 3.0
 """Seconds of updates that each process of a pair counts now."""
@@ -31,13 +31,13 @@ def try_again(ladder: Ladder) -> None:
         _look_again(ladder, rung)
 
 
-def is_open(rung: Rung, floor_frac: float) -> bool:
+def is_open(rung: Candidate, floor_frac: float) -> bool:
     """Whether fresh processes left a candidate open whose gain, as they saw it, would count."""
     seen = rung.comparison or {}
     return rung.outcome == "undecided" and seen.get("kind") == "confirmation" and seen["ratio"] > 1.0 + floor_frac
 
 
-def _look_again(ladder: Ladder, rung: Rung) -> None:
+def _look_again(ladder: Ladder, rung: Candidate) -> None:
     optimization = ladder.catalogue[rung.name](**rung.settings)
     screening_s = ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.trial_update_s) + optimization.card.setup_s
     if ladder.clashes(optimization) or ladder.budget.left - screening_s < ladder.reserve():

@@ -22,12 +22,12 @@ from hasten.core.facts import Facts
 from hasten.core.optimization import Numerics, Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import Verdict, judge, paired_interval
-from hasten.tune.climb.event_design import EventDesign, design_event, judge_metrics
-from hasten.tune.climb.resident import Resident
-from hasten.tune.climb.screen import CONFIDENCE, FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Screen, Screening
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison
 from hasten.tune.proof.numerics import GateVerdict, judge_exact
-from hasten.tune.trials.arms import warmup
+from hasten.tune.search.event_design import EventDesign, design_event, judge_metrics
+from hasten.tune.search.resident_process import Resident
+from hasten.tune.search.screening import CONFIDENCE, FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Screen, Screening
+from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.samples import Sample
 
 GATE_UPDATES = 4

@@ -1,4 +1,4 @@
-"""The dossier: what is written, and that nothing good is lost."""
+"""The record: what is written, and that nothing good is lost."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.tune.budget import Budget
-from hasten.tune.climb.rung import Rung
-from hasten.tune.dossier import Dossier
+from hasten.tune.record import Record
+from hasten.tune.search.candidate import Candidate
 from tests.tune.jobs import write_job
 
 
-def make(folder: Path) -> Dossier:
+def make(folder: Path) -> Record:
     target = write_job(folder)
-    return Dossier(target, load_job(target), read_machine(), folder / "out", Budget.begin(60.0))
+    return Record(target, load_job(target), read_machine(), folder / "out", Budget.begin(60.0))
 
 
-def rung(outcome: str, name: str = "zero_grad_to_none") -> Rung:
+def rung(outcome: str, name: str = "zero_grad_to_none") -> Candidate:
     seen = {"ratio": 1.2, "low": 1.1, "high": 1.3, "pairs": 5, "verdict": "faster", "samples": []}
-    return Rung(name=name, settings={}, outcome=outcome, reason="measured", comparison=seen)  # type: ignore[arg-type]
+    return Candidate(name=name, settings={}, outcome=outcome, reason="measured", comparison=seen)  # type: ignore[arg-type]
 
 
 def test_the_plan_holds_the_applied_rungs_and_says_that_it_is_not_proved(tmp_path: Path) -> None:
-    dossier = make(tmp_path)
-    dossier.rungs += [rung("applied"), rung("refused", "fused_optimizer")]
-    dossier.save()
-    plan = Plan.load(dossier.out / "hasten.toml", catalogue())
+    record = make(tmp_path)
+    record.rungs += [rung("applied"), rung("refused", "fused_optimizer")]
+    record.save()
+    plan = Plan.load(record.out / "hasten.toml", catalogue())
     assert plan.names == ("zero_grad_to_none",)
     assert plan.proved["state"] == "not proved"
 
@@ -52,7 +52,7 @@ def test_an_earlier_tuning_is_set_aside_and_not_overwritten(tmp_path: Path) -> N
 
 def test_taking_up_keeps_what_was_measured_and_looks_again_at_the_rest(tmp_path: Path) -> None:
     first = make(tmp_path)
-    untried = Rung(name="compile", settings={}, outcome="undecided", reason="not tried: no time")
+    untried = Candidate(name="compile", settings={}, outcome="undecided", reason="not tried: no time")
     first.rungs += [rung("applied"), untried]
     first.note_profile(
         {
