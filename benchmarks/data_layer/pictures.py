@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,9 +28,9 @@ def _reduced(batch: Any) -> Any:
     return torch.from_numpy(np.stack([reduced(pixels, 2) for pixels in batch["image"]]))
 
 
-def ours(folder: Path) -> Stream:
+def ours(folder: Path, scale: Literal[1, 2] = 1) -> Stream:
     """A stream of the files' bytes, decoded by two threads."""
-    decoded = DecodeImages("image", size=SMALL)
+    decoded = DecodeImages("image", size=SMALL, scale=scale)
     return Stream(
         folder / "store",
         batch_size=BATCH,
@@ -136,6 +136,7 @@ def _first(row: Any) -> Any:
 
 JPEG_SYSTEMS: dict[str, System] = {
     "Hasten": System(open=ours, files=("store",)),
+    "Hasten, decoded at half size": System(open=partial(ours, scale=2), files=("store",), bytes_alone=True),
     "Hasten, converted": System(open=ours_converted, files=("small",)),
     "the decoder alone, 2 threads": System(open=decoder_alone, files=("jpeg",), against="Hasten", reference=True),
     "DataLoader, 2 workers": System(open=partial(files, make=by_pillow), files=("jpeg",), against="Hasten"),

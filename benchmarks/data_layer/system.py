@@ -31,7 +31,7 @@ class System:
         against: The one of ours that gives the same form with a shuffle at least as thorough; empty for one of ours.
         needs: A package that must be installed; empty for none.
         reference: It shows what the machine can do at best, and is no way to train on data larger than memory.
-        bytes_alone: It moves as many bytes, and gives no samples that could be held against those of others.
+        bytes_alone: Its samples are not those of the others: it moves as many bytes, or gives other pixels.
     """
 
     open: Open

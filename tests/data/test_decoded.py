@@ -58,7 +58,7 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^c\.jpg cannot be used: no image that can be decoded.* Convert the folder again"):
         list(Stream(store, batch_size=3, shuffle=False, transform=DecodeImages("image", size=(40, 40))))
     other = photos(tmp_path / "other", [(40, 40), (40, 50)])
-    with pytest.raises(DataError, match=r"^picture 1 of a batch cannot be used: the place .* give a size where pictures"):
+    with pytest.raises(DataError, match=r"^picture 1 of a batch cannot be used: its pixels .* give a size where pictures"):
         list(Stream(other, batch_size=2, shuffle=False, transform=DecodeImages("image")))
     with pytest.raises(DataError, match=r"no column 'pixels' to decode: the batch has image, number"):
         list(Stream(other, batch_size=2, transform=DecodeImages("pixels")))
@@ -66,7 +66,16 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
         list(Stream(other, batch_size=2, shuffle=False, transform=DecodeImages("number", size=(4, 4))))
 
 
-@pytest.mark.parametrize("arguments", [{"form": "arrow"}, {"size": (0, 3)}])
+def test_jpeg_files_are_decoded_at_a_smaller_scale_if_asked_for(tmp_path: Path) -> None:
+    store = photos(tmp_path, [(48, 64)] * 4)
+    files = Store(store)
+    (batch,) = Stream(store, batch_size=4, shuffle=False, transform=DecodeImages("image", scale=4))
+    assert batch["image"].shape == (4, 12, 16, 3)
+    for number, pixels in enumerate(batch["image"].numpy()):
+        assert np.array_equal(pixels, decode(files[number]["image"], scale=4))
+
+
+@pytest.mark.parametrize("arguments", [{"form": "arrow"}, {"size": (0, 3)}, {"scale": 3}])
 def test_wrong_arguments_of_decoding_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"must be torch or numpy|at least 1"):
+    with pytest.raises(DataError, match=r"must be torch or numpy|at least 1|1, 2, 4 or 8"):
         DecodeImages("image", **arguments)

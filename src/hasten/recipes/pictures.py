@@ -1,6 +1,6 @@
 """Pictures as people have them, as one kind of array: `uint8 [height, width, 3]`, RGB, upright.
 
-JPEG is decoded by `hasten.data.jpeg`, everything else (and JPEG that it refuses) by Pillow, `.npy` by NumPy.
+JPEG is decoded by simplejpeg where it is installed, everything else (and JPEG that it refuses) by Pillow, `.npy` by NumPy.
 What is stored otherwise is converted once and in one way: the orientation of EXIF is applied, 16 bits become 8 by a
 division by 257, grey becomes three equal channels, and what is transparent is laid on white. What cannot be used is
 refused with the file's name. (Of PNGs with 16 bits *a colour* Pillow itself keeps the upper 8 bits.)
@@ -86,14 +86,13 @@ def read_picture(path: Path) -> Picture:
         return _rgb(_load_npy(path), path)
     data = _read_bytes(path)
     if data[:3] == b"\xff\xd8\xff":
-        from hasten.data.jpeg.decode import decode_jpeg  # noqa: PLC0415  the data layer brings Arrow, which few verbs need
+        from hasten.data.pictures import decode_jpeg  # noqa: PLC0415  the data layer brings Arrow, which few verbs need
 
         try:
             pixels = decode_jpeg(data)
-        except ValueError:  # CMYK, or damaged: Pillow knows which
+        except ValueError:  # damaged: Pillow says how
             return _by_pillow(data, path)
-        if pixels is not None:
-            return _upright(pixels, _jpeg_orientation(data, path))
+        return _upright(pixels, _jpeg_orientation(data, path))
     return _by_pillow(data, path)
 
 

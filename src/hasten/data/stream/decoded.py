@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hasten.core.errors import DataError
-from hasten.data.pictures import decode, header
+from hasten.data.pictures import SCALES, decode, header, scaled_size
 from hasten.data.stream.batch import Batch
 from hasten.data.stream.buffers import Buffers
 
@@ -28,19 +28,27 @@ class DecodeImages:
         column: Of the files' bytes.
         size: Height and width to resize to; None where all pictures of a batch are of one size.
         form: What the pixels come as.
+        scale: Decode JPEG files at 1/2, 1/4 or 1/8 of their size, before they are resized: faster, but with other pixels.
 
     Raises:
         DataError: An argument is wrong, a batch has no such column, a file is damaged, or of another size than the others.
     """
 
     def __init__(
-        self, column: str = "image", *, size: tuple[int, int] | None = None, form: Literal["torch", "numpy"] = "torch"
+        self,
+        column: str = "image",
+        *,
+        size: tuple[int, int] | None = None,
+        form: Literal["torch", "numpy"] = "torch",
+        scale: Literal[1, 2, 4, 8] = 1,
     ) -> None:
         if form not in {"torch", "numpy"}:
             raise DataError(f"form must be torch or numpy, not {form!r}.")
         if size is not None and min(size) < 1:
             raise DataError(f"size is a height and a width of at least 1, not {size}.")
-        self._column, self._size, self._form = column, size, form
+        if scale not in SCALES:
+            raise DataError(f"scale must be 1, 2, 4 or 8, not {scale}.")
+        self._column, self._size, self._form, self._scale = column, size, form, scale
         self._buffers = Buffers(most=_MOST_BUFFERS)
 
     def __call__(self, batch: Batch) -> Batch:
@@ -51,10 +59,10 @@ class DecodeImages:
         size, row = self._size or (0, 0), 0
         try:
             if self._size is None and files:
-                size = header(_bytes(files[0]))
+                size = scaled_size(*header(_bytes(files[0])), self._scale)
             pixels = self._buffers.empty((len(files), *size, 3), np.dtype(np.uint8))
             for row, data in enumerate(files):
-                decode(_bytes(data), self._size, pixels[row])
+                decode(_bytes(data), self._size, pixels[row], scale=self._scale)
         except ValueError as error:
             raise DataError(
                 f"{_name(batch, row)} cannot be used: {error}. Convert the folder again, which keeps damaged files apart, "
