@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from types import FrameType
+from typing import Annotated
 
 import typer
 
@@ -22,14 +23,31 @@ from hasten.cli.runs import runs
 from hasten.cli.say import errors
 from hasten.cli.tune import tune
 from hasten.core.errors import HastenError
+from hasten.core.version import __version__
 
 app = typer.Typer(
     name="hasten",
-    help="Makes PyTorch training faster, and proves it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"hasten {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Makes PyTorch training faster, and proves it."""
+
+
 for verb in (profile, tune, run, compare, batch, doctor, explain, demo):
     app.command()(verb)
 data.command()(synth)

@@ -1,3 +1,3 @@
-"""Which Hasten this is; pyproject.toml says the same."""
+"""The version of Hasten; the build reads it from here."""
 
 __version__ = "0.1.0"
