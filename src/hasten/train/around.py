@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from hasten.train.checkpoint import CheckpointWriter
-from hasten.train.lines import BackgroundLines, Lines, PlainLines
 from hasten.train.loop import Loop
+from hasten.train.metrics_file import MetricsFile
 from hasten.train.validate import HeldOut
 from hasten.train.vitals import Memory, SampledClock
 
@@ -90,11 +90,8 @@ class AroundWork:
         self._loop, self._planned, self._on_report = loop, planned, on_report
         live = loop.live
         self.held_out = held_out or HeldOut.where_given(live)
-        lines = out / METRICS
         in_background = live.around.report_async
-        self._lines: Lines = (
-            BackgroundLines(lines, live.count, append=append) if in_background else PlainLines(lines, append=append)
-        )
+        self._metrics = MetricsFile(out / METRICS, append=append, background=in_background, count=live.count)
         self.checkpoint = CheckpointWriter(out / WEIGHTS, live.around, live.count)
         self._memory = Memory(live.device)
         self._last_report, self._last_samples = perf_counter(), loop.position.samples
@@ -106,7 +103,7 @@ class AroundWork:
     def after_update(self) -> None:
         """Report where it is time to, and raise what went wrong in the background."""
         if self._may_fail_later:
-            self._lines.check()
+            self._metrics.check()
             self.checkpoint.check()
         now = perf_counter()
         if now >= self._due and self._loop.losses:
@@ -134,7 +131,7 @@ class AroundWork:
             phases=self._loop.clock.take_shares() if isinstance(self._loop.clock, SampledClock) else {},
         )
         self._last_report, self._last_samples = now, position.samples
-        self._lines.write(lambda: self._told(report))
+        self._metrics.write(lambda: self._told(report))
 
     def went_back(self) -> None:
         """The run stands at an earlier update now: count from there."""
@@ -152,13 +149,13 @@ class AroundWork:
 
     def wait(self) -> None:
         """Wait until every line is written and the checkpoint is durable."""
-        self._lines.flush()
+        self._metrics.flush()
         self.checkpoint.wait()
 
     def close(self) -> None:
         """Wait for all that is on its way, and let the files go."""
         try:
-            self._lines.close()
+            self._metrics.close()
         finally:
             self.checkpoint.wait()
 

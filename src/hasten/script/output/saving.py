@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from hasten.core.live import LiveJob
-from hasten.script.handover import before_handing_over
 from hasten.script.output.parts import Part, PartWriter, begin_part, remove_orphans
+from hasten.script.output.process_boundaries import finish_before_boundaries
 from hasten.script.output.snapshot import Buffers, Snapshot
 from hasten.script.patches import Patches
 
@@ -183,7 +183,7 @@ class BackgroundSaving:
         for owner, names in _READERS:
             for name in names:
                 self._patches.put(owner, name, functools.partial(self._reading, below=(owner, name) in _OF_FOLDERS))
-        before_handing_over(self._patches, self._finish_and_tell, loader_workers=False)
+        finish_before_boundaries(self._patches, self._finish_and_tell)
 
     def _reading(self, original: Callable[..., Any], *, below: bool) -> Callable[..., Any]:
         waiting = self._writer.waiting

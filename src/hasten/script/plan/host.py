@@ -26,7 +26,6 @@ from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.script.data.loading import Loading
 from hasten.script.evaluation.ahead import EvaluationAhead
-from hasten.script.output.printing import AsyncPrinting
 from hasten.script.output.saving import BackgroundSaving
 from hasten.script.patches import Patches
 from hasten.script.plan.live import main_module, script_live, set_flags
@@ -78,7 +77,7 @@ class Host:
         self.on_step: Callable[[], None] = _nothing
         self.on_loss: Callable[[torch.Tensor], None] = _ignored
         self._loading = Loading(self.live, self.plan, self._fail)
-        self._saving, self._printing = BackgroundSaving(self.live), AsyncPrinting(self.live)
+        self._saving = BackgroundSaving(self.live)
         self._evaluation = EvaluationAhead(self.live, functools.partial(self._fail, EVALUATING))
         self._last_call: tuple[Any, ...] | None = None
         self._patches = Patches()
@@ -112,7 +111,6 @@ class Host:
         put(Module, "zero_grad", self._zeroing)
         self._loading.install(self._patches)
         self._saving.install(self._patches)
-        self._printing.install(self._patches)
         disarm = weakref.WeakMethod(self._disarm)  # such a handler cannot be taken off again, and must not keep the model
         os.register_at_fork(after_in_child=lambda: (method := disarm()) and method())
 
@@ -126,7 +124,6 @@ class Host:
         if os.getpid() != self._pid:
             return
         self._saving.close()
-        self._printing.close()
         self._loading.close()
         self._take_off()
         if undo:
@@ -137,9 +134,8 @@ class Host:
         return self._loading.prime(batches)
 
     def rehearse(self) -> None:
-        """Do what acts on events once, for its evidence: the next save and print may be far away."""
+        """Do what acts on events once, for its evidence: the next save may be far away."""
         self._saving.rehearse()
-        self._printing.rehearse()
         if self._last_call is not None and self._evaluation.wanted:
             original, module, (args, kwargs) = self._last_call
             self._evaluation.rehearse(original, module, args, kwargs)

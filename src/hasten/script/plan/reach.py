@@ -10,7 +10,7 @@ from hasten.core.plan import Plan
 from hasten.core.system import started_with
 
 REACHED = frozenset({
-    "activation_checkpointing", "allocator", "async_logging", "attention_backend", "background_checkpoint",
+    "activation_checkpointing", "allocator", "attention_backend", "background_checkpoint",
     "batched_reading", "channels_last", "channels_last_3d", "compile", "cpu_threads", "cuda_graphs", "cudnn_benchmark",
     "flush_denormals", "foreach_optimizer", "fused_optimizer", "garbage_collection", "huge_pages", "interop_threads",
     "loader_threads", "loader_workers", "matmul_precision", "pinned_memory", "precision", "sample_cache", "sample_store",
@@ -23,6 +23,8 @@ AT_START = frozenset({"interop_threads"})
 
 _JOB = "write the training as a hasten.Job (README, four methods), and tune that"
 _BEYOND = {
+    "async_logging": "how the script reports is its own: pass logging.handlers.QueueHandler(queue) to its logger, and write "
+    "its files in a logging.handlers.QueueListener",
     "checkpoint_compression": "what the script saves must stay readable by whoever reads it: compress it there",
     "checkpoint_storage": "the script chooses where it saves: torch.save to a faster path, and copy the file from there",
     "converted_dataset": "which of its preparation is random cannot be seen from outside: convert the data beforehand by "

@@ -265,9 +265,7 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
     live, machine = host.live, read_machine()
     names = real["phases"]
     total = {name: sum(step[at] for step in real["seconds"]) for at, name in enumerate(names)}
-    lines = {place["what"] for place in told["where"]}
     calls = [(times, seconds) for what, _, _, times, seconds in real["places"] if what == "validation"]
-    asynchronous = bool(lines & {"print", "logging"})
     return Facts(
         machine=machine,
         job=_job_facts(host, purity, real["padding_frac"]),
@@ -282,8 +280,6 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         memory_limit_bytes=memory_limit_bytes(live.device, machine.memory_limit_bytes.value),
         packages=installed_packages(),
         epoch_s=sum(total.values()),
-        report_s=total["logging"] if asynchronous else 0.0,
-        reports_per_epoch=1.0,
         checkpoint_s=total["checkpoint"],
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
