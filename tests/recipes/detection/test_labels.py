@@ -430,6 +430,7 @@ def test_labels_may_lie_beside_the_pictures(folder: Folder) -> None:
         ("data.yaml", "names:\n- cat\n- big dog\n- driver's cap\n"),
         ("data.yaml", "names:\n  0: cat\n  2: driver's cap\n  1: big dog\n"),
         ("data.yaml", "names: {0: cat, 1: 'big dog', 2: driver's cap}\n"),
+        ("data.yaml", "path: &root ../images\ntrain: *root\nnames: [cat, big dog, driver's cap]\n"),
         ("data.yaml", "names: [cat,\n  'big dog',\n  driver's cap,\n]\nnc: 3\n"),
         ("classes.json", '["cat", "big dog", "driver\'s cap"]'),
         ("classes.json", '{"names": {"0": "cat", "1": "big dog", "2": "driver\'s cap"}}'),
@@ -440,6 +441,11 @@ def test_lists_of_classes(tmp_path: Path, name: str, text: str) -> None:
     assert read_names(tmp_path / name) == ("cat", "big dog", "driver's cap")
 
 
+def test_names_in_yaml_stay_text(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("names: [no, 1, 2.50, null]\n", encoding="utf-8")
+    assert read_names(tmp_path / "data.yaml") == ("no", "1", "2.50", "null")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -447,10 +453,16 @@ def test_lists_of_classes(tmp_path: Path, name: str, text: str) -> None:
         ("classes.txt", "cat\ndog\ncat\n", "line 3: the class 'cat' is there twice"),
         ("classes.txt", "", "lists no class"),
         ("data.yaml", "nc: 2\n", "no `names`"),
-        ("data.yaml", "names: cat\n", "line 1: its `names` are no list"),
-        ("data.yaml", "names: [cat, dog\n", "line 1: its `names` are no list"),
+        ("data.yaml", "names: cat\n", "line 1: its `names` are not a list"),
+        ("data.yaml", "names: [cat, dog\n", "line 2: it is not valid YAML"),
         ("data.yaml", "names:\n  0: cat\n  2: dog\n", "count from 0"),
-        ("data.yaml", "names:\n  - cat\n  dog\n", "line 3: it is no entry"),
+        ("data.yaml", "names:\n  0: cat\n  0: dog\n", "line 3: the class number 0 is there twice"),
+        ("data.yaml", "names:\n  a: cat\n", "line 2: 'a' is not a class number"),
+        ("data.yaml", "names:\n  - [cat]\n", "line 2: an entry of `names` is not text"),
+        ("data.yaml", "names:\n  - cat\n  dog\n", "line [34]: it is not valid YAML"),
+        ("data.yaml", "!!python/object/apply:os.system ['true']\n", "no `names`"),
+        ("data.yaml", "names: " + "[" * 100_000, "nested too deeply"),
+        ("data.yaml", "names: [" + "a, " * 400_000 + "]\n", "longer than"),
         ("classes.json", "{", "line 1: it is no JSON"),
         ("classes.json", '{"a": 1}', "no list of names"),
     ],

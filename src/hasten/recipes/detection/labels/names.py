@@ -1,24 +1,19 @@
-"""The names of the classes, from the list that lies beside YOLO labels.
-
-Of YAML only what lists of names look like is read (`names: [a, b]`, `names:` with `- a` or `0: a` below), so that no YAML
-package is needed.
-"""
+"""Read class names from the list beside YOLO labels."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from hasten.recipes.findings import BadFileError
+from hasten.recipes.needed import needed
 from hasten.recipes.pictures import read_text
 
 LISTS = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml", "classes.json")
 """Names of such files, in the order in which they are looked for."""
-
-_ENTRY = re.compile(r"""^(?:-\s+|(\d+)\s*:\s*)(.*)$""")
-_ITEM = re.compile(r"""\s*(?:(\d+)\s*:\s*)?("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,'"][^,]*)\s*(?:,|$)""")
+MAX_CHARACTERS = 2**20
+"""A longer list is refused before it is parsed."""
 
 
 def find_names(folder: Path) -> tuple[str, ...] | None:
@@ -45,6 +40,8 @@ def read_names(path: Path) -> tuple[str, ...]:
         DataError: The list is empty, or holds a name twice or none; names file and line.
     """
     text = read_text(path)
+    if len(text) > MAX_CHARACTERS:
+        raise BadFileError(path, f"it is longer than {MAX_CHARACTERS:,} characters: a list of classes is short")
     if path.suffix in {".yaml", ".yml"}:
         named = _from_yaml(text, path)
     elif path.suffix == ".json":
@@ -81,70 +78,46 @@ def _from_json(text: str, path: Path) -> list[tuple[int | None, str]]:
 
 
 def _from_yaml(text: str, path: Path) -> list[tuple[int | None, str]]:
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    start = next((at for at, line in enumerate(lines) if re.match(r"names\s*:", line)), None)
-    if start is None:
+    """Read `names` from the node tree: it keeps line numbers, and names such as `no` or `1` stay text."""
+    yaml = needed("yaml")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError as error:
+        raise BadFileError(path, "it is not a list of names: it is nested too deeply") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error)
+        raise BadFileError(path, f"it is not valid YAML ({reason})", line=mark and mark.line + 1) from error
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    names = next((value for key, value in entries if key.value == "names"), None)
+    if names is None:
         raise BadFileError(path, "it has no `names`: add them, or a classes.txt with one name a line")
-    rest = _bare(lines[start].split(":", 1)[1])
-    if rest:
-        return [(start + 1, name) for name in _from_flow(rest, lines, start, path)]
+    if isinstance(names, yaml.SequenceNode):
+        numbered = list(enumerate(names.value))
+    elif isinstance(names, yaml.MappingNode):
+        numbered = [(_class_number(key, path), value) for key, value in names.value]
+    else:
+        line = names.start_mark.line + 1
+        raise BadFileError(path, "its `names` are not a list: write [a, b], or `- a` below it", line=line)
     ordered: dict[int, tuple[int | None, str]] = {}
-    for at, line in enumerate(lines[start + 1 :], start=start + 2):
-        bare = _bare(line)
-        if not bare:
-            continue
-        if not line.startswith((" ", "\t", "-")):
-            break
-        match = _ENTRY.match(bare)
-        number = None if match is None else int(match[1] or len(ordered))
-        if match is None or number is None or number in ordered:
-            raise BadFileError(path, "it is no entry of a list of names: write `- name` or `0: name`", line=at)
-        ordered[number] = (at, _unquoted(match[2]))
+    for number, node in numbered:
+        line = node.start_mark.line + 1
+        if not isinstance(node, yaml.ScalarNode):
+            raise BadFileError(path, "an entry of `names` is not text: write `- name` or `0: name`", line=line)
+        if number in ordered:
+            raise BadFileError(path, f"the class number {number} is there twice", line=line)
+        ordered[number] = (line, str(node.value).strip())
     return _in_order(ordered, path)
 
 
-def _from_flow(rest: str, lines: list[str], start: int, path: Path) -> list[str]:
-    """The names between brackets or braces, which may go over several lines."""
-    close = {"[": "]", "{": "}"}.get(rest[0])
-    at = start
-    while close is not None and not rest.endswith(close) and at + 1 < len(lines):
-        at += 1
-        rest = f"{rest} {_bare(lines[at])}".rstrip()
-    if close is None or not rest.endswith(close):
-        raise BadFileError(path, "its `names` are no list: write [a, b], or `- a` below it", line=start + 1)
-    inner = rest[1:-1].strip().removesuffix(",").rstrip()
-    found: dict[int, str] = {}
-    where = 0
-    while where < len(inner):
-        match = _ITEM.match(inner, where)
-        if match is None or (match[1] is None) != (close == "]"):
-            raise BadFileError(path, "its `names` cannot be read: write a classes.txt with one name a line", line=start + 1)
-        found[int(match[1] or len(found))] = _unquoted(match[2])
-        where = match.end()
-    return _in_order(found, path)
+def _class_number(key: Any, path: Path) -> int:
+    if not str(key.value).isdecimal():
+        line = key.start_mark.line + 1
+        raise BadFileError(path, f"{key.value!r} is not a class number: write `- name` or `0: name`", line=line)
+    return int(key.value)
 
 
 def _in_order(found: dict[int, Any], path: Path) -> list[Any]:
     if sorted(found) != list(range(len(found))):
         raise BadFileError(path, f"its classes are numbered {sorted(found)}: count from 0, without gaps")
     return [found[at] for at in range(len(found))]
-
-
-def _bare(line: str) -> str:
-    """A line without what follows a `#` (which a quote may hold) and without blanks around it."""
-    quote = ""
-    for at, sign in enumerate(line):
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'" and (at == 0 or line[at - 1] in " \t[{,:"):  # not the one in: driver's cap
-            quote = sign
-        elif sign == "#" and (at == 0 or line[at - 1].isspace()):
-            return line[:at].strip()
-    return line.strip()
-
-
-def _unquoted(text: str) -> str:
-    text = text.strip()
-    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
-        return text[1:-1].replace("''", "'") if text[0] == "'" else text[1:-1].replace('\\"', '"')
-    return text
