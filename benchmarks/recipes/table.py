@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.recipes.passes import NAIVE, REAL
-from hasten.recipes.detection.wishes import report
-from hasten.recipes.detection.wishes import table as wishes_table
+from benchmarks.recipes.wishes import report
+from benchmarks.recipes.wishes import table as wishes_table
 
 Result = Mapping[str, Any]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hasten.core.errors import MachineError
 from hasten.recipes.detection.augment import Augmentation
-from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob
+from hasten.recipes.detection.job import DetectionJob
 from hasten.recipes.detection.labels import Labelled, read_labels
+from hasten.recipes.detection.naive import NaiveDetectionJob
 from hasten.recipes.findings import Findings
 
 FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "bccd"
@@ -21,8 +22,8 @@ AUGMENTATION = Augmentation(upside_down_frac=0.5)
 """A microscope's picture has no up and no down."""
 
 
-class _Cells(NaiveDetectionJob):
-    """The pictures, in the set's own split."""
+class BccdJob(DetectionJob):
+    """Blood cells, in the set's own split."""
 
     images = str(FOLDER / "images")
     labels = str(FOLDER / "annotations")
@@ -47,11 +48,7 @@ class _Cells(NaiveDetectionJob):
         return known.only(train), known.only(valid)
 
 
-class BccdJob(_Cells, DetectionJob):
-    """Blood cells, as they should be learned."""
-
-
-class NaiveBccdJob(_Cells):
-    """Blood cells, as a tired person writes it; its other form is `BccdJob`."""
+class NaiveBccdJob(NaiveDetectionJob, BccdJob):
+    """The same, written the naive way."""
 
     forms = (BccdJob,)

@@ -19,7 +19,7 @@ class Recipe:
         name: Its name on the command line.
         module: Where its jobs are.
         job: The job's class.
-        naive: The class of the same job as a tired person writes it.
+        naive: The class of the same job written naively, the baseline.
         demo: The class of a small naive job, in the module `demo` of the recipe.
         words: What it trains.
     """

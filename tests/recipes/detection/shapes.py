@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from hasten.recipes.detection.augment import Augmentation
-from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob
+from hasten.recipes.detection.job import DetectionJob
 
 CLASSES = ("square", "disc")
 SIDE = 96
@@ -50,9 +50,9 @@ def picture_of(seed: int, index: int) -> tuple[Any, list[tuple[int, float, float
     return picture, objects
 
 
-def job_on(folder: Path, base: type[NaiveDetectionJob] = DetectionJob, **attributes: Any) -> NaiveDetectionJob:
+def job_on(folder: Path, base: type[DetectionJob] = DetectionJob, **attributes: Any) -> DetectionJob:
     """A small job on these pictures, held out and trained on alike, without augmentation unless given."""
     given = {"size": SIDE, "batch_size": 4, "num_updates": 8, "augmentation": STILL, **attributes}
     kind = type("Shapes", (base,), {"images": str(folder), "valid_images": str(folder), "__module__": __name__, **given})
-    job: NaiveDetectionJob = kind()
+    job: DetectionJob = kind()
     return job

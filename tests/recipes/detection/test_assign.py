@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hasten.recipes.detection.assign import Alignment, Assigned, Look, assign, assign_naive, overlaps_of, pad_truths
+from hasten.recipes.detection.assign import Alignment, Assigned, Look, assign, overlaps_of, pad_truths
 from hasten.recipes.detection.model import anchor_points
+from hasten.recipes.detection.naive import assign_naive
 
 SIDE, NUM_CLASSES = 64, 3
 ANCHORS = anchor_points([(8, 8), (4, 4), (2, 2)], torch.device("cpu"))

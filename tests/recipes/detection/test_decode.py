@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from hasten.recipes.detection.decode import Candidates, Suppression, candidates, decode_boxes, suppress, suppress_naive
+from hasten.recipes.detection.decode import Candidates, Suppression, candidates, decode_boxes, suppress
+from hasten.recipes.detection.naive import suppress_naive
 
 LOUD = 50.0
 Way = Callable[..., list[npt.NDArray[np.float32]]]

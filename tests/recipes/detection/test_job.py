@@ -15,8 +15,9 @@ from hasten.core.job import Gathered
 from hasten.recipes.detection.augment import Augmentation
 from hasten.recipes.detection.average import Averaged
 from hasten.recipes.detection.data import Batch
-from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob, held_back
+from hasten.recipes.detection.job import DetectionJob, held_back
 from hasten.recipes.detection.labels import Item, Labelled
+from hasten.recipes.detection.naive import NaiveDetectionJob
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.validate import HeldOut
@@ -30,7 +31,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("pictures"), 8)
 
 
-def batch_of(job: NaiveDetectionJob, *, held_out: bool = True) -> Batch:
+def batch_of(job: DetectionJob, *, held_out: bool = True) -> Batch:
     """The first four held-out samples, as the loop hands them to the job."""
     data: Any = job.valid_data() if held_out else job.train_data()
     samples = [job.deterministic_transform(data[index]) for index in range(4)]
@@ -38,7 +39,7 @@ def batch_of(job: NaiveDetectionJob, *, held_out: bool = True) -> Batch:
     return batch
 
 
-def seeded_model(job: NaiveDetectionJob) -> nn.Module:
+def seeded_model(job: DetectionJob) -> nn.Module:
     torch.manual_seed(0)
     return job.model()
 
@@ -88,7 +89,7 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize(("base", "calls"), [(DetectionJob, 1), (NaiveDetectionJob, 2)])
-def test_a_held_out_batch_passes_the_real_form_once(pictures: Path, base: type[NaiveDetectionJob], calls: int) -> None:
+def test_a_held_out_batch_passes_the_real_form_once(pictures: Path, base: type[DetectionJob], calls: int) -> None:
     job = job_on(pictures, base)
     model, batch = Counted(seeded_model(job)).eval(), batch_of(job_on(pictures))
     with torch.inference_mode():
@@ -240,7 +241,7 @@ def test_a_file_that_holds_no_weights_is_refused(pictures: Path, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [DetectionJob, NaiveDetectionJob])
-def test_four_pictures_are_learnt_by_heart(tmp_path: Path, base: type[NaiveDetectionJob]) -> None:
+def test_four_pictures_are_learnt_by_heart(tmp_path: Path, base: type[DetectionJob]) -> None:
     job = job_on(write_pictures(tmp_path / "four", 4), base, num_updates=110)
     live = build(job, device=CPU)
     loop = Loop(live, rewinds=False)

@@ -7,16 +7,16 @@ import math
 import pytest
 import torch
 
-from hasten.recipes.detection.decode import candidates, decode_boxes, suppress_naive
+from hasten.recipes.detection.decode import candidates, decode_boxes
 from hasten.recipes.detection.evaluate import mean_average_precision
 from hasten.recipes.detection.losses import (
     Weights,
     complete_overlap,
     detection_loss,
-    detection_loss_naive,
     distance_loss,
 )
 from hasten.recipes.detection.model import Output, anchor_points
+from hasten.recipes.detection.naive import detection_loss_naive, suppress_naive
 
 NUM_BINS, NUM_CLASSES = 8, 3
 ANCHORS = anchor_points([(8, 8), (4, 4), (2, 2)], torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""Object detection: a detector in plain PyTorch, its jobs in two forms, and pictures to try it on.
+"""Object detection: a detector in plain PyTorch, its job, and pictures to try it on.
 
 `DetectionJob` is the job to use: subclass it and name your folders. `NaiveDetectionJob` trains the same model on the same
-data as a tired person writes it; it is what gains are measured against. Everything is imported when it is first asked for.
+data as it is usually written: the baseline that gains are measured against. Everything is imported on first use.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hasten.recipes.detection.export import export_onnx
-    from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob
+    from hasten.recipes.detection.job import DetectionJob
+    from hasten.recipes.detection.naive import NaiveDetectionJob
     from hasten.recipes.detection.phases import FrozenBackbone, Phase, train_phases
 
 __all__ = ["DetectionJob", "FrozenBackbone", "NaiveDetectionJob", "Phase", "export_onnx", "train_phases"]
 
 _HOMES = {
     "DetectionJob": "job",
-    "NaiveDetectionJob": "job",
+    "NaiveDetectionJob": "naive",
     "FrozenBackbone": "phases",
     "Phase": "phases",
     "train_phases": "phases",

@@ -135,7 +135,7 @@ def assign(look: Look, anchors: torch.Tensor, truths: Truths, settings: Alignmen
     classes, boxes = truths.classes[rows, numbers], truths.boxes[rows, numbers]
     scores, found = look(rows, places, classes)
     overlaps = overlaps_of(boxes, found)
-    alignment = _alignment(scores, overlaps, anchors[places], boxes, settings)
+    alignment = alignment_of(scores, overlaps, anchors[places], boxes, settings)
 
     num_truths = truths.valid.numel()
     wanted = _best_of_each(alignment, truth, num_truths, settings.topk)
@@ -150,63 +150,7 @@ def assign(look: Look, anchors: torch.Tensor, truths: Truths, settings: Alignmen
     return Assigned(rows[wanted], places[wanted], classes[wanted], boxes[wanted], asked)
 
 
-@torch.no_grad()
-def assign_naive(
-    look: Look, anchors: torch.Tensor, targets: torch.Tensor, batch_size: int, settings: Alignment | None = None
-) -> Assigned:
-    """The same, picture by picture and object by object.
-
-    Args:
-        look: As for `assign`.
-        anchors: Likewise.
-        targets: As for `pad_truths`.
-        batch_size: Likewise.
-        settings: As `Alignment` has it unless given.
-    """
-    settings = settings or Alignment()
-    chosen: list[tuple[int, int, int, list[float], float]] = []
-    for row in range(batch_size):
-        objects = targets[targets[:, 0] == row]
-        owners: dict[int, tuple[float, int]] = {}  # anchor -> the overlap and the number of the object that has it
-        aligned: list[dict[int, tuple[float, float]]] = []  # per object, anchor -> alignment and overlap
-        for number, one in enumerate(objects):
-            aligned.append(_wanted(look, row, anchors, one, settings))
-            for anchor, (_, overlap) in aligned[-1].items():
-                if anchor not in owners or overlap > owners[anchor][0]:
-                    owners[anchor] = overlap, number
-        for number, one in enumerate(objects):
-            mine = {anchor: two for anchor, two in aligned[number].items() if owners[anchor][1] == number}
-            highest = max([settings.least_overlap, *(overlap for _, overlap in mine.values())])
-            best = max([TINY, *(alignment for alignment, _ in mine.values())])
-            for anchor, (alignment, _) in mine.items():
-                chosen.append((row, anchor, int(one[1]), one[2:].tolist(), alignment / best * highest))
-    chosen.sort(key=lambda entry: entry[:2])
-    rows, places, classes, boxes, asked = zip(*chosen, strict=True) if chosen else ((), (), (), (), ())
-    return Assigned(
-        torch.tensor(rows, dtype=torch.int64, device=anchors.device),
-        torch.tensor(places, dtype=torch.int64, device=anchors.device),
-        torch.tensor(classes, dtype=torch.int64, device=anchors.device),
-        torch.tensor(boxes, dtype=torch.float32, device=anchors.device).reshape(-1, 4),
-        torch.tensor(asked, dtype=torch.float32, device=anchors.device),
-    )
-
-
-def _wanted(
-    look: Look, row: int, anchors: torch.Tensor, one: torch.Tensor, settings: Alignment
-) -> dict[int, tuple[float, float]]:
-    """The anchors that one object of a picture wants, each with its alignment and its overlap."""
-    box = one[2:]
-    halves = (box[2:] - box[:2]).clamp(min=settings.least_side) / 2
-    inside = ((anchors[:, :2] - (box[:2] + box[2:]) / 2).abs() < halves).all(dim=1)
-    places = inside.nonzero()[:, 0]
-    scores, boxes = look(torch.full_like(places, row), places, torch.full_like(places, int(one[1])))
-    overlaps = overlaps_of(box, boxes)
-    alignment = _alignment(scores, overlaps, anchors[places], box, settings)
-    best = alignment.argsort(descending=True, stable=True)[: settings.topk]
-    return {int(places[at]): (float(alignment[at]), float(overlaps[at])) for at in best}
-
-
-def _alignment(
+def alignment_of(
     scores: torch.Tensor, overlaps: torch.Tensor, anchors: torch.Tensor, boxes: torch.Tensor, settings: Alignment
 ) -> torch.Tensor:
     """How well an anchor does on an object: above 0; of two that do nothing the nearer does better."""

@@ -2,7 +2,7 @@
 
 A head says how far each side of a box lies from its anchor as a distribution over whole strides (0, 1, ... num_bins - 1);
 the distance is its mean. Suppression is done class by class, on the host: by a compiled kernel that releases Python's lock,
-so that it runs beside the model's next batch, or by plain NumPy, which keeps exactly the same boxes.
+so that it runs beside the model's next batch.
 Source: Li et al. 2020, Generalized Focal Loss (https://arxiv.org/abs/2006.04388), for the distances.
 """
 
@@ -94,15 +94,11 @@ def suppress(found: Candidates, settings: Suppression | None = None) -> list[Flo
     Raises:
         MachineError: numba is not installed.
     """
-    return _suppressed(found, settings or Suppression(), compiled(_keep))
+    return suppressed_by(found, settings or Suppression(), compiled(_keep))
 
 
-def suppress_naive(found: Candidates, settings: Suppression | None = None) -> list[Floats]:
-    """The same by NumPy: one loop over the classes, one over the boxes."""
-    return _suppressed(found, settings or Suppression(), _keep_naive)
-
-
-def _suppressed(found: Candidates, settings: Suppression, keep: Keep) -> list[Floats]:
+def suppressed_by(found: Candidates, settings: Suppression, keep: Keep) -> list[Floats]:
+    """Keep the boxes that `keep` chooses, those above the least score."""
     kept = []
     for boxes, scores, classes in zip(found.boxes, found.scores, found.classes, strict=True):
         # The scores descend, so those worth a look come first.
@@ -134,25 +130,3 @@ def _keep(boxes: Floats, classes: npt.NDArray[np.int64], max_iou: float) -> npt.
                 if both > limit * (areas[i] + areas[j] - both):
                     keep[j] = False
     return keep
-
-
-def _keep_naive(boxes: Floats, classes: npt.NDArray[np.int64], max_iou: float) -> npt.NDArray[np.bool_]:
-    """As `_keep`, class by class with NumPy."""
-    keep = np.zeros(len(boxes), dtype=np.bool_)
-    for one in np.unique(classes):
-        left = np.flatnonzero(classes == one)
-        while len(left):
-            first, rest = left[0], left[1:]
-            keep[first] = True
-            left = rest[_iou_parts_below(boxes[first], boxes[rest], np.float32(max_iou))]
-    return keep
-
-
-def _iou_parts_below(box: Floats, others: Floats, limit: np.float32) -> npt.NDArray[np.bool_]:
-    """Whether the intersection over union with each of the others is at most `limit`; without a division by zero."""
-    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
-    both = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], np.float32(0))
-    areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
-    area = (box[2] - box[0]) * (box[3] - box[1])
-    below: npt.NDArray[np.bool_] = both <= limit * (area + areas - both)
-    return below

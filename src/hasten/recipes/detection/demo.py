@@ -1,23 +1,20 @@
-"""The detection job made small, for `hasten demo detection`: minutes, not hours, on drawn banknotes."""
+"""The detection job made small, for `hasten demo detection`: minutes, not hours, on generated banknotes."""
 
 from __future__ import annotations
 
-from hasten.recipes.detection.job import DetectionJob, NaiveDetectionJob
+from hasten.recipes.detection.job import DetectionJob
+from hasten.recipes.detection.naive import NaiveDetectionJob
 
 
-class _Small(NaiveDetectionJob):
-    """Few and small pictures."""
+class DrawnNotes(DetectionJob):
+    """Few and small pictures of banknotes."""
 
     size = 160
     batch_size = 8
     num_drawn = 96
 
 
-class DrawnNotes(_Small, DetectionJob):
-    """Banknotes, found as they should be."""
-
-
-class NaiveDrawnNotes(_Small):
-    """Banknotes, found the naive way; the other form is `DrawnNotes`."""
+class NaiveDrawnNotes(NaiveDetectionJob, DrawnNotes):
+    """The same, written the naive way."""
 
     forms = (DrawnNotes,)

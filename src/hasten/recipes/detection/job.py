@@ -1,16 +1,15 @@
-"""The detection job in two forms: as a tired person writes it, and as it should be. Model, data and loss are the same.
+"""The detection job: object detection on your own pictures.
 
     class Coins(DetectionJob):
         images, labels = "photos", "labels"
 
-    class NaiveCoins(NaiveDetectionJob):  # to see what the real form brings: `hasten tune coins.py:NaiveCoins`
-        images, labels, forms = "photos", "labels", (Coins,)
+    class NaiveCoins(NaiveDetectionJob, Coins):  # the baseline: `hasten tune coins.py:NaiveCoins` shows the gain
+        forms = (Coins,)
 
-What the real form does otherwise: a picture is read and scaled once and can be kept, mosaics are made of the pictures of a
-batch, bytes and no floats go to the device, anchors are chosen for a whole batch at once, training makes no boxes, a
-held-out batch passes the model once for loss and metric, and boxes are suppressed beside the next batch.
-
-Without folders of your own both draw pictures of banknotes and learn those.
+A picture is read and scaled once and can be cached, mosaics are made of the pictures of a batch, bytes go to the device,
+anchors are assigned for a whole batch at once, training makes no boxes, a held-out batch passes the model once for loss and
+metric, and boxes are suppressed in a thread beside the next batch. Without folders of your own the job learns generated
+pictures of banknotes.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ from hasten.core.job import Gathered, Job, Loss, Mean, Quality
 from hasten.recipes.detection.augment import Augmentation
 from hasten.recipes.detection.average import DECAY, RAMP_UPDATES, Averaged
 from hasten.recipes.detection.data import Batch, DetectionData, augmented, collate, decode
-from hasten.recipes.detection.decode import Candidates, Suppression, candidates, suppress, suppress_naive
+from hasten.recipes.detection.decode import Candidates, Suppression, candidates, suppress
 from hasten.recipes.detection.drawn import drawn_pictures
 from hasten.recipes.detection.evaluate import Judged, mean_average_precision
 from hasten.recipes.detection.export import export_onnx
 from hasten.recipes.detection.labels import Labelled, read_labels
-from hasten.recipes.detection.losses import Parts, detection_loss, detection_loss_naive
+from hasten.recipes.detection.losses import Parts, detection_loss
 from hasten.recipes.detection.model import PARTS, STRIDES, Detector, Output, shape_named
-from hasten.recipes.detection.naive import NaiveDetectionData, naive_collate
 from hasten.recipes.detection.weights import load_weights
 from hasten.recipes.findings import Findings
 
@@ -52,11 +50,8 @@ METRIC = "map"
 _log = logging.getLogger(__name__)
 
 
-class NaiveDetectionJob(Job):
-    """Object detection as a tired person leaves it.
-
-    Every visit decodes four pictures for a mosaic and makes floats on the host; training makes all boxes; anchors are chosen
-    in loops over pictures and objects; the host reads the loss at each update; and a held-out batch passes the model twice.
+class DetectionJob(Job):
+    """Object detection on pictures of your own: name your folders, and tune it.
 
     Attributes:
         images: Folder of the pictures; None draws pictures of banknotes.
@@ -86,7 +81,8 @@ class NaiveDetectionJob(Job):
     batch_size = 16
     epochs = 100
     clip_norm = 10.0
-    zero_grad_to_none = False
+    zero_grad_to_none = True
+    read_every = 20
     quality = Quality(metric="map50", direction="max", margin=0.02)
 
     images: ClassVar[str | None] = None
@@ -106,11 +102,13 @@ class NaiveDetectionJob(Job):
     final_frac: ClassVar[float] = 0.01
     decay: ClassVar[float] = DECAY
     decay_ramp: ClassVar[float] = RAMP_UPDATES
-    light_predictions: ClassVar[bool] = False
+    light_predictions: ClassVar[bool] = True
     frozen: ClassVar[tuple[str, ...]] = ()
     suppression: ClassVar[Suppression] = Suppression()
     start_from: str | None = None
     start_parts: tuple[str, ...] = PARTS
+
+    _output: tuple[torch.Tensor, Output] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A job derived from this one has other forms only where it names them: they must learn its own pictures."""
@@ -159,16 +157,28 @@ class NaiveDetectionJob(Job):
         return self.labelled[0].classes
 
     def train_data(self) -> Dataset[Any]:
-        """Pictures with their labels, augmented."""
-        return NaiveDetectionData(self.labelled[0].items, self.size, self.augmentation)
+        """Pictures with their labels."""
+        return DetectionData(self.labelled[0].items)
 
     def valid_data(self) -> Dataset[Any]:
-        """Held-out pictures, as they are."""
-        return NaiveDetectionData(self.labelled[1].items, self.size)
+        """Held-out pictures."""
+        return DetectionData(self.labelled[1].items)
+
+    def deterministic_transform(self, sample: Any) -> Any:
+        """Decode a picture and fit it into the square."""
+        return decode(sample, self.size)
+
+    def random_transform(self, sample: Any) -> Any:
+        """Draw what is to be done to a picture; `collate` does it, with the other pictures of the batch."""
+        return augmented(sample, self.augmentation)
 
     def collate(self, samples: list[Any]) -> Batch:
-        """Stack pictures, float32 `[batch, 3, size, size]`, and lay the objects end to end, `[objects, 6]`."""
-        return naive_collate(samples)
+        """Compose the pictures, uint8 `[batch, 3, size, size]`, and lay the objects end to end, `[objects, 6]`."""
+        return collate(samples)
+
+    def device_transform(self, batch: Batch) -> Batch:
+        """Make floats from 0 to 1 of bytes."""
+        return batch._replace(images=batch.images.to(torch.float32).div_(255.0))
 
     def detector(self, num_classes: int) -> Detector:
         """Make the detector, with the weights to start from and without gradients where it is frozen.
@@ -244,20 +254,23 @@ class NaiveDetectionJob(Job):
         return LambdaLR(optimizer, share)
 
     def parts(self, output: Output, targets: torch.Tensor) -> Parts:
-        """The parts of the loss."""
-        return detection_loss_naive(output, targets)
+        """The parts of the loss, the anchors of the whole batch chosen at once."""
+        return detection_loss(output, targets)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """The loss, as a sum over anchors by the scores they are asked for."""
-        parts = self.parts(model(batch.images), batch.targets)
+        """The loss; what the model says of a held-out batch is kept for `metric`, which asks for the same batch next."""
+        output: Output = model(batch.images)
+        if not model.training:
+            self._output = batch.images, output
+        parts = self.parts(output, batch.targets)
         return Loss(parts.total(), parts.weight)
 
     def metric(self, model: nn.Module, batch: Batch) -> Found | Future[Found]:
-        """Find the boxes of a held-out batch, beside its objects."""
-        output: Output = model(batch.images)
-        found = candidates(*_made(output), self.suppression)
-        boxes = suppress_naive(found, self.suppression)
-        return {METRIC: Gathered(list(zip(boxes, objects_of(batch), strict=True)))}
+        """Pick the best boxes of a held-out batch, and suppress what overlaps in a thread, beside the next batch."""
+        last, self._output = self._output, None
+        output: Output = last[1] if last is not None and last[0] is batch.images else model(batch.images)
+        found = candidates(*boxes_and_scores(output), self.suppression)
+        return _pool().submit(_judged, found, objects_of(batch), self.suppression)
 
     def whole_metric(self, name: str, items: list[Judged]) -> dict[str, float]:
         """`map50` and `map` of all held-out pictures."""
@@ -267,65 +280,6 @@ class NaiveDetectionJob(Job):
         """Move the running average."""
         if isinstance(model, Averaged):
             model.update()
-
-
-class DetectionJob(NaiveDetectionJob):
-    """Object detection on pictures of your own: name your folders, and tune it.
-
-    Attributes are those of `NaiveDetectionJob`.
-    """
-
-    zero_grad_to_none = True
-    read_every = 20
-    light_predictions = True
-
-    _seen: tuple[torch.Tensor, Output] | None = None
-
-    def train_data(self) -> Dataset[Any]:
-        """Pictures with their labels."""
-        return DetectionData(self.labelled[0].items)
-
-    def valid_data(self) -> Dataset[Any]:
-        """Held-out pictures."""
-        return DetectionData(self.labelled[1].items)
-
-    def deterministic_transform(self, sample: Any) -> Any:
-        """Decode a picture and fit it into the square."""
-        return decode(sample, self.size)
-
-    def random_transform(self, sample: Any) -> Any:
-        """Draw what is to be done to a picture; `collate` does it, with the other pictures of the batch."""
-        return augmented(sample, self.augmentation)
-
-    def collate(self, samples: list[Any]) -> Batch:
-        """Compose the pictures, uint8 `[batch, 3, size, size]`, and lay the objects end to end, `[objects, 6]`."""
-        return collate(samples)
-
-    def device_transform(self, batch: Batch) -> Batch:
-        """Make floats from 0 to 1 of bytes."""
-        return batch._replace(images=batch.images.to(torch.float32).div_(255.0))
-
-    def parts(self, output: Output, targets: torch.Tensor) -> Parts:
-        """The parts of the loss, the anchors of the whole batch chosen at once."""
-        return detection_loss(output, targets)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """The loss; what the model says of a held-out batch is kept for `metric`, which asks for the same batch next."""
-        output: Output = model(batch.images)
-        if not model.training:
-            self._seen = batch.images, output
-        parts = self.parts(output, batch.targets)
-        return Loss(parts.total(), parts.weight)
-
-    def metric(self, model: nn.Module, batch: Batch) -> Found | Future[Found]:
-        """Pick the best boxes of a held-out batch, and suppress what overlaps in a thread, beside the next batch."""
-        seen, self._seen = self._seen, None
-        output: Output = seen[1] if seen is not None and seen[0] is batch.images else model(batch.images)
-        found = candidates(*_made(output), self.suppression)
-        return _pool().submit(_judged, found, objects_of(batch), self.suppression)
-
-
-NaiveDetectionJob.forms = (DetectionJob,)
 
 
 def held_back(known: Labelled, share: float) -> tuple[Labelled, Labelled]:
@@ -355,8 +309,12 @@ def objects_of(batch: Batch) -> list[Any]:
     return [targets[targets[:, 0] == row, 1:] for row in range(len(batch.images))]
 
 
-def _made(output: Output) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes and scores."""
+def boxes_and_scores(output: Output) -> tuple[torch.Tensor, torch.Tensor]:
+    """The boxes and scores of a detector in eval mode.
+
+    Raises:
+        JobError: The output has none.
+    """
     if output.boxes is None or output.scores is None:
         raise JobError("a light detector makes no boxes while it trains: call model.eval() before metric.")
     return output.boxes, output.scores

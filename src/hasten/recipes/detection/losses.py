@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-from hasten.recipes.detection.assign import Alignment, Assigned, assign, assign_naive, pad_truths
+from hasten.recipes.detection.assign import Alignment, Assigned, assign, pad_truths
 from hasten.recipes.detection.decode import decode_boxes
 from hasten.recipes.detection.model import Output
 
@@ -74,18 +74,7 @@ def detection_loss(output: Output, targets: torch.Tensor, settings: Alignment | 
 
     asked = assign(look, output.anchors, pad_truths(targets, len(output.logits)), settings)
     distances = output.distances[asked.rows, asked.places]
-    return _parts(output, asked, decode_boxes(distances, output.anchors[asked.places]), distances)
-
-
-def detection_loss_naive(output: Output, targets: torch.Tensor, settings: Alignment | None = None) -> Parts:
-    """The same, with gradients through every box, and anchors chosen picture by picture and object by object."""
-    boxes, scores = decode_boxes(output.distances, output.anchors), output.logits.float().sigmoid()
-
-    def look(rows: torch.Tensor, places: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return scores[rows, places, classes], boxes[rows, places]
-
-    asked = assign_naive(look, output.anchors, targets, len(boxes), settings)
-    return _parts(output, asked, boxes[asked.rows, asked.places], output.distances[asked.rows, asked.places])
+    return loss_parts(output, asked, decode_boxes(distances, output.anchors[asked.places]), distances)
 
 
 def complete_overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -124,7 +113,7 @@ def distance_loss(distances: torch.Tensor, boxes: torch.Tensor, anchors: torch.T
     return cost
 
 
-def _parts(output: Output, asked: Assigned, boxes: torch.Tensor, distances: torch.Tensor) -> Parts:
+def loss_parts(output: Output, asked: Assigned, boxes: torch.Tensor, distances: torch.Tensor) -> Parts:
     """Put the parts together; `boxes` and `distances` are those of the anchors that learn an object."""
     wanted = torch.zeros(output.logits.shape, device=output.logits.device)
     wanted[asked.rows, asked.places, asked.classes] = asked.scores

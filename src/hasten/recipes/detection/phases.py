@@ -33,13 +33,13 @@ from typing import ClassVar
 
 from hasten.core.errors import JobError
 from hasten.core.plan import Plan
-from hasten.recipes.detection.job import NaiveDetectionJob
+from hasten.recipes.detection.job import DetectionJob
 from hasten.recipes.detection.model import Detector
 from hasten.train.drive import Result
 from hasten.train.run import train
 
 
-class FrozenBackbone(NaiveDetectionJob):
+class FrozenBackbone(DetectionJob):
     """A job whose backbone stays as it is: no gradients, and batch normalisation by the statistics it has.
 
     Put it before the job's own class: `class Heads(FrozenBackbone, MyJob)`. It needs weights to start from.
@@ -71,7 +71,7 @@ class Phase:
         plan: Under which plan.
     """
 
-    job: type[NaiveDetectionJob]
+    job: type[DetectionJob]
     plan: Plan = field(default_factory=Plan)
 
 
@@ -96,7 +96,7 @@ def train_phases(phases: Sequence[Phase], out: Path) -> list[Result]:
     for number, phase in enumerate(phases, 1):
         job = phase.job()
         if weights is not None:
-            job.start_from, job.start_parts = str(weights), NaiveDetectionJob.start_parts
+            job.start_from, job.start_parts = str(weights), DetectionJob.start_parts
         folder = out / f"phase-{number}"
         results.append(train(job, phase.plan, folder))
         if results[-1].stopped_by is not None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from hasten.core.errors import JobError
 from hasten.recipes.detection.decode import candidates, suppress
-from hasten.recipes.detection.job import NaiveDetectionJob
+from hasten.recipes.detection.job import DetectionJob
 from hasten.recipes.detection.model import Detector, Output, shape_named
 from hasten.recipes.detection.weights import load_weights
 from hasten.recipes.pictures import Picture, letterbox, opencv
@@ -26,7 +26,7 @@ _GOLDEN = 0.618034
 """Hues this far apart, round the circle, stay apart for any number of classes."""
 
 
-def trained(job: NaiveDetectionJob, weights: Path) -> nn.Module:
+def trained(job: DetectionJob, weights: Path) -> nn.Module:
     """The detector of a job with the weights of a run of it: their average, where the run kept one.
 
     Args:
@@ -42,7 +42,7 @@ def trained(job: NaiveDetectionJob, weights: Path) -> nn.Module:
 
 
 def find_objects(
-    model: nn.Module, picture: Picture, job: NaiveDetectionJob, min_score: float = MIN_SCORE
+    model: nn.Module, picture: Picture, job: DetectionJob, min_score: float = MIN_SCORE
 ) -> npt.NDArray[np.float32]:
     """Find objects as the job would on a held-out picture, in the picture's own pixels.
 
@@ -74,7 +74,7 @@ def find_objects(
     return found
 
 
-def look(model: nn.Module, picture: Picture, job: NaiveDetectionJob) -> tuple[list[dict[str, Any]], Picture]:
+def look(model: nn.Module, picture: Picture, job: DetectionJob) -> tuple[list[dict[str, Any]], Picture]:
     """What was found, the surest first, as plain data; and the picture with it drawn in."""
     objects = find_objects(model, picture, job)
     found = [

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.recipes.wishes import WISHES, Wish, report, table
 from hasten.core.job import Job
 from hasten.optimizations import catalogue
 from hasten.recipes.detection.job import DetectionJob
-from hasten.recipes.detection.wishes import WISHES, Wish, report, table
 
-RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "tune_image.json"
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "tune_image.json"
 NAMES = (
     "dynamic workers", "prefetching", "mixed precision", "gradient accumulation", "compile", "channels_last",
     "light training predictions", "clipping", "efficient zero_grad", "fewer progress updates", "asynchronous progress",
