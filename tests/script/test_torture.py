@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from hasten.script.entry.launch import run_under
+
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(SCRIPTS / "ranks.py"))
 PLAIN = str(SCRIPTS / "plain.py")
@@ -109,6 +111,28 @@ def test_the_users_sitecustomize_and_path_are_kept(tmp_path: Path) -> None:
     assert "was here True" in alone.stdout
     assert (done.stdout, done.stderr) == (alone.stdout, alone.stderr)
     assert seen["0"]["steps"] == 5
+
+
+def test_a_signal_that_arrives_while_the_script_is_started_reaches_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script, ready = tmp_path / "script.py", tmp_path / "ready"
+    script.write_text(
+        "import pathlib, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+        "pathlib.Path(sys.argv[1]).touch()\ntime.sleep(60)\n"
+    )
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = popen(*arguments, **options)
+        until = time.monotonic() + 20
+        while not ready.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)  # before the launcher has the process
+        return process
+
+    monkeypatch.setattr("hasten.script.entry.launch.subprocess.Popen", start)
+    assert run_under((str(script), str(ready)), {}, env=os.environ).code == 3
 
 
 @pytest.mark.slow

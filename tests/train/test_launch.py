@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,82 @@ def test_what_asks_the_launcher_to_end_asks_all_ranks(tmp_path: Path, number: si
     assert ended.asked
     assert ended.status == (0 if number == signal.SIGTERM else 130)
     assert all((tmp_path / f"rank{rank}").exists() for rank in range(2))
+
+
+HANDLES_SIGTERM = (
+    "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+    "open(sys.argv[1] + os.environ['RANK'], 'w').close()\ntime.sleep(60)\n"
+)
+
+
+def signal_during_start(monkeypatch: pytest.MonkeyPatch, folder: Path, during: int) -> list[subprocess.Popen[bytes]]:
+    """Send SIGTERM to this process before the start of the given rank returns to the launcher; the ranks started."""
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = popen(*arguments, **options)
+        started.append(process)
+        until = time.monotonic() + 20
+        while not (folder / f"rank{len(started) - 1}").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        if len(started) == during + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr("hasten.train.launch.subprocess.Popen", start)
+    return started
+
+
+def test_a_signal_reaches_a_rank_that_is_just_being_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = signal_during_start(monkeypatch, tmp_path, during=1)
+    ended = run_group(2, [sys.executable, "-c", HANDLES_SIGTERM, str(tmp_path / "rank")])
+    assert (ended.status, ended.asked) == (0, True)
+    assert [process.returncode for process in started] == [0, 0]  # neither was killed
+
+
+def test_no_rank_is_started_after_a_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = signal_during_start(monkeypatch, tmp_path, during=0)
+    ended = run_group(2, [sys.executable, "-c", HANDLES_SIGTERM, str(tmp_path / "rank")])
+    assert [process.returncode for process in started] == [0]
+    assert ended == Ended(status=128 + signal.SIGTERM, asked=True)  # nothing was trained, so it must not look finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_wait_for_others_end_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Rank 1 never joins: rank 0 waits in torch, where no Python handler would run."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("hasten.train.launch.BROKEN_S", 30.0)
+    script = (
+        "import os, sys, time\nsys.path.insert(0, 'src')\n"
+        "from hasten.train.group import join_group, stay_with_launcher\n"
+        "stay_with_launcher(2)\nready = sys.argv[1]\n"
+        "if os.environ['RANK'] == '0':\n    open(ready, 'w').close()\n    join_group()\n"
+        "while not os.path.exists(ready):\n    time.sleep(0.01)\n"
+        "time.sleep(1)\nos.kill(int(os.environ['HASTEN_LAUNCHER']), int(sys.argv[2]))\ntime.sleep(60)\n"
+    )
+    ended = run_group(2, [sys.executable, "-c", script, str(tmp_path / "ready"), str(int(number))])
+    assert (ended.status, ended.asked) == (128 + number, True)
+
+
+@pytest.mark.slow
+def test_a_rank_that_ignores_the_signal_is_killed_soon_after_another_died_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("hasten.train.launch.BROKEN_S", 0.1)
+    script = (
+        "import os, signal, sys, time\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    open(sys.argv[1], 'w').close()\n    time.sleep(60)\n"
+        "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.01)\n"
+        "os.kill(int(os.environ['HASTEN_LAUNCHER']), signal.SIGTERM)\ntime.sleep(60)\n"
+    )
+    ended = run_group(2, [sys.executable, "-c", script, str(tmp_path / "ready")])
+    assert (ended.status, ended.rank, ended.asked) == (128 + signal.SIGKILL, 0, True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hasten.train.guards.back import WayBack
 from hasten.train.guards.loop import GuardedLoop, RollBack
 from hasten.train.guards.watch import Guards
 from hasten.train.saving.saver import Saver, Turn
-from hasten.train.stop import StopRequest
+from hasten.train.signals import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)

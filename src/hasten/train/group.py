@@ -176,3 +176,5 @@ def stay_with_launcher(asked: int) -> None:
         raise MachineError(f"--ranks says {asked}, and {world} were started: leave --ranks out under torchrun.")
     if was_launched():
         die_with_parent()
+        # Until training handles it: torch waits for other ranks in C++, where Python's own handler would not run.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,13 @@
-"""Start the ranks of a run on this machine, end them together, and start them again where one of them died.
+"""Start the ranks of a run on this machine, stop them together, and start them again if one of them died.
 
-A rank that dies takes the others with it: they would wait for it for ever. What asks a run to end (SIGTERM, SIGUSR1, Ctrl-C)
-is passed on to all ranks, which save and end by themselves.
+A rank that dies takes the others with it, which would wait for it forever. A stop signal (SIGTERM, SIGUSR1, Ctrl-C) is sent
+to every rank once; the ranks agree on an update, save and exit.
+
+torchrun's agent (torch.distributed.elastic, torch 2.13) does not replace this module. It starts ranks again and ends them
+together, but cannot keep three promises: a run that was asked to stop and saved exits with 0 (the agent raises
+SignalException, and torchrun exits with 1); when a rank dies the others are killed (the agent sends SIGTERM, at which they
+would try to save with a rank that is gone); a run that fails twice at the same update is not started a third time. A signal
+that arrives while it starts ranks also misses the one just started. `hasten run` works under torchrun without them.
 """
 
 from __future__ import annotations
@@ -11,19 +17,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType, TracebackType
-from typing import Self
 
 from hasten.train.group import ATTEMPT, LAUNCHER, PROGRESS, PROGRESS_BYTES, open_store, rank_environment
-from hasten.train.stop import ASKING
+from hasten.train.signals import StopRequest
 
 POLL_S = 0.05
 STOP_S = 60.0
-"""How long the other ranks have to save and end by themselves, where all were asked to and one has ended."""
+"""How long the other ranks may take to save and exit once all were asked to stop and one has exited."""
+BROKEN_S = 5.0
+"""The same if that one was ended by a signal: the others cannot save together with it."""
 _SIGNALED = 128
 """What a shell adds to the number of the signal that ended a process."""
 
@@ -90,7 +95,7 @@ def why_no_restart(ended: Ended, before: Ended | None, left: int) -> str:
 
 
 def run_group(world: int, command: Sequence[str], *, attempt: int = 0) -> Ended:
-    """Run a command once as a group of ranks, until all have ended or one has failed.
+    """Run a command once as a group of ranks, until all have exited or one has failed.
 
     Args:
         world: Ranks.
@@ -98,7 +103,8 @@ def run_group(world: int, command: Sequence[str], *, attempt: int = 0) -> Ended:
         attempt: How often they were started before.
     """
     store = open_store()
-    with tempfile.TemporaryFile() as progress, PassedOn() as passed:
+    ranks: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryFile() as progress, StopRequest(raises=False) as stop:
         progress.write(bytes(world * PROGRESS_BYTES))
         progress.flush()
         ours = {
@@ -109,54 +115,28 @@ def run_group(world: int, command: Sequence[str], *, attempt: int = 0) -> Ended:
         }
         try:
             for rank in range(world):
+                if stop.signal is not None:
+                    break  # those that were started wait for the rest, and are told in `_first_failure`
                 # In sessions of their own: a terminal's Ctrl-C then reaches them once, through us.
                 environ = rank_environment(rank, world, store.port, ours)
-                passed.ranks.append(
+                ranks.append(
                     subprocess.Popen(  # noqa: S603  the command of our caller
                         list(command), env=environ, start_new_session=True, pass_fds=[progress.fileno()]
                     )
                 )
-            failed = _first_failure(passed)
+            failed = _first_failure(ranks, stop)
         finally:
-            _end(passed.ranks)
-        told = os.pread(progress.fileno(), world * PROGRESS_BYTES, 0)
-        update = max(int.from_bytes(told[at : at + PROGRESS_BYTES], "little") for at in range(0, len(told), PROGRESS_BYTES))
-        asked = passed.number is not None
-        if failed is None:
-            return Ended(status=0, update=update or None, asked=asked)
-        code = passed.ranks[failed].returncode
-        return Ended(status=code if code > 0 else _SIGNALED - code, rank=failed, update=update or None, asked=asked)
-
-
-class PassedOn:
-    """While it is entered, signals that ask for an end go on to all ranks; a second Ctrl-C kills them.
-
-    Outside of the main thread it hears none.
-
-    Attributes:
-        ranks: Who is told.
-        number: The first signal that came; None as long as none did.
-    """
-
-    def __init__(self) -> None:
-        self.ranks: list[subprocess.Popen[bytes]] = []
-        self.number: int | None = None
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._pass) for number in ASKING}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave before
-
-    def _pass(self, number: int, _frame: FrameType | None) -> None:
-        again = self.number is not None and number == signal.SIGINT
-        self.number = number if self.number is None else self.number
-        for process in self.ranks:
-            process.send_signal(signal.SIGKILL if again else number)
+            _end(ranks)
+        numbers = os.pread(progress.fileno(), world * PROGRESS_BYTES, 0)
+        starts = range(0, len(numbers), PROGRESS_BYTES)
+        update = max(int.from_bytes(numbers[start : start + PROGRESS_BYTES], "little") for start in starts) or None
+        asked = stop.signal is not None
+        if failed is not None:
+            code = ranks[failed].returncode
+            return Ended(status=code if code > 0 else _SIGNALED - code, rank=failed, update=update, asked=asked)
+        if stop.signal is not None and len(ranks) < world:
+            return Ended(status=_SIGNALED + stop.signal, asked=True)
+        return Ended(status=0, update=update, asked=asked)
 
 
 def say_on_stderr(words: str) -> None:
@@ -165,24 +145,38 @@ def say_on_stderr(words: str) -> None:
     sys.stderr.flush()
 
 
-def _first_failure(passed: PassedOn) -> int | None:
-    """Wait until all ranks ended well (None) or one failed, and say which; those that a signal ended before the others."""
-    until = float("inf")
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> int | None:
+    """Wait until all ranks exited well (None) or one failed, and return which; ranks ended by a signal come first.
+
+    A stop signal is sent from here, not from a signal handler, so each rank gets it exactly once, whenever it was started.
+    """
+    is_sent, deadline = False, float("inf")
     while True:
-        codes = [process.poll() for process in passed.ranks]
+        if stop.signal is not None and not is_sent:
+            is_sent = True
+            for process in ranks:
+                process.send_signal(stop.signal)
+        codes = [process.poll() for process in ranks]
         failed = sorted((code > 0, rank) for rank, code in enumerate(codes) if code)
-        if None not in codes or (failed and passed.number is None):
+        if None not in codes or (failed and stop.signal is None):
             return failed[0][1] if failed else None
-        if passed.number is not None and any(code is not None for code in codes):
-            until = min(until, time.monotonic() + STOP_S)
-        if time.monotonic() > until:
-            for process in passed.ranks:
+        deadline = min(deadline, time.monotonic() + _patience_s(codes))
+        if stop.is_urgent or time.monotonic() > deadline:
+            for process in ranks:
                 process.kill()
         time.sleep(POLL_S)
 
 
+def _patience_s(codes: Sequence[int | None]) -> float:
+    """How long to wait for the ranks that still run, after a stop signal: forever while all of them do."""
+    ended = [code for code in codes if code is not None]
+    if not ended:
+        return float("inf")
+    return BROKEN_S if min(ended) < 0 else STOP_S
+
+
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kill who has not ended; a checkpoint under way is finished by the process that writes it."""
+    """Kill the ranks that still run; the writer process finishes a checkpoint under way."""
     for process in ranks:
         process.kill()
     for process in ranks:

@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -80,7 +81,7 @@ def run_watched(
         sink = subprocess.DEVNULL if quiet else None
         with _forwarding() as forward:
             child = subprocess.Popen([sys.executable, *command], env=started, stdout=sink, stderr=sink)  # noqa: S603
-            forward.append(child)
+            forward(child)
             code = _wait(child, folder, watch)
         return Seen(code=code, ranks=_results(folder), failures=_failures(folder))
 
@@ -113,7 +114,7 @@ def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[s
         started = entered(folder, {"module": "hasten.script.plan.running", "plan": dict(plan)}, env)
         with _forwarding() as forward:
             child = subprocess.Popen([sys.executable, *command], env=started)  # noqa: S603
-            forward.append(child)
+            forward(child)
             code = child.wait()
         return Ran(code=code, ranks=_results(folder, "applied"), failures=_failures(folder))
 
@@ -156,21 +157,34 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, watch: Watch) -> int:
 
 
 @contextmanager
-def _forwarding() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Pass SIGINT and SIGTERM on to the child; a Ctrl-C at the terminal has reached it already."""
+def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Give a function that takes the child, to which SIGINT and SIGTERM go, those received before it too.
+
+    A Ctrl-C at the terminal has reached the child already.
+    """
     children: list[subprocess.Popen[bytes]] = []
+    received: deque[int] = deque()
+
+    def deliver() -> None:
+        with suppress(IndexError):  # a signal handler that ran meanwhile has delivered all of them
+            while children and received:
+                number = received.popleft()
+                if children[0].poll() is None:
+                    children[0].send_signal(number)
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and _at_the_terminal():
-            return
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
+        if number != signal.SIGINT or not _at_the_terminal():
+            received.append(number)
+            deliver()
+
+    def forward_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        deliver()
 
     numbers = [item for item in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(item) is not signal.SIG_IGN]
     before = {number: signal.signal(number, forward) for number in numbers}  # what is ignored, the child ignores as well
     try:
-        yield children
+        yield forward_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
