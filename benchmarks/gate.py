@@ -21,8 +21,9 @@ from typing import Any, Literal
 
 from benchmarks.jobs import gate_changes, gate_defects
 from benchmarks.record import RESULTS, ROOT, record
+from hasten.core.card import Numerics
 from hasten.core.errors import TrialError
-from hasten.core.optimization import Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.optimizations import ENTRY_POINT_GROUP, catalogue

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hasten.core.card import Card, Judge
 from hasten.core.facts import Facts
-from hasten.core.optimization import Card, Judge, Optimization, clash
+from hasten.core.optimization import Optimization, clash
 
 MAX_SUBSETS = 256
 """Every further candidate doubles the subsets, and costs the ladder one more trial."""

@@ -24,10 +24,11 @@ from time import monotonic
 from benchmarks.record import RESULTS, ROOT, record
 from benchmarks.rows import Row, Rows
 from benchmarks.technique_table import CASES, Case
+from hasten.core.card import Judge, Numerics
 from hasten.core.errors import HastenError, JobError, MachineError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
-from hasten.core.optimization import Judge, Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.provenance import commit_of
 from hasten.optimizations import catalogue

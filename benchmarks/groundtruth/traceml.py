@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.groundtruth.kept import Row
 from benchmarks.groundtruth.processes import wait
 from benchmarks.groundtruth.truth import Case
-from hasten.core.optimization import Bottleneck
+from hasten.core.card import Bottleneck
 
 MARKED = Path(__file__).with_name("marked.py")
 LIMIT_S = 300.0

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from hasten.core.card import Bottleneck
 from hasten.core.errors import HastenError
-from hasten.core.optimization import Bottleneck
 from hasten.optimizations import catalogue
 
 FOLDER = Path(__file__).parent

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from hasten.core.batch import map_tensors
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
 from hasten.core.job import Loss
-from hasten.core.live import LiveJob, Seam, Undo, append_to, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to, replace_attribute
 from hasten.core.seeding import epoch_permutation
 from hasten.optimizations.precision import Precision
 

@@ -15,11 +15,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.jobs.gate_changes import Change, MicroBatches, card, scaled
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.job import Loss
-from hasten.core.live import LiveJob, Pipeline, Seam, Undo, append_to, replace_attribute
+from hasten.core.live import LiveJob, Pipeline
 from hasten.core.modules import repeated_blocks
-from hasten.core.optimization import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.packing import Packing
+from hasten.core.seams import Seam, Undo, append_to, replace_attribute
 from hasten.core.seeding import epoch_permutation
 from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
 from hasten.optimizations.fused_optimizer import FusedOptimizer

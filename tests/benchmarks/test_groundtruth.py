@@ -15,8 +15,8 @@ from benchmarks.groundtruth.truth import Case, load_truth, markers, read_case
 from benchmarks.groundtruth.verdict import failed_part, located, profile_part, reached, told_places, tune_part
 from benchmarks.groundtruth.verdict import judged as judged_row
 from benchmarks.groundtruth.verdict import score as scored
+from hasten.core.card import Bottleneck
 from hasten.core.errors import HastenError, TrialError
-from hasten.core.optimization import Bottleneck
 from hasten.script.plan.reach import why_beyond
 
 CASES = load_truth()

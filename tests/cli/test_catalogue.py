@@ -22,9 +22,10 @@ from benchmarks.technique_table import NOT_HERE
 from benchmarks.tuning import results
 from hasten.cli import doctor, explain
 from hasten.cli.main import app
+from hasten.core.card import Bottleneck, Card, Numerics
 from hasten.core.facts import Facts
-from hasten.core.live import Seam
-from hasten.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam
 from hasten.optimizations import catalogue, measured
 from hasten.report import catalogue as told
 from hasten.report.evidence import save

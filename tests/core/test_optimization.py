@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hasten.core.card import Bottleneck, Card, Numerics
 from hasten.core.errors import PlanError
-from hasten.core.live import Seam
 from hasten.core.optimization import (
-    Bottleneck,
-    Card,
     Fit,
-    Numerics,
     Optimization,
     clash,
     joined_environment,
@@ -23,6 +20,7 @@ from hasten.core.optimization import (
     ordered,
     required_environment,
 )
+from hasten.core.seams import Seam
 
 
 def make(name: str, seam: Seam = Seam.MODEL, **more: Any) -> Optimization:

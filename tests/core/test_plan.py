@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hasten.core.card import Bottleneck, Card, Numerics
 from hasten.core.errors import PlanError
-from hasten.core.live import Seam
-from hasten.core.optimization import Bottleneck, Card, Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
+from hasten.core.seams import Seam
 
 
 def card(name: str, seam: Seam, **more: Any) -> Card:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from hasten.core.activations import Activations, BlockRun, OpRun, choose, measure_activations
 from hasten.core.batch import iter_tensors
 from hasten.core.errors import JobError
 from hasten.core.modules import repeated_blocks
 from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
+from hasten.optimizations.parts.activations import Activations, BlockRun, OpRun, choose, measure_activations
 from hasten.optimizations.precision import Precision
 from hasten.train.loop import Loop
 from hasten.train.trace import trace_step

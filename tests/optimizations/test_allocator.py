@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.card import StepTrace
 from hasten.core.errors import MachineError
 from hasten.core.live import LiveJob
-from hasten.core.optimization import StepTrace
 from hasten.core.system import glibc_version
 from hasten.optimizations.allocator import Allocator
 from tests.optimizations.contract import Pictures, facts, make_loop

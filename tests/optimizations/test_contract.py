@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.card import Numerics
 from hasten.core.errors import PlanError
 from hasten.core.live import LiveJob, LoaderSettings
-from hasten.core.optimization import Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.system import count_denormals_kept
 from hasten.optimizations import catalogue, load_entry_points

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.card import Numerics
 from hasten.core.errors import PlanError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
-from hasten.core.optimization import Numerics, Optimization, missing_environment, required_environment
+from hasten.core.optimization import Optimization, missing_environment, required_environment
 from hasten.core.plan import Plan
 from hasten.core.system import started_with
 from hasten.optimizations import catalogue

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from hasten.core.optimization import StepTrace
+from hasten.core.card import StepTrace
 from hasten.core.system import count_denormals_kept, read_openmp
 from hasten.optimizations.flush_denormals import FlushDenormals
 from tests.optimizations.contract import Prepared, make_loop

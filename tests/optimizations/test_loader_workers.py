@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from hasten.core.card import Numerics
 from hasten.core.errors import JobError
 from hasten.core.job import Job
 from hasten.core.live import LoaderSettings
-from hasten.core.optimization import Fit, Numerics
+from hasten.core.optimization import Fit
 from hasten.optimizations.loader_workers import LoaderWorkers
 from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, facts, make_loop, run

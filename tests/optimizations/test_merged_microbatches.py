@@ -11,9 +11,8 @@ from torch import nn
 import hasten
 from hasten.core.errors import JobError, PlanError
 from hasten.core.job import Job
-from hasten.core.live import LoaderSettings
+from hasten.core.live import LoaderSettings, merge_windows, merged_per_update
 from hasten.core.plan import Plan
-from hasten.core.windows import merge_windows, merged_per_update
 from hasten.optimizations.length_bucketing import LengthBucketing
 from hasten.optimizations.merged_microbatches import MergedMicrobatches
 from hasten.optimizations.microbatch import Microbatch

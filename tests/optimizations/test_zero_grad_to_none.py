@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hasten.core.optimization import StepTrace
+from hasten.core.card import StepTrace
 from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 from tests.optimizations.contract import PicturesZeroed, make_loop, run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hasten.core.optimization import Bottleneck
+from hasten.core.card import Bottleneck
 from hasten.profile.diagnosis import THRESHOLDS, diagnose, recoverable
 
 NONE: dict[str, float] = {}

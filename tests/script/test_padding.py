@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hasten.core.padding import kept_length
+from hasten.core.batch import kept_length
 from hasten.script.watch.judge import profile, wants_cut
 from hasten.script.watch.padding import LOOKED_AT, Padding, cut_padding
 from hasten.script.watch.record import PHASES

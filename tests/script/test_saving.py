@@ -26,7 +26,7 @@ import pytest
 import torch
 from torch import nn
 
-from hasten.core.optimization import StepTrace
+from hasten.core.card import StepTrace
 from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
 from hasten.script.entry.harmless import make_harmless
 from hasten.script.output import parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from hasten.core.errors import DataError, MachineError
+from hasten.core.job import Loss
+from hasten.core.live import LiveJob
 from hasten.core.plan import Plan
-from hasten.core.sync import GradientSync
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.ranks import Ranks
@@ -144,11 +146,32 @@ def test_a_run_that_begins_anew_does_so_in_a_folder_of_its_own(tmp_path: Path) -
         train(Everything(), Plan(), tmp_path, max_updates=3, going=Going(pace=Pace(every=1)))
 
 
+@dataclass
+class OneRank:
+    """Gradients that are averaged during the backward pass over one rank: as they are."""
+
+    live: LiveJob
+    kind = "buckets"
+    each_pass = False
+
+    def loss(self, batch: Any, *, last: bool) -> torch.Tensor | Loss:
+        return self.live.compute_loss(batch)
+
+    def backward(self, objective: torch.Tensor, *, computed: Callable[[], None]) -> None:
+        objective.backward()
+
+    def reset(self) -> None:
+        raise AssertionError("nothing to forget")
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.live.model.state_dict()
+
+
 def test_what_a_loop_divides_by_comes_back_as_it_was(tmp_path: Path) -> None:
     """As a tensor, where it was one: the division of a number by a tensor is the product with its reciprocal."""
     first, again = (Loop(build(Everything(), device=CPU)) for _ in range(2))
     for loop in (first, again):
-        loop.live.sync = GradientSync(loop.live)
+        loop.live.sync = OneRank(loop.live)
     first.run(2)
     with Saver(first, tmp_path, Pace()) as saver:
         saver.save(wait=True)

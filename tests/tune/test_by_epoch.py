@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from hasten.core.card import Bottleneck
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts
-from hasten.core.optimization import Bottleneck, Optimization
+from hasten.core.optimization import Optimization
 from hasten.tune.search import by_epoch as module
 from hasten.tune.search.event_design import design_event
 from hasten.tune.search.event_screening import EventScreening

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from hasten.core.card import Judge, Numerics
 from hasten.core.errors import TrialError
 from hasten.core.job import Quality
-from hasten.core.optimization import Judge, Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.report import validate
 from hasten.report.words import headline

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gate import cases, judge_cases
 from benchmarks.jobs.gate_jobs import SentencesJob, ShapesJob
-from hasten.core.optimization import Numerics
+from hasten.core.card import Numerics
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.tune.proof.numerics import recipe_change

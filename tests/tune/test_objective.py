@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hasten.cli.main import app
+from hasten.core.card import Numerics
 from hasten.core.errors import HastenError
-from hasten.core.optimization import Numerics
 from hasten.report.words import headline
 from hasten.tune.objective import Goal, Objective, run_cost
 from hasten.tune.proof.compare import Comparison

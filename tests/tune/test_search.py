@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from hasten.core.card import Bottleneck, Card, Numerics
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Fit, Numerics, Optimization
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
 from hasten.core.plan import Plan
+from hasten.core.seams import Seam, Undo
 from hasten.core.stats import judge, paired_interval
 from hasten.optimizations import catalogue
 from hasten.profile.diagnosis import Diagnosis

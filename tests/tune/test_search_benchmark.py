@@ -15,9 +15,10 @@ from benchmarks.rows import Rows
 from benchmarks.search import keep_exhaustive
 from benchmarks.search_space import MAX_SECONDS, MAX_SUBSETS, declare, declared_seconds, subsets
 from benchmarks.search_verdict import arms_of, best_plans, judge_search, latest, summary
+from hasten.core.card import Judge
 from hasten.core.errors import HastenError
 from hasten.core.machine import read_machine
-from hasten.core.optimization import Judge, Optimization, clash
+from hasten.core.optimization import Optimization, clash
 from tests.optimizations.contract import facts
 from tests.tune.test_search import technique
 

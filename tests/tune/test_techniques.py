@@ -16,9 +16,10 @@ from benchmarks.catalogue import shipped
 from benchmarks.more_tables import techniques_table
 from benchmarks.technique_table import CASES, ELSEWHERE, NOT_HERE, Case
 from benchmarks.techniques import Bench, Effort, held_against, measure, peaks, run_techniques
+from hasten.core.card import Judge, Numerics
 from hasten.core.errors import HastenError, MachineError, PlanError
 from hasten.core.job import Job, check_job
-from hasten.core.optimization import Fit, Judge, Numerics
+from hasten.core.optimization import Fit
 from hasten.optimizations import catalogue
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict

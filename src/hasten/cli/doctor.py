@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hasten.cli.say import console
+from hasten.core.card import Bottleneck
 from hasten.core.machine import Machine, read_machine
-from hasten.core.optimization import Bottleneck
 from hasten.optimizations import catalogue, measured
 from hasten.report.catalogue import claim_words, entry, gain_words, job_words, memory_words, tone
 from hasten.report.terminal import STYLES

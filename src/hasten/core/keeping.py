@@ -15,10 +15,12 @@ from typing import Any, Protocol
 import torch
 
 from hasten.core.batch import iter_tensors, map_tensors
+from hasten.core.card import Check, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Undo, add_to, append_to, replace_attribute
-from hasten.core.optimization import Check, Fit, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit
+from hasten.core.seams import Undo, add_to, append_to, replace_attribute
 
 CHECKED_HITS = 8
 MISSING = object()

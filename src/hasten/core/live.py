@@ -6,12 +6,10 @@ its card names. What an optimization may change is what stands here and nothing 
 
 from __future__ import annotations
 
-import enum
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -19,15 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hasten.core.batch import map_tensors
+from hasten.core.card import Card, Check, StepTrace
 from hasten.core.job import Job, Loss
+from hasten.core.seams import Undo, add_to
 from hasten.core.seeding import kept_random_state, seed_sample
 from hasten.core.sync import GradientSync
-from hasten.core.windows import merge_windows, merged_per_update
 
-if TYPE_CHECKING:
-    from hasten.core.optimization import Optimization
-
-Undo: TypeAlias = Callable[[], None]
 ContextFactory: TypeAlias = Callable[[], AbstractContextManager[Any]]
 BatchContextFactory: TypeAlias = Callable[[Any], AbstractContextManager[Any]]
 BatchTransform: TypeAlias = Callable[[Any], Any]
@@ -35,20 +30,18 @@ BatchOrder: TypeAlias = Callable[[int], list[list[int]]]
 """Gives an epoch's batches as lists of sample indices; a pure function of the epoch."""
 
 
-class Seam(enum.Enum):
-    """Where an optimization may act, in the order a live job opens them."""
+class Technique(Protocol):
+    """What a live job needs of an optimization."""
 
-    ENVIRONMENT = "environment"
-    PROCESS = "process"
-    DATASET = "dataset"
-    MODEL = "model"
-    OPTIMIZER = "optimizer"
-    LOADER = "loader"
-    BATCH = "batch"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    UPDATE = "update"
-    AROUND = "around"
+    card: ClassVar[Card]
+
+    def apply(self, live: LiveJob) -> Undo:
+        """Change the live job, and return how to put everything back."""
+        ...
+
+    def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
+        """Prove from a traced step that the mechanism fired."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -229,12 +222,12 @@ class LiveJob:
     around: AroundSettings = field(default_factory=AroundSettings)
     prime: list[Callable[[Sequence[int]], None]] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
-    applied: list[tuple[Optimization, Undo]] = field(default_factory=list)
+    applied: list[tuple[Technique, Undo]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.as_written = self.job
 
-    def apply(self, optimization: Optimization) -> None:
+    def apply(self, optimization: Technique) -> None:
         """Apply one optimization and remember how to undo it."""
         self.applied.append((optimization, optimization.apply(self)))
 
@@ -291,34 +284,29 @@ class LiveJob:
             return self.job.loss(self.model, batch)
 
 
-_COUNTING = threading.Lock()
+def merged_per_update(accumulation: int, merge: int) -> int:
+    """Batches that are computed for one update of `accumulation` micro-batches, `merge` at a time; 0 merges all."""
+    return -(-accumulation // min(merge or accumulation, accumulation))
 
 
-def add_to(counters: dict[str, float], name: str, amount: float = 1) -> None:
-    """Add to a counter, from any thread."""
-    with _COUNTING:
-        counters[name] = counters.get(name, 0) + amount
+def merge_windows(batches: Sequence[list[int]], accumulation: int, merge: int) -> list[list[int]]:
+    """The batches of an epoch as they are computed, each a list of sample indices.
 
+    Every `accumulation` micro-batches are one update; the last update of the epoch may have fewer. Within an update, `merge`
+    micro-batches after one another become one batch, in their order; what is left over becomes a smaller one. So each update
+    keeps its samples.
 
-def replace_attribute(owner: Any, name: str, value: Any) -> Undo:
-    """Set `owner.name` to `value`; the undo puts the old value back."""
-    old = getattr(owner, name)
-    setattr(owner, name, value)
-
-    def undo() -> None:
-        setattr(owner, name, old)
-
-    return undo
-
-
-def append_to(items: list[Any], item: Any) -> Undo:
-    """Append `item` to `items`; the undo takes exactly that item out again."""
-    items.append(item)
-
-    def undo() -> None:
-        for position in range(len(items) - 1, -1, -1):
-            if items[position] is item:
-                del items[position]
-                return
-
-    return undo
+    Args:
+        batches: The micro-batches of the epoch.
+        accumulation: Micro-batches per update, at least 1.
+        merge: Micro-batches per batch; 1 merges none, 0 all of an update.
+    """
+    step = min(merge or accumulation, accumulation)
+    if step == 1:
+        return list(batches)
+    merged: list[list[int]] = []
+    for begin in range(0, len(batches), accumulation):
+        window = batches[begin : begin + accumulation]
+        parts = (window[at : at + step] for at in range(0, len(window), step))
+        merged += [[index for batch in part for index in batch] for part in parts]
+    return merged

@@ -1,8 +1,10 @@
-"""Read the structure of a model without running it."""
+"""Read the structure of a model without running it, and protect its buffers while it runs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,3 +124,14 @@ def _hooked(module: nn.Module) -> bool:
     """Whether somebody looks at what goes in or out, or has replaced the forward pass."""
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return "forward" in vars(module) or any(vars(module).get(name) for name in hooks)
+
+
+@contextmanager
+def kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Put the buffers of a module (BatchNorm's running statistics) back to where they were."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.data.copy_(value)  # `data`: autograd, which may have saved the buffer, needs not know

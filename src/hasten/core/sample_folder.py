@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from hasten.core.keeping import content
-from hasten.core.live import LiveJob, Undo
+from hasten.core.live import LiveJob
+from hasten.core.seams import Undo
 
 FOLDER_VARIABLE = "HASTEN_CACHE_DIR"
 TRIALS_VARIABLE = "HASTEN_TRIAL_STORES"

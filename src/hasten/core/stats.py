@@ -13,7 +13,7 @@ import enum
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -163,11 +163,6 @@ def look_confidence(look_index: int, alpha: float = ALPHA) -> float:
     return 1.0 - alpha / len(LOOKS)
 
 
-def next_look(pairs: int) -> int | None:
-    """How many pairs the next look needs when `pairs` are there; None when the last look is past."""
-    return next((look for look in LOOKS if look > pairs), None)
-
-
 def aa_floor_frac(base_s: Sequence[float], candidate_s: Sequence[float], *, minimum: float = MIN_FLOOR_FRAC) -> Floor:
     """The smallest difference that counts here, from pairs of a baseline against itself (A/A).
 
@@ -184,39 +179,6 @@ def aa_floor_frac(base_s: Sequence[float], candidate_s: Sequence[float], *, mini
     if noise > minimum:
         return Floor(noise, f"{seen}, more than the least that counts ({minimum:.1%})")
     return Floor(minimum, f"the least that counts is {minimum:.1%}; {seen}")
-
-
-def paired_p_value(base_s: Sequence[float], candidate_s: Sequence[float]) -> float:
-    """Two-sided p-value of "both arms take the same time", from the paired t-test of log ratios.
-
-    Raises:
-        ValueError: As `paired_interval`.
-    """
-    logs = _log_ratios(base_s, candidate_s)
-    mean, standard_error = _mean_and_error(logs)
-    if standard_error == 0.0:
-        return 1.0 if mean == 0.0 else 0.0
-    return 2.0 * t_cdf(-abs(mean) / standard_error, len(logs) - 1)
-
-
-def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, bool]:
-    """Which of several differences are real, keeping the chance of any false one at `alpha` (Holm 1979, step down).
-
-    Raises:
-        ValueError: A p-value is not between 0 and 1.
-    """
-    for name, value in p_values.items():
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"The p-value of {name!r} must be between 0 and 1, not {value!r}.")
-    rejected = dict.fromkeys(p_values, False)
-    for rank, name in enumerate(sorted(p_values, key=lambda key: p_values[key])):
-        if p_values[name] > alpha / (len(p_values) - rank):
-            break
-        rejected[name] = True
-    return rejected
-
-
-# Quality.
 
 
 @dataclass(frozen=True)

@@ -7,48 +7,43 @@ The loop adds the gradients of all ranks up after the backward pass, as one mess
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from hasten.core.job import Loss
-    from hasten.core.live import LiveJob
+from hasten.core.job import Loss
 
 
-class GradientSync:
-    """Averages gradients over the ranks during the backward pass. Subclasses do it; this one does nothing.
+class GradientSync(Protocol):
+    """Averages gradients over the ranks during the backward pass.
 
     Attributes:
-        live: The live job.
         kind: As `JobFacts.gradient_sync` says it: `buckets` or `shards`.
         each_pass: Whether every forward and every backward pass talks to the other ranks, who must then make as many, and
             gradients are averaged at each; otherwise this happens at the last pass of an accumulation window alone.
     """
 
-    kind = "buckets"
-    each_pass = False
-
-    def __init__(self, live: LiveJob) -> None:
-        self.live = live
+    kind: str
+    each_pass: bool
 
     def loss(self, batch: Any, *, last: bool) -> torch.Tensor | Loss:
         """Compute the loss of a batch; `last` says whether its backward pass is the last one of the window."""
-        return self.live.compute_loss(batch)
+        ...
 
     def backward(self, objective: torch.Tensor, *, computed: Callable[[], None]) -> None:
         """Run the backward pass of what `loss` gave; `computed` is told when the last gradient is there but not yet sent.
 
         At the end the gradients of a synchronised pass are the mean over the ranks (not the sum).
         """
-        objective.backward()
+        ...
 
     def reset(self) -> None:
         """Forget what was learnt from earlier updates: the run begins again."""
+        ...
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state with whole tensors and plain names. Where tensors lie in shards, all ranks must ask together."""
-        return self.live.model.state_dict()
+        ...
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,9 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
 from typing import Any
 
+from hasten.core.card import Card
 from hasten.core.errors import PlanError
-from hasten.core.optimization import Card, Optimization
+from hasten.core.optimization import Optimization
 
 ENTRY_POINT_GROUP = "hasten.optimizations"
 
@@ -29,6 +30,8 @@ def catalogue() -> dict[str, type[Optimization]]:
     """
     found: dict[str, type[Optimization]] = {}
     for module in pkgutil.iter_modules(__path__):
+        if module.ispkg:  # parts that optimizations share
+            continue
         content = importlib.import_module(f"{__name__}.{module.name}")
         for item in vars(content).values():
             if isinstance(item, type) and issubclass(item, Optimization) and item.__module__ == content.__name__:

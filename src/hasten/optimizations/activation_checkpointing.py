@@ -19,12 +19,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from hasten.core.activations import OpCall, choose, kept_buffers, measure_activations
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.modules import repeated_blocks
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.modules import kept_buffers, repeated_blocks
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
+from hasten.optimizations.parts.activations import OpCall, choose, measure_activations
 
 BUDGET_MET = 0.9
 """A budget counts as met from this share of what was asked."""

@@ -12,9 +12,11 @@ from typing import ClassVar, Literal
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to
 
 Backend = Literal["flash", "efficient", "math", "cudnn"]
 

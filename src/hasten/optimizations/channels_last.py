@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from hasten.core.batch import map_tensors
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to
 
 _BLOCK = 16
 """Channels that oneDNN takes together with AVX-512; with less wide instructions fewer."""

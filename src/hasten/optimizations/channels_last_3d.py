@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 import torch
 
 from hasten.core.batch import map_tensors
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to
 
 VOLUME_DIMS = 5
 """Sample, channel, and three of space or time."""

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import PlanError
 from hasten.core.facts import RUN_FOLDER, Facts
-from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
 from hasten.core.scratch import allowed_scratch
+from hasten.core.seams import Seam, Undo, replace_attribute
 
 LEAST_GAIN = 1.5
 """How many times as fast a folder must have been measured to be worth a detour."""

@@ -14,10 +14,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
 from hasten.core.packing import keep_out_of_graphs
+from hasten.core.seams import Seam, Undo
 
 RECOMPILE_ALLOWANCE = 6
 """Graphs of one function: two for changing shapes, twice that with validation; at 8 torch silently runs it plain."""

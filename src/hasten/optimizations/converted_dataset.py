@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.keeping import content, disk_words, quoted_source, why_nothing_is_kept
-from hasten.core.live import LiveJob, Seam, Undo, add_to, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
 from hasten.core.sample_folder import kept_folder
+from hasten.core.seams import Seam, Undo, add_to, replace_attribute
 from hasten.core.seeding import kept_random_state
 from hasten.data.rows import RowLayout, UnlikeError
 from hasten.data.store.layout import MANIFEST

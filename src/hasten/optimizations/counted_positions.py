@@ -22,12 +22,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hasten.core.activations import kept_buffers
-from hasten.core.counted import counted_mask
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.job import counted_mask
+from hasten.core.live import LiveJob
+from hasten.core.modules import kept_buffers
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to
 from hasten.core.seeding import kept_random_state
 
 PRODUCTS = ("addmm", "mm")

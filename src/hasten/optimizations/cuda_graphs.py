@@ -18,12 +18,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from hasten.core.activations import kept_buffers
 from hasten.core.batch import iter_tensors, map_tensors
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError, MachineError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.modules import kept_buffers
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
 
 Forward: TypeAlias = Callable[..., Any]
 Shapes: TypeAlias = tuple[tuple[torch.Size, torch.dtype], ...]

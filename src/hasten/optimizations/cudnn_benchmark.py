@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, replace_attribute
 
 CONVOLUTIONS = tuple(f"Conv{'Transpose' * transposed}{dims}d" for dims in (1, 2, 3) for transposed in (False, True))
 

@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
-from hasten.core.remake import remake_optimizer
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
+from hasten.optimizations.parts.remake import remake_optimizer
 
 LISTED: dict[str, type[Optimizer]] = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
 EIGHT_BIT = {"Adam": "Adam8bit", "AdamW": "AdamW8bit"}

@@ -12,10 +12,12 @@ from typing import ClassVar
 
 import torch
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
-from hasten.core.remake import remake_optimizer
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
+from hasten.optimizations.parts.remake import remake_optimizer
 
 FUSABLE: dict[str, type[torch.optim.Optimizer]] = {
     "Adam": torch.optim.Adam,

@@ -11,9 +11,11 @@ import gc
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to
 
 LIKELY = 0.5
 """How likely what the collector was seen to take is saved."""

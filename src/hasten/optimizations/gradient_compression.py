@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 
-from hasten.core.buckets import Future, GradBucket, bucket_sync, why_no_sum
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.optimizations.parts.buckets import Future, GradBucket, bucket_sync, why_no_sum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,11 @@ from typing import ClassVar
 
 import torch
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace, undo_nothing
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, undo_nothing
 from hasten.core.system import flags_at, glibc_version
 
 MIN_GLIBC = (2, 35)

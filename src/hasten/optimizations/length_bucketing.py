@@ -12,10 +12,12 @@ from typing import ClassVar
 
 import torch
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import BatchOrder, LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import BatchOrder, LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, replace_attribute
 from hasten.core.seeding import kept_random_state, mix, seed_sample
 
 MUCH_EXCESS = 0.15

@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hasten.core.buckets import Future, GradBucket, average, bucket_sync, why_no_sum
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.optimizations.parts.buckets import Future, GradBucket, average, bucket_sync, why_no_sum
 
 MIN_COMPRESSION = 2.0
 """A matrix travels as a product only where that is so many times smaller."""

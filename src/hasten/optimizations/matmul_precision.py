@@ -17,9 +17,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, replace_attribute
 
 REDUCED_ERROR = 1e-5
 """Relative error between that of float32 products (2 ** -24 a rounding) and that of tf32 (2 ** -11) or bf16 (2 ** -8)."""

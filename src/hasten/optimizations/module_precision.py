@@ -17,10 +17,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to
 
 MIN_MATMUL_GAIN = 1.05
 LARGE_ELEMENTS = 2**16

@@ -14,11 +14,13 @@ from typing import ClassVar
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
+from hasten.core.card import Bottleneck, Card, Check, Judge, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Judge, Numerics, Optimization, StepTrace
-from hasten.core.schedules import SCHEDULED_RATE, replace_schedule
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
+from hasten.optimizations.parts.schedules import SCHEDULED_RATE, replace_schedule
 
 MIN_UPDATES = 50
 """A shorter run is hardly more than its warm-up."""

@@ -13,11 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from hasten.core.card import Bottleneck, Card, Check, Judge, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import BatchOrder, LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Judge, Numerics, Optimization, StepTrace
-from hasten.core.schedules import SCALED_BY, restart_schedule, scale_rates
+from hasten.core.live import BatchOrder, LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.optimizations.parts.schedules import SCALED_BY, restart_schedule, scale_rates
 
 Scaling = Literal["sqrt", "linear", "none"]
 

@@ -17,9 +17,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to, replace_attribute
 
 MIN_MATMUL_GAIN = 1.05
 _ATTENTION = "scaled_dot_product_attention"

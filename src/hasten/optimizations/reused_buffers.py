@@ -33,10 +33,12 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, replace_attribute
 
 MIN_BYTES = 128 * 1024
 """From here on glibc's malloc may ask the kernel for fresh pages (mallopt(3), M_MMAP_THRESHOLD)."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
 from hasten.core.keeping import MISSING, hit_check, keep_samples, why_nothing_is_kept
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
 
 MEMORY_SHARE = 0.25
 

@@ -30,14 +30,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.files import write_at
 from hasten.core.keeping import MISSING, hit_check, keep_samples, why_nothing_is_kept
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
 from hasten.core.records import ALIGNMENT, decode, encode
 from hasten.core.sample_folder import kept_folder
+from hasten.core.seams import Seam, Undo
 from hasten.core.seeding import kept_random_state
 
 LARGEST_GIB = 64.0

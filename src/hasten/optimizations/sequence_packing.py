@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hasten.core.batch import padded_length
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, replace_attribute
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
 from hasten.core.packing import packs_to_multiple
+from hasten.core.seams import Seam, Undo, replace_attribute
 
 MULTIPLE = 128
 """Few shapes at a cost of 64 positions a row on average; on AVX-512 CPUs rows of fewer shapes cost nothing more at all."""

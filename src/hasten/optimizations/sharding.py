@@ -14,11 +14,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from hasten.core.buckets import check_ranks, why_no_sum
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
-from hasten.core.shards import local_bytes, shard_model
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
+from hasten.optimizations.parts.buckets import check_ranks, why_no_sum
+from hasten.optimizations.parts.shards import local_bytes, shard_model
 
 
 @dataclass(frozen=True, kw_only=True)

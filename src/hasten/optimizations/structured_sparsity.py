@@ -25,12 +25,14 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from hasten.core.card import Bottleneck, Card, Check, Judge, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.job import Job, Loss
-from hasten.core.live import LiveJob, Seam, Undo
+from hasten.core.live import LiveJob
 from hasten.core.modules import HiddenLayer, hidden_layers
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Judge, Numerics, Optimization, StepTrace
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo
 from hasten.core.seeding import kept_random_state
 
 CANDIDATES = (0.75, 0.5)

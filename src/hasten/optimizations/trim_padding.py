@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from hasten.core.batch import map_tensors, padded_length
+from hasten.core.batch import cut_at, kept_length, map_tensors, padded_length, tails
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
-from hasten.core.padding import cut_at, kept_length, tails
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam, Undo, append_to
 
 MIN_DIMS = 2
 """A padded tensor is [batch, length, ...]."""

@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.live import LiveJob, Seam, Undo, append_to
-from hasten.core.optimization import Bottleneck, Card, Check, Fit, Numerics, Optimization, StepTrace
+from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit, Optimization
 from hasten.core.packing import keep_out_of_graphs
+from hasten.core.seams import Seam, Undo, append_to
 
 COUNTER = "validation_compiled_graphs"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hasten.core.optimization import Bottleneck
+from hasten.core.card import Bottleneck
 
 THRESHOLDS: Mapping[Bottleneck, float] = {
     Bottleneck.INPUT: 0.10,

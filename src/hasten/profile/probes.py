@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import Subset
 
 from hasten.core.batch import padded_length
-from hasten.core.counted import counted_mask
 from hasten.core.facts import JobFacts
+from hasten.core.job import counted_mask
 from hasten.core.keeping import content
 from hasten.core.live import LiveJob
 from hasten.core.modules import hidden_layers, module_counts, repeated_blocks

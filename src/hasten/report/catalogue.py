@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from hasten.core.optimization import Numerics, Optimization, clash
+from hasten.core.card import Numerics
+from hasten.core.optimization import Optimization, clash
 from hasten.report.words import Tone, number, table, text
 
 Kind = type[Optimization]

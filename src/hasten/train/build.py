@@ -13,9 +13,10 @@ from torch.utils.data import TensorDataset
 
 from hasten.core.errors import JobError, PlanError
 from hasten.core.job import Job, check_job, is_iterable, planned_updates
-from hasten.core.live import LiveJob, Pipeline, Seam
+from hasten.core.live import LiveJob, Pipeline
 from hasten.core.optimization import missing_environment, required_environment
 from hasten.core.plan import Plan
+from hasten.core.seams import Seam
 from hasten.core.seeding import epoch_permutation, seed_everything
 from hasten.core.system import started_with
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hasten.core.activations import kept_buffers
 from hasten.core.errors import JobError
 from hasten.core.live import LiveJob
+from hasten.core.modules import kept_buffers
 from hasten.core.seeding import kept_random_state
 from hasten.train.ranks import Ranks
 

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hasten.core.batch import iter_tensors
+from hasten.core.card import StepTrace
 from hasten.core.live import LiveJob
-from hasten.core.optimization import StepTrace
 from hasten.train.around import rehearse
 from hasten.train.loop import Loop, MicroBatch
 

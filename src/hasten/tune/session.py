@@ -12,10 +12,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
 
+from hasten.core.card import Judge, Numerics
 from hasten.core.errors import JobError, TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.job import Job
-from hasten.core.optimization import Judge, Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, NonInferiority, Verdict
 from hasten.core.target import load_job

@@ -26,9 +26,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from hasten.core.batch import iter_tensors
 from hasten.core.errors import JobError
-from hasten.core.live import LiveJob, Pipeline, Seam, Undo
+from hasten.core.live import LiveJob, Pipeline, Technique
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
+from hasten.core.seams import Seam, Undo
 from hasten.script.data.ahead import Ahead, Crew, FedLoader, ThreadsAhead
 from hasten.script.data.changes import LoaderChanges, objection
 from hasten.script.data.cutting import Cutting
@@ -77,7 +78,7 @@ class Loading:
         self._pid, self._working = os.getpid(), False
         self._dataset: Any = None
         self._collate: Any = None
-        self._entries: list[tuple[Optimization, Undo]] = []
+        self._entries: list[tuple[Technique, Undo]] = []
         self._keeping: list[str] = []
         self._making_ahead: list[str] = []
         self._served: PureLoad | None = None

@@ -21,9 +21,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from hasten.core.batch import map_tensors
 from hasten.core.errors import MachineError
-from hasten.core.live import Seam
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
+from hasten.core.seams import Seam
 from hasten.script.data.loading import Loading
 from hasten.script.evaluation.ahead import EvaluationAhead
 from hasten.script.output.saving import BackgroundSaving

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hasten.core.card import Bottleneck
 from hasten.core.errors import TrialError
 from hasten.core.facts import MOSTLY_WAITING
-from hasten.core.optimization import Bottleneck
 from hasten.profile.diagnosis import diagnose
 from hasten.script.watch import padding
 from hasten.script.watch.frameworks import names_of

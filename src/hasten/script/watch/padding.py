@@ -1,4 +1,4 @@
-"""How much of a script's batches is padding, as far as it can be seen from outside (`hasten.core.padding`).
+"""How much of a script's batches is padding, as far as it can be seen from outside (`hasten.core.batch`).
 
 How much that is worth is measured by a run in which the loader's batches are cut there.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hasten.core.padding import cut_at, kept_length
+from hasten.core.batch import cut_at, kept_length
 
 LOOKED_AT = 16
 """So many batches are looked at."""

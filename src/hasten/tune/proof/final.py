@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from hasten.core.optimization import Judge
+from hasten.core.card import Judge
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, Verdict
 from hasten.tune.budget import REPORT_S, Budget

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from hasten.core.optimization import Numerics
+from hasten.core.card import Numerics
 
 Rows = npt.NDArray[np.float32]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hasten.core.card import StepTrace
 from hasten.core.errors import HastenError, LossError
-from hasten.core.optimization import StepTrace
 from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
 from hasten.script.plan.host import Host
 from hasten.train.trace import Lens

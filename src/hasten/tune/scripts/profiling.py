@@ -12,10 +12,10 @@ import torch
 from torch import _tensor_str as tensor_str
 from torch.profiler import ProfilerActivity, profile
 
+from hasten.core.card import Bottleneck
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
-from hasten.core.optimization import Bottleneck
 from hasten.profile.diagnosis import Diagnosis
 from hasten.profile.forms import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, typical_s
 from hasten.profile.measure import Profile

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hasten.core.card import Numerics
 from hasten.core.errors import TrialError
-from hasten.core.optimization import Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict, Settled, UpdateSample, loss_shift

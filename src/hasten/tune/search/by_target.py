@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hasten.core.card import Judge
 from hasten.core.errors import TrialError
-from hasten.core.optimization import Judge, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, Floor
 from hasten.tune.proof.time_to_target import MIN_PAIRS, TargetComparison

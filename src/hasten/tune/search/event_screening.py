@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hasten.core.card import Numerics
 from hasten.core.facts import Facts
-from hasten.core.optimization import Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import Verdict, judge, paired_interval
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison

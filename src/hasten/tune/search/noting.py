@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hasten.core.optimization import Judge, Optimization
+from hasten.core.card import Judge
+from hasten.core.optimization import Optimization
 from hasten.tune.objective import Goal
 from hasten.tune.search.candidate import Candidate, Outcome, break_even_updates
 from hasten.tune.search.screening import Screen, Screening

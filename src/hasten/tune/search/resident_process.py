@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hasten.core.optimization import Numerics
+from hasten.core.card import Numerics
 from hasten.tune.proof.numerics import (
     GateVerdict,
     Rows,

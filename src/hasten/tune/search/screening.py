@@ -13,8 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from hasten.core.card import Numerics
 from hasten.core.errors import TrialError
-from hasten.core.optimization import Numerics, Optimization
+from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import MIN_FLOOR_FRAC, Interval, Verdict, aa_floor_frac, judge, paired_interval
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hasten.core.card import Card, Judge
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
-from hasten.core.optimization import Card, Fit, Judge, Optimization, clash
+from hasten.core.optimization import Fit, Optimization, clash
 from hasten.core.plan import Plan
 from hasten.core.stats import Verdict
 from hasten.profile.diagnosis import Diagnosis, diagnose

@@ -19,7 +19,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hasten.core.job import Loss
-from hasten.core.live import LiveJob, replace_attribute
+from hasten.core.live import LiveJob
+from hasten.core.seams import replace_attribute
 from hasten.core.seeding import kept_random_state
 from hasten.core.sync import whole
 from hasten.train.loop import Loop, MicroBatch

@@ -21,10 +21,9 @@ import torch
 
 from hasten.core.errors import JobError
 from hasten.core.keeping import content
-from hasten.core.live import LiveJob
+from hasten.core.live import LiveJob, merge_windows
 from hasten.core.machine import read_memory_limit
 from hasten.core.seeding import kept_random_state, seed_sample
-from hasten.core.windows import merge_windows
 from hasten.profile.probes import memory_limit_bytes, peak_memory_bytes
 from hasten.train.loop import Loop, MicroBatch
 from hasten.train.validate import HeldOut

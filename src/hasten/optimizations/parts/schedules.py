@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hasten.core.errors import JobError
-from hasten.core.live import LiveJob, Undo
+from hasten.core.live import LiveJob
+from hasten.core.seams import Undo
 
 MakeSchedule: TypeAlias = Callable[[Optimizer, int], LRScheduler]
 """Makes a schedule of an optimizer and the updates of the whole run."""

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from hasten.core.errors import JobError
-from hasten.core.live import LiveJob, Undo
+from hasten.core.job import Loss
+from hasten.core.live import LiveJob
 from hasten.core.modules import repeated_blocks
+from hasten.core.seams import Undo
 from hasten.core.sync import GradientSync, shard, whole
 
 
@@ -23,6 +25,13 @@ class ShardSync(GradientSync):
 
     kind = "shards"
     each_pass = True
+
+    def __init__(self, live: LiveJob) -> None:
+        self.live = live
+
+    def loss(self, batch: Any, *, last: bool) -> torch.Tensor | Loss:
+        """The loss; the blocks gather their parameters as they run."""
+        return self.live.compute_loss(batch)
 
     def backward(self, objective: torch.Tensor, *, computed: Callable[[], None]) -> None:
         """Run the backward pass; the averages are made block by block as it goes.
@@ -34,6 +43,9 @@ class ShardSync(GradientSync):
             raise JobError("sharding cannot stand beside a gradient scaler: take bfloat16 in place of float16.")
         objective.backward()
         self.live.count("passes_in_shards")
+
+    def reset(self) -> None:
+        """Nothing is remembered from update to update."""
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state with whole tensors; all ranks must ask together."""

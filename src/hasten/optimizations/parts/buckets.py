@@ -54,9 +54,10 @@ class BucketSync(GradientSync):
     """
 
     kind = "buckets"
+    each_pass = False
 
     def __init__(self, live: LiveJob, *, bucket_mb: float, static_graph: bool) -> None:
-        super().__init__(live)
+        self.live = live
         self.compressor: Compressor | None = None
         self.static_graph = static_graph
         self._bucket_mb: Any = bucket_mb  # a part of a MiB is taken as well
@@ -85,6 +86,10 @@ class BucketSync(GradientSync):
         """Forget what compression carries from update to update."""
         if self.compressor is not None:
             self.compressor.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's state, which each rank holds whole."""
+        return self.live.model.state_dict()
 
     def close(self) -> None:
         """Take the reducer's hooks off the parameters."""

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hasten.core.batch import iter_tensors
 from hasten.core.errors import JobError
 from hasten.core.live import LiveJob
+from hasten.core.modules import kept_buffers
 from hasten.core.seeding import kept_random_state
 
 OpCall: TypeAlias = tuple[str, int]
@@ -183,17 +184,6 @@ def measure_activations(live: LiveJob, blocks: Sequence[nn.Module], batch: Any) 
             for op, same in zip(mine.ops, other.ops, strict=False):
                 op.seconds = min(op.seconds, same.seconds)
     return Activations(last.total_bytes, tuple(last.blocks))
-
-
-@contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Put the buffers of a module (BatchNorm's running statistics) back to where they were."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            buffer.data.copy_(value)  # `data`: autograd, which may have saved the buffer, needs not know
 
 
 class _Watch(TorchDispatchMode):

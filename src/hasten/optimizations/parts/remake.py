@@ -9,7 +9,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hasten.core.errors import JobError
-from hasten.core.live import LiveJob, Undo
+from hasten.core.live import LiveJob
+from hasten.core.seams import Undo
 
 
 def remake_optimizer(

@@ -1,0 +1,64 @@
+"""Where an optimization may act on a live job, and how to change something so that it can be put back."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Undo: TypeAlias = Callable[[], None]
+"""Puts back what was changed."""
+
+
+class Seam(enum.Enum):
+    """Where an optimization may act, in the order a live job opens them."""
+
+    ENVIRONMENT = "environment"
+    PROCESS = "process"
+    DATASET = "dataset"
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    LOADER = "loader"
+    BATCH = "batch"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    AROUND = "around"
+
+
+def undo_nothing() -> None:
+    """The undo of what works through the environment alone: it ends with the process."""
+
+
+_COUNTING = threading.Lock()
+
+
+def add_to(counters: dict[str, float], name: str, amount: float = 1) -> None:
+    """Add to a counter, from any thread."""
+    with _COUNTING:
+        counters[name] = counters.get(name, 0) + amount
+
+
+def replace_attribute(owner: Any, name: str, value: Any) -> Undo:
+    """Set `owner.name` to `value`; the undo puts the old value back."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+
+    def undo() -> None:
+        setattr(owner, name, old)
+
+    return undo
+
+
+def append_to(items: list[Any], item: Any) -> Undo:
+    """Append `item` to `items`; the undo takes exactly that item out again."""
+    items.append(item)
+
+    def undo() -> None:
+        for position in range(len(items) - 1, -1, -1):
+            if items[position] is item:
+                del items[position]
+                return
+
+    return undo
