@@ -31,9 +31,10 @@ from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
 from hasten.script.entry.harmless import make_harmless
 from hasten.script.output import parts
 from hasten.script.output.saving import BackgroundSaving
-from hasten.script.output.snapshot import Buffers, Snapshot
+from hasten.script.output.snapshot import Snapshot
 from hasten.script.patches import Patches
 from hasten.script.plan.live import script_live
+from hasten.train.snapshot import StorageBuffers
 
 
 class Gate:
@@ -413,14 +414,14 @@ def test_short_memory_and_a_zip_file_asked_for_more_are_written_plainly(
     os.rename("plain", "kept")
     times = []
 
-    def short(self: Buffers, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    def short(self: StorageBuffers, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         times.append(1)
         if len(times) == 2:
             raise RuntimeError("not enough memory")
         return torch.UntypedStorage(storage.nbytes()).copy_(storage)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Buffers, "copy", short)
+        patched.setattr(StorageBuffers, "copy", short)
         torch.save(given, "plain")
     assert Path("plain").read_bytes() == Path("kept").read_bytes()
     assert sorted(os.listdir()) == ["kept", "plain"]
@@ -433,7 +434,7 @@ def test_short_memory_and_a_zip_file_asked_for_more_are_written_plainly(
 
 
 def test_buffers_are_used_again_and_bounded() -> None:
-    buffers = Buffers()
+    buffers = StorageBuffers()
     first = [buffers.copy(torch.full((size,), 1.0).untyped_storage()) for size in (10, 10, 20)]
     addresses = {storage.data_ptr() for storage in first}
     buffers.put_back(copy.copy(first))

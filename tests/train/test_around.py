@@ -109,9 +109,9 @@ def test_a_background_error_is_raised_after_the_next_update(tmp_path: Path, loop
     around = AroundWork(loop, tmp_path)
     around.checkpoint.path = Path("/proc/no/such/model.pt")
     around.save()
-    thread = around.checkpoint._thread
-    assert thread is not None
-    thread.join()
+    pending = around.checkpoint._pending
+    assert pending is not None
+    assert pending.exception(timeout=10) is not None
     with pytest.raises(MachineError, match="Cannot write"):
         loop.run(1, on_update=around.after_update)
     around.close()

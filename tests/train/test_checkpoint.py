@@ -20,7 +20,7 @@ from torch import nn
 from hasten.core.errors import HastenError, MachineError
 from hasten.core.live import AroundSettings
 from hasten.train.checkpoint import CheckpointWriter, replaced
-from hasten.train.snapshot import SnapshotBuffers
+from hasten.train.snapshot import StateSnapshot
 
 SETTINGS = [
     {"checkpoint_background": background, "checkpoint_compress": compress, "checkpoint_folder": staged}
@@ -99,13 +99,13 @@ def test_a_deflated_file_is_smaller_and_needs_no_unpacking(tmp_path: Path) -> No
 
 
 def test_buffers_are_used_again_and_follow_a_change_of_shape() -> None:
-    buffers = SnapshotBuffers()
-    first = buffers.take({"a": torch.ones(3), "b": torch.zeros(2)})
+    snapshot = StateSnapshot()
+    first = snapshot.take({"a": torch.ones(3), "b": torch.zeros(2)})
     addresses = [tensor.data_ptr() for tensor in first.values()]
-    again = buffers.take({"a": torch.full((3,), 2.0), "b": torch.ones(2)})
+    again = snapshot.take({"a": torch.full((3,), 2.0), "b": torch.ones(2)})
     assert [tensor.data_ptr() for tensor in again.values()] == addresses
     assert again["a"].tolist() == [2.0] * 3
-    grown = buffers.take({"a": torch.full((4,), 5.0), "b": torch.ones(2), "c": torch.full((1,), 7.0)})
+    grown = snapshot.take({"a": torch.full((4,), 5.0), "b": torch.ones(2), "c": torch.full((1,), 7.0)})
     assert [tensor.tolist() for tensor in grown.values()] == [[5.0] * 4, [1.0] * 2, [7.0]]
 
 

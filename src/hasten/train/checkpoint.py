@@ -12,9 +12,9 @@ import io
 import os
 import platform
 import shutil
-import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,8 +23,9 @@ import psutil
 import torch
 
 from hasten.core.errors import HastenError, MachineError
+from hasten.core.files import flush_folder
 from hasten.core.live import AroundSettings
-from hasten.train.snapshot import SnapshotBuffers, on_cpu
+from hasten.train.snapshot import StateSnapshot, on_cpu
 
 DEFLATE_LEVEL = 1
 CHUNK_BYTES = 1 << 20
@@ -44,9 +45,9 @@ class CheckpointWriter:
 
     def __init__(self, path: Path, settings: AroundSettings, count: Callable[[str], None] = lambda _: None) -> None:
         self.path, self._settings, self._count = path, settings, count
-        self._buffers = SnapshotBuffers()
-        self._thread: threading.Thread | None = None
-        self._error: HastenError | None = None
+        self._snapshot = StateSnapshot()
+        self._thread = ThreadPoolExecutor(1, "hasten-checkpoint")
+        self._pending: Future[None] | None = None
         _remove_orphans(path)
 
     @property
@@ -68,40 +69,30 @@ class CheckpointWriter:
         self.wait()
         staged = self.staged_path
         if self._settings.checkpoint_background:
-            content = self._buffers.take(state)
-            self._start(lambda: self._write_all(content, staged))
+            self._pending = self._thread.submit(self._write_all, self._snapshot.take(state), staged)
             self._count("checkpoints_in_background")
         elif staged is not None:
             self._write(staged, on_cpu(state))
-            self._start(lambda: self._settle(staged))
+            self._pending = self._thread.submit(self._settle, staged)
         else:
             self._write(self.path, on_cpu(state))
 
     def check(self) -> None:
         """Raise what went wrong in the background."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._pending is not None and self._pending.done():
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the durable file is whole."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
-
-    def _start(self, work: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                work()
-            except HastenError as error:
-                self._error = error
-            except Exception as error:  # noqa: BLE001  nothing may be lost in a thread
-                self._error = HastenError(f"Writing {self.path} raised {type(error).__name__}: {error}.")
-                self._error.__cause__ = error
-
-        self._thread = threading.Thread(target=guarded, name="hasten-checkpoint")
-        self._thread.start()
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except HastenError:
+            raise
+        except Exception as error:
+            raise HastenError(f"Writing {self.path} raised {type(error).__name__}: {error}.") from error
 
     def _write_all(self, state: Mapping[str, Any], staged: Path | None) -> None:
         if staged is None:
@@ -155,21 +146,12 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise MachineError(f"Cannot write {path}: {error}. Make room there, or choose another folder.") from error
-
-
-def _flush_folder(folder: Path) -> None:
-    """Let a rename survive a loss of power."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _remove_orphans(path: Path) -> None:

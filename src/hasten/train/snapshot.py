@@ -1,13 +1,14 @@
-"""A state_dict copied to host memory, into buffers that are used again, so that training may go on while it is written.
+"""Copies of tensors in host memory, in buffers that are used again, so that training may go on while they are written.
 
-Storages are copied, not tensors: what shares memory in the model (tied weights, views) shares it in the copy too, and the
-file that is written of it is as large as the plain one.
+Storages are copied, not tensors: tensors that share memory in the model (tied weights, views) share it in the copy too, and
+the file written from it is as large as the plain one.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,49 +16,86 @@ import torch
 from hasten.core.batch import iter_tensors, map_tensors
 
 
-class SnapshotBuffers:
-    """Buffers for one snapshot at a time, made at the first and used again as long as they fit."""
+class StorageBuffers:
+    """Host memory that is used again: pages that are mapped already are filled much faster than new ones.
+
+    Keeps at most twice the size of the largest snapshot so far. Any thread may call it.
+    """
 
     def __init__(self) -> None:
-        self._buffers: list[torch.Tensor] = []
+        self._free: dict[int, list[torch.UntypedStorage]] = {}
+        self._num_bytes = self._largest = 0
+        self._lock = threading.RLock()
+
+    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Copy a storage; the copy is pinned if it comes from a GPU and its buffer is new.
+
+        Raises:
+            RuntimeError: There is not enough memory.
+        """
+        buffer = self._take(storage.nbytes())
+        if buffer is None:
+            is_cuda = storage.device.type == "cuda"
+            buffer = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=is_cuda).untyped_storage()
+        buffer.copy_(storage)
+        return buffer
+
+    def put_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Allow copies that are no longer needed to be overwritten."""
+        with self._lock:
+            for storage in storages:
+                self._free.setdefault(storage.nbytes(), []).append(storage)
+            num_bytes = sum(storage.nbytes() for storage in storages)
+            self._num_bytes += num_bytes
+            self._largest = max(self._largest, num_bytes)
+            while self._num_bytes > 2 * self._largest:
+                self._take(next(iter(self._free)))
+
+    def _take(self, num_bytes: int) -> torch.UntypedStorage | None:
+        with self._lock:
+            free = self._free.get(num_bytes)
+            if free is None:
+                return None
+            buffer = free.pop()
+            self._num_bytes -= num_bytes
+            if not free:
+                del self._free[num_bytes]
+            return buffer
+
+
+class StateSnapshot:
+    """One snapshot of a state_dict at a time, in buffers that are used again."""
+
+    def __init__(self) -> None:
+        self._buffers = StorageBuffers()
+        self._copies: dict[int, torch.UntypedStorage] = {}
 
     def take(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Copy `state`. The copy is valid until the next call; its tensors lie on the CPU.
+        """Copy `state` to host memory. The copy is valid until the next call.
 
         Args:
-            state: A state_dict: tensors by name, and whatever else modules keep there (`_extra_state`).
+            state: A state_dict: tensors by name, and whatever else modules put there (`_extra_state`).
 
         Returns:
-            The same, in a container of the same kind, with what that container holds beside its items.
+            A container of the same kind, with the attributes of the original (`_metadata`).
         """
+        self._buffers.put_back(list(self._copies.values()))
+        self._copies = {}
         copied: Any = copy.copy(state)
-        storages: dict[int, torch.UntypedStorage] = {}
         for name, value in state.items():
-            whole = isinstance(value, torch.Tensor)
-            copied[name] = self._copied(value, storages) if whole else copy.deepcopy(map_tensors(value, _to_cpu))
+            is_tensor = isinstance(value, torch.Tensor)
+            copied[name] = self._copy(value) if is_tensor else copy.deepcopy(map_tensors(value, _to_cpu))
         return copied  # type: ignore[no-any-return]
 
-    def _copied(self, tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-        if not _is_plain(tensor):
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        source = tensor.untyped_storage() if _is_plain(tensor) else None
+        if source is None or not source.nbytes():
             return _to_cpu(tensor)
-        source = tensor.untyped_storage()
         address = source.data_ptr()
-        if not source.nbytes():
-            return _to_cpu(tensor)
-        if address not in storages:
-            storages[address] = self._filled(len(storages), source, tensor.device)
+        if address not in self._copies:
+            self._copies[address] = self._buffers.copy(source)
         empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(storages[address], tensor.storage_offset(), tensor.size(), tensor.stride())
-
-    def _filled(self, position: int, source: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
-        """The buffer at `position`, holding the bytes of `source`."""
-        data = torch.empty(0, dtype=torch.uint8, device=device).set_(source)
-        if position == len(self._buffers):
-            self._buffers.append(_buffer(data))
-        if self._buffers[position].numel() != data.numel():
-            self._buffers[position] = _buffer(data)
-        self._buffers[position].copy_(data)
-        return self._buffers[position].untyped_storage()
+        return empty.set_(self._copies[address], tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def on_cpu(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,11 +105,7 @@ def on_cpu(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if all(tensor.device.type == "cpu" for tensor in iter_tensors(dict(state))):
         return state
-    return SnapshotBuffers().take(state)
-
-
-def _buffer(data: torch.Tensor) -> torch.Tensor:
-    return torch.empty(data.numel(), dtype=torch.uint8, pin_memory=data.is_cuda)
+    return StateSnapshot().take(state)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -29,8 +29,9 @@ import torch
 from hasten.core.live import LiveJob
 from hasten.script.output.parts import Part, PartWriter, begin_part, remove_orphans
 from hasten.script.output.process_boundaries import finish_before_boundaries
-from hasten.script.output.snapshot import Buffers, Snapshot
+from hasten.script.output.snapshot import Snapshot
 from hasten.script.patches import Patches
+from hasten.train.snapshot import StorageBuffers
 
 _READERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (builtins, ("open",)),
@@ -57,7 +58,7 @@ class BackgroundSaving:
 
     def __init__(self, live: LiveJob) -> None:
         self.live = live
-        self._writer, self._buffers = PartWriter(), Buffers()
+        self._writer, self._buffers = PartWriter(), StorageBuffers()
         self._patches: Patches | None = None
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._asked: str | None = None

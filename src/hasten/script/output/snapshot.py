@@ -3,61 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from hasten.train.snapshot import StorageBuffers
+
 Record = tuple[str, Any, int]
 """Name, content (None: its place alone), and size in bytes."""
-
-
-class Buffers:
-    """Memory that is used again: pages that are there already are filled much faster than new ones.
-
-    At most twice the largest snapshot so far is kept.
-    """
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[torch.UntypedStorage]] = {}
-        self._num_bytes = self._largest = 0
-        self._lock = threading.RLock()
-
-    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """The bytes of a storage, in memory of ours.
-
-        Raises:
-            RuntimeError: There is no room for them.
-        """
-        kept = self._taken(storage.nbytes())
-        if kept is None:
-            kept = torch.UntypedStorage(storage.nbytes())
-        kept.copy_(storage)
-        return kept
-
-    def put_back(self, storages: list[torch.UntypedStorage]) -> None:
-        """Have these used again."""
-        with self._lock:
-            for storage in storages:
-                self._free.setdefault(storage.nbytes(), []).append(storage)
-            num_bytes = sum(storage.nbytes() for storage in storages)
-            self._num_bytes += num_bytes
-            self._largest = max(self._largest, num_bytes)
-            while self._num_bytes > 2 * self._largest:
-                self._taken(next(iter(self._free)))
-
-    def _taken(self, num_bytes: int) -> torch.UntypedStorage | None:
-        with self._lock:
-            free = self._free.get(num_bytes)
-            if free is None:
-                return None
-            found = free.pop()
-            self._num_bytes -= num_bytes
-            if not free:
-                del self._free[num_bytes]
-            return found
 
 
 class Snapshot:
@@ -72,7 +27,9 @@ class Snapshot:
         part: The file that was begun for it; removed where it is not needed.
     """
 
-    def __init__(self, buffers: Buffers, *, plain: Callable[[], Any], keep: Callable[[Snapshot], None], part: str) -> None:
+    def __init__(
+        self, buffers: StorageBuffers, *, plain: Callable[[], Any], keep: Callable[[Snapshot], None], part: str
+    ) -> None:
         self.num_bytes = 0
         self._records: list[Record] = []
         self._copies: list[torch.UntypedStorage] = []

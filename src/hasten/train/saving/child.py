@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hasten.core.errors import HastenError
+from hasten.core.files import flush_folder
 from hasten.train.saving.folder import CheckpointFolder, Checksum
 
 PART = 2**23
@@ -95,15 +96,6 @@ class _PastTheCache:
             if not on:
                 raise
             self._is_direct = False  # this file system has no such way
-
-
-def flush_folder(folder: Path) -> None:
-    """Let names in a folder survive a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def commit(path: Path, num_bytes: int, checksum: str, *, update: int, facts: dict[str, Any], best: bool, keep: int) -> None:
