@@ -33,9 +33,9 @@ from hasten.optimizations.checkpoint_storage import CheckpointStorage
 from hasten.optimizations.validation_batch import ValidationBatch
 from hasten.optimizations.validation_compile import ValidationCompile
 from hasten.profile.storage import measure_write_speeds
-from hasten.train.around import AroundWork
 from hasten.train.build import build
 from hasten.train.loop import Loop
+from hasten.train.periodic import PeriodicWork
 
 ROUNDS = 12
 UPDATES = 8
@@ -100,7 +100,7 @@ class _Arm:
         self.event = planned.event
         folder.mkdir()
         self.loop = Loop(build(FiftyMegabytes(), Plan(optimizations=planned.optimizations)))
-        self.work = AroundWork(self.loop, folder)
+        self.work = PeriodicWork(self.loop, folder)
 
     def __enter__(self) -> Self:
         self.loop.run(2)

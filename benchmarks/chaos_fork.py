@@ -26,9 +26,9 @@ import torch.distributed.tensor
 from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
-from hasten.train.group import die_with_parent, leave_group
-from hasten.train.run import Going, train
-from hasten.train.saving.saver import Pace
+from hasten.train.checkpoints.saver import Pace
+from hasten.train.process_group import die_with_parent, leave_group
+from hasten.train.run import RunOptions, train
 
 
 def attempt(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> None:
@@ -39,8 +39,8 @@ def attempt(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> Non
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=setting["ranks"])
     plan = Plan.from_dict(setting["plan"], catalogue())
-    going = Going(resume=True, pace=Pace(every=setting["every"]), say=lambda _: None)
-    train(load_job(setting["target"]), plan, out, max_updates=setting["updates"], going=going)
+    options = RunOptions(resume=True, pace=Pace(every=setting["every"]), say=lambda _: None)
+    train(load_job(setting["target"]), plan, out, max_updates=setting["updates"], options=options)
     leave_group()
 
 

@@ -24,11 +24,10 @@ from hasten.cli.progress import TrainingProgress
 from hasten.core.job import Job
 from hasten.core.stats import paired_interval
 from hasten.core.target import load_job
-from hasten.train.around import AroundWork
 from hasten.train.build import build
-from hasten.train.clock import PHASES, Clock, NoClock
+from hasten.train.clock import PHASES, Clock, NoClock, SampledClock
 from hasten.train.loop import Loop
-from hasten.train.vitals import SampledClock
+from hasten.train.periodic import PeriodicWork
 
 TURNS = 201
 BOUND_FRAC = 0.005
@@ -55,7 +54,7 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
         console = Console(file=nowhere, force_terminal=True, width=120)
         with (
             TrainingProgress(console) as progress,
-            AroundWork(loop, Path(folder), planned=3 * turns * updates, on_report=progress.on_report) as around,
+            PeriodicWork(loop, Path(folder), planned=3 * turns * updates, on_report=progress.on_report) as around,
         ):
 
             def after_update() -> None:

@@ -30,9 +30,9 @@ from hasten.optimizations.gradient_compression import GradientCompression
 from hasten.optimizations.low_rank_gradients import LowRankGradients
 from hasten.train.build import build
 from hasten.train.clock import make_clock
-from hasten.train.group import join_group, leave_group, stay_with_launcher
 from hasten.train.launch import launch
 from hasten.train.loop import Loop
+from hasten.train.process_group import join_group, leave_group, stay_with_launcher
 
 RANKS = 2
 TURNS = 15

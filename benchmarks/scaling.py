@@ -28,9 +28,9 @@ from hasten.core.stats import paired_interval
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.train.build import build
-from hasten.train.group import is_member, join_group, leave_group, stay_with_launcher
 from hasten.train.launch import launch
 from hasten.train.loop import Loop
+from hasten.train.process_group import is_member, join_group, leave_group, stay_with_launcher
 
 ABORTED = 128 + signal.SIGABRT
 ROUNDS = 5

@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.record import ROOT
-from hasten.train.around import WEIGHTS
-from hasten.train.records.found import read_reports
+from hasten.train.periodic import WEIGHTS
+from hasten.train.records.reports import read_reports
 
 
 def run_learning(target: str, plan_toml: str, metric: str, updates: int | None = None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
+from hasten.train.checkpoints.saver import Pace, Saver
 from hasten.train.loop import Loop
-from hasten.train.saving.saver import Pace, Saver
 
 
 class Way(Protocol):

@@ -21,7 +21,7 @@ from hasten.cli.progress import Lately, TrainingProgress, status_words
 from hasten.core.errors import DataError, HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations.metric_reading import MetricReading
-from hasten.train.around import Report
+from hasten.train.periodic import Report
 from tests.train.jobs import Plain
 from tests.train.runs import as_if, trained
 from tests.tune.jobs import write_job

@@ -121,11 +121,11 @@ def test_a_compiled_pass_measures_the_same_and_the_training_call_stays_plain() -
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_a_checkpoint_of_a_gpu_loads_without_one(tmp_path: Path) -> None:
     from hasten.core.live import AroundSettings
-    from hasten.train.checkpoint import CheckpointWriter
+    from hasten.train.weights_file import WeightsFile
 
     model = nn.Linear(64, 64).cuda()
     for background in (False, True):
-        writer = CheckpointWriter(tmp_path / "model.pt", AroundSettings(checkpoint_background=background))
+        writer = WeightsFile(tmp_path / "model.pt", AroundSettings(checkpoint_background=background))
         writer.save(model.state_dict())
         writer.wait()
         found = torch.load(writer.path, weights_only=True)

@@ -17,7 +17,7 @@ from hasten.optimizations.microbatch import Microbatch
 from hasten.optimizations.sequence_packing import SequencePacking
 from hasten.train.build import build
 from hasten.train.loop import Loop
-from hasten.train.pieces import split_batch
+from hasten.train.microbatch import split_batch
 from hasten.train.trace import trace_step
 from tests.optimizations.contract import CPU, Pictures, Ragged, RaggedPacked, facts, make_loop, run
 

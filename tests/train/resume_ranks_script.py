@@ -20,11 +20,11 @@ from hasten.core.errors import DataError
 from hasten.core.optimization import Optimization
 from hasten.optimizations.gradient_buckets import GradientBuckets
 from hasten.optimizations.sharding import Sharding
-from hasten.train.group import end_rank, join_group, leave_group
+from hasten.train.checkpoints.resume import resume_run
+from hasten.train.checkpoints.saver import Pace, Saver
+from hasten.train.checkpoints.shards import StoredTensor, shard_of
 from hasten.train.loop import Loop
-from hasten.train.saving.resume import go_on
-from hasten.train.saving.saver import Pace, Saver
-from hasten.train.saving.shards import Kept, shard_of
+from hasten.train.process_group import end_rank, join_group, leave_group
 from tests.optimizations.contract import make_loop
 from tests.optimizations.ranks_script import Stack
 
@@ -83,7 +83,7 @@ def stopped_and_taken_up(make: Any, folder: Path) -> dict[str, Any]:
     then = state(first)
     again = make()
     torch.rand(100)  # whatever was drawn meanwhile
-    saved = go_on(again, folder, {}, print)
+    saved = resume_run(again, folder, {}, print)
     assert saved is not None
     assert torch.equal(
         torch.cat([v.flatten() for v in then.values()]), torch.cat([v.flatten() for v in state(again).values()])
@@ -99,7 +99,7 @@ def stopped_and_taken_up(make: Any, folder: Path) -> dict[str, Any]:
 def taken_up(folder: Path, plan: str) -> dict[str, Any]:
     """Go on from somebody else's checkpoint."""
     loop = make_loop(Elastic(), *PLANS[plan])
-    assert go_on(loop, folder, {}, lambda _: None) is not None
+    assert resume_run(loop, folder, {}, lambda _: None) is not None
     then = state(loop)
     loop.run(END - STOP)
     return {"then": then, "losses": loop.losses, "weights": state(loop), "samples": loop.position.samples}
@@ -120,7 +120,7 @@ def boxes() -> dict[str, Any]:
         shard = shard_of(tensor)
         assert shard is not None
         again = torch.zeros_like(tensor)
-        Kept.of(whole).copy_to(again)
+        StoredTensor.of(whole).copy_to(again)
         found[name] = {
             "start": list(shard.start),
             "part": shard.tensor.clone(),

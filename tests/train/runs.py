@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from hasten.core.plan import Plan
-from hasten.train.run import Going, train
-from hasten.train.saving.saver import Pace
+from hasten.train.checkpoints.saver import Pace
+from hasten.train.run import RunOptions, train
 from tests.train.jobs import Plain
 
 
 def trained(out: Path, job: Any = None, *, plan: Plan | None = None, **settings: Any) -> Path:
     """A finished run with several checkpoints, the first at update 4 and the last at its end, 12."""
     pace = Pace(every=4, keep=9)
-    train(job or Plain(), plan or Plan(), out, going=Going(pace=pace, say=lambda _: None), **settings)
+    train(job or Plain(), plan or Plan(), out, options=RunOptions(pace=pace, say=lambda _: None), **settings)
     return out
 
 

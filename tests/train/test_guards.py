@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hasten.train.guards.growth import GrowthWatch, Windows, growth_words, tensors_alive
 from hasten.train.guards.incidents import Incidents
-from hasten.train.guards.watch import Guards, Limits
+from hasten.train.guards.memory_growth import GrowthWatch, Windows, growth_words, tensors_alive
+from hasten.train.guards.run_guards import Guards, Limits
 from hasten.train.guards.watchdog import Watchdog, dump_stacks
 from hasten.train.loop import Position
 

@@ -19,12 +19,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from hasten.core.errors import MachineError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.train.group import rank_environment, restarted
+from hasten.train.checkpoints.folder import CheckpointFolder
+from hasten.train.checkpoints.saver import Pace
 from hasten.train.launch import Ended, launch, run_group, why_no_restart
-from hasten.train.meeting import fresh_part
-from hasten.train.run import Going, train
-from hasten.train.saving.folder import CheckpointFolder
-from hasten.train.saving.saver import Pace
+from hasten.train.process_group import rank_environment, restarted
+from hasten.train.rendezvous import fresh_part
+from hasten.train.run import RunOptions, train
 from tests.train.dying_job import Dying
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "checkpoint 00000005 was written by 2 ranks; it goes on with 3 ranks" in done.stderr
     said: list[str] = []
-    result = train(Dying(), Plan(), out, max_updates=UPDATES, going=Going(resume=True, pace=Pace(), say=said.append))
+    result = train(Dying(), Plan(), out, max_updates=UPDATES, options=RunOptions(resume=True, pace=Pace(), say=said.append))
     assert (result.went_on_from, result.updates) == (9, UPDATES)
     assert said == ["checkpoint 00000009 was written by 3 ranks; it goes on with one process"]
     train(Dying(), Plan(), tmp_path / "whole", max_updates=UPDATES)
@@ -197,7 +197,7 @@ def test_ranks_that_wait_for_others_end_at_once(
     monkeypatch.setattr("hasten.train.launch.BROKEN_S", 30.0)
     script = (
         "import os, sys, time\nsys.path.insert(0, 'src')\n"
-        "from hasten.train.group import join_group, stay_with_launcher\n"
+        "from hasten.train.process_group import join_group, stay_with_launcher\n"
         "stay_with_launcher(2)\nready = sys.argv[1]\n"
         "if os.environ['RANK'] == '0':\n    open(ready, 'w').close()\n    join_group()\n"
         "while not os.path.exists(ready):\n    time.sleep(0.01)\n"
@@ -249,7 +249,7 @@ def test_how_a_group_ended_in_words() -> None:
 def test_ranks_know_that_they_were_restarted_and_how_far_they_came_is_known(tmp_path: Path) -> None:
     script = (
         "import os, sys\nsys.path.insert(0, 'src')\n"
-        "from hasten.train.group import progress_for_launcher, restarted\n"
+        "from hasten.train.process_group import progress_for_launcher, restarted\n"
         "tell = progress_for_launcher()\nattempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "assert restarted() == (attempt > 0)\n"
         "tell(3 + attempt) if os.environ['RANK'] == '0' else None\n"

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from benchmarks.chaos import SETTINGS, chaos
+from hasten.train.checkpoints.folder import CheckpointFolder
+from hasten.train.checkpoints.read import export_weights, open_whole
+from hasten.train.checkpoints.resume import resume_run
+from hasten.train.checkpoints.saver import Pace, Saver
 from hasten.train.launch import launch
 from hasten.train.loop import Loop
-from hasten.train.saving.export import export_weights
-from hasten.train.saving.folder import CheckpointFolder
-from hasten.train.saving.resume import go_on, open_whole
-from hasten.train.saving.saver import Pace, Saver
 from tests.optimizations.contract import make_loop
 from tests.train.resume_ranks_script import END, PLANS, STOP, Elastic
 
@@ -106,7 +106,7 @@ def test_more_ranks_go_on_to_rounding(folder: Path, alone: dict[str, Any], world
 
 def test_one_process_goes_on_from_shards(folder: Path, alone: dict[str, Any], tmp_path: Path) -> None:
     loop = make_loop(Elastic())
-    assert go_on(loop, folder / "two", {}, lambda _: None) is not None
+    assert resume_run(loop, folder / "two", {}, lambda _: None) is not None
     assert equal(loop.live.whole_state(), found(folder, 2)[0]["elastic"]["then"])
     saved(loop, tmp_path / "whole")
     for place in (folder / "two", tmp_path / "whole"):

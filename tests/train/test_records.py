@@ -21,17 +21,15 @@ from hasten.core.errors import CorruptError, DataError, LossError
 from hasten.core.plan import Plan
 from hasten.core.provenance import repository_of
 from hasten.optimizations.metric_reading import MetricReading
-from hasten.train.around import Report
 from hasten.train.build import build
-from hasten.train.clock import PHASES
+from hasten.train.checkpoints.saver import Pace
+from hasten.train.clock import PHASES, SampledClock
 from hasten.train.loop import Loop
+from hasten.train.periodic import Report
 from hasten.train.records import log as log_module
-from hasten.train.records.log import RunLog
-from hasten.train.records.privacy import impersonal
+from hasten.train.records.log import RunLog, impersonal
 from hasten.train.records.record import Origin, how_it_ended, read_record, to_toml
-from hasten.train.run import Going, train
-from hasten.train.saving.saver import Pace
-from hasten.train.vitals import SampledClock
+from hasten.train.run import RunOptions, train
 from tests.train.jobs import CPU, Plain
 
 
@@ -69,10 +67,10 @@ def test_a_run_that_is_taken_up_has_a_part_for_each_start(tmp_path: Path) -> Non
         if report.held_out:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    train(Plain(), Plan(), tmp_path, on_report=ask, going=Going(pace=Pace(every=100), say=quiet))
+    train(Plain(), Plan(), tmp_path, on_report=ask, options=RunOptions(pace=Pace(every=100), say=quiet))
     first = parts(tmp_path)
     assert [(part["outcome"], part["signal"], part["updates"]) for part in first] == [("stopped", "SIGTERM", 7)]
-    train(Plain(), Plan(), tmp_path, going=Going(resume=True, pace=Pace(every=100), say=quiet))
+    train(Plain(), Plan(), tmp_path, options=RunOptions(resume=True, pace=Pace(every=100), say=quiet))
     found = parts(tmp_path)
     assert found[0] == first[0]
     told = [(part["from_update"], part["updates"], part["outcome"]) for part in found]
@@ -148,7 +146,7 @@ def test_a_record_that_cannot_be_read_is_named_and_stops_no_training(tmp_path: P
     with pytest.raises(CorruptError, match="cannot be read"):
         read_record(tmp_path)
     said: list[str] = []
-    train(Plain(), Plan(), tmp_path, max_updates=2, going=Going(resume=True, say=said.append))
+    train(Plain(), Plan(), tmp_path, max_updates=2, options=RunOptions(resume=True, say=said.append))
     assert len(parts(tmp_path)) == 1
     assert (tmp_path / "run.toml.unread").read_text() == "torn = "
     assert any("kept as run.toml.unread" in words for words in said)
@@ -284,12 +282,12 @@ def test_reports_tell_samples_seconds_memory_and_phases(tmp_path: Path) -> None:
 
 
 def test_the_seconds_go_on_where_the_run_goes_on(tmp_path: Path) -> None:
-    train(Plain(), Plan(), tmp_path, max_updates=6, going=Going(pace=Pace(every=100), say=quiet))
+    train(Plain(), Plan(), tmp_path, max_updates=6, options=RunOptions(pace=Pace(every=100), say=quiet))
     path = tmp_path / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[-1]["seconds"] = 1000.0
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    train(Plain(), Plan(), tmp_path, going=Going(resume=True, pace=Pace(every=100), say=quiet))
+    train(Plain(), Plan(), tmp_path, options=RunOptions(resume=True, pace=Pace(every=100), say=quiet))
     assert 1000.0 <= json.loads(path.read_text().splitlines()[-1])["seconds"] < 1100.0
 
 

@@ -19,11 +19,11 @@ from benchmarks.chaos import QUICK, SETTINGS, chaos
 from benchmarks.chaos_job import ChaosJob
 from hasten.core.errors import DataError
 from hasten.core.plan import Plan
-from hasten.train.around import Report
-from hasten.train.run import Going, train
-from hasten.train.saving.export import export_weights
-from hasten.train.saving.folder import CheckpointFolder
-from hasten.train.saving.saver import Pace
+from hasten.train.checkpoints.folder import CheckpointFolder
+from hasten.train.checkpoints.read import export_weights
+from hasten.train.checkpoints.saver import Pace
+from hasten.train.periodic import Report
+from hasten.train.run import RunOptions, train
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -43,10 +43,10 @@ def test_a_run_that_is_asked_to_end_is_taken_up(tmp_path: Path) -> None:
         if report.update >= 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    first = train(ChaosJob(), Plan(), out, max_updates=25, on_report=ask, going=Going(pace=Pace(every=100)))
+    first = train(ChaosJob(), Plan(), out, max_updates=25, on_report=ask, options=RunOptions(pace=Pace(every=100)))
     assert first.stopped_by is signal.SIGTERM
     assert 9 <= first.updates < 25
-    second = train(ChaosJob(), Plan(), out, max_updates=25, going=Going(resume=True, pace=Pace(every=100)))
+    second = train(ChaosJob(), Plan(), out, max_updates=25, options=RunOptions(resume=True, pace=Pace(every=100)))
     assert (second.went_on_from, second.updates, second.stopped_by) == (first.updates, 25, None)
     want, have = weights(tmp_path / "whole"), weights(out)
     assert all(torch.equal(want[name], have[name]) for name in want)
@@ -57,7 +57,7 @@ def test_a_run_that_is_asked_to_end_is_taken_up(tmp_path: Path) -> None:
 
 def test_reports_of_updates_that_are_done_again_are_taken_back(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(ChaosJob(), Plan(), out, max_updates=18, going=Going(pace=Pace(every=5, keep=99)))
+    train(ChaosJob(), Plan(), out, max_updates=18, options=RunOptions(pace=Pace(every=5, keep=99)))
     saved = CheckpointFolder(out)
     assert {9, 18} <= {one.update for one in saved.all()}  # the ends of epochs; between them where the writer is free
     for one in saved.all():
@@ -65,12 +65,12 @@ def test_reports_of_updates_that_are_done_again_are_taken_back(tmp_path: Path) -
             (one.path / "manifest.json").unlink()
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"update": 19')  # torn
-    train(ChaosJob(), Plan(), out, max_updates=18, going=Going(resume=True, pace=Pace(every=5), say=lambda _: None))
+    train(ChaosJob(), Plan(), out, max_updates=18, options=RunOptions(resume=True, pace=Pace(every=5), say=lambda _: None))
     assert [line["update"] for line in lines(out) if line["held_out"]] == [9, 18]
 
 
 def test_the_best_is_marked_by_the_job_s_own_quality(tmp_path: Path) -> None:
-    train(ChaosJob(), Plan(), tmp_path, max_updates=27, going=Going(pace=Pace(every=100, keep=1)))
+    train(ChaosJob(), Plan(), tmp_path, max_updates=27, options=RunOptions(pace=Pace(every=100, keep=1)))
     held = {line["update"]: line["held_out"]["loss"] for line in lines(tmp_path) if line["held_out"]}
     best = CheckpointFolder(tmp_path).best()
     assert best is not None
@@ -78,23 +78,23 @@ def test_the_best_is_marked_by_the_job_s_own_quality(tmp_path: Path) -> None:
 
 
 def test_another_seed_is_refused(tmp_path: Path) -> None:
-    train(ChaosJob(), Plan(), tmp_path, max_updates=3, going=Going(pace=Pace(every=1)))
+    train(ChaosJob(), Plan(), tmp_path, max_updates=3, options=RunOptions(pace=Pace(every=1)))
 
     class Other(ChaosJob):
         seed = 99
 
     with pytest.raises(DataError, match="seed was 3 and is 99"):
-        train(Other(), Plan(), tmp_path, max_updates=5, going=Going(resume=True))
+        train(Other(), Plan(), tmp_path, max_updates=5, options=RunOptions(resume=True))
 
 
 def test_resuming_nothing_begins(tmp_path: Path) -> None:
-    result = train(ChaosJob(), Plan(), tmp_path, max_updates=3, going=Going(resume=True))
+    result = train(ChaosJob(), Plan(), tmp_path, max_updates=3, options=RunOptions(resume=True))
     assert (result.went_on_from, result.updates) == (None, 3)
 
 
 def test_exported_weights_are_the_run_s_and_always_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        train(ChaosJob(), Plan(), tmp_path / name, max_updates=9, going=Going(pace=Pace(every=100)))
+        train(ChaosJob(), Plan(), tmp_path / name, max_updates=9, options=RunOptions(pace=Pace(every=100)))
         saved = CheckpointFolder(tmp_path / name).all()[-1]
         export_weights(saved, tmp_path / f"{name}.safetensors")
         export_weights(saved, tmp_path / f"{name}.pt")
@@ -132,7 +132,11 @@ def test_killed_a_dozen_times_it_ends_as_if_it_had_not_been() -> None:
 def test_the_verbs_of_checkpoints(tmp_path: Path) -> None:
     for end in (4, 9):
         train(
-            ChaosJob(), Plan(), tmp_path, max_updates=end, going=Going(resume=True, pace=Pace(every=100), say=lambda _: None)
+            ChaosJob(),
+            Plan(),
+            tmp_path,
+            max_updates=end,
+            options=RunOptions(resume=True, pace=Pace(every=100), say=lambda _: None),
         )
 
     def said(*words: object) -> tuple[int, str]:
@@ -168,8 +172,8 @@ class Worsens(ChaosJob):
 
 
 def test_the_best_of_an_earlier_part_stays_the_best(tmp_path: Path) -> None:
-    train(Worsens(), Plan(), tmp_path, max_updates=9, going=Going(pace=Pace(every=100, keep=1)))
-    train(Worsens(), Plan(), tmp_path, max_updates=27, going=Going(resume=True, pace=Pace(every=100, keep=1)))
+    train(Worsens(), Plan(), tmp_path, max_updates=9, options=RunOptions(pace=Pace(every=100, keep=1)))
+    train(Worsens(), Plan(), tmp_path, max_updates=27, options=RunOptions(resume=True, pace=Pace(every=100, keep=1)))
     best = CheckpointFolder(tmp_path).best()
     assert best is not None
     assert best.update == 9

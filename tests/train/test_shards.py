@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings
 
 from hasten.core.errors import CorruptError
-from hasten.train.saving.child import write_file
-from hasten.train.saving.export import export_weights
-from hasten.train.saving.folder import CheckpointFolder, Saved
-from hasten.train.saving.memory import SnapshotMemory
-from hasten.train.saving.resume import go_on, open_whole
-from hasten.train.saving.shards import Kept, copy_overlap, joined, shard_of
-from hasten.train.saving.state import capture
-from tests.train.test_saving import made, same, weights
+from hasten.train.checkpoints.file import SnapshotMemory
+from hasten.train.checkpoints.folder import CheckpointFolder, Saved
+from hasten.train.checkpoints.read import export_weights, open_whole
+from hasten.train.checkpoints.resume import resume_run
+from hasten.train.checkpoints.shards import StoredTensor, copy_overlap, joined, shard_of
+from hasten.train.checkpoints.state import capture
+from hasten.train.checkpoints.writer_process import write_file
+from tests.train.test_checkpoints import made, same, weights
 
 Box = tuple[tuple[int, ...], torch.Tensor]
 
@@ -58,7 +58,7 @@ def test_every_division_gives_every_other(shape: list[int], worlds: tuple[int, i
 
 def test_a_number_alone_is_kept_too() -> None:
     target = torch.zeros(())
-    Kept.of(torch.tensor(2.5)).copy_to(target)
+    StoredTensor.of(torch.tensor(2.5)).copy_to(target)
     assert target == 2.5
     assert shard_of(target) is None
 
@@ -120,7 +120,7 @@ def test_one_process_takes_up_what_several_ranks_wrote_in_shards(tmp_path: Path,
     _, want = checkpoint_of(tmp_path, 4, world)
     again = made()
     said: list[str] = []
-    saved = go_on(again, tmp_path, {}, said.append)
+    saved = resume_run(again, tmp_path, {}, said.append)
     assert saved is not None
     assert saved.world == world
     assert same(weights(again), want)
@@ -145,7 +145,7 @@ def test_a_checkpoint_without_one_of_its_shards_is_passed_over(tmp_path: Path) -
     newest, _ = checkpoint_of(tmp_path, 4, 2)
     (newest.path / "rank1.safetensors").unlink()
     said: list[str] = []
-    saved = go_on(made(), tmp_path, {}, said.append)
+    saved = resume_run(made(), tmp_path, {}, said.append)
     assert saved is not None
     assert saved.update == 2
     assert said[0] == "checkpoint 00000004 is passed over: rank1.safetensors is missing"
@@ -156,7 +156,7 @@ def test_a_manifest_that_names_too_few_ranks_gives_no_half_of_a_model(tmp_path: 
     manifest = saved.path / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "world": 1}))
     with pytest.raises(CorruptError, match="and the files of all ranks have"):
-        go_on(made(), tmp_path, {}, print)
+        resume_run(made(), tmp_path, {}, print)
 
 
 def test_each_rank_gets_its_own_back_and_a_new_one_gets_rank_0s(tmp_path: Path) -> None:

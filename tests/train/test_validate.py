@@ -17,8 +17,7 @@ from hasten.core.errors import JobError
 from hasten.core.job import Job
 from hasten.train.build import build
 from hasten.train.loop import Loop
-from hasten.train.tally import MAX_IN_FLIGHT
-from hasten.train.validate import HeldOut
+from hasten.train.validate import MAX_IN_FLIGHT, HeldOut
 from tests.train.jobs import CPU, Plain, Stormy, Tokens
 
 

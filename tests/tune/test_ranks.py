@@ -19,7 +19,7 @@ from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 from hasten.report import validate
 from hasten.report.evidence import load
-from hasten.train.group import rank_environment, read_shared_machine, shared_environment, stay_with_launcher
+from hasten.train.process_group import rank_environment, read_shared_machine, shared_environment, stay_with_launcher
 from hasten.tune import session
 from hasten.tune.trials.ranks import checks_of, ended_words, failure_of, merged, peak_of
 from hasten.tune.trials.trial import Trial, TrialSetting, trial_environment

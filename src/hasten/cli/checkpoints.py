@@ -26,7 +26,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The run's folder, or the fold
 @checkpoints.command("list")
 def list_(run: RunArgument, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the checkpoints of a run."""
-    from hasten.train.saving.folder import CheckpointFolder  # noqa: PLC0415  only this verb pays for its imports
+    from hasten.train.checkpoints.folder import CheckpointFolder  # noqa: PLC0415  only this verb pays for its imports
 
     folder = CheckpointFolder(run)
     best = folder.best()
@@ -65,7 +65,7 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a checkpoint holds: tensors, where the run stood, what was noted."""
-    from hasten.train.saving.resume import open_whole  # noqa: PLC0415  as above
+    from hasten.train.checkpoints.read import open_whole  # noqa: PLC0415  as above
 
     saved = _chosen(run, update)
     whole = open_whole(saved)
@@ -100,7 +100,7 @@ def inspect(
 @checkpoints.command()
 def verify(run: RunArgument) -> None:
     """Compare all checkpoints with their checksums. Exit 1 if one is not what was written."""
-    from hasten.train.saving.folder import CheckpointFolder, damage  # noqa: PLC0415  as above
+    from hasten.train.checkpoints.folder import CheckpointFolder, damage  # noqa: PLC0415  as above
 
     found = CheckpointFolder(run).all()
     if not found:
@@ -123,7 +123,7 @@ def export(
     best: Annotated[bool, typer.Option("--best", help="The best instead of the newest.")] = False,
 ) -> None:
     """Write the model's weights alone; the same bytes for the same weights."""
-    from hasten.train.saving.export import export_weights  # noqa: PLC0415  as above
+    from hasten.train.checkpoints.read import export_weights  # noqa: PLC0415  as above
 
     saved = _chosen(run, update, best=best)
     count = export_weights(saved, file)
@@ -131,7 +131,7 @@ def export(
 
 
 def _chosen(run: Path, update: int | None, *, best: bool = False) -> Any:
-    from hasten.train.saving.folder import CheckpointFolder, damage, read_saved  # noqa: PLC0415  as above
+    from hasten.train.checkpoints.folder import CheckpointFolder, damage, read_saved  # noqa: PLC0415  as above
 
     if (run / "manifest.json").exists():
         saved = read_saved(run)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from hasten.report.words import bytes_words, percent, seconds_words
-from hasten.train.around import Report
+from hasten.train.periodic import Report
 from hasten.train.run import metrics_words
 
 DRAW_S = 1.0

@@ -21,21 +21,21 @@ from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.script.entry.launch import exit_like, run_under
 from hasten.script.plan.reach import beyond
-from hasten.train.cluster import launch_on_ray
-from hasten.train.drive import Result
-from hasten.train.group import end_rank, is_member, leave_group, restarted, stay_with_launcher, was_launched
-from hasten.train.guards.numbers import Numbers
+from hasten.train.checkpoints.saver import Pace
+from hasten.train.guards.non_finite import NonFinitePolicy
 from hasten.train.launch import launch, say_on_stderr
+from hasten.train.process_group import end_rank, is_member, leave_group, restarted, stay_with_launcher, was_launched
+from hasten.train.ray_launch import launch_on_ray
 from hasten.train.records.record import Origin
-from hasten.train.run import Going, start_under, train
-from hasten.train.saving.saver import Pace
+from hasten.train.run import RunOptions, start_under, train
+from hasten.train.trainer import Result
 from hasten.tune.scripts.session import check_command
 
 DEFAULT_OUT = Path("hasten-run")
 
 
 class OnNan(StrEnum):
-    """What `--on-nan` takes: the policies of `Numbers`."""
+    """What `--on-nan` takes: the policies of `NonFinitePolicy`."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -103,10 +103,10 @@ def run(
     silent = is_member() and os.environ["RANK"] != "0"
     pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
     origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
-    numbers = Numbers(policy=on_nan.value)
+    non_finite = NonFinitePolicy(policy=on_nan.value)
     with TrainingProgress(errors, silent=silent) as progress:
-        going = Going(resume=resume, anyway=resume_anyway, pace=pace, numbers=numbers, say=progress.say)
-        result = train(job, chosen, out, max_updates=updates, on_report=progress.on_report, going=going, origin=origin)
+        options = RunOptions(resume=resume, anyway=resume_anyway, pace=pace, non_finite=non_finite, say=progress.say)
+        result = train(job, chosen, out, max_updates=updates, on_report=progress.on_report, options=options, origin=origin)
     leave_group()
     status = 130 if result.stopped_by is signal.SIGINT else 0
     if not silent:

@@ -13,11 +13,11 @@ from hasten.cli.runs_shown import show_comparison, show_leftovers, show_list, sh
 from hasten.cli.say import console, print_json
 from hasten.core.errors import HastenError, MachineError
 from hasten.report.words import bytes_words
+from hasten.train.checkpoints.folder import CheckpointFolder
 from hasten.train.records.clean import Leftovers, find_leftovers, remove
 from hasten.train.records.compare import compare_runs
-from hasten.train.records.export import export_reports
-from hasten.train.records.found import count_incidents, open_all, open_run, read_reports, summary
-from hasten.train.saving.folder import CheckpointFolder
+from hasten.train.records.reports import count_incidents, export_reports, read_reports
+from hasten.train.records.runs import open_all, open_run, summary
 
 runs = typer.Typer(
     help="List runs, show and compare them, and remove what they no longer need.",

@@ -14,8 +14,8 @@ from hasten.report.curve import curve
 from hasten.report.terminal import is_plain
 from hasten.report.words import bytes_words, percent, seconds_words
 from hasten.train.records.clean import Leftovers
-from hasten.train.records.found import finite
 from hasten.train.records.record import ended_words
+from hasten.train.records.reports import finite
 from hasten.train.run import metrics_words
 
 STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "killed": "red", "failed": "red"}

@@ -19,9 +19,9 @@ from hasten.core.facts import RUN_FOLDER
 from hasten.core.live import LiveJob
 from hasten.core.scratch import allowed_scratch
 from hasten.profile.storage import WriteSpeed, measure_write_speeds
-from hasten.train.around import MOST_REPORTS_FRAC, AroundWork
-from hasten.train.checkpoint import DEFLATE_LEVEL
 from hasten.train.loop import Loop
+from hasten.train.periodic import MOST_REPORTS_FRAC, PeriodicWork
+from hasten.train.weights_file import DEFLATE_LEVEL
 
 VALIDATION_BATCHES = 4
 REPORTS = 20
@@ -108,7 +108,7 @@ def measure_around(loop: Loop, progress: Callable[[str], None] = lambda _: None,
     if around.epoch_updates is None:
         return around
     with tempfile.TemporaryDirectory(prefix=".hasten-", dir=_writable(folder)) as name:
-        with AroundWork(loop, Path(name)) as work:
+        with PeriodicWork(loop, Path(name)) as work:
             _measure_validation(work, around, progress)
             progress("checkpoint")
             _measure_reports(work, around)
@@ -149,7 +149,7 @@ def _some_bytes(tensor: torch.Tensor, share: float) -> bytes:
     return bytes(flat[:count].cpu().contiguous().view(torch.uint8).numpy())
 
 
-def _measure_validation(work: AroundWork, around: Around, progress: Callable[[str], None]) -> None:
+def _measure_validation(work: PeriodicWork, around: Around, progress: Callable[[str], None]) -> None:
     if work.held_out is None:
         return
     progress("validation")
@@ -160,7 +160,7 @@ def _measure_validation(work: AroundWork, around: Around, progress: Callable[[st
     around.validation_s = (perf_counter() - started) / measured * around.validation_batches
 
 
-def _measure_reports(work: AroundWork, around: Around) -> None:
+def _measure_reports(work: PeriodicWork, around: Around) -> None:
     started = perf_counter()
     for _ in range(REPORTS):
         work.report()
@@ -169,7 +169,7 @@ def _measure_reports(work: AroundWork, around: Around) -> None:
     around.report_every_s = max(around.report_every_s, around.report_s / MOST_REPORTS_FRAC)
 
 
-def _measure_checkpoint(loop: Loop, work: AroundWork, around: Around) -> None:
+def _measure_checkpoint(loop: Loop, work: PeriodicWork, around: Around) -> None:
     seconds: list[float] = []
     while len(seconds) < SAVES and loop.ranks.agreed(sum(seconds)) < MAX_SAVES_S:
         started = perf_counter()

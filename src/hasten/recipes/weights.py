@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hasten.core.errors import CorruptError, DataError, JobError
-from hasten.train.saving.resume import open_file
+from hasten.train.checkpoints.read import open_file
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hasten.train.group import ATTEMPT, LAUNCHER, PROGRESS, PROGRESS_BYTES, open_store, rank_environment
+from hasten.train.process_group import ATTEMPT, LAUNCHER, PROGRESS, PROGRESS_BYTES, open_store, rank_environment
 from hasten.train.signals import StopRequest
 
 POLL_S = 0.05
@@ -63,7 +63,7 @@ def launch(world: int, command: Sequence[str], *, restarts: int = 0, say: Callab
 
     Args:
         world: Ranks.
-        command: What each of them runs. When they are started again, `restarted` of hasten.train.group says so.
+        command: What each of them runs. When they are started again, `restarted` of hasten.train.process_group says so.
         restarts: How often they are started again at most, where one died.
         say: Told why they are started again, or not.
     """

@@ -22,10 +22,9 @@ from hasten.core.live import LiveJob
 from hasten.core.seeding import mix, seed_everything
 from hasten.core.sync import shard
 from hasten.train.clock import Clock, NoClock
-from hasten.train.pieces import split_batch
-from hasten.train.ranks import Ranks, current_ranks
-from hasten.train.standin import StandIn
-from hasten.train.start import StartOfRun
+from hasten.train.initial_state import InitialState
+from hasten.train.microbatch import split_batch
+from hasten.train.ranks import PlaceholderBatch, Ranks, current_ranks
 from hasten.train.stream import Stream
 
 MicroBatch = tuple[Any, int]
@@ -74,8 +73,8 @@ class Loop:
         self._batches: Iterator[MicroBatch | None] | None = None
         self._taken = self._first_update = 0
         self._unit: Any = 1.0
-        self._start = StartOfRun(live) if rewinds else None
-        self._stand_in = StandIn(live, self.ranks)
+        self._start = InitialState(live) if rewinds else None
+        self._stand_in = PlaceholderBatch(live, self.ranks)
         self._parameters = [p for group in live.optimizer.param_groups for p in group["params"]]
         # The same on every rank, also on one that has no sample: sums over ranks must agree on it.
         self._sum_dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._parameters) else torch.float32

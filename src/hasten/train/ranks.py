@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from hasten.core.errors import JobError
+from hasten.core.live import LiveJob
+from hasten.core.modules import kept_buffers
+from hasten.core.seeding import kept_random_state
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,9 @@ class Ranks:
 
     def agreed(self, value: float) -> float:
         """Rank 0's value, on every rank: what all must do alike (how many updates) may not hang on clocks of their own."""
-        return float(self.told(value))
+        return float(self.broadcast(value))
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What rank 0 brings, on every rank."""
         brought: list[Any] = [value]
         if self.world > 1:
@@ -55,15 +61,15 @@ class Ranks:
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """The largest of each number over all ranks; every rank must bring as many."""
-        return [max(each) for each in zip(*self.gathered(list(seconds)), strict=True)]
+        return [max(each) for each in zip(*self.gather(list(seconds)), strict=True)]
 
     def straggler(self, seconds: float) -> float:
         """The largest of a number over its mean, over all ranks: 1.0 where all are alike."""
-        found = self.gathered(seconds)
+        found = self.gather(seconds)
         mean = sum(found) / len(found)
         return max(found) / mean if mean > 0 else 1.0
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """What every rank brings, by rank."""
         gathered: list[Any] = [value] * self.world
         if self.world > 1:
@@ -72,7 +78,7 @@ class Ranks:
 
     def union(self, names: Iterable[str]) -> list[str]:
         """Every name that some rank has, sorted; the same list on all ranks."""
-        return sorted({name for part in self.gathered(list(names)) for name in part})
+        return sorted({name for part in self.gather(list(names)) for name in part})
 
 
 def current_ranks() -> Ranks:
@@ -80,3 +86,34 @@ def current_ranks() -> Ranks:
     if dist.is_available() and dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
     return Ranks()
+
+
+class PlaceholderBatch:
+    """This rank's part of an early batch of the run, fetched when it is first needed."""
+
+    def __init__(self, live: LiveJob, ranks: Ranks) -> None:
+        self._live, self._ranks = live, ranks
+        self._batch: Any = None
+
+    def batch(self) -> Any:
+        """The batch, on the device.
+
+        Raises:
+            JobError: The data can only be read in order.
+        """
+        if self._batch is None:
+            live = self._live
+            if live.order is None:
+                raise JobError(
+                    f"{type(live.job).__name__} reads an iterable dataset whose last batch has fewer samples than there are "
+                    f"ranks: take gradient_buckets or sharding out of the plan, or let the dataset end on a full batch."
+                )
+            indices = max(live.batches(0)[:2], key=len)
+            self._batch = live.pipeline.fetch(0, self._ranks.share(indices) or indices)
+        return self._live.to_device(self._batch)
+
+    @contextmanager
+    def changing_nothing(self) -> Iterator[None]:
+        """Let neither running statistics nor the run's random numbers notice."""
+        with kept_buffers(self._live.model), kept_random_state():
+            yield

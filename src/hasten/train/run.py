@@ -18,39 +18,37 @@ from hasten.core.job import Job
 from hasten.core.optimization import joined_environment, missing_environment, required_environment
 from hasten.core.plan import Plan
 from hasten.core.system import started_with
-from hasten.train.around import METRICS, AroundWork, Report
 from hasten.train.build import build
-from hasten.train.drive import Drive, Result
-from hasten.train.group import is_member, join_group
-from hasten.train.guards.back import WayBack
+from hasten.train.checkpoints.folder import CheckpointFolder
+from hasten.train.checkpoints.resume import resume_run, run_facts
+from hasten.train.checkpoints.saver import Pace, Saver
+from hasten.train.clock import SampledClock
+from hasten.train.guards.guarded_loop import GuardedLoop
 from hasten.train.guards.incidents import INCIDENTS, Incidents
-from hasten.train.guards.loop import GuardedLoop
-from hasten.train.guards.numbers import Numbers
-from hasten.train.guards.watch import Guards, Limits
+from hasten.train.guards.non_finite import NonFinitePolicy
+from hasten.train.guards.rollback import Rollback
+from hasten.train.guards.run_guards import STACKS, Guards, Limits
+from hasten.train.periodic import METRICS, PeriodicWork, Report
+from hasten.train.process_group import is_member, join_group
 from hasten.train.ranks import current_ranks
 from hasten.train.records.lock import hold_folder
 from hasten.train.records.log import LOG, RunLog
 from hasten.train.records.record import PLAN, Origin, RunRecord, part_of
-from hasten.train.saving.facts import run_facts
-from hasten.train.saving.folder import CheckpointFolder
-from hasten.train.saving.resume import go_on
-from hasten.train.saving.saver import Pace, Saver
-from hasten.train.vitals import SampledClock
+from hasten.train.trainer import Result, Trainer
 
-STACKS = "stacks"
 STARTED_AGAIN = "HASTEN_STARTED_AGAIN"
 """Set in a process that started itself again, so that it does so once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Going:
+class RunOptions:
     """How a run is saved and taken up.
 
     Attributes:
         resume: Go on from the newest whole checkpoint, where there is one.
         anyway: Even where the job's code or data changed since.
         pace: How often to save; None saves no checkpoints.
-        numbers: What is done about losses and gradients that are no numbers.
+        non_finite: What is done about losses and gradients that are no numbers.
         limits: When the guards speak.
         say: Told what a person must know.
     """
@@ -58,7 +56,7 @@ class Going:
     resume: bool = False
     anyway: bool = False
     pace: Pace | None = None
-    numbers: Numbers = field(default_factory=Numbers)
+    non_finite: NonFinitePolicy = field(default_factory=NonFinitePolicy)
     limits: Limits = field(default_factory=Limits)
     say: Callable[[str], None] = print
 
@@ -96,7 +94,7 @@ def train(
     *,
     max_updates: int | None = None,
     on_report: Callable[[Report], None] = lambda _: None,
-    going: Going | None = None,
+    options: RunOptions | None = None,
     origin: Origin | None = None,
 ) -> Result:
     """Train.
@@ -109,7 +107,7 @@ def train(
             `incidents.jsonl` and `checkpoints/`. The weights are saved after each epoch and at the end.
         max_updates: Stop earlier.
         on_report: Told how the run stands, at most a few times a second; under `async_logging` by another thread.
-        going: How it is saved and taken up; None saves no checkpoints.
+        options: How it is saved and taken up; None saves no checkpoints.
         origin: How it was called, for the record; the job's own name unless given.
 
     Raises:
@@ -120,7 +118,7 @@ def train(
         MachineError: Memory ran out with a single sample, or where an update cannot be done again.
         HastenError: Metrics, weights or checkpoints could not be written.
     """
-    going = going or Going()
+    options = options or RunOptions()
     if is_member():
         join_group()
     live = build(job, plan)
@@ -128,30 +126,30 @@ def train(
     if planned is None:
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")
     leads = current_ranks().rank == 0
-    log = RunLog(going.say)
+    log = RunLog(options.say)
     incidents = Incidents(out / INCIDENTS if leads else None, log)
-    loop = GuardedLoop(live, incidents, numbers=going.numbers)
+    loop = GuardedLoop(live, incidents, non_finite=options.non_finite)
     record: RunRecord | None = None
     before_s, seen = 0.0, list[dict[str, float]]()
     with ExitStack() as stack:
         stack.callback(log.close)
         stack.callback(loop.close)
-        facts = run_facts(live) if going.resume or going.pace else {}
-        saved = go_on(loop, out, facts, log, anyway=going.anyway) if going.resume else None
-        saver = _saver_of(loop, out, {**facts, "plan": plan.to_dict()}, going, log)
+        facts = run_facts(live) if options.resume or options.pace else {}
+        saved = resume_run(loop, out, facts, log, anyway=options.anyway) if options.resume else None
+        saver = _saver_of(loop, out, {**facts, "plan": plan.to_dict()}, options, log)
         if saver is not None:
             stack.enter_context(saver)
         if leads:
             if saver is None:
                 stack.callback(os.close, hold_folder(out, 0, log))
-            log.open(out / LOG, append=going.resume)
+            log.open(out / LOG, append=options.resume)
             plan.save(out / PLAN)
             if saved is not None:
                 before_s, seen = keep_reports(out / METRICS, saved.update)
             origin = origin or Origin(target=f"{type(job).__module__}:{type(job).__qualname__}")
             part = part_of(live, plan, origin, planned=planned, world=loop.ranks.world, facts=facts)
             record = RunRecord(
-                out, part, target=origin.target, updates=lambda: loop.position.update, log=log, append=going.resume
+                out, part, target=origin.target, updates=lambda: loop.position.update, log=log, append=options.resume
             )
             stack.enter_context(record)
             loop.clock = SampledClock(live.device)
@@ -162,12 +160,14 @@ def train(
                 log.note(f"epoch {report.epoch}, update {report.update:,}: held-out {metrics_words(report.held_out)}")
             on_report(report)
 
-        work = AroundWork(
+        work = PeriodicWork(
             loop, mine, planned=planned, on_report=told, append=saved is not None, seconds_before=before_s, writes=leads
         )
-        guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=going.limits)
-        back = WayBack(loop, out, going.numbers, incidents, log)
-        drive = Drive(loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned, seen=seen)
+        guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=options.limits)
+        back = Rollback(loop, out, options.non_finite, incidents, log)
+        drive = Trainer(
+            loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned, seen=seen
+        )
         result = drive.run()
         if record is not None and result.stopped_by is not None and result.updates < planned:
             record.stopped_by(result.stopped_by.name)
@@ -194,13 +194,13 @@ def metrics_words(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
-def _saver_of(loop: GuardedLoop, out: Path, facts: Mapping[str, Any], going: Going, log: RunLog) -> Saver | None:
+def _saver_of(loop: GuardedLoop, out: Path, facts: Mapping[str, Any], options: RunOptions, log: RunLog) -> Saver | None:
     """What saves the run, where it is to be saved."""
-    if going.pace is None:
+    if options.pace is None:
         return None
-    if not going.resume:
+    if not options.resume:
         _refuse_to_mix(out)
-    return Saver(loop, out, going.pace, facts=facts, say=log)
+    return Saver(loop, out, options.pace, facts=facts, say=log)
 
 
 def _refuse_to_mix(out: Path) -> None:

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hasten.core.batch import iter_tensors
 from hasten.core.card import StepTrace
 from hasten.core.live import LiveJob
-from hasten.train.around import rehearse
 from hasten.train.loop import Loop, MicroBatch
+from hasten.train.periodic import rehearse
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

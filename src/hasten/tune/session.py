@@ -22,7 +22,7 @@ from hasten.core.stats import LOOKS, NonInferiority, Verdict
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.profile.diagnosis import diagnose
-from hasten.train.group import read_shared_machine
+from hasten.train.process_group import read_shared_machine
 from hasten.tune.budget import FINAL_SHARE, REPORT_S, Budget, Costs
 from hasten.tune.objective import MEMORY_PROVED_FRAC, TIME, Goal, Objective
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison, compare, held_out_verdict

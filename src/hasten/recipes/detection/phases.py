@@ -35,8 +35,8 @@ from hasten.core.errors import JobError
 from hasten.core.plan import Plan
 from hasten.recipes.detection.job import DetectionJob
 from hasten.recipes.detection.model import Detector
-from hasten.train.drive import Result
 from hasten.train.run import train
+from hasten.train.trainer import Result
 
 
 class FrozenBackbone(DetectionJob):

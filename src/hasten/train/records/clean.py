@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hasten.train.around import METRICS, WEIGHTS
-from hasten.train.records.found import INCIDENTS, Run, folder_bytes, last_active
+from hasten.train.checkpoints.folder import BEST, CHECKPOINTS, LATEST, MANIFEST, CheckpointFolder
+from hasten.train.guards.incidents import INCIDENTS
+from hasten.train.guards.run_guards import STACKS
+from hasten.train.periodic import METRICS, WEIGHTS
 from hasten.train.records.lock import LOCK, kept_from_running
 from hasten.train.records.log import LOG
 from hasten.train.records.record import PLAN, RECORD
-from hasten.train.saving.folder import BEST, CHECKPOINTS, LATEST, MANIFEST, CheckpointFolder
+from hasten.train.records.runs import Run, folder_bytes, last_active
 
 _LASTING = (RECORD, METRICS, WEIGHTS, PLAN, LOG, INCIDENTS)
 """What a run came to, and how: removed only when everything is to go."""
-STACKS = "stacks"
-"""Where processes of a run that stood still wrote what they were doing."""
 _DAY_S = 86_400.0
 
 

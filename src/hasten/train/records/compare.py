@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from hasten.train.records.found import Run, finite, read_reports, speed
+from hasten.train.records.reports import finite, read_reports, speed
+from hasten.train.records.runs import Run
 
 Reports = Sequence[Mapping[str, Any]]
 

@@ -21,8 +21,7 @@ from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
 from hasten.core.provenance import job_folder, repository_of, versions
 from hasten.core.toml import toml_key, toml_value
-from hasten.train.records.log import RunLog
-from hasten.train.records.privacy import impersonal
+from hasten.train.records.log import RunLog, impersonal
 
 RECORD, PLAN = "run.toml", "hasten.toml"
 SCHEMA = 1

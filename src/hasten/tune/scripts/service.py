@@ -20,7 +20,7 @@ from hasten.optimizations import catalogue
 from hasten.script.entry.harmless import make_harmless
 from hasten.script.patches import Patches
 from hasten.script.plan.host import Host
-from hasten.train.group import die_with_parent
+from hasten.train.process_group import die_with_parent
 from hasten.tune.scripts.commands import Commands
 from hasten.tune.scripts.profiling import ScriptEnded, Steps
 from hasten.tune.scripts.seeds import seed_script

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import torch
 
-from hasten.train.around import METRICS, AroundWork
 from hasten.train.loop import Loop
+from hasten.train.periodic import METRICS, PeriodicWork
 from hasten.tune.trials.machine_load import Account, Meter
 
 Event = Literal["report", "checkpoint", "validation"]
@@ -35,7 +35,7 @@ class EventTurns:
     def __init__(self, loop: Loop, folder: Path) -> None:
         self._loop = loop
         self._folder = tempfile.TemporaryDirectory(prefix="events-", dir=folder)
-        self._work = AroundWork(loop, Path(self._folder.name))
+        self._work = PeriodicWork(loop, Path(self._folder.name))
         self._reports = 0
         self._checks = False
         self._given = ""

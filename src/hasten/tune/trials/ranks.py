@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from hasten.train.group import open_store, rank_environment
+from hasten.train.process_group import open_store, rank_environment
 
 GRACE_S = 2.0
 """How long the other ranks have to answer after one of them failed: to tell who was the first to fail, and of what."""

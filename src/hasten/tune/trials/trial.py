@@ -26,7 +26,7 @@ from hasten.core.optimization import joined_environment, required_environment
 from hasten.core.plan import Plan
 from hasten.core.sample_folder import TRIALS_VARIABLE
 from hasten.script.entry.launch import entered
-from hasten.train.group import shared_environment
+from hasten.train.process_group import shared_environment
 from hasten.tune.trials.ranks import ended_words
 
 LOG_TAIL_LINES = 4

@@ -29,9 +29,9 @@ from hasten.optimizations import catalogue
 from hasten.profile.measure import profile_loop
 from hasten.profile.probes import job_facts, peak_memory_bytes, reset_peak_memory
 from hasten.train.build import build
-from hasten.train.group import die_with_parent, join_group
 from hasten.train.guards.oom import tells_of_memory
 from hasten.train.loop import Loop
+from hasten.train.process_group import die_with_parent, join_group
 from hasten.train.trace import trace_step
 from hasten.train.validate import HeldOut
 from hasten.tune.trials.event_turns import EventTurns

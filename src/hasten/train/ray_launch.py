@@ -1,0 +1,154 @@
+"""Ranks on the machines of a Ray cluster: the same command on each, told who it is by torchrun's variables.
+
+Ray places the ranks and says when one has ended; training itself knows nothing of it. All machines must see the job, the
+plan and the run's folder under the same paths, as they must under torchrun.
+
+Ray's actors are used directly, not Ray Train. Its trainer (Ray 2.60) took 26 s to start two ranks on a small machine, with
+one actor that controls, one that cleans up and one that watches; without Ray's dashboard it prints a warning every few
+seconds; and it turns an exit status into an exception. Each rank's environment and their meeting place would still be ours.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hasten.core.errors import MachineError
+from hasten.train.process_group import LAUNCHER, LOOPBACK
+
+_POLL_S = 0.2
+_PASSED_ON = ("HASTEN_", "PYTHONPATH", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "PATH", "VIRTUAL_ENV")
+"""Beginnings of the variables that ranks are given from here; all others are those of their machines."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank will run.
+
+    Attributes:
+        node: Ray's name of the machine.
+        address: Of the machine, for the other ranks.
+        port: A free one there, for the ranks to meet if this is rank 0.
+        cores: Of the machine, for Ray's work.
+    """
+
+    node: str
+    address: str
+    port: int
+    cores: int
+
+
+class RankHost:
+    """An actor that starts one rank and waits for it."""
+
+    def place(self) -> Place:
+        """Where this is."""
+        ray = _ray()
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = int(free.getsockname()[1])
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), port, cores)
+
+    def run(self, command: Sequence[str], folder: str, environment: Mapping[str, str]) -> int:
+        """Run the command to its end; its exit status. The rank ends with this actor."""
+        ours = {**os.environ, **environment, LAUNCHER: str(os.getpid())}
+        return subprocess.run(list(command), cwd=folder, env=ours, check=False).returncode  # noqa: S603  the user's own
+
+
+def launch_on_ray(world: int, command: Sequence[str]) -> int:
+    """Run a command as a group of `world` ranks on a Ray cluster: that of `RAY_ADDRESS`, or a local one made for it.
+
+    Returns:
+        The exit status of the first rank that failed, else 0; 1 where its machine was lost. When one fails the others, which
+        would wait for it for ever, are killed.
+
+    Raises:
+        MachineError: Ray is not installed, or the cluster has no room for so many ranks.
+    """
+    ray = _ray()
+    mine = not ray.is_initialized()
+    if mine:
+        room = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(world, os.cpu_count() or 1)}
+        ray.init(include_dashboard=False, logging_level="ERROR", log_to_driver=True, **room)
+    hosts: list[Any] = []
+    try:
+        free = ray.cluster_resources().get("CPU", 0)
+        if free < world:
+            raise MachineError(
+                f"The Ray cluster has {free:.0f} cores, and {world} ranks need one each. Ask for fewer (--ranks)."
+            )
+        kind = ray.remote(RankHost).options(num_cpus=1, scheduling_strategy="SPREAD")
+        hosts = [kind.remote() for _ in range(world)]
+        places: list[Place] = ray.get([host.place.remote() for host in hosts])
+        running = {
+            host.run.remote(list(command), os.getcwd(), environment): rank  # noqa: PTH109  as text, for another machine
+            for rank, (host, environment) in enumerate(zip(hosts, environments(places, os.environ), strict=True))
+        }
+        return _outcome(ray, running)
+    finally:
+        for host in hosts:
+            ray.kill(host)
+        if mine:
+            ray.shutdown()
+
+
+def environments(places: Sequence[Place], environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """What each rank is told: who it is, where all meet, its fair share of its machine.
+
+    Args:
+        places: By rank.
+        environ: Ours; some of it is passed on.
+    """
+    given = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
+    on_node = Counter(place.node for place in places)
+    alone = len(on_node) == 1
+    seen: Counter[str] = Counter()
+    found = []
+    for rank, place in enumerate(places):
+        together = on_node[place.node]
+        variables = {
+            "OMP_NUM_THREADS": str(max(1, place.cores // together)),
+            **given,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(seen[place.node]),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_WORLD_SIZE": str(together),
+            "MASTER_ADDR": LOOPBACK if alone else places[0].address,
+            "MASTER_PORT": str(places[0].port),
+        }
+        if alone:
+            variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+        seen[place.node] += 1
+        found.append(variables)
+    return found
+
+
+def _outcome(ray: Any, running: dict[Any, int]) -> int:
+    """Wait until all have ended, or one has failed."""
+    while running:
+        ended, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_S)
+        for one in ended:
+            rank = running.pop(one)
+            try:
+                status = int(ray.get(one))
+            except ray.exceptions.RayError as error:
+                sys.stderr.write(f"hasten: rank {rank} was lost: {type(error).__name__}\n")
+                return 1
+            if status:
+                return status if status > 0 else 128 - status
+    return 0
+
+
+def _ray() -> Any:
+    try:
+        import ray  # noqa: PLC0415  of the extra `ray`
+    except ImportError as error:
+        raise MachineError("--ray needs Ray: pip install 'hasten[ray]'.") from error
+    return ray

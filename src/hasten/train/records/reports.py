@@ -1,0 +1,115 @@
+"""What a run reported, read while it lives or later, and exported as Parquet for notebooks and databases."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hasten.core.errors import DataError, MachineError
+from hasten.core.files import write_atomically
+from hasten.train.guards.incidents import INCIDENTS
+from hasten.train.periodic import METRICS
+
+_TABLES = ("held_out", "phases")
+"""What a report holds by name; each name becomes a column of its own."""
+
+
+def read_reports(run: Path) -> list[dict[str, Any]]:
+    """All that a run reported, in order; a line that is not whole yet, or that a crash tore, is passed over."""
+    return [report for line in _lines(run) if (report := _parsed(line)) is not None]
+
+
+def skim_reports(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The last report, empty where there is none, and those with held-out metrics: without parsing all the others."""
+    held_out, newest = [], b""
+    for line in _lines(run):
+        if line.endswith(b"}\n"):
+            newest = line
+            if b'"held_out": {}' not in line and (report := _parsed(line)) is not None:
+                held_out.append(report)
+    return _parsed(newest) or {}, held_out
+
+
+def count_incidents(run: Path) -> dict[str, int]:
+    """How often which kind of incident was noted; empty where none was."""
+    kinds = (_parsed(line) for line in _lines(run, INCIDENTS))
+    return dict(Counter(str(incident.get("kind", "other")) for incident in kinds if incident is not None))
+
+
+def speed(last: Mapping[str, Any]) -> float | None:
+    """Samples a second over the whole run, validation and checkpoints included; those of the last report in older runs."""
+    samples, seconds = finite(last.get("samples")), finite(last.get("seconds"))
+    if samples and seconds:
+        return samples / seconds
+    return finite(last.get("samples_per_s"))
+
+
+def finite(value: object) -> float | None:
+    """A number; None where it is none, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def export_reports(reports: Sequence[Mapping[str, Any]], path: Path) -> int:
+    """Write a row for each report; how many there are.
+
+    Args:
+        reports: As `read_reports` gives them.
+        path: `FILE.parquet`.
+
+    Raises:
+        DataError: There are no reports, or the file is named otherwise.
+        MachineError: pyarrow is missing, or the file cannot be written.
+    """
+    if path.suffix != ".parquet":
+        raise DataError(f"{path} must end in .parquet: that is what is written.")
+    if not reports:
+        raise DataError("The run has reported nothing yet: there is nothing to write.")
+    try:
+        import pyarrow as pa  # noqa: PLC0415  it may be missing where Hasten was installed without its dependencies
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError as error:
+        raise MachineError(
+            f"Parquet needs pyarrow, which cannot be imported ({error}): pip install pyarrow. metrics.jsonl holds the same."
+        ) from error
+    rows = [flat(report) for report in reports]
+    names = dict.fromkeys(name for row in rows for name in row)
+    file = io.BytesIO()
+    parquet.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), file)
+    try:
+        write_atomically(path, file.getvalue())
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written ({error.strerror}): choose another place.") from error
+    return len(rows)
+
+
+def flat(report: Mapping[str, Any]) -> dict[str, Any]:
+    """A report without tables inside: `held_out.loss` is a name of its own."""
+    found = {name: value for name, value in report.items() if name not in _TABLES}
+    for table in _TABLES:
+        found |= {f"{table}.{name}": value for name, value in report.get(table, {}).items()}
+    return found
+
+
+def _lines(run: Path, name: str = METRICS) -> Iterator[bytes]:
+    try:
+        with (run / name).open("rb") as file:
+            yield from file
+    except FileNotFoundError:
+        return
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) and "update" in report else None

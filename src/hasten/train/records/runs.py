@@ -1,0 +1,184 @@
+"""Runs as they lie in folders: which there are, how each stands or ended, and what it reported, also while it lives."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from hasten.core.errors import DataError
+from hasten.train.checkpoints.folder import CHECKPOINTS, LATEST
+from hasten.train.periodic import METRICS, WEIGHTS
+from hasten.train.records.lock import is_running
+from hasten.train.records.log import LOG
+from hasten.train.records.record import PLAN, RECORD, ended_words, read_record
+from hasten.train.records.reports import finite, skim_reports, speed
+
+State: TypeAlias = Literal["running", "finished", "stopped", "killed", "failed", "unknown", "unreadable"]
+"""`unknown`: nothing runs, and there is no record; `unreadable`: there is one that cannot be read."""
+
+DEPTH = 6
+"""How deep runs are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run in its folder.
+
+    Attributes:
+        path: The folder.
+        record: What `run.toml` holds; empty where there is none.
+        state: How it stands.
+    """
+
+    path: Path
+    record: Mapping[str, Any]
+    state: State
+
+    @property
+    def parts(self) -> list[Mapping[str, Any]]:
+        """Its starts, the newest last; empty without a record."""
+        return list(self.record.get("parts", []))
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """Its newest part; empty without a record."""
+        return self.parts[-1] if self.parts else {}
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The optimizations it trained under, by name, with their settings; empty where the file cannot be read."""
+        try:
+            found = tomllib.loads((self.path / PLAN).read_text(encoding="utf-8")).get("optimizations", {})
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, Mapping) else {}
+
+
+def open_run(path: Path) -> Run:
+    """The run in a folder.
+
+    Raises:
+        DataError: There is no such folder, it holds no run, or its record cannot be read.
+    """
+    if not path.is_dir():
+        raise DataError(f"There is no folder {path}. `hasten runs list FOLDER` finds the runs below a folder.")
+    if not _is_run(path):
+        raise DataError(
+            f"{path} is no run: it holds neither {RECORD} nor {METRICS}. `hasten runs list {path}` finds those below it."
+        )
+    record = read_record(path)
+    return Run(path=path, record=record, state=state_of(record, running=is_running(path)))
+
+
+def open_all(folder: Path) -> list[Run]:
+    """All runs at or below a folder, the last to give a sign of life first; one whose record cannot be read is `unreadable`.
+
+    Raises:
+        DataError: There is no such folder, or no run in it.
+    """
+    runs = []
+    for path in find_runs(folder):
+        try:
+            runs.append(open_run(path))
+        except DataError:  # `hasten runs show` says what is wrong with it
+            runs.append(Run(path=path, record={}, state="unreadable"))
+    if not runs:
+        raise DataError(f"{folder} holds no run: `hasten run TARGET --out {folder / 'NAME'}` makes one.")
+    return runs
+
+
+def state_of(record: Mapping[str, Any], *, running: bool) -> State:
+    """How a run stands: as its last part says, else by whether somebody is at work in its folder."""
+    parts = record.get("parts", [])
+    outcome = parts[-1].get("outcome") if parts else None
+    if outcome in ("finished", "stopped", "failed"):
+        found: State = outcome
+        return found
+    if running:
+        return "running"
+    return "killed" if parts else "unknown"
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folders of all runs at or below a folder, the last to give a sign of life first. Links are not followed.
+
+    Raises:
+        DataError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise DataError(f"There is no folder {folder}.")
+    found = []
+    for place, folders, _ in os.walk(folder):
+        path = Path(place)
+        if _is_run(path):
+            found.append(path)
+        deep = len(path.relative_to(folder).parts) >= DEPTH
+        folders[:] = [] if deep else [name for name in folders if name != CHECKPOINTS and not name.startswith((".", "__"))]
+    return sorted(found, key=last_active, reverse=True)
+
+
+def last_active(run: Path) -> float:
+    """When a run last gave a sign of life, in seconds since 1970."""
+    files = (RECORD, METRICS, LOG, WEIGHTS, f"{CHECKPOINTS}/{LATEST}")
+    return max((_changed(run / name) for name in files), default=0.0)
+
+
+def summary(run: Run, *, now_s: float) -> dict[str, Any]:
+    """How a run stands, as plain data; None for what is not known.
+
+    Args:
+        run: The run.
+        now_s: The time, in seconds since 1970.
+    """
+    last, held_out = skim_reports(run.path)
+    part, active = run.last, last_active(run.path)
+    newest = held_out[-1] if held_out else {}
+    return {
+        "run": str(run.path),
+        "state": run.state,
+        "how": ended_words(part),
+        "target": run.record.get("target") or None,
+        "plan": list(run.plan),
+        "updates": part.get("updates", last.get("update", part.get("from_update"))),
+        "planned": part.get("planned", last.get("planned")),
+        "loss": finite(last.get("loss")),
+        "held_out": {name: finite(value) for name, value in newest.get("held_out", {}).items()},
+        "held_out_update": newest.get("update"),
+        "samples_per_s": speed(last),
+        "seconds": finite(last.get("seconds")),
+        "checkpoint_bytes": folder_bytes(run.path / CHECKPOINTS),
+        "started": run.parts[0].get("started") if run.parts else None,
+        "active": datetime.fromtimestamp(active).astimezone().isoformat(timespec="seconds"),
+        "age_s": max(0.0, now_s - active),
+    }
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files of a folder; 0 where it is not there. Links are not followed."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(place) / name).lstat().st_size
+            except OSError:  # it went while we looked: a run prunes its checkpoints
+                continue
+    return total
+
+
+def _is_run(path: Path) -> bool:
+    if (path / RECORD).is_file():
+        return True
+    beside = (PLAN, WEIGHTS, CHECKPOINTS)
+    return (path / METRICS).is_file() and any((path / name).exists() for name in beside)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

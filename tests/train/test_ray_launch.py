@@ -1,0 +1,103 @@
+"""Ranks that Ray starts: what each is told, and a real group on a local cluster of two workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hasten.train.ray_launch import Place, environments
+
+JOB = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import hasten
+
+class J(hasten.Job):
+    batch_size, epochs, seed = 4, 2, 1
+
+    def model(self):
+        return nn.Linear(3, 1)
+
+    def train_data(self):
+        x = torch.randn(18, 3, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(x, x.sum(1, keepdim=True))
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(self, model, batch):
+        return hasten.Loss(nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum"), len(batch[0]))
+"""
+
+
+def test_ranks_of_one_machine_share_it_and_meet_on_the_loopback() -> None:
+    places = [Place("a", "10.0.0.1", 5000 + rank, 8) for rank in range(2)]
+    first, second = environments(places, {"HASTEN_SCRATCH": "/x", "HOME": "/root"})
+    assert (first["RANK"], second["RANK"]) == ("0", "1")
+    assert (first["LOCAL_RANK"], second["LOCAL_RANK"]) == ("0", "1")
+    assert {one["MASTER_ADDR"] for one in (first, second)} == {"127.0.0.1"}
+    assert {one["MASTER_PORT"] for one in (first, second)} == {"5000"}
+    assert first["OMP_NUM_THREADS"] == "4"
+    assert first["HASTEN_SCRATCH"] == "/x"
+    assert "HOME" not in first
+
+
+def test_ranks_of_several_machines_meet_at_the_first() -> None:
+    places = [Place("a", "10.0.0.1", 5000, 8), Place("b", "10.0.0.2", 5001, 4), Place("a", "10.0.0.1", 5002, 8)]
+    found = environments(places, {"OMP_NUM_THREADS": "3"})
+    assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1"]
+    assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "1", "2"]
+    assert {one["MASTER_ADDR"] for one in found} == {"10.0.0.1"}
+    assert all("GLOO_SOCKET_IFNAME" not in one for one in found)
+    assert {one["OMP_NUM_THREADS"] for one in found} == {"3"}
+
+
+@pytest.fixture
+def ray() -> None:
+    """Ray, which a user may lack and CI must have."""
+    if importlib.util.find_spec("ray") is None:
+        assert not os.environ.get("HASTEN_CI"), "CI must have Ray installed"
+        pytest.skip("Ray is not installed: pip install 'hasten[ray]'")
+
+
+def hasten(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.run(
+        [sys.executable, "-m", "hasten", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_two_ranks_on_a_local_cluster_train_as_two_here(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    by_ray = hasten(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
+    assert by_ray.returncode == 0, by_ray.stderr[-3000:]
+    here = hasten(tmp_path, "run", "job.py:J", "--out", "here", "--ranks", "2")
+    assert here.returncode == 0, here.stderr[-3000:]
+    want, have = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("here", "ray"))
+    assert all(torch.equal(want[name], have[name]) for name in want)
+    last = [json.loads(line) for line in (tmp_path / "ray" / "metrics.jsonl").read_text().splitlines()][-1]
+    assert last["update"] == 10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_a_rank_that_fails_on_the_cluster_ends_all(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        JOB.replace(
+            "return nn.Linear",
+            "import os\n        os._exit(7) if os.environ['RANK'] == '1' else 0\n        return nn.Linear",
+        )
+    )
+    done = hasten(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
+    assert done.returncode == 7, done.stderr[-3000:]
