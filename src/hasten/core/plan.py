@@ -18,7 +18,6 @@ ratio = 1.61
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 import typing
@@ -27,10 +26,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
+
 from hasten.core.errors import PlanError
 from hasten.core.files import write_atomically
 from hasten.core.optimization import Optimization, clash, ordered
-from hasten.core.toml import toml_key, toml_value
 
 SCHEMA = 1
 
@@ -101,18 +101,16 @@ class Plan:
         lines = [f"# Hasten plan: {len(self.optimizations)} optimization(s). Order does not matter."]
         if self.target:
             lines.append(f"# Train under it with: hasten run {self.target} --plan hasten.toml")
-        lines += ["", f"schema = {SCHEMA}"]
-        if self.target:
-            lines.append(f"target = {json.dumps(self.target)}")
+        head: dict[str, Any] = {"schema": SCHEMA} | ({"target": self.target} if self.target else {})
+        lines += ["", _toml(head)]
         if not self.optimizations:
-            lines += ["", "# Empty: nothing that was tried made this job faster without harm.", "[optimizations]"]
+            lines += ["# Empty: nothing that was tried made this job faster without harm.", "[optimizations]", ""]
         for item in self.optimizations:
-            lines += ["", f"[optimizations.{item.card.name}]  # {item.numerics}: {item.card.summary}"]
-            lines += [f"{name} = {_toml(value)}" for name, value in item.settings().items()]
+            header, _, settings = _toml({"optimizations": {item.card.name: item.settings()}}).partition("\n")
+            lines += [f"{header}  # {item.numerics}: {item.card.summary}", settings]
         if self.proved:
-            lines += ["", "[proved]"]
-            lines += [f"{toml_key(name)} = {_toml(value)}" for name, value in self.proved.items()]
-        return "\n".join(lines) + "\n"
+            lines.append(_toml({"proved": self.proved}))
+        return "\n".join(lines).rstrip("\n") + "\n"
 
     @classmethod
     def from_toml(cls, text: str, catalogue: Catalogue, *, where: str = "plan") -> Plan:
@@ -194,8 +192,8 @@ def _words(hint: Any) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(hint, str(hint))
 
 
-def _toml(value: object) -> str:
+def _toml(table: Mapping[str, object]) -> str:
     try:
-        return toml_value(value)
+        return tomli_w.dumps(table)
     except TypeError as error:
-        raise PlanError(f"A plan cannot hold {value!r}: only true/false, numbers, strings and lists of them.") from error
+        raise PlanError(f"A plan can hold only true/false, numbers, strings and lists of them: {error}.") from error

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import tomli_w
+
 from hasten.core.errors import CorruptError, DataError, MachineError
 from hasten.core.files import write_atomically
 from hasten.core.live import LiveJob
 from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
 from hasten.core.provenance import job_folder, repository_of, versions
-from hasten.core.toml import toml_key, toml_value
 from hasten.train.records.log import RunLog, impersonal
 
 RECORD, PLAN = "run.toml", "hasten.toml"
@@ -146,10 +147,7 @@ def ended_words(part: Mapping[str, Any]) -> str:
 
 def to_toml(target: str, parts: list[Mapping[str, Any]]) -> str:
     """The record as a file that a person can read."""
-    lines = [_HEAD, f"schema = {SCHEMA}", f"target = {toml_value(target)}", f"plan_file = {toml_value(PLAN)}"]
-    for part in parts:
-        lines += ["", "[[parts]]", *(f"{toml_key(name)} = {toml_value(value)}" for name, value in part.items())]
-    return "\n".join(lines) + "\n"
+    return _HEAD + tomli_w.dumps({"schema": SCHEMA, "target": target, "plan_file": PLAN, "parts": parts})
 
 
 def read_record(run: Path) -> dict[str, Any]:
