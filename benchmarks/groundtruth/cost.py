@@ -50,7 +50,7 @@ import sys
 from hasten.script.entry.launch import Watch, run_watched
 sys.exit(run_watched(sys.argv[1:], Watch(mode="observe", updates=0, seconds=0.0)).code)
 """
-"""Watches to the end, with every seam of a profiling run; after its first steps it rests (`hasten.script.watch.rest`)."""
+"""Watches to the end, with every seam of a profiling run; after its first steps it rests (`hasten.script.watch.record`)."""
 UNWATCHED, AGAIN, OURS = "unwatched", "unwatched again", "watched by hasten"
 TRACEML, TRACEML_MARKED = "traceml run", "traceml run, steps marked"
 CONFIDENCE = 0.95

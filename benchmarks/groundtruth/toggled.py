@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hasten.script.watch.fetch import Fetch
-from hasten.script.watch.growth import memory_in_use
-from hasten.script.watch.kinds import Trained
+from hasten.script.watch.memory import memory_in_use
 from hasten.script.watch.record import Recorder
 from hasten.script.watch.seams import Seams
+from hasten.script.watch.trained import Trained
 
 
 class Toggle:

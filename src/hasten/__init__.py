@@ -19,8 +19,8 @@ from hasten.core.version import __version__
 if TYPE_CHECKING:
     from hasten.core.job import Gathered, Job, Loss, Mean, Quality
     from hasten.core.packing import Packing, packed_attention
-    from hasten.script.api import attach
-    from hasten.script.marks import step
+    from hasten.script.attach import attach
+    from hasten.script.steps import step
 
 __all__ = [
     "CorruptError",
@@ -47,8 +47,8 @@ __all__ = [
 _NEED_TORCH = {
     **dict.fromkeys(("Gathered", "Job", "Loss", "Mean", "Quality"), "hasten.core.job"),
     **dict.fromkeys(("Packing", "packed_attention"), "hasten.core.packing"),
-    "attach": "hasten.script.api",
-    "step": "hasten.script.marks",
+    "attach": "hasten.script.attach",
+    "step": "hasten.script.steps",
 }
 """Imported when they are asked for: who launches a script must not import torch."""
 

@@ -31,9 +31,9 @@ from hasten.optimizations.fused_optimizer import FusedOptimizer
 from hasten.optimizations.huge_pages import HugePages
 from hasten.optimizations.microbatch import Microbatch
 from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
-from hasten.script import marks
+from hasten.script import steps
+from hasten.script.attach import Watched
 from hasten.script.watch.seams import Seams
-from hasten.script.watch.watched import Watched
 
 PLAN = Plan(optimizations=(FusedOptimizer(),))
 
@@ -77,7 +77,7 @@ def entries() -> list[Any]:
     return [
         nn.Module.__call__, torch.Tensor.item, torch.Tensor.to, torch.Tensor.backward, torch.autograd.backward, torch.save,
         torch.compile, torch.optim.Optimizer.zero_grad, torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
-        builtins.print, sys.excepthook, len(marks._LISTENERS), *(list(hook.values()) for hook in hooks),
+        builtins.print, sys.excepthook, len(steps._LISTENERS), *(list(hook.values()) for hook in hooks),
     ]  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_a_forked_process_is_not_watched(tmp_path: Path) -> None:
             train()
             child = os.fork()
             if child == 0:  # the child leaves the block too, and ends by a code that says what it met
-                seen = nn.Module.__call__.__name__ == "_wrapped_call_impl" and not marks._LISTENERS
+                seen = nn.Module.__call__.__name__ == "_wrapped_call_impl" and not steps._LISTENERS
                 watched.__exit__(None, None, None)
                 os._exit(0 if seen and not target.exists() else 7)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -265,7 +265,7 @@ def test_what_cannot_be_kept_or_written_does_not_end_the_training(monkeypatch: p
 
     for name in ("report", "save"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"hasten.script.watch.watched.{name}", broken)
+            patch.setattr(f"hasten.script.attach.{name}", broken)
             watched = hasten.attach(json=tmp_path / "profile.json")
             with pytest.warns(UserWarning, match="broken on purpose"), watched:
                 train()

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from hasten.script import marks
+from hasten.script import steps
 from hasten.script.patches import Patches
 from hasten.script.watch import frameworks
-from hasten.script.watch.closures import with_timed_closure
 from hasten.script.watch.frameworks import Frameworks
 from hasten.script.watch.record import (
     BACKWARD,
@@ -28,6 +27,7 @@ from hasten.script.watch.record import (
     VALIDATION,
     Recorder,
 )
+from hasten.script.watch.seams import with_timed_closure
 
 
 class Clock:
@@ -116,18 +116,18 @@ def test_marks_reach_who_listens_and_nobody_else() -> None:
 
     def first() -> None:
         heard.append("first")
-        marks.unlisten(first)  # as a watch that has seen enough
+        steps.unlisten(first)  # as a watch that has seen enough
 
     def second() -> None:
         heard.append("second")
 
-    marks.listen(first)
-    marks.listen(second)
-    marks.step()
-    marks.step()
-    marks.unlisten(second)
-    marks.unlisten(second)
-    marks.step()
+    steps.listen(first)
+    steps.listen(second)
+    steps.step()
+    steps.step()
+    steps.unlisten(second)
+    steps.unlisten(second)
+    steps.step()
     assert heard == ["first", "second", "second"]
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from hasten.script.entry import overlay
-from hasten.script.entry.harmless import Checkpoints
+from hasten.script.entry.isolation import Checkpoints
 from hasten.script.entry.overlay import Overlay
 from hasten.script.patches import Patches
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hasten.core.batch import kept_length
-from hasten.script.watch.judge import profile, wants_cut
 from hasten.script.watch.padding import LOOKED_AT, Padding, cut_padding
+from hasten.script.watch.profile import make_profile, wants_cut
 from hasten.script.watch.record import PHASES
 
 
@@ -85,13 +85,13 @@ def found(forward: float) -> dict[str, Any]:
 def test_padding_is_named_with_what_it_costs_and_where_it_is_made() -> None:
     assert wants_cut(found(4.0))
     assert not wants_cut({**found(4.0), "padding_frac": 0.05})
-    told = profile(found(4.0), cut=found(1.0))
+    told = make_profile(found(4.0), cut=found(1.0))
     assert told["ceilings"]["padding"] == pytest.approx(4.0)
     assert told["bottleneck"]["name"] == "padding"
     assert told["bottleneck"]["share"] == pytest.approx(0.75)
     assert "It is made at train.py:9 (collate)." in told["bottleneck"]["words"]
-    assert profile(found(4.0), cut=found(3.9))["bottleneck"]["name"] == "compute"
-    assert "padding" not in profile(found(4.0))["ceilings"]
+    assert make_profile(found(4.0), cut=found(3.9))["bottleneck"]["name"] == "compute"
+    assert "padding" not in make_profile(found(4.0))["ceilings"]
 
 
 SCRIPT = """

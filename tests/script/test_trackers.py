@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from hasten.script.entry.harmless import make_harmless
+from hasten.script.entry.isolation import isolate
 from hasten.script.patches import Patches
-from hasten.script.watch.judge import logging_writes
+from hasten.script.watch.profile import logging_writes
 from hasten.script.watch.trackers import TRACKERS, Tracker, Trackers, silence_tracker
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -134,7 +134,7 @@ def test_a_trial_writes_events_to_scratch_and_forgets_the_rest(
     home.mkdir()
     monkeypatch.chdir(home)
     patches = Patches()
-    make_harmless(patches, scratch, silent=False)
+    isolate(patches, scratch, silent=False)
     try:
         made: ModuleType = imported("tensorboardX")
         for arguments, more in (((), {}), (("runs/a", "of mine"), {}), ((), {"log_dir": "runs/b", "comment": "of mine"})):

@@ -23,7 +23,7 @@ from hasten.core.facts import Facts, JobFacts
 from hasten.core.plan import Plan
 from hasten.core.scratch import allow_scratch
 from hasten.optimizations import catalogue
-from hasten.script.watch.study import Study, profile_script
+from hasten.script.watch.profile import Study, profile_script
 from hasten.train.process_group import read_shared_machine
 from hasten.tune.scripts.session import check_command
 from hasten.tune.trials.trial import Trial, TrialSetting

@@ -145,7 +145,6 @@ class Facts:
         validation_s: Seconds of one validation pass; 0 where there is no held-out data.
         validation_batches: Batches of one pass.
         tensor_texts_s: Seconds of it in which the widths of printed tensors were found (a script).
-        evaluation_calls_s: Seconds of it in calls of modules, where those alone can be changed (a script); else None.
         write_mb_s: Measured speed of durable writing in MB/s (10^6 bytes), by folder; `RUN_FOLDER` is where the run writes.
         compressed_frac: Size of the weights, deflated at level 1, as a share of the plain one; None if not measured.
         compress_mb_s: How fast this machine deflates them, in MB/s of plain bytes; None if not measured.
@@ -179,7 +178,6 @@ class Facts:
     validation_s: float = 0.0
     validation_batches: int = 0
     tensor_texts_s: float = 0.0
-    evaluation_calls_s: float | None = None
     write_mb_s: Mapping[str, float] = field(default_factory=dict)
     compressed_frac: float | None = None
     compress_mb_s: float | None = None

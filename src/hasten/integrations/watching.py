@@ -11,8 +11,7 @@ from typing import Any
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.script.api import attach
-from hasten.script.watch.watched import Watched
+from hasten.script.attach import Watched, attach
 
 
 class Watching:

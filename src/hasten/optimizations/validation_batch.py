@@ -3,8 +3,7 @@
 Relieves:  validation: without a backward pass nothing is kept, so larger batches fit and keep the device busier.
 Numerics:  rounding: the training is untouched; the held-out metric is summed in another order.
 Limits:    a model whose output for a sample depends on its batch (normalisation by batch statistics in evaluation too)
-           measures otherwise; the comparison of the metric finds that out. In a script that is attached to, the next batches
-           of its evaluation loop are computed together with the present one, where each sample's result is its own.
+           measures otherwise; the comparison of the metric finds that out.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
 
 MEMORY_SHORT = 0.8
-MANY_BATCHES = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +56,11 @@ class ValidationBatch(Optimization):
             return Fit.no("no validation was measured: there is no held-out data")
         if facts.epoch_s > 0 and facts.validation_batches < 2:
             return Fit.no("the held-out data is one batch already")
-        if facts.evaluation_calls_s is not None and facts.job.device != "cpu":
-            return Fit.no("the script copies each batch to the device itself, so the next ones are not there yet")
         if facts.peak_memory_bytes > MEMORY_SHORT * facts.memory_limit_bytes:
             peak, limit = facts.peak_memory_bytes / 2**30, facts.memory_limit_bytes / 2**30
             return Fit.no(f"memory is short: {peak:.1f} of {limit:.1f} GiB at the peak of training")
         times = [cls(times=4)] if facts.validation_batches < 8 else [cls(times=4), cls(times=16)]
-        if facts.evaluation_calls_s is not None and facts.validation_batches >= MANY_BATCHES:  # a script may have tiny ones
-            times.append(cls(times=64))
-        seconds = facts.validation_s if facts.evaluation_calls_s is None else facts.evaluation_calls_s
-        return Fit.yes(max_gain_frac=facts.epoch_frac(seconds), settings=times)
+        return Fit.yes(max_gain_frac=facts.epoch_frac(facts.validation_s), settings=times)
 
     def apply(self, live: LiveJob) -> Undo:
         """Set the size."""

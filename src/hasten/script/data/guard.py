@@ -1,7 +1,7 @@
 """Watch over what is kept of a script's samples: nobody promised that they come out the same each time.
 
 The first samples that come out of a cache are read anew as well, later one in many. The first that differs, or for which a
-random number is drawn, ends keeping and reading ahead for good; the script gets the fresh one, and the reason is told.
+random number is drawn, ends caching and reading ahead for good; the script gets the fresh one, and the reason is told.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from hasten.core.errors import JobError
 from hasten.core.seeding import get_random_state
-from hasten.script.data.alike import difference, moved_generator
+from hasten.script.data.equality import difference, moved_generator
 
 FIRST_CHECKED = 32
 LATER_ONE_IN = 256
@@ -35,13 +35,11 @@ class Trust:
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self.reason = ""
         self._on_lost = on_lost
-        self._lock = threading.Lock()
 
     def lose(self, reason: str) -> None:
         """Trust it no more."""
-        with self._lock:
-            first, self.reason = not self.reason, self.reason or reason
-        if first:
+        if not self.reason:
+            self.reason = reason
             self._on_lost(reason)
 
     def end(self) -> None:
@@ -55,26 +53,23 @@ class Turns:
     def __init__(self, first: int, later_one_in: int) -> None:
         self._first, self._later = first, later_one_in
         self._passed = 0
-        self._lock = threading.Lock()
 
     def due(self) -> bool:
         """Whether this one is looked at."""
-        with self._lock:
-            self._passed += 1
-            return self._passed <= self._first or self._passed % self._later == 0
+        self._passed += 1
+        return self._passed <= self._first or self._passed % self._later == 0
 
     def restart(self) -> None:
         """Look at the next few again."""
-        with self._lock:
-            self._passed = 0
+        self._passed = 0
 
 
 class Reads:
-    """Reads samples as torch's fetcher does, and tells in each thread which were read."""
+    """Reads samples as torch's fetcher does, and tells which were read."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._noted = threading.local()
+        self._noted: set[Any] | None = None
 
     def one(self, index: Any) -> Any:
         """One sample."""
@@ -95,17 +90,16 @@ class Reads:
 
     @contextmanager
     def noting(self) -> Iterator[set[Any]]:
-        """Collect the indices that this thread reads meanwhile."""
-        self._noted.now = read = set[Any]()
+        """Collect the indices that are read meanwhile."""
+        self._noted = read = set[Any]()
         try:
             yield read
         finally:
-            self._noted.now = None
+            self._noted = None
 
     def _note(self, indices: Sequence[Any]) -> None:
-        noted: set[Any] | None = getattr(self._noted, "now", None)
-        if noted is not None:
-            noted.update(indices)
+        if self._noted is not None:
+            self._noted.update(indices)
 
 
 class PureLoad:
@@ -177,9 +171,8 @@ class PureLoad:
         """Whether a kept sample is what the dataset gives now; most are believed."""
         if not self._turns.due():
             return True
-        # Beside other threads a generator may move for another reason; there only what was read tells.
-        alone = threading.get_ident() == self._thread
-        before = get_random_state() if alone else None
+        # A script may read its loader in a thread of its own, beside which the generators move for other reasons.
+        before = get_random_state() if threading.get_ident() == self._thread else None
         fresh = self._reads.one(index)
         why = difference(kept, fresh, f"sample {index}")
         if why:

@@ -1,9 +1,9 @@
 """The data seams of an attached script: its training loader is described to the live job, and read as a plan wants it.
 
 The first loader that is iterated with gradients enabled is the training loader. What a plan may do to it, each time it is
-iterated: keep samples (`guard`), make batches ahead in threads or worker processes (`ahead`),
-page-lock them. The loop sees the same batches in the same order, and each random number of the script is drawn when it
-would be without us (`reading`); only where samples are random themselves, workers draw others for them.
+iterated: cache samples (`guard`), make batches in worker processes (`workers`), page-lock them. The loop sees the same
+batches in the same order, and each random number of the script is drawn when it would be without us (`iterator`); only where
+samples are random themselves, workers draw others for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +20,6 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torchs
 from torch.utils.data._utils.collate import default_collate
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from hasten.core.batch import iter_tensors
 from hasten.core.errors import JobError
@@ -30,27 +27,25 @@ from hasten.core.live import LiveJob, Pipeline, Technique
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.seams import Seam, Undo
-from hasten.script.data.ahead import Ahead, Crew, FedLoader, ThreadsAhead
-from hasten.script.data.changes import LoaderChanges, objection
-from hasten.script.data.cutting import Cutting
-from hasten.script.data.foresee import Foreseen, NotForeseenError
-from hasten.script.data.gathering import Gathering, is_table
+from hasten.script.data.describe import describe, likely_device, some_indices
+from hasten.script.data.fingerprint import fingerprint
 from hasten.script.data.guard import PureLoad, Reads, Trust, Turns
-from hasten.script.data.held import mark
+from hasten.script.data.iterator import ScriptIterator, Sources
+from hasten.script.data.lookahead import Lookahead, why_unpredictable
+from hasten.script.data.overrides import LoaderOverrides, index_sampler, why_not
 from hasten.script.data.purity import Purity, measure_purity
-from hasten.script.data.reading import Means, Reading
-from hasten.script.data.seen import describe, likely_device, some_indices
+from hasten.script.data.tables import Gathering, is_table
+from hasten.script.data.trimming import Trimming
+from hasten.script.data.workers import WorkerEpoch, WorkerLoader, WorkerPool
 from hasten.script.patches import Patches
 from hasten.script.plan.reach import reached, why_beyond
 
 DATA_SEAMS = (Seam.DATASET, Seam.LOADER)
 TRIM, GATHER = "trim_padding", "batched_reading"
 NEED_NO_SAMPLES = frozenset({"pinned_memory", TRIM})
-NEED_PURE = frozenset({"loader_threads"})
 FIRST_BATCHES = 4
 LATER_ONE_IN = 256
-THREAD_NAME = "hasten-loader"
-READ_IN_ORDER = "the dataset is read in order: it has no samples that could be kept, or read ahead by their index"
+READ_IN_ORDER = "the dataset is read in order: it has no samples that could be cached, or read ahead by their index"
 
 
 class Loading:
@@ -59,14 +54,13 @@ class Loading:
     Args:
         live: The live job.
         plan: What to apply; everything of the seams `dataset` and `loader`.
-        on_failure: Told the name of what could not be applied, or had to be given up, and why. May be called by a thread
-            that reads ahead.
+        on_failure: Told the name of what could not be applied, or had to be given up, and why.
 
     Attributes:
         applied: Names of what is at work.
         notes: Name -> what of the script's numbers it changes, where it does.
         purity: Whether the samples repeat, where the plan needs to know.
-        cutting: What changes the batches that train.
+        trimming: Changes the batches that train.
     """
 
     def __init__(self, live: LiveJob, plan: Plan, on_failure: Callable[[str, BaseException], None]) -> None:
@@ -79,26 +73,25 @@ class Loading:
         self._dataset: Any = None
         self._collate: Any = None
         self._entries: list[tuple[Technique, Undo]] = []
-        self._keeping: list[str] = []
-        self._making_ahead: list[str] = []
-        self._served: PureLoad | None = None
-        self.cutting = Cutting(live, lambda iterator: self._trains(iterator._dataset), self._not_cut)  # noqa: SLF001 - torch has no other name for it
+        self._caching: list[str] = []
+        self._using_workers: list[str] = []
+        self._cached: PureLoad | None = None
+        self.trimming = Trimming(live, lambda iterator: self._trains(iterator._dataset), self._not_trimmed)  # noqa: SLF001 - torch has no other name for it
         self._trust = Trust(self._lost)
         self._turns = Turns(FIRST_BATCHES, LATER_ONE_IN)
-        self._mark: dict[str, Any] = {}
-        self._changes = LoaderChanges()
-        self._pool: ThreadPoolExecutor | None = None
-        self._crews: weakref.WeakKeyDictionary[Any, Crew] = weakref.WeakKeyDictionary()
+        self._fingerprint: dict[str, Any] = {}
+        self._overrides = LoaderOverrides()
+        self._pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
-        self._latest: weakref.ref[Reading] | None = None
+        self._iterators: weakref.WeakSet[ScriptIterator] = weakref.WeakSet()
+        self._latest: weakref.ref[ScriptIterator] | None = None
 
     def install(self, patches: Patches) -> None:
         """Put the seams on."""
         self._working = True
         patches.put(DataLoader, "__iter__", self._iterating)
         if TRIM in self._plan.names:
-            self.cutting.install(patches)
+            self.trimming.install(patches)
         if GATHER in self._plan.names:
             Gathering(self._live, self._trains).install(patches)
         patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass there
@@ -109,26 +102,24 @@ class Loading:
         if os.getpid() != self._pid:
             return
         self._trust.end()
-        for reading in list(self._readings):
-            reading.stop()
-        self._dismiss()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._changes.undo()
+        for iterator in list(self._iterators):
+            iterator.stop()
+        self._end_workers()
+        self._overrides.undo()
         self._withdraw([item.card.name for item, _ in self._entries])
         for _, undo in reversed(self._entries):
             undo()
         self._entries.clear()
 
     def prime(self, batches: int) -> int:
-        """Fill what keeps samples with those of the next batches, as a second epoch finds them; returns how many samples.
+        """Fill the caches with the samples of the next batches, as a second epoch finds them; returns how many samples.
 
-        No further than the present epoch, and nothing where its order cannot be foreseen.
+        No further than the present epoch, and nothing if its order cannot be computed ahead.
         """
-        reading = self._latest() if self._latest is not None else None
-        if reading is None or self._served is None or self._trust.reason:
+        iterator = self._latest() if self._latest is not None else None
+        if iterator is None or self._cached is None or self._trust.reason:
             return 0
-        coming = [index for batch in reading.upcoming(batches) for index in (batch if isinstance(batch, list) else [batch])]
+        coming = [index for batch in iterator.upcoming(batches) for index in (batch if isinstance(batch, list) else [batch])]
         numbers = [index for index in coming if type(index) is int]
         for fill in self._live.prime:
             fill(numbers)
@@ -139,13 +130,13 @@ class Loading:
     def _iterating(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)
         def iter_seam(loader: Any) -> Any:
-            means = self._means(loader)
-            if means is None:
+            sources = self._sources(loader)
+            if sources is None:
                 return original(loader)
-            reading = Reading(loader, means)
-            self._readings.add(reading)
-            self._latest = weakref.ref(reading)
-            return reading
+            iterator = ScriptIterator(loader, sources)
+            self._iterators.add(iterator)
+            self._latest = weakref.ref(iterator)
+            return iterator
 
         return iter_seam
 
@@ -170,9 +161,9 @@ class Loading:
         main = threading.current_thread() is threading.main_thread()
         return self._working and main and os.getpid() == self._pid
 
-    def _means(self, loader: Any) -> Means | None:
-        """What a loader is to be iterated with; None leaves it to torch."""
-        if not self._here() or isinstance(loader, FedLoader):
+    def _sources(self, loader: Any) -> Sources | None:
+        """Where the iterator of a loader gets its batches from; None leaves the loader to torch."""
+        if not self._here() or isinstance(loader, WorkerLoader):
             return None
         try:
             if self._dataset is None and torch.is_grad_enabled():
@@ -199,10 +190,8 @@ class Loading:
         reads = Reads(loader.dataset)
         load, many = reads.one, reads.many if reads.in_one_call else None
         items = [item for item in self._plan.optimizations if item.card.seam in DATA_SEAMS]
-        unforeseen = ""
         if any(item.card.name not in NEED_NO_SAMPLES for item in reached(self._plan) if item in items):
-            foreseen, unforeseen = self._foresee(loader)
-            self.purity = self._measure(loader, foreseen)
+            self.purity = self._measure(loader)
         random = not self.purity.pure
         live.pipeline = Pipeline(
             load=load,
@@ -214,22 +203,22 @@ class Loading:
             is_table=is_table(loader.dataset, loader.collate_fn),
         )
         for item in items:
-            self._apply(item, loader, unforeseen)
-        if self._keeping:
+            self._apply(item, loader)
+        if self._caching:
             pipeline, auto = live.pipeline, loader.batch_sampler is not None
-            self._served = PureLoad(
+            self._cached = PureLoad(
                 pipeline.load, reads, self._trust, num_samples=live.num_samples or 0, load_many=pipeline.load_many,
                 copies=not auto or loader.collate_fn is not default_collate,
             )  # fmt: skip
-        self._mark = mark(loader.dataset, self.purity.moving)
+        self._fingerprint = fingerprint(loader.dataset, self.purity.moving)
 
-    def _measure(self, loader: Any, foreseen: Foreseen | None) -> Purity:
+    def _measure(self, loader: Any) -> Purity:
         if self._live.order is None:
             return Purity(reason=READ_IN_ORDER)
-        indices = some_indices(loader, foreseen)
-        return measure_purity(loader.dataset, loader.collate_fn, indices, batched=loader.batch_sampler is not None)
+        batched = loader.batch_sampler is not None
+        return measure_purity(loader.dataset, loader.collate_fn, some_indices(loader), batched=batched)
 
-    def _apply(self, item: Optimization, loader: Any, unforeseen: str) -> None:
+    def _apply(self, item: Optimization, loader: Any) -> None:
         """Apply one optimization, or tell why not."""
         live, name = self._live, item.card.name
         pipeline, settings = replace(live.pipeline), live.loader
@@ -237,7 +226,7 @@ class Loading:
         of_samples = item.card.seam is Seam.DATASET and name not in NEED_NO_SAMPLES
         if not why and of_samples and self._own.num_workers:
             why = "the script's worker processes read the samples, each for itself"
-        if not why and (of_samples or name in NEED_PURE) and not self.purity.pure:
+        if not why and of_samples and not self.purity.pure:
             why = READ_IN_ORDER if live.order is None else f"samples may differ from visit to visit: {self.purity.reason}"
         if not why:
             try:
@@ -245,7 +234,7 @@ class Loading:
             except Exception as error:  # noqa: BLE001 - the script goes on without it, and the reason is told
                 self._on_failure(name, error)
                 return
-            why = objection(loader, self._own, live.loader, self.purity.handle, unforeseen, keeps=bool(self._keeping))
+            why = why_not(loader, self._own, live.loader, self.purity.handle, caches=bool(self._caching))
             if why:
                 live.applied.pop()[1]()
         if why:
@@ -254,98 +243,76 @@ class Loading:
         self.applied.append(name)
         self._entries.append(live.applied[-1])
         if pipeline.load is not live.pipeline.load or pipeline.load_many is not live.pipeline.load_many:
-            self._keeping.append(name)
+            self._caching.append(name)
         if live.loader != replace(settings, pin_memory=live.loader.pin_memory):
-            self._making_ahead.append(name)
+            self._using_workers.append(name)
             if not self.purity.pure:
                 self.notes[name] = f"worker processes draw other random numbers for the samples ({self.purity.reason})"
 
     # At each epoch.
 
-    def _prepare(self, loader: Any) -> Means | None:
+    def _prepare(self, loader: Any) -> Sources | None:
         wanted = self._live.loader
         if wanted.pin_memory and torch.accelerator.is_available():
-            self._changes.set(loader, "pin_memory", value=True)
-        if self._live.order is None or self._changes.own_workers(loader) != self._own.num_workers:
+            self._overrides.set(loader, "pin_memory", value=True)
+        if self._live.order is None or self._overrides.own_workers(loader) != self._own.num_workers:
             return None
         changed = self._noticed_change()
         if self._own.num_workers:
-            if self._making_ahead:
-                self._changes.realise(loader, wanted, restart=changed)
+            if self._using_workers:
+                self._overrides.set_workers(loader, wanted, restart=changed)
             return None
-        ahead = bool(self._making_ahead) and not self._trust.reason and _same_function(loader.collate_fn, self._collate)
-        if type(loader)._get_iterator is not DataLoader._get_iterator or not (ahead or self._served or wanted.pin_memory):  # noqa: SLF001 - a subclass may make iterators of its own
+        workers = bool(self._using_workers) and not self._trust.reason and _same_function(loader.collate_fn, self._collate)
+        if type(loader)._get_iterator is not DataLoader._get_iterator or not (workers or self._cached or wanted.pin_memory):  # noqa: SLF001 - a subclass may make iterators of its own
             return None
-        foreseen, unforeseen = self._foresee(loader) if ahead or self._served else (None, "")
-        if ahead and foreseen is None:
-            self._give_up(unforeseen)
-        begin = self._begin_threads if wanted.num_threads else self._begin_workers
-        return Means(
+        unpredictable = why_unpredictable(index_sampler(loader)) if workers or self._cached else ""
+        if workers and unpredictable:
+            self._give_up(unpredictable)
+        return Sources(
             live=self._live,
             trust=self._trust,
-            served=self._served,
-            foreseen=foreseen,
-            begin=functools.partial(begin, loader) if ahead and foreseen is not None else None,
-            give_up=self._give_up if ahead else _ignore,
-            num_workers=wanted.num_threads or wanted.num_workers,
+            samples=self._cached,
+            predictable=bool(workers or self._cached) and not unpredictable,
+            start_workers=functools.partial(self._start_workers, loader) if workers and not unpredictable else None,
+            give_up=self._give_up if workers else _ignore,
+            num_workers=wanted.num_workers,
             turns=self._turns if self.purity.pure else None,
         )
 
     def _noticed_change(self) -> bool:
         """Whether the script changed its dataset; then workers begin anew, and what is kept is looked at closely."""
-        if not (self._served or self._making_ahead):
+        if not (self._cached or self._using_workers):
             return False
-        before, self._mark = self._mark, mark(self._dataset, self.purity.moving)
-        if before == self._mark:
+        before, self._fingerprint = self._fingerprint, fingerprint(self._dataset, self.purity.moving)
+        if before == self._fingerprint:
             return False
-        if self._served is not None:
-            self._served.recheck()
+        if self._cached is not None:
+            self._cached.recheck()
         self._turns.restart()
-        self._dismiss()
+        self._end_workers()
         return True
 
-    def _foresee(self, loader: Any) -> tuple[Foreseen | None, str]:
-        """What the loader's sampler is going to give, or why that cannot be told."""
-        if self._live.order is None:
-            return None, READ_IN_ORDER
-        try:
-            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            return Foreseen(sampler, loader.dataset), ""
-        except NotForeseenError as error:
-            return None, str(error)
-
-    def _begin_threads(self, loader: Any, foreseen: Foreseen, _seed: int) -> Ahead:
+    def _start_workers(self, loader: Any, lookahead: Lookahead, seed: int) -> WorkerEpoch:
         wanted = self._live.loader
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(wanted.num_threads, THREAD_NAME)
-        dataset = self._served or loader.dataset
-        fetcher = _MapDatasetFetcher(dataset, loader.batch_sampler is not None, loader.collate_fn, loader.drop_last)
-        fetch = fetcher.fetch
-        if loader.pin_memory and (device := torch.accelerator.current_accelerator()) is not None:
-            fetch = functools.partial(_fetched_pinned, fetcher, device.type)
-        return ThreadsAhead(self._live, self._pool, fetch, foreseen, wanted.ahead)
-
-    def _begin_workers(self, loader: Any, foreseen: Foreseen, seed: int) -> Ahead:
-        wanted = self._live.loader
-        crew = self._crews.get(loader)
-        if crew is None or crew.collate is not loader.collate_fn:
-            crew = Crew(loader, wanted)
+        pool = self._pools.get(loader)
+        if pool is None or pool.collate is not loader.collate_fn:
+            pool = WorkerPool(loader, wanted)
         if wanted.persistent:
-            self._crews[loader] = crew
-        return crew.begin(foreseen, seed)
+            self._pools[loader] = pool
+        return pool.begin(lookahead, seed)
 
     # What does not go on.
 
     def _lost(self, reason: str) -> None:
         """A sample or a batch differed from a fresh one."""
-        self._end([*self._keeping, *self._making_ahead], f"samples differ from visit to visit: {reason}")
+        self._end([*self._caching, *self._using_workers], f"samples differ from visit to visit: {reason}")
 
     def _give_up(self, reason: str) -> None:
         """Make nothing ahead any more."""
-        names, self._making_ahead = self._making_ahead, []
+        names, self._using_workers = self._using_workers, []
         self._end(names, f"no more batches are made ahead: {reason}")
 
-    def _not_cut(self, error: BaseException) -> None:
+    def _not_trimmed(self, error: BaseException) -> None:
         for name in self._withdraw([TRIM]):
             self._on_failure(name, error)
 
@@ -355,15 +322,15 @@ class Loading:
             self._on_failure(name, error)
 
     def _end(self, names: list[str], words: str) -> None:
-        self._dismiss()
+        self._end_workers()
         for name in self._withdraw(names):
             self._on_failure(name, JobError(words))
 
-    def _dismiss(self) -> None:
-        """Let the workers go that were kept; not left to their collection, which an error's traceback may put off."""
-        for crew in list(self._crews.values()):
-            crew.close()
-        self._crews.clear()
+    def _end_workers(self) -> None:
+        """End the workers that persist; their collection may be put off by an error's traceback."""
+        for pool in list(self._pools.values()):
+            pool.close()
+        self._pools.clear()
 
     def _withdraw(self, names: list[str]) -> list[str]:
         """Say no more of these that they are applied; they are undone at the end. Returns those that were."""
@@ -372,10 +339,6 @@ class Loading:
         ours = [entry for entry in self._entries if entry[0].card.name in gone]
         self._live.applied[:] = [entry for entry in self._live.applied if entry not in ours]
         return gone
-
-
-def _fetched_pinned(fetcher: Any, device: str, index: Any) -> Any:
-    return pin_memory(fetcher.fetch(index), device)
 
 
 def _same(sample: Any) -> Any:

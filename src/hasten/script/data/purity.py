@@ -16,9 +16,9 @@ from hasten.core.batch import batch_bytes
 from hasten.core.keeping import content
 from hasten.core.live import LiveJob
 from hasten.core.seeding import get_random_state, kept_random_state, seed_sample
-from hasten.script.data.alike import difference, moved_generator
-from hasten.script.data.aside import AsideError, run_aside
-from hasten.script.data.held import changed, mark, open_handle
+from hasten.script.data.equality import difference, moved_generator
+from hasten.script.data.fingerprint import changed_paths, fingerprint, open_handle
+from hasten.script.data.fork import ForkError, run_in_fork
 
 ENOUGH_S = 1.0
 ENOUGH_BYTES = 1 << 28
@@ -38,7 +38,6 @@ class Purity:
         moving: Where reading a sample changes the dataset itself: counters, caches, files that are opened late.
         num_read: Samples that were read.
         sample_bytes: Bytes of one sample: its tensors, and the rest of it pickled; None if that cannot be.
-        seconds_per_sample: Mean time of reading one.
         load_frac: Share of the time of making a batch that goes into reading its samples.
         wait_frac: Share of that time in which the process was not on a core.
     """
@@ -49,7 +48,6 @@ class Purity:
     moving: frozenset[str] = frozenset()
     num_read: int = 0
     sample_bytes: int | None = None
-    seconds_per_sample: float = 0.0
     load_frac: float = 0.0
     wait_frac: float = 0.0
 
@@ -69,8 +67,8 @@ def measure_purity(
     if not indices:
         return Purity()
     try:
-        found, printed = run_aside(lambda: _measure(dataset, collate, list(indices), batched=batched), limit_s=limit_s)
-    except (AsideError, OSError) as error:
+        found, printed = run_in_fork(lambda: _measure(dataset, collate, list(indices), batched=batched), limit_s=limit_s)
+    except (ForkError, OSError) as error:
         return Purity(reason=f"its samples could not be read aside: {error}")
     return replace(found, pure=False, reason="reading a sample prints") if printed and found.pure else found
 
@@ -102,7 +100,7 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
 def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *, batched: bool) -> Purity:
     """Where this runs, everything may be touched."""
     with kept_random_state():
-        untouched = mark(dataset)
+        untouched = fingerprint(dataset)
         seed_sample(1, 0, 0)
         at_first = get_random_state()
         started, on_core = perf_counter(), process_time()
@@ -117,7 +115,6 @@ def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *,
             num_read=len(first),
             handle=open_handle(dataset),
             sample_bytes=_bytes(frozen[0]),
-            seconds_per_sample=load_s / len(first),
             load_frac=load_s / wall if wall else 0.0,
             wait_frac=max(0.0, 1.0 - (process_time() - on_core) / wall) if wall else 0.0,
         )
@@ -135,7 +132,7 @@ def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *,
             drawn = moved_generator(at_third, get_random_state())
             why = f"collating draws random numbers ({drawn})" if drawn else ""
             why = why or _told("collated again", difference(kept, again, "batches"))
-        return replace(found, pure=not why, reason=why, moving=changed(untouched, mark(dataset)))
+        return replace(found, pure=not why, reason=why, moving=changed_paths(untouched, fingerprint(dataset)))
 
 
 def _collated(collate: Callable[[Any], Any], samples: list[Any], *, batched: bool) -> list[Any]:

@@ -111,7 +111,7 @@ def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[s
     """
     with tempfile.TemporaryDirectory(prefix="hasten-attach-") as name:
         folder = Path(name)
-        started = entered(folder, {"module": "hasten.script.plan.running", "plan": dict(plan)}, env)
+        started = entered(folder, {"module": "hasten.script.plan.session", "plan": dict(plan)}, env)
         with _forwarding() as forward:
             child = subprocess.Popen([sys.executable, *command], env=started)  # noqa: S603
             forward(child)
@@ -128,7 +128,7 @@ def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) 
 
     Args:
         folder: A private folder, for the time the process lives.
-        config: For `module.install` in the process; `module` is `hasten.script.watch.inside` unless named.
+        config: For `module.install` in the process; `module` is `hasten.script.watch.session` unless named.
         before: The environment it would have without us.
     """
     pythonpath = before.get("PYTHONPATH")

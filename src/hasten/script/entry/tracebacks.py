@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from hasten.script.places import OURS
+from hasten.script.source_lines import OURS
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 

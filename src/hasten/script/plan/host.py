@@ -25,20 +25,17 @@ from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.seams import Seam
 from hasten.script.data.loading import Loading
-from hasten.script.evaluation.ahead import EvaluationAhead
 from hasten.script.output.saving import BackgroundSaving
 from hasten.script.patches import Patches
 from hasten.script.plan.live import main_module, script_live, set_flags
 from hasten.script.plan.reach import AT_START, out_of_reach, reached
-from hasten.script.watch.closures import Arguments
-from hasten.script.watch.kinds import Trained
-from hasten.script.watch.leader import Leader, Serials
-from hasten.script.watch.seams import Seams
+from hasten.script.watch.lead_optimizer import Leader, Serials
+from hasten.script.watch.seams import Arguments, Seams
+from hasten.script.watch.trained import Trained
 
 DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
 STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS)
 MAX_CALLED = 16
-EVALUATING = "validation_batch"
 TRIES = 3
 """So many optimizer steps are waited for a model that can be told, as when an optimizer's closure calls it."""
 HALF = (torch.bfloat16, torch.float16)
@@ -78,7 +75,6 @@ class Host:
         self.on_loss: Callable[[torch.Tensor], None] = _ignored
         self._loading = Loading(self.live, self.plan, self._fail)
         self._saving = BackgroundSaving(self.live)
-        self._evaluation = EvaluationAhead(self.live, functools.partial(self._fail, EVALUATING))
         self._last_call: tuple[Any, ...] | None = None
         self._patches = Patches()
         self._handles: list[Any] = []
@@ -102,8 +98,6 @@ class Host:
                 self._apply(item)
         self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
         put = self._patches.put
-        if EVALUATING in self.plan.names:
-            self._evaluation.install(self._patches)
         put(Module, "__call__", self._calling)
         put(torch.Tensor, "backward", functools.partial(self._going_back, method=True))
         put(torch.autograd, "backward", functools.partial(self._going_back, method=False))
@@ -136,19 +130,16 @@ class Host:
     def rehearse(self) -> None:
         """Do what acts on events once, for its evidence: the next save may be far away."""
         self._saving.rehearse()
-        if self._last_call is not None and self._evaluation.wanted:
-            original, module, (args, kwargs) = self._last_call
-            self._evaluation.rehearse(original, module, args, kwargs)
 
     def cut(self) -> dict[str, Any] | None:
-        """What cutting the last batch does to the model: `difference` and `draws` of `Cutting`; None where it was not."""
-        cutting = self._loading.cutting
-        if cutting.last is None or self._last_call is None:
+        """What cutting the last batch does to the model: `difference` and `draws` of `Trimming`; None where it was not."""
+        trimming = self._loading.trimming
+        if trimming.last is None or self._last_call is None:
             return None
         original, module, (args, kwargs) = self._last_call
         return {
-            "difference": cutting.difference(original, module, args, kwargs),
-            "draws": cutting.draws(original, module, args, kwargs),
+            "difference": trimming.difference(original, module, args, kwargs),
+            "draws": trimming.draws(original, module, args, kwargs),
         }
 
     def mine(self) -> bool:
@@ -242,15 +233,10 @@ class Host:
 
         @functools.wraps(original)
         def calling_seam(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or not self.mine():
-                return original(*args, **kwargs)
-            evaluating = not torch.is_grad_enabled()
-            if evaluating and not (self._evaluation.wanted and self.opened and args[0] is self.live.model):
+            if self._inside or not self.mine() or not torch.is_grad_enabled():
                 return original(*args, **kwargs)
             self._inside = True
             try:
-                if evaluating:
-                    return self._evaluation.call(original, args, kwargs)
                 if self.opened:
                     return self._call(original, args, kwargs)
                 if len(self._called) < MAX_CALLED:
@@ -281,7 +267,7 @@ class Host:
         """Keep what the model is called with, and its shapes, for as long as somebody asks for them."""
         if self.on_step is _nothing:
             return
-        wanted = self._evaluation.wanted or self._loading.cutting.last is not None
+        wanted = self._loading.trimming.last is not None
         self._last_call = (original, self.live.model, given) if wanted else None
         shapes: list[tuple[int, ...]] = []
 

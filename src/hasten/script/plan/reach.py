@@ -13,8 +13,8 @@ REACHED = frozenset({
     "activation_checkpointing", "allocator", "attention_backend", "background_checkpoint",
     "batched_reading", "channels_last", "channels_last_3d", "compile", "cpu_threads", "cuda_graphs", "cudnn_benchmark",
     "flush_denormals", "foreach_optimizer", "fused_optimizer", "garbage_collection", "huge_pages", "interop_threads",
-    "loader_threads", "loader_workers", "matmul_precision", "pinned_memory", "precision", "sample_cache", "sample_store",
-    "tensor_text", "thread_pinning", "trim_padding", "validation_batch", "zero_grad_to_none",
+    "loader_workers", "matmul_precision", "pinned_memory", "precision", "sample_cache", "sample_store",
+    "tensor_text", "thread_pinning", "trim_padding", "zero_grad_to_none",
 })  # fmt: skip
 """Techniques whose seam an attached script has."""
 
@@ -37,6 +37,8 @@ _BEYOND = {
     "gradient_buckets": "the script wraps its model itself: DistributedDataParallel(..., bucket_cap_mb=...)",
     "gradient_compression": "the script wraps its model itself: model.register_comm_hook(None, bf16_compress_hook)",
     "length_bucketing": "lengths cannot be seen from outside: give the DataLoader a batch_sampler that groups like lengths",
+    "loader_threads": "its dataset may not be safe to read in several threads: DataLoader(..., num_workers=...) reads "
+    "ahead in processes",
     "low_rank_gradients": "the script wraps its model itself: model.register_comm_hook(state, powerSGD_hook)",
     "merged_microbatches": "the script cuts its batches itself: make its micro-batches larger",
     "metric_reading": "what the script does with the value of `.item()` cannot be seen: sum loss.detach() and "
@@ -49,6 +51,7 @@ _BEYOND = {
     "sequence_packing": "which samples make a document cannot be seen from outside",
     "sharding": "the script wraps its model itself: torch.distributed.fsdp.fully_shard(model)",
     "structured_sparsity": "it changes what is trained, and a script has no held-out quality to judge that by",
+    "validation_batch": "the script writes its own validation: give its DataLoader there a larger batch_size",
     "validation_compile": "the script writes its own validation: call torch.compile(model) in it",
     "warmup_cosine": "it changes what is trained, and a script has no held-out quality to judge that by",
 }

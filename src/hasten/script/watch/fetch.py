@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from hasten.script.places import is_torchs, line_of, reading_line, users_line
-from hasten.script.watch.kinds import Trained
+from hasten.script.source_lines import is_torchs, line_of, reading_line, users_line
 from hasten.script.watch.padding import Padding, cut_padding
 from hasten.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
 from hasten.script.watch.replay import Replay
+from hasten.script.watch.trained import Trained
 
 BUSY_FIRST, BUSY_ONE_IN = 16, 16
 """The first fetches, and of so many later ones one, are asked how long their thread computed: a call of the system each."""

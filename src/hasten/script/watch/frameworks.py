@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from hasten.script.patches import Patches
-from hasten.script.places import users_line
+from hasten.script.source_lines import users_line
 from hasten.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, Recorder
 
 _LIGHTNING = (

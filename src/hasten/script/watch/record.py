@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from time import perf_counter
 from typing import Any
 
-from hasten.script.watch import own_cost
-from hasten.script.watch.leader import Leader
-from hasten.script.watch.rest import FULL_ONE_IN, Usual, is_light
+from hasten.script.watch import overhead
+from hasten.script.watch.lead_optimizer import Leader
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "logging", "validation", "checkpoint", "other")
 DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, OTHER = range(9)
@@ -36,6 +35,12 @@ WARMUP_STEPS = 2
 """So many steps load, allocate and choose kernels: what they take is not typical."""
 RESTS_FROM = 64
 """A watch that rests looks at every phase of so many steps first."""
+FULL_ONE_IN = 4
+"""About one step in so many is looked at."""
+FULL_STEPS = 16
+"""What a step has is told by about so many of the last that were looked at."""
+_SCATTER = 2654435761
+"""Times the number of a step (Knuth's multiplicative hash): the steps that are looked at follow no period of the script."""
 _RARE = (LOGGING, VALIDATION, CHECKPOINT)
 MAX_PLACES = 256
 LOOK_S = 0.001
@@ -45,6 +50,39 @@ BACKWARDS_WITHOUT = 256
 
 Place = tuple[str, str, int]
 """What happened, in which file, at which line."""
+
+
+def is_light(step: int) -> bool:
+    """Whether a step passes without a look at what each step has."""
+    return step * _SCATTER % 2**32 >= 2**32 // FULL_ONE_IN
+
+
+class Usual:
+    """What the time of a step is usually spent on.
+
+    Args:
+        phases: How many there are.
+        rare: Those that not every step has, which are never guessed.
+    """
+
+    def __init__(self, phases: int, rare: Collection[int]) -> None:
+        self._rare = rare
+        self._sums = [0.0] * phases
+        self._shares = list(self._sums)
+
+    def learn(self, step: Sequence[float]) -> None:
+        """Take in the seconds by phase of a step that was looked at: its shares, so that no long step outweighs others."""
+        usual = [0.0 if phase in self._rare else seconds for phase, seconds in enumerate(step)]
+        whole_s = sum(usual)
+        if whole_s > 0:
+            pairs = zip(self._sums, usual, strict=True)
+            self._sums = [before + (seconds / whole_s - before) / FULL_STEPS for before, seconds in pairs]
+            known = sum(self._sums)
+            self._shares = [share / known for share in self._sums]
+
+    def divided(self, seconds: float) -> list[float]:
+        """Seconds by phase of so many seconds that nobody looked at."""
+        return [seconds * share for share in self._shares]
 
 
 class Recorder:
@@ -334,7 +372,7 @@ def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
     """What was seen, as JSON: steps, seconds of each phase in each of them, places, and what we cost."""
     steps = list(recorder.steps)
     wall = sum(map(sum, steps))
-    seam, passing = own_cost.of_seams(lambda: Recorder(updates=0, seconds=0.0))
+    seam, passing = overhead.of_seams(lambda: Recorder(updates=0, seconds=0.0))
     cost = seam * recorder.events + passing * recorder.passed
     return {
         "steps": len(steps),

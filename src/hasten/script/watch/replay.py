@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hasten.core.batch import batch_bytes
-from hasten.script.data.ahead import FedLoader
+from hasten.script.data.workers import WorkerLoader
 from hasten.script.watch.record import Recorder
 
 KEPT = 8
@@ -113,7 +113,7 @@ class _KeptEpoch(_BaseDataLoaderIter):
 def _begins_workers(loader: Any) -> bool:
     """Whether the loader's epochs have worker processes that torch itself begins for the script."""
     torchs_own = type(loader)._get_iterator is DataLoader._get_iterator  # noqa: SLF001 - a subclass may make iterators of its own
-    return bool(loader.num_workers) and torchs_own and not isinstance(loader, FedLoader)
+    return bool(loader.num_workers) and torchs_own and not isinstance(loader, WorkerLoader)
 
 
 def _reference(data: Any) -> Callable[[], Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import logging
 import os
 import sys
@@ -19,14 +20,13 @@ from torch.nn.modules.module import Module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from hasten.script import marks
+from hasten.script import steps
 from hasten.script.entry.tracebacks import without_ours
 from hasten.script.patches import Patches
-from hasten.script.places import calling_line, users_line
-from hasten.script.watch.closures import Arguments, with_timed_closure
+from hasten.script.source_lines import calling_line, users_line
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.frameworks import Frameworks
-from hasten.script.watch.leader import Serials
+from hasten.script.watch.lead_optimizer import Serials
 from hasten.script.watch.record import (
     BACKWARD,
     CHECKPOINT,
@@ -45,6 +45,8 @@ from hasten.script.watch.trackers import Tracker, Trackers
 READS = ("item", "cpu", "tolist")
 """Not `__float__`: torch warns in it, and names the line of the innermost Python function, which would be ours."""
 MOVES = ("to", "cuda", "copy_")
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Seams:
@@ -101,7 +103,7 @@ class Seams:
         self._trackers.begin()
         if excepthook:
             put(sys, "excepthook", without_ours)
-        marks.listen(self.mark)
+        steps.listen(self.mark)
         for name in READS if tensor_methods else ():
             put(torch.Tensor, name, functools.partial(_read, recorder, name))
         for name in MOVES if tensor_methods else ():
@@ -115,7 +117,7 @@ class Seams:
     def remove(self) -> None:
         """Take off everything, where ours is still the outermost."""
         self._patches.restore()
-        marks.unlisten(self.mark)
+        steps.unlisten(self.mark)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -171,6 +173,41 @@ class Seams:
             return original(*args, **kwargs)
 
         return compile_seam
+
+
+def with_timed_closure(
+    recorder: Recorder, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments | None:
+    """The arguments of an optimizer's step, the optimizer first, with its closure timed; None if it has none.
+
+    What is done in a closure belongs to the phases in it. Lightning trains inside it: without this, its losses, prints and
+    moved batches would count as the optimizer's.
+    """
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _timed_closure(recorder, kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]) and _takes_closure(type(optimizer).step):
+        return (args[0], _timed_closure(recorder, args[1]), *args[2:]), kwargs
+    return None
+
+
+@functools.lru_cache(maxsize=8)
+def _takes_closure(step: Any) -> bool:
+    code = getattr(inspect.unwrap(step), "__code__", None)
+    return code is not None and code.co_varnames[1:2] == ("closure",)
+
+
+def _timed_closure(recorder: Recorder, closure: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(closure)
+    def closure_seam(*args: Any, **kwargs: Any) -> Any:
+        if recorder.free() or not recorder.takes():  # in no step of an optimizer
+            return closure(*args, **kwargs)
+        recorder.leave(OTHER)
+        found = closure(*args, **kwargs)
+        if recorder.free():
+            recorder.enter(OPTIMIZER)
+        return found
+
+    return closure_seam
 
 
 def _timed(recorder: Recorder, phase: int, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,15 +27,14 @@ from hasten.profile.probes import (
     peak_memory_bytes,
     reset_peak_memory,
 )
-from hasten.script.data.gathering import gathered
 from hasten.script.data.purity import Purity, loader_facts, measure_purity
-from hasten.script.entry.harmless import silence
+from hasten.script.data.tables import gathered
+from hasten.script.entry.isolation import silence
 from hasten.script.patches import Patches
 from hasten.script.plan.host import Host
 from hasten.script.watch.fetch import Fetch
-from hasten.script.watch.judge import phase_seconds, update_s, wants_cut, wants_silence
-from hasten.script.watch.judge import profile as judge
 from hasten.script.watch.padding import Padding
+from hasten.script.watch.profile import make_profile, phase_seconds, update_s, wants_cut, wants_silence
 from hasten.script.watch.record import Recorder, report
 from hasten.script.watch.replay import Replay
 from hasten.script.watch.seams import Seams
@@ -91,7 +90,7 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         if wants_cut(real):
             progress("what if no position were padding")
             cut = yield from _if_it_lasts(_observe(host, seconds, padding=Padding(cuts=True)))
-    told = judge(real, replay, silent, cut)
+    told = make_profile(real, replay, silent, cut)
     forms: dict[str, float] = {}
     op_frac: dict[str, float] = {}
     op_counts: dict[str, int] = {}
@@ -265,7 +264,6 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
     live, machine = host.live, read_machine()
     names = real["phases"]
     total = {name: sum(step[at] for step in real["seconds"]) for at, name in enumerate(names)}
-    calls = [(times, seconds) for what, _, _, times, seconds in real["places"] if what == "validation"]
     return Facts(
         machine=machine,
         job=_job_facts(host, purity, real["padding_frac"]),
@@ -283,10 +281,8 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         checkpoint_s=total["checkpoint"],
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
-        validation_batches=max((times for times, _ in calls), default=0),
         collecting_frac=real["collecting_frac"],
         tensor_texts_s=real["tensor_texts_s"],
-        evaluation_calls_s=sum(seconds for _, seconds in calls),
     )
 
 

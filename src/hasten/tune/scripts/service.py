@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.script.entry.harmless import make_harmless
+from hasten.script.entry.isolation import isolate
 from hasten.script.patches import Patches
 from hasten.script.plan.host import Host
 from hasten.train.process_group import die_with_parent
@@ -41,7 +41,7 @@ class Service:
         self._commands, self._answers = commands, answers
         self._pid = os.getpid()
         self._harmless = Patches()
-        make_harmless(self._harmless, scratch, silent=False)
+        isolate(self._harmless, scratch, silent=False)
         self._waiting: Steps | None = None
         self._obeys: Commands | None = None
 

@@ -60,7 +60,7 @@ class Checkpoints:
         return load_seam
 
 
-def make_harmless(patches: Patches, folder: Path, *, silent: bool, on_failure: Callable[[], None] = lambda: None) -> None:
+def isolate(patches: Patches, folder: Path, *, silent: bool, on_failure: Callable[[], None] = lambda: None) -> None:
     """Keep a run off the user's files; silence prints, logs and trackers if asked.
 
     Args:

@@ -1,4 +1,4 @@
-"""What may be changed of a script's loader, and changing it so that it can be put back."""
+"""Override worker settings of a script's loader: say why not, or set them so that they can be restored."""
 
 from __future__ import annotations
 
@@ -10,60 +10,58 @@ import torch
 from torch.utils.data import DataLoader
 
 from hasten.core.live import LoaderSettings
-from hasten.script.data.foresee import draws_at_start
+from hasten.script.data.lookahead import draws_at_start, why_unpredictable
 
 _MISSING = object()
 _WORKERS = ("num_workers", "prefetch_factor", "persistent")
 
 
-def objection(loader: Any, own: LoaderSettings, wanted: LoaderSettings, handle: str, unforeseen: str, *, keeps: bool) -> str:
-    """Why a loader cannot be read as it is wanted; empty where it can.
+def why_not(loader: Any, own: LoaderSettings, wanted: LoaderSettings, handle: str, *, caches: bool) -> str:
+    """Why a loader cannot have the workers that a plan wants; "" if it can.
 
     Args:
         loader: The script's loader.
-        own: How the script had it.
-        wanted: How a plan wants it.
-        handle: What open file its dataset holds; empty for none.
-        unforeseen: Why it cannot be told which batches come next; empty where it can.
-        keeps: Whether samples are kept in this process.
+        own: Its settings in the script.
+        wanted: Its settings under the plan.
+        handle: The open file that its dataset holds; "" for none.
+        caches: Whether samples are cached in this process.
     """
-    same_workers = all(getattr(own, name) == getattr(wanted, name) for name in _WORKERS)
-    if same_workers and not wanted.num_threads:
+    if all(getattr(own, name) == getattr(wanted, name) for name in _WORKERS):
         return ""
     if type(loader)._get_iterator is not DataLoader._get_iterator:  # noqa: SLF001 - torch has no other name for it
         return f"{type(loader).__name__} makes iterators of its own kind"
     if own.num_workers:
-        return _objection_beside_workers(loader, own, wanted)
+        return _why_not_others(loader, own, wanted)
     if handle:
         return f"{handle} is open: readers at the same time would move it under one another"
-    if unforeseen:
-        return f"which batches come next cannot be told: {unforeseen}"
-    if wanted.num_threads:
-        return ""
-    if keeps:
-        return "samples are kept in this process, where worker processes would not find them"
-    return _no_forking()
+    if unpredictable := why_unpredictable(index_sampler(loader)):
+        return f"{unpredictable}: pass num_workers= to this DataLoader yourself"
+    if caches:
+        return "samples are cached in this process, where worker processes would not find them"
+    return _why_no_fork()
 
 
-def _objection_beside_workers(loader: Any, own: LoaderSettings, wanted: LoaderSettings) -> str:
-    if wanted.num_threads:
-        return f"the script has {own.num_workers} worker processes already"
+def index_sampler(loader: Any) -> Any:
+    """What gives the loader the indices of each batch, or of each sample if it does not batch."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def _why_not_others(loader: Any, own: LoaderSettings, wanted: LoaderSettings) -> str:
     if own.persistent and not (wanted.persistent and wanted.num_workers):
         return "the script keeps its worker processes from epoch to epoch, and draws no random number for new ones"
-    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    if loader.generator is not None or not draws_at_start(sampler):
+    if loader.generator is not None or not draws_at_start(index_sampler(loader)):
         return "its sampler may draw random numbers as it goes: read further ahead, it would draw them at other moments"
     return ""
 
 
-def _no_forking() -> str:
+def _why_no_fork() -> str:
     method = multiprocessing.get_start_method(allow_none=True)
     if method not in (None, "fork") or "fork" not in multiprocessing.get_all_start_methods():
         return f"worker processes would be started by {method or 'something else than a fork'}, and run the script again"
     return "this process is a worker itself, and may start none" if multiprocessing.current_process().daemon else ""
 
 
-class LoaderChanges:
+class LoaderOverrides:
     """Settings of the script's loaders that are not as the script made them."""
 
     def __init__(self) -> None:
@@ -79,7 +77,7 @@ class LoaderChanges:
         """How many workers the script gave a loader."""
         return int(self._before.get(loader, {}).get("num_workers", loader.num_workers))
 
-    def realise(self, loader: Any, wanted: LoaderSettings, *, restart: bool) -> None:
+    def set_workers(self, loader: Any, wanted: LoaderSettings, *, restart: bool) -> None:
         """Make a loader that has workers have others.
 
         Args:

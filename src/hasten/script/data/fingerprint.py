@@ -31,8 +31,8 @@ def open_handle(dataset: Any) -> str:
     return ""
 
 
-def mark(dataset: Any, moving: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """A mark that changes when the script changes a setting of the dataset, or what it holds; two are compared with `==`.
+def fingerprint(dataset: Any, moving: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """A fingerprint that differs once the script has changed a setting of the dataset or an object it holds.
 
     Args:
         dataset: The dataset.
@@ -41,8 +41,8 @@ def mark(dataset: Any, moving: frozenset[str] = frozenset()) -> dict[str, Any]:
     return {path: _token(value) for path, value in _values(dataset, moving)}
 
 
-def changed(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
-    """Where a dataset was changed between two marks."""
+def changed_paths(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
+    """Where a dataset was changed between two fingerprints."""
     gone = object()
     return frozenset(path for path in {**before, **after} if before.get(path, gone) != after.get(path, gone))
 

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from hasten.core.files import write_atomically
-from hasten.script.entry.harmless import Enough, make_harmless
 from hasten.script.entry.hooks import note_failure
+from hasten.script.entry.isolation import Enough, isolate
 from hasten.script.patches import Patches
 from hasten.script.watch.fetch import Fetch
-from hasten.script.watch.growth import memory_in_use, memory_limit
-from hasten.script.watch.kinds import Trained
+from hasten.script.watch.memory import memory_in_use, memory_limit
 from hasten.script.watch.padding import Padding
 from hasten.script.watch.record import Recorder, report
 from hasten.script.watch.replay import Replay
 from hasten.script.watch.seams import Seams
+from hasten.script.watch.trained import Trained
 
 
 class Session:
@@ -49,7 +49,7 @@ class Session:
     def begin(self) -> None:
         """Watch from here on."""
         if self.ends:
-            make_harmless(self._harmless, self.folder, silent=self.config["mode"] == "silent", on_failure=self._note)
+            isolate(self._harmless, self.folder, silent=self.config["mode"] == "silent", on_failure=self._note)
         self.recorder.on_stop = self._stopped
         self.seams.on_failure = self._note
         self.seams.install()

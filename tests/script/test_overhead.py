@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hasten.script.watch import own_cost
+from hasten.script.watch import overhead
 from hasten.script.watch.record import Recorder
 
 SEAM_S = 2e-4
@@ -30,14 +30,14 @@ class _Slow:
 
 
 def test_a_slow_seam_is_seen_to_be_slow() -> None:
-    assert SEAM_S <= own_cost.noting_s(_Slow(free=True)) < 50 * SEAM_S
+    assert SEAM_S <= overhead.noting_s(_Slow(free=True)) < 50 * SEAM_S
     clock = _Slow(free=False)
-    assert SEAM_S <= own_cost.passing_s(clock) < 50 * SEAM_S
-    assert clock.passed == own_cost.CALLS
+    assert SEAM_S <= overhead.passing_s(clock) < 50 * SEAM_S
+    assert clock.passed == overhead.CALLS
 
 
 def test_the_seams_of_the_real_clock_cost_microseconds() -> None:
-    noting, passing = own_cost.of_seams(lambda: Recorder(updates=0, seconds=0.0))
+    noting, passing = overhead.of_seams(lambda: Recorder(updates=0, seconds=0.0))
     assert 0 < noting < 1e-3
     assert 0 <= passing < 1e-3
-    assert own_cost.of_seams(lambda: Recorder(updates=0, seconds=0.0)) == (noting, passing)
+    assert overhead.of_seams(lambda: Recorder(updates=0, seconds=0.0)) == (noting, passing)

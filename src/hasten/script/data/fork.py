@@ -1,4 +1,4 @@
-"""Do something in a forked copy of this process: what it returns is all that is left of it."""
+"""Call a function in a forked copy of this process: nothing remains of it but what it returns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hasten.core.errors import HastenError
 T = TypeVar("T")
 
 
-class AsideError(HastenError):
-    """What was done aside raised, was killed, or took too long."""
+class ForkError(HastenError):
+    """The function raised, its process was killed, or it took too long."""
 
 
-def run_aside(task: Callable[[], T], *, limit_s: float) -> tuple[T, bool]:
+def run_in_fork(task: Callable[[], T], *, limit_s: float) -> tuple[T, bool]:
     """What `task` returns in a forked copy of this process, and whether it printed anything there.
 
     Args:
@@ -33,7 +33,7 @@ def run_aside(task: Callable[[], T], *, limit_s: float) -> tuple[T, bool]:
         limit_s: The copy is killed after so many seconds.
 
     Raises:
-        AsideError: It raised, died or took too long; says which.
+        ForkError: It raised, died or took too long; says which.
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
@@ -51,12 +51,12 @@ def run_aside(task: Callable[[], T], *, limit_s: float) -> tuple[T, bool]:
         with suppress(ChildProcessError):  # a script may collect its children itself
             os.waitpid(process, 0)
     if data is None:
-        raise AsideError(f"it took more than {limit_s:.0f} s")
+        raise ForkError(f"it took more than {limit_s:.0f} s")
     if not data:
-        raise AsideError("it ended the process")
+        raise ForkError("it ended the process")
     error, value, printed = pickle.loads(data)  # noqa: S301 - written by our own copy
     if error:
-        raise AsideError(error)
+        raise ForkError(error)
     return value, printed
 
 

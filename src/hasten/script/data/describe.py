@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import IterableDataset, MapDataPipe, SequentialSampler
 
 from hasten.core.live import LiveJob, LoaderSettings
-from hasten.script.data.foresee import Foreseen
+from hasten.script.data.lookahead import Lookahead, why_unpredictable
+from hasten.script.data.overrides import index_sampler
 
 SOME = 16
 """So many samples are read to learn about them, at most."""
@@ -46,16 +47,12 @@ def likely_device(known: torch.device) -> torch.device:
     return known
 
 
-def some_indices(loader: Any, foreseen: Foreseen | None) -> list[Any]:
-    """A few indices as the sampler gives them; where it cannot be asked, spread over the dataset."""
-    batched = loader.batch_sampler is not None
-    try:
-        coming = [] if foreseen is None else foreseen.peek(SOME)
-        found = [index for batch in coming for index in batch] if batched else coming
-    except Exception:  # noqa: BLE001 - of the sampler's copy
-        found = []
-    if found:
-        return found[:SOME]
+def some_indices(loader: Any) -> list[Any]:
+    """A few indices as the sampler will give them; if it cannot be run ahead, spread over the dataset."""
+    sampler = index_sampler(loader)
+    if not why_unpredictable(sampler):
+        upcoming = Lookahead(sampler).peek(SOME)
+        return ([index for batch in upcoming for index in batch] if loader.batch_sampler is not None else upcoming)[:SOME]
     count = _length(loader.dataset) or 0
     return list(range(0, count, max(count // SOME, 1)))[:SOME]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hasten.script.watch.growth import memory_in_use, memory_limit, steady_growth
-from hasten.script.watch.judge import profile
+from hasten.script.watch.memory import memory_in_use, memory_limit, steady_growth
+from hasten.script.watch.profile import make_profile
 from hasten.script.watch.record import PHASES, Recorder, report
 
 MIB, GIB = 2**20, 2**30
@@ -77,8 +77,8 @@ def found(used: list[tuple[int, int]]) -> dict[str, Any]:
 
 
 def test_a_profile_names_memory_first_and_what_takes_the_time_next() -> None:
-    told = profile(found(samples(*(500 + 8 * number for number in range(20)))))["bottleneck"]
+    told = make_profile(found(samples(*(500 + 8 * number for number in range(20)))))["bottleneck"]
     assert told["name"] == "memory"
     assert "grows by 2.0 MiB" in told["words"]
     assert "The model itself" in told["words"]
-    assert profile(found(samples(*[500.0] * 20)))["bottleneck"]["name"] == "compute"
+    assert make_profile(found(samples(*[500.0] * 20)))["bottleneck"]["name"] == "compute"

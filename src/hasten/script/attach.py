@@ -1,4 +1,12 @@
-"""What is seen of a training loop from inside: the seams of an attached script, put on for the time of a block."""
+"""Watch a training loop from inside, and train under a plan: for people who would rather write a line.
+
+    with hasten.attach() as watched:
+        train()
+    print(watched.summary())
+
+The seams are those of an attached script (docs/attach.md), put on for the time of the block and taken off at its end. No
+ceilings are measured: nothing is run twice. `hasten.step()` ends a step that no optimizer of torch.optim makes.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +22,52 @@ from typing import Any, Self
 
 from hasten.core.errors import HastenError, TrialError
 from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 from hasten.report.evidence import save
 from hasten.script.entry.tracebacks import strip_chain
 from hasten.script.plan.host import Host
 from hasten.script.plan.reach import out_of_reach
-from hasten.script.watch import judge
+from hasten.script.watch import profile
 from hasten.script.watch.fetch import Fetch
-from hasten.script.watch.growth import memory_in_use, memory_limit
-from hasten.script.watch.inside import device_in_use
-from hasten.script.watch.kinds import Trained
+from hasten.script.watch.memory import memory_in_use, memory_limit
 from hasten.script.watch.record import OTHER, PHASES, Recorder, report
 from hasten.script.watch.seams import Seams
+from hasten.script.watch.session import device_in_use
+from hasten.script.watch.trained import Trained
 
 WORTH_A_WORD = 0.001
 
 _OPEN: list[Watched] = []
 """The one watch of this process, while it is open: the seams are the whole process's."""
 _TAKING = threading.Lock()
+
+
+def attach(plan: str | os.PathLike[str] | Plan | None = None, json: str | os.PathLike[str] | None = None) -> Watched:
+    """Watch the training loop inside a `with` block, and train it under a plan if one is given.
+
+    An example::
+
+        with hasten.attach(plan="hasten.toml", json="profile.json") as watched:
+            train()
+        print(watched.summary())
+
+    Exceptions pass through, everything is taken off at the end, and what fails of ours never ends the training: it stands in
+    `watched.failures`, and a warning says so.
+
+    Args:
+        plan: A plan, or the file of one. What cannot act on a loop that is not ours, or only on a process that was started
+            for it, is named with the reason.
+        json: Where to write the profile at the end.
+
+    Raises:
+        PlanError: The plan file is missing or wrong.
+        HastenError: The folder of `json` is not there.
+    """
+    target = None if json is None else Path(json)
+    if target is not None and not target.absolute().parent.is_dir():
+        raise HastenError(f"There is no folder {target.absolute().parent} to write {target.name} to. Make it first.")
+    chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(Path(plan), catalogue())
+    return Watched(chosen, target)
 
 
 class Watched:
@@ -95,7 +132,7 @@ class Watched:
         steps = list(self._recorder.steps)
         if not steps:
             return {}
-        seconds, _ = judge.phase_seconds({"seconds": steps, "phases": PHASES, "ended": False})
+        seconds, _ = profile.phase_seconds({"seconds": steps, "phases": PHASES, "ended": False})
         whole = sum(seconds.values())
         return {name: value / whole for name, value in seconds.items()} if whole else {}
 
@@ -112,7 +149,7 @@ class Watched:
             raise HastenError("The block has not ended yet, and there is no profile before. Ask for it after the block.")
         if self._seen is None or not self._seen["seconds"]:
             raise TrialError(self._why_nothing(), kind="raised")
-        found = {**judge.profile(self._seen), "ceilings": {}}
+        found = {**profile.make_profile(self._seen), "ceilings": {}}
         if self.plan.names:
             found["plan"] = {"applied": list(self.applied), "failures": dict(self.failures)}
         return found

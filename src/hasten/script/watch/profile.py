@@ -1,17 +1,23 @@
-"""From what was seen of a script to a profile: shares, ceilings, the bottleneck, and the lines it comes from."""
+"""Profile a script: run it as it is, then once for each thing that could be free, and say where its time goes.
+
+A profile holds the share of each phase, ceilings, the bottleneck, and the lines it comes from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hasten.core.card import Bottleneck
 from hasten.core.errors import TrialError
 from hasten.core.facts import MOSTLY_WAITING
 from hasten.profile.diagnosis import diagnose
+from hasten.script.entry.launch import Mode, Seen, Watch, run_watched
 from hasten.script.watch import padding
 from hasten.script.watch.frameworks import names_of
-from hasten.script.watch.growth import steady_growth
+from hasten.script.watch.memory import steady_growth
 from hasten.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
 from hasten.script.watch.trackers import LABELS
 
@@ -38,6 +44,51 @@ CAUSES = {
 
 Seconds = dict[str, float]
 Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """How long each run may observe.
+
+    Attributes:
+        updates: Steps at most.
+        seconds: Seconds at most, from the first step on.
+    """
+
+    updates: int = 200
+    seconds: float = 20.0
+
+
+def profile_script(
+    command: Sequence[str], study: Study | None = None, *, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Profile `python COMMAND`; the output of the first run is shown, that of the others is not.
+
+    Raises:
+        TrialError: The script failed, or was not seen to train.
+    """
+    study = study or Study()
+
+    def run(mode: Mode, *, quiet: bool) -> Seen:
+        return run_watched(command, Watch(mode=mode, updates=study.updates, seconds=study.seconds), quiet=quiet)
+
+    progress("the script as it is")
+    real = run("profile", quiet=False)
+    _check(real)
+    for why in real.failures.values():
+        progress(f"not all of it could be watched: {why.strip().splitlines()[-1]}")
+    progress("what if data were free")
+    replay = run("replay", quiet=True)
+    silent = None
+    if wants_silence(real.ranks[0]):
+        progress("what if nothing were printed, logged or saved")
+        silent = run("silent", quiet=True)
+    cut = None
+    if wants_cut(real.ranks[0]):
+        progress("what if no position were padding")
+        cut = run("cut", quiet=True)
+    others = (seen.ranks.get(0) if seen else None for seen in (replay, silent, cut))
+    return make_profile(real.ranks[0], *others)
 
 
 def phase_seconds(found: Found) -> tuple[Seconds, int]:
@@ -137,7 +188,7 @@ def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     return sorted(worth, key=lambda line: -line["share"])[:LINES]
 
 
-def profile(
+def make_profile(
     real: Found, replay: Found | None = None, silent: Found | None = None, cut: Found | None = None
 ) -> dict[str, Any]:
     """A profile of a script, as `hasten profile script.py --json` writes it.
@@ -175,3 +226,30 @@ def profile(
         "own_cost_frac": real["own_cost_frac"],
         "device": real["device"],
     }
+
+
+def _check(seen: Seen) -> None:
+    if seen.ranks.get(0) is not None and seen.ranks[0]["seconds"]:
+        return
+    if seen.code == -signal.SIGINT:
+        raise KeyboardInterrupt
+    for why in seen.failures.values():
+        raise TrialError(f"The script ran (exit code {seen.code}), but could not be watched: {why}", kind="raised")
+    if seen.code != 0:
+        raise TrialError(
+            f"The script ended with exit code {seen.code} before its second optimizer step; what it said is above. "
+            "Does it run without Hasten?",
+            kind="raised",
+        )
+    if (backwards := (seen.ranks.get(0) or {}).get("backwards", 0)) > 1:
+        raise TrialError(
+            f"{backwards} backward passes were seen, and no two steps of an optimizer: the script changes its parameters by "
+            "hand, or in a way of its own. A step is seen where an optimizer of torch.optim steps; give it one, or call "
+            "hasten.step() after each update.",
+            kind="raised",
+        )
+    raise TrialError(
+        "No two optimizer steps were seen in the script's own process. Is this the script that trains, and does it use an "
+        "optimizer of torch.optim?",
+        kind="raised",
+    )

@@ -1,0 +1,124 @@
+"""Weigh what changes an unmodified script's run against its size: recorded tunings of scripts, lines before and after.
+
+Measures nothing anew: every figure is quoted from another result file, with its key there.
+`python -m benchmarks.pruning_scripts` writes benchmarks/results/pruning_scripts.json.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RESULTS, ROOT, record
+
+BEFORE = "f8d2554"
+"""The commit whose lines are counted as "before"."""
+SCRIPT = "src/hasten/script"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is weighed.
+
+    Attributes:
+        techniques: Those that need it on a script.
+        before: Its files at `BEFORE`.
+        after: What became of them; what is not there any more counts nothing.
+        decision: What was done, and why.
+    """
+
+    techniques: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    decision: str
+
+
+PARTS = {
+    "writing standard output in a thread": Part(
+        ("async_logging",),
+        (f"{SCRIPT}/output/outlet.py", f"{SCRIPT}/output/printing.py", "src/hasten/train/lines.py"),
+        ("src/hasten/train/metrics_file.py",),
+        "deleted: no gain in any recorded tuning; jobs of our own loop keep it, with one executor",
+    ),
+    "joining batches of an evaluation loop": Part(
+        ("validation_batch",),
+        (*(f"{SCRIPT}/evaluation/{name}.py" for name in ("ahead", "groups", "guards")), f"{SCRIPT}/calls.py"),
+        (),
+        "deleted: faster on one script written for it, on no public script; a larger batch_size in the script does the same",
+    ),
+    "reading batches ahead": Part(
+        ("loader_threads", "loader_workers"),
+        tuple(f"{SCRIPT}/data/{name}.py" for name in ("foresee", "ahead", "reading", "changes")),
+        tuple(f"{SCRIPT}/data/{name}.py" for name in ("lookahead", "workers", "iterator", "overrides")),
+        "threads deleted: slower or undecided; worker processes kept, for PyTorch's own samplers alone",
+    ),
+    "caching samples": Part(
+        ("sample_cache", "sample_store"), (f"{SCRIPT}/data/guard.py",), (f"{SCRIPT}/data/guard.py",), "kept: it pays most"
+    ),
+    "gathering rows of tables": Part(
+        ("batched_reading",), (f"{SCRIPT}/data/gathering.py",), (f"{SCRIPT}/data/tables.py",), "kept: it pays for 81 lines"
+    ),
+    "trimming padding": Part(
+        ("trim_padding",), (f"{SCRIPT}/data/cutting.py",), (f"{SCRIPT}/data/trimming.py",), "kept: it pays"
+    ),
+}
+
+
+def run_pruning() -> Path:
+    """Write the table."""
+    rows = [
+        {
+            "part": name,
+            "techniques": list(part.techniques),
+            "lines_before": sum(_lines(f"{BEFORE}:{file}") for file in part.before),
+            "lines_after": sum(_lines(f":{file}") for file in part.after),
+            "recorded": [found for technique in part.techniques for found in recorded(technique)],
+            "decision": part.decision,
+        }
+        for name, part in PARTS.items()
+    ]
+    return record("pruning_scripts", {"before": BEFORE, "rows": rows}, "python -m benchmarks.pruning_scripts")
+
+
+def recorded(technique: str) -> Iterator[dict[str, Any]]:
+    """Every comparison of a technique on a script, and that on the job made for it, with where it is recorded."""
+    for number, row in enumerate(_read("groundtruth")["rows"]):
+        for place, rung in enumerate((row.get("tune") or {}).get("rungs", ())):
+            if rung["name"] == technique and rung["ratio"] is not None:
+                yield _quoted(f"groundtruth.json#/rows/{number}/tune/rungs/{place}", row["name"], rung)
+    for number, row in enumerate(_read("public")["rows"]):
+        for place, rung in enumerate(row["tune"]["found"]["evidence"]["rungs"]):
+            if rung["name"] == technique and rung["comparison"] is not None:
+                yield _quoted(f"public.json#/rows/{number}/tune/found/evidence/rungs/{place}", row["name"], rung)
+    for number, row in enumerate(_read("techniques")["rows"]):
+        if row["technique"] == technique:
+            compared = row["comparison"]
+            reason = f"{compared['verdict']}: {compared['ratio']:.2f}x ({compared['low']:.2f} to {compared['high']:.2f})"
+            yield {
+                "source": f"techniques.json#/rows/{number}",
+                "of": row["job"],
+                "outcome": row["verdict"],
+                "reason": reason,
+            }
+
+
+def _quoted(source: str, of: str, rung: dict[str, Any]) -> dict[str, Any]:
+    return {"source": source, "of": of, "outcome": rung["outcome"], "reason": rung["reason"]}
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _lines(revision: str) -> int:
+    """Lines of a file at a revision; `:FILE` is the one that is to be committed."""
+    command = ["git", "-C", str(ROOT), "show", revision]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("\n")
+
+
+if __name__ == "__main__":
+    print(f"wrote {run_pruning()}", flush=True)
