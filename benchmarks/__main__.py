@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from benchmarks.activation_checkpointing import run_checkpointing
 from benchmarks.around import ROUNDS as AROUND_ROUNDS
 from benchmarks.around import run_around
 from benchmarks.chaos import main as chaos
-from benchmarks.checkpointing import run_checkpointing
+from benchmarks.checkpoints.run import main as checkpoints
 from benchmarks.data_layer.run import data
 from benchmarks.gate import run_gate
 from benchmarks.goodput import PAIRS as WHOLE_PAIRS
@@ -26,7 +27,6 @@ from benchmarks.public.run import main as public
 from benchmarks.ranks import TURNS as RANKS_TURNS
 from benchmarks.ranks import run_ranks
 from benchmarks.rivals.compare import ROUNDS, run_rivals
-from benchmarks.saving.run import main as checkpoints
 from benchmarks.scaling import ROUNDS as SCALING_ROUNDS
 from benchmarks.scaling import run_scaling
 from benchmarks.search import run_search

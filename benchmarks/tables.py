@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import catalogue
+from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
 from benchmarks.groundtruth import table as groundtruth
 from benchmarks.more_tables import (
@@ -20,7 +21,6 @@ from benchmarks.more_tables import (
 from benchmarks.public import page as public
 from benchmarks.recipes import table as recipes
 from benchmarks.record import ROOT
-from benchmarks.saving import table as saving
 from benchmarks.tuning import DIAGNOSIS, results
 from hasten.core.files import write_atomically
 
@@ -38,7 +38,7 @@ def main() -> None:
     if "public" in found:
         put_between(ROOT / "docs" / "public.md", public.tables(found["public"]))
     if "checkpoints" in found:
-        put_between(ROOT / "docs" / "resume.md", saving.table(found["checkpoints"]))
+        put_between(ROOT / "docs" / "resume.md", checkpoint_table.table(found["checkpoints"]))
     if "recipes" in found:
         put_between(ROOT / "docs" / "detection.md", recipes.detection(found["recipes"]))
         put_between(ROOT / "docs" / "ocr.md", recipes.ocr(found["recipes"]))

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hasten.cli.main import app
-from hasten.cli.progress import Lately, TrainingProgress, status_words
+from hasten.cli.progress import RecentSpeed, TrainingProgress, status_words
 from hasten.core.errors import DataError, HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations.metric_reading import MetricReading
@@ -125,8 +125,8 @@ def report(update: int, seconds: float, **more: Any) -> Report:
     return Report(update=update, seconds=seconds, **given)
 
 
-def after(*reports: Report) -> Lately:
-    lately = Lately()
+def after(*reports: Report) -> RecentSpeed:
+    lately = RecentSpeed()
     for one in reports:
         lately.hear(one)
     return lately

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from hasten.core.errors import HastenError, MachineError
+from hasten.core.files import replaced
 from hasten.core.live import AroundSettings
 from hasten.train.snapshot import StateSnapshot
-from hasten.train.weights_file import WeightsFile, replaced
+from hasten.train.weights_file import WeightsFile
 
 SETTINGS = [
     {"checkpoint_background": background, "checkpoint_compress": compress, "checkpoint_folder": staged}
@@ -193,7 +194,7 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 def test_what_a_dead_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    names = [f".model.pt.{platform.node()}-{number}.part" for number in (dead.pid, os.getppid())]
+    names = [f".model.pt.{platform.node()}-{number}-0.part" for number in (dead.pid, os.getppid())]
     other = ".model.pt.elsewhere-1.part"
     for name in (*names, other):
         (tmp_path / name).write_bytes(b"half")

@@ -28,19 +28,7 @@ def list_(run: RunArgument, json: Annotated[bool, typer.Option("--json", help="P
     """List the checkpoints of a run."""
     from hasten.train.checkpoints.folder import CheckpointFolder  # noqa: PLC0415  only this verb pays for its imports
 
-    folder = CheckpointFolder(run)
-    best = folder.best()
-    found: list[dict[str, Any]] = [
-        {
-            "name": saved.path.name,
-            "update": saved.update,
-            "num_bytes": saved.num_bytes,
-            "created": saved.created,
-            "ranks": saved.world,
-            "best": best is not None and best.update == saved.update,
-        }
-        for saved in folder.all()
-    ]
+    found = CheckpointFolder(run).describe()
     if json:
         typer.echo(json_module.dumps(found))
         return

@@ -32,7 +32,7 @@ _SHOWN_FRAC = 0.02
 """Phases below this share are not named."""
 
 
-class Lately:
+class RecentSpeed:
     """How fast a run was lately: validation and checkpoints are in it, for they will come again."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class TrainingProgress:
                 TextColumn("{task.fields[left]}"), console=console, auto_refresh=False,
             )  # fmt: skip
             self._task = self._drawn.add_task("training", total=None, epoch=0, left="")
-        self._lately = Lately()
+        self._recent = RecentSpeed()
         self._newest: Report | None = None
         self._phases: dict[str, float] = {}
         self._last, self._draw_s = clock(), 0.0
@@ -88,7 +88,7 @@ class TrainingProgress:
         """Show how the run stands; held-out results always, the rest when it is time."""
         if self._silent:
             return
-        self._lately.hear(report)
+        self._recent.hear(report)
         self._phases = report.phases or self._phases
         if report.held_out:
             self._print(f"epoch {report.epoch}: held-out {metrics_words(report.held_out)}")
@@ -125,10 +125,10 @@ class TrainingProgress:
         drawn.refresh()
 
     def _status(self, report: Report) -> str:
-        return status_words(report, self._phases, self._lately.samples_per_s)
+        return status_words(report, self._phases, self._recent.samples_per_s)
 
     def _left(self) -> str:
-        left_s = self._lately.left_s
+        left_s = self._recent.left_s
         return "" if left_s is None else f"{seconds_words(left_s)} left"
 
     def _print(self, words: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hasten.cli.runs_shown import show_comparison, show_leftovers, show_list, show_run
+from hasten.cli.runs_tables import show_comparison, show_leftovers, show_list, show_run
 from hasten.cli.say import console, print_json
 from hasten.core.errors import HastenError, MachineError
 from hasten.report.words import bytes_words
@@ -44,17 +44,7 @@ def list_(folder: FolderArgument = HERE, json: JsonOption = False) -> None:
 @runs.command()
 def show(run: RunArgument, json: JsonOption = False) -> None:
     """Show a run on one page: where it stands, what it was trained from, its losses, held-out results and checkpoints."""
-    opened, folder = open_run(run), CheckpointFolder(run)
-    best = folder.best()
-    checkpoints = [
-        {
-            "update": saved.update,
-            "num_bytes": saved.num_bytes,
-            "created": saved.created,
-            "best": best is not None and best.update == saved.update,
-        }
-        for saved in folder.all()
-    ]
+    opened = open_run(run)
     reports = read_reports(run)
     page: dict[str, Any] = {
         **summary(opened, now_s=time()),
@@ -66,7 +56,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
             {key: row[key] for key in ("update", "epoch", "held_out")} for row in reports if row.get("held_out")
         ],
         "incidents": count_incidents(run),
-        "checkpoints": checkpoints,
+        "checkpoints": CheckpointFolder(run).describe(),
     }
     if json:
         print_json(page)

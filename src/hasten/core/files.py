@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import tempfile
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
+from typing import IO
+
+_NUMBERS = itertools.count()
 
 
 def write_at(file: int, data: bytes, start: int) -> None:
@@ -28,22 +35,58 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write to a temporary file beside `path`, flush it to disk, and rename it into place.
+@contextmanager
+def replaced(path: Path, *, buffering: int = -1) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path`, and when the block ends flush it to disk and rename it into place.
+
+    Args:
+        path: The file to replace; its folder is made if missing.
+        buffering: As of `open`.
 
     Raises:
         OSError: The folder cannot be made or written; nothing is left behind then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    part = path.with_name(f"{_part_prefix(path)}{os.getpid()}-{next(_NUMBERS)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data.encode("utf-8") if isinstance(data, str) else data)
+        with part.open("xb", buffering=buffering) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        part.replace(path)
+        flush_folder(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Replace `path` by a file with this content, as `replaced` does.
+
+    Raises:
+        OSError: The folder cannot be made or written; nothing is left behind then.
+    """
+    with replaced(path) as file:
+        file.write(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+def remove_parts(path: Path) -> None:
+    """Remove temporary files of `path` that killed processes of this host left behind."""
+    for part in path.parent.glob(f"{escape(_part_prefix(path))}*.part"):
+        process = part.name.removeprefix(_part_prefix(path)).partition("-")[0]
+        if process.isdigit() and not _is_alive(int(process)):
+            part.unlink(missing_ok=True)
+
+
+def _part_prefix(path: Path) -> str:
+    return f".{path.name}.{platform.node()}-"
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it belongs to another user
+        return True
+    return True

@@ -69,10 +69,6 @@ class Stream:
         self._loader: DataLoader[Any] | None = None
         self._iterator: Any = None
 
-    def num_batches(self) -> int | None:
-        """Batches that are computed in an epoch; None for an iterable dataset."""
-        return None if self._live.order is None else len(self._live.batches(0))
-
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, int]]:
         """Yield (batch, its number of samples on this rank) for one epoch, from its batch `start` on."""
         settings = self._live.loader

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import platform
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 import torch
 
 from hasten.core.errors import HastenError, MachineError
-from hasten.core.files import flush_folder
+from hasten.core.files import remove_parts, replaced
 from hasten.core.live import AroundSettings
 from hasten.train.snapshot import StateSnapshot, on_cpu
 
@@ -48,7 +45,7 @@ class WeightsFile:
         self._snapshot = StateSnapshot()
         self._thread = ThreadPoolExecutor(1, "hasten-checkpoint")
         self._pending: Future[None] | None = None
-        _remove_orphans(path)
+        remove_parts(path)
 
     @property
     def staged_path(self) -> Path | None:
@@ -102,16 +99,24 @@ class WeightsFile:
             self._settle(staged)
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        with replaced(path) as file:
+        with self._replaced(path) as file:
             if self._settings.checkpoint_compress:
                 write_deflated(state, file)
                 self._count("checkpoints_compressed")
             else:
                 torch.save(state, file)
 
+    @contextmanager
+    def _replaced(self, path: Path) -> Iterator[IO[bytes]]:
+        try:
+            with replaced(path) as file:
+                yield file
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            raise MachineError(f"Cannot write {path}: {error}. Make room there, or choose another folder.") from error
+
     def _settle(self, staged: Path) -> None:
         """Make the durable copy of a staged file, then let that one go."""
-        with replaced(self.path) as file, staged.open("rb") as source:
+        with self._replaced(self.path) as file, staged.open("rb") as source:
             shutil.copyfileobj(source, file, CHUNK_BYTES)
         staged.unlink()
         self._count("checkpoints_staged")
@@ -128,36 +133,3 @@ def write_deflated(state: Mapping[str, Any], file: IO[bytes]) -> None:
         for entry in source.infolist():
             with source.open(entry) as record, target.open(entry.filename, "w", force_zip64=True) as written:
                 shutil.copyfileobj(record, written, CHUNK_BYTES)
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when the block ends well, and leaves nothing behind when it does not.
-
-    Raises:
-        MachineError: The folder cannot be made or written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-            flush_folder(path.parent)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise MachineError(f"Cannot write {path}: {error}. Make room there, or choose another folder.") from error
-
-
-def _remove_orphans(path: Path) -> None:
-    """Remove what processes of this host that are gone left half written."""
-    prefix, suffix = f".{path.name}.{platform.node()}-", ".part"
-    for part in path.parent.glob(f"{prefix}*{suffix}"):
-        number = part.name.removeprefix(prefix).removesuffix(suffix)
-        if number.isdigit() and not psutil.pid_exists(int(number)):
-            part.unlink(missing_ok=True)

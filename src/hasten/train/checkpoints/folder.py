@@ -117,6 +117,21 @@ class CheckpointFolder:
                     continue
         return sorted(found, key=lambda saved: saved.update)
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe each of `all()` as plain data: name, update, size, time, number of ranks, whether it is the best."""
+        best = self.best()
+        return [
+            {
+                "name": saved.path.name,
+                "update": saved.update,
+                "num_bytes": saved.num_bytes,
+                "created": saved.created,
+                "ranks": saved.world,
+                "best": best is not None and best.update == saved.update,
+            }
+            for saved in self.all()
+        ]
+
     def find(self, update: int) -> Saved:
         """The one of an update.
 
@@ -150,17 +165,12 @@ class CheckpointFolder:
             say(f"checkpoint {folder.name} is passed over: {problem}")
         return None
 
-    def prune(self, keep: int, say: Callable[[str], None] = lambda _: None) -> list[str]:
-        """Remove all but the newest `keep`, and the best; also what was never finished before the newest.
-
-        Returns:
-            The names of those removed.
-        """
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep`, and the best; also what was never finished before the newest."""
         saved = self.all()
         best = self.best()
         kept = {one.path.name for one in saved[-keep:]} | ({best.path.name} if best else set())
         newest = saved[-1].update if saved else 0
-        removed = []
         for folder in sorted(self.path.glob("*")):
             if not _NAME.fullmatch(folder.name) or folder.name in kept:
                 continue
@@ -168,9 +178,6 @@ class CheckpointFolder:
                 # The manifest first: half of a checkpoint must not look like one.
                 (folder / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
-                removed.append(folder.name)
-                say(f"checkpoint {folder.name} removed")
-        return removed
 
 
 def read_saved(folder: Path) -> Saved:

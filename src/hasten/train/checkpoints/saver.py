@@ -56,13 +56,11 @@ class Costs:
     Attributes:
         stall_s: Of the last snapshot.
         dip_s: What updates lost while the last one was written.
-        write_s: From the snapshot until it was durable.
         update_s: Of an update while nothing is written, smoothed.
     """
 
     stall_s: float = 0.0
     dip_s: float = 0.0
-    write_s: float = 0.0
     update_s: float = 0.0
 
     def interval(self, overhead_frac: float) -> int:
@@ -125,7 +123,7 @@ class Saver:
         self._last = loop.position.update
         self._failed = 0
         self._best = False
-        self._started = self._ordered = self._before = perf_counter()
+        self._started = self._before = perf_counter()
         self._busy_s, self._busy_updates = 0.0, 0
 
     def turn(self) -> Turn:
@@ -174,8 +172,7 @@ class Saver:
         size = self._memory.take(state.tensors, state.meta)
         self._update, self._best, self._last = loop.position.update, best, loop.position.update
         self._under_way, self._done = True, self._ordered_to_write(f"rank{loop.ranks.rank}.safetensors", size)
-        self._ordered = perf_counter()
-        self.costs.stall_s = self._ordered - started
+        self.costs.stall_s = perf_counter() - started
         self._busy_s, self._busy_updates = 0.0, 0
         if loop.ranks.world == 1 and self._done is not None:
             return self._settle()
@@ -220,10 +217,10 @@ class Saver:
             free = shutil.disk_usage(folder).free
         except OSError as error:
             words = f"{self.folder.path} cannot be written ({error.strerror})"
-            return Done(self.folder.path / name, size, "", 0.0, words)
+            return Done(self.folder.path / name, size, "", words)
         if free < _SPARE * size:
             words = f"{folder} has room for {free:,} bytes, and the checkpoint takes {size:,}"
-            return Done(folder / name, size, "", 0.0, words)
+            return Done(folder / name, size, "", words)
         alone = self._loop.ranks.world == 1
         commit = {"update": self._update, "facts": self._facts, "best": self._best, "keep": self._pace.keep}
         self._process.write(folder / name, size, commit=commit if alone else None)
@@ -274,7 +271,6 @@ class Saver:
         if errors:
             self._fail(errors[0])
             return None
-        self.costs.write_s = perf_counter() - self._ordered
         self.costs.dip_s = max(0.0, self._busy_s - self._busy_updates * self.costs.update_s)
         self._failed, self._whole = 0, self._update
         if ranks.world == 1:  # the process that wrote it has said so

@@ -23,14 +23,12 @@ class Done:
         path: The file.
         num_bytes: Its size.
         checksum: Of its bytes, as `folder.Checksum` has it; empty where it was not written.
-        seconds: That writing took.
         error: What went wrong, in the system's words; empty where nothing did.
     """
 
     path: Path
     num_bytes: int
     checksum: str
-    seconds: float
     error: str = ""
 
 
@@ -107,9 +105,9 @@ class WriterProcess:
         if not line:
             code = self._process.wait()
             self._drop()
-            return Done(path, num_bytes, "", 0.0, f"the process that writes checkpoints ended with code {code}")
+            return Done(path, num_bytes, "", f"the process that writes checkpoints ended with code {code}")
         answer = json.loads(line)
-        return Done(path, num_bytes, answer.get("checksum", ""), answer["seconds"], answer.get("error", ""))
+        return Done(path, num_bytes, answer.get("checksum", ""), answer.get("error", ""))
 
     def close(self) -> None:
         """Wait for the order under way, and end the process."""

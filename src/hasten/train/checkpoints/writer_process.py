@@ -14,12 +14,11 @@ import mmap
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from hasten.core.errors import HastenError
-from hasten.core.files import flush_folder
+from hasten.core.files import replaced
 from hasten.train.checkpoints.folder import CheckpointFolder, Checksum
 
 PART = 2**23
@@ -37,22 +36,14 @@ def write_file(handle: int, num_bytes: int, path: Path) -> str:
         OSError: The disk is full, or the folder cannot be written; nothing is left behind then.
     """
     digest = Checksum()
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with mmap.mmap(handle, num_bytes, prot=mmap.PROT_READ) as source, part.open("wb", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)  # a full disk is found before it is written full
-            out = _PastTheCache(file.fileno())
-            with memoryview(source) as view:
-                for start in range(0, num_bytes, PART):
-                    with view[start : start + PART] as chunk:
-                        digest.update(chunk)
-                        out.write(chunk)
-            os.fsync(file.fileno())
-        part.replace(path)
-        flush_folder(path.parent)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with mmap.mmap(handle, num_bytes, prot=mmap.PROT_READ) as source, replaced(path, buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, num_bytes)  # a full disk is found before it is written full
+        out = _PastTheCache(file.fileno())
+        with memoryview(source) as view:
+            for start in range(0, num_bytes, PART):
+                with view[start : start + PART] as chunk:
+                    digest.update(chunk)
+                    out.write(chunk)
     return digest.hexdigest()
 
 
@@ -126,7 +117,6 @@ def main(handle: int) -> None:
         order: dict[str, Any] | None = json.loads(line)
         if order is None:  # the end; that of the pipe may be far, as forks of the run hold it too
             return
-        started = time.perf_counter()
         try:
             answer: dict[str, Any] = {"checksum": write_file(handle, order["num_bytes"], Path(order["path"]))}
             if order["commit"] is not None:
@@ -135,7 +125,6 @@ def main(handle: int) -> None:
             answer = {"error": error.strerror or str(error)}
         except HastenError as error:  # another checkpoint of the folder is of a newer version
             answer = {"error": str(error)}
-        answer["seconds"] = time.perf_counter() - started
         try:
             sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
             sys.stdout.buffer.flush()

@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.progress import Progress
 
+from benchmarks.checkpoints.ways import OURS, WAYS
 from benchmarks.record import ROOT, record
-from benchmarks.saving.ways import OURS, WAYS
 
 SIZES_MB = (200, 1000)
 ROUNDS = 4
@@ -65,7 +65,7 @@ def measured(size: int, name: str) -> list[dict[str, float]]:
     """The saves of one process."""
     with tempfile.TemporaryDirectory(prefix="hasten-", dir=_disk()) as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.saving.worker", name, str(size), folder, str(SAVES)],
+            [sys.executable, "-m", "benchmarks.checkpoints.worker", name, str(size), folder, str(SAVES)],
             cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
         )  # fmt: skip
     if done.returncode:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks.saving.ways import WAYS, Way
+from benchmarks.checkpoints.ways import WAYS, Way
 from hasten.core.job import Job
 from hasten.core.plan import Plan
 from hasten.train.build import build
