@@ -1,4 +1,4 @@
-"""The start of a run, kept in memory, so that the same run can be begun again."""
+"""The initial state of a run, kept in memory, so that the same run can be started again."""
 
 from __future__ import annotations
 

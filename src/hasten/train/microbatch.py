@@ -1,4 +1,4 @@
-"""Cut a batch into smaller ones along its samples, so that a step needs the memory of one piece at a time."""
+"""Split a batch along its samples, so that a step needs the memory of one part at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work around the updates of a run as one object: metric reports, checkpoints, validation passes.
+"""The periodic work of a run beside its updates: metric reports, weights, validation passes.
 
 `hasten run` drives it, a trial times it, and a trace rehearses it. How each is done is what `LiveJob.around` says.
 """
@@ -61,7 +61,7 @@ class Report:
 
 
 class PeriodicWork:
-    """Does the work around the updates of a loop. A context manager: leaving it waits for all that is on its way.
+    """Does the periodic work of a loop. A context manager: leaving it waits for pending writes.
 
     Args:
         loop: The loop.
@@ -184,10 +184,10 @@ def rehearse(loop: Loop) -> None:
     validates = settings.validation_batches > 1 or settings.validation_contexts
     if not (settings.report_async or writes or validates):
         return
-    with tempfile.TemporaryDirectory(prefix="hasten-") as folder, PeriodicWork(loop, Path(folder)) as around:
+    with tempfile.TemporaryDirectory(prefix="hasten-") as folder, PeriodicWork(loop, Path(folder)) as work:
         if settings.report_async:
-            around.report()
+            work.report()
         if writes:
-            around.save()
+            work.save()
         if validates:
-            around.validate(max_batches=REHEARSED_BATCHES)
+            work.validate(max_batches=REHEARSED_BATCHES)

@@ -1,4 +1,4 @@
-"""What the loop needs of torch.distributed: who am I, sums over all ranks, one mind. Alone, everything is the identity."""
+"""The collective operations that the loop needs of torch.distributed. With a single process each is the identity."""
 
 from __future__ import annotations
 

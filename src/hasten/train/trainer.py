@@ -1,4 +1,4 @@
-"""Trainer a run from where it stands to its end: updates, validation, reports, checkpoints, and what may come in between."""
+"""Train from where a run stands to its end: updates, validation, reports, checkpoints, rollbacks, stop signals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Trainer:
 
     Args:
         loop: The run.
-        around: Its reports, weights and validation.
+        periodic: Its reports, weights and validation.
         saver: Its checkpoints; None where it has none.
         guards: What looks after it.
         way_back: What takes it back to a checkpoint.
@@ -60,7 +60,7 @@ class Trainer:
     def __init__(
         self,
         loop: GuardedLoop,
-        around: PeriodicWork,
+        periodic: PeriodicWork,
         saver: Saver | None,
         guards: Guards,
         way_back: Rollback,
@@ -68,7 +68,7 @@ class Trainer:
         planned: int,
         seen: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        self._loop, self._around, self._saver = loop, around, saver
+        self._loop, self._periodic, self._saver = loop, periodic, saver
         self._guards, self._way_back, self._planned = guards, way_back, planned
         live = loop.live
         self._per_epoch = planned if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
@@ -87,16 +87,16 @@ class Trainer:
         with self._stop:
             try:
                 if loop.position.update >= self._planned:
-                    self._around.save()  # it was killed after its last checkpoint, and maybe before its weights were there
+                    self._periodic.save()  # it was killed after its last checkpoint, and maybe before its weights were there
                 while loop.position.update < self._planned and not self._asked:
                     found = self._epoch() or found
             except _Stopped:
                 with self._guards.during("last checkpoint"):
-                    self._around.save()
+                    self._periodic.save()
                     if self._saver is not None:
                         self._saver.save(wait=True)
             with self._guards.during("last write"):
-                self._around.wait()
+                self._periodic.wait()
             seconds = perf_counter() - started
             samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=loop.live.device)))
             heard = loop.ranks.union([self._stop.signal.name] if self._stop.signal else [])  # by name SIGINT comes first
@@ -117,20 +117,20 @@ class Trainer:
         except RollBack as wrong:
             with self._guards.during("rollback"):
                 self._way_back.go(wrong, self._saver)
-            self._around.went_back()
+            self._periodic.went_back()
             return {}
         with self._guards.during("validation"):
-            found = self._around.validate()
+            found = self._periodic.validate()
         with self._guards.during("checkpoint"):
-            self._around.report(found)
-            self._around.save()
+            self._periodic.report(found)
+            self._periodic.save()
             if self._saver is not None:
                 self._saver.save(best=self._best.is_better(found))
         return found
 
     def _after_update(self) -> None:
         self._guards.after_update()
-        self._around.after_update()
+        self._periodic.after_update()
         update = self._loop.position.update
         self._tell_launcher(update)
         turn = self._agree()

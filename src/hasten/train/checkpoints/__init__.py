@@ -1,1 +1,1 @@
-"""All that a run needs to go on as if it had never stopped: taken in a moment, written aside, found again whole."""
+"""Checkpoints of a run: everything it needs to continue bit for bit, copied in memory and written by another process."""

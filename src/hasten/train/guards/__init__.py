@@ -1,1 +1,1 @@
-"""What looks after a run while it trains: whether it still moves, whether it grows."""
+"""Watch a run while it trains: hangs, memory growth, out of memory, losses that are not finite."""

@@ -1,1 +1,1 @@
-"""What a run tells of itself, in files beside its weights, and how it is read again: by people, and by other programs."""
+"""The files that describe a run (its record, log and reports), and reading them back."""
