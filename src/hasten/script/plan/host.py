@@ -25,7 +25,7 @@ from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.seams import Seam
 from hasten.script.data.loading import Loading
-from hasten.script.output.saving import BackgroundSaving
+from hasten.script.output.background_save import BackgroundSaving
 from hasten.script.patches import Patches
 from hasten.script.plan.live import main_module, script_live, set_flags
 from hasten.script.plan.reach import AT_START, out_of_reach, reached

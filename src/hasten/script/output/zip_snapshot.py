@@ -15,7 +15,7 @@ Record = tuple[str, Any, int]
 """Name, content (None: its place alone), and size in bytes."""
 
 
-class Snapshot:
+class ZipSnapshot:
     """Takes the place of the opened zip file in one `torch.save`.
 
     Where something is asked of it that it does not know, or memory is short, the file is written as without us.
@@ -24,16 +24,16 @@ class Snapshot:
         buffers: Where the copies are.
         plain: Opens the file itself, as torch does.
         keep: Told when the object is complete.
-        part: The file that was begun for it; removed where it is not needed.
+        temporary: The file that was begun for it; removed where it is not needed.
     """
 
     def __init__(
-        self, buffers: StorageBuffers, *, plain: Callable[[], Any], keep: Callable[[Snapshot], None], part: str
+        self, buffers: StorageBuffers, *, plain: Callable[[], Any], keep: Callable[[ZipSnapshot], None], temporary: str
     ) -> None:
         self.num_bytes = 0
         self._records: list[Record] = []
         self._copies: list[torch.UntypedStorage] = []
-        self._buffers, self._plain, self._keep, self._part = buffers, plain, keep, part
+        self._buffers, self._plain, self._keep, self._temporary = buffers, plain, keep, temporary
         self._opener: Any = None
         self._file: Any = None
 
@@ -46,7 +46,7 @@ class Snapshot:
         if kind is None:
             self._keep(self)
         else:
-            os.unlink(self._part)  # noqa: PTH108 - a name, as torch takes them
+            os.unlink(self._temporary)  # noqa: PTH108 - a name, as torch takes them
         return None
 
     def __getattr__(self, name: str) -> Any:
@@ -96,7 +96,7 @@ class Snapshot:
     def _written_plainly(self) -> Any:
         """The file itself, with all records so far."""
         if self._file is None:
-            os.unlink(self._part)  # noqa: PTH108 - as above
+            os.unlink(self._temporary)  # noqa: PTH108 - as above
             self._opener = self._plain()
             self._file = self._opener.__enter__()
             for record in self._records:

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from hasten.core.live import LiveJob
-from hasten.script.output.parts import Part, PartWriter, begin_part, remove_orphans
+from hasten.script.output.file_writer import FileWriter, PendingFile, create_temporary, remove_orphans
 from hasten.script.output.process_boundaries import finish_before_boundaries
-from hasten.script.output.snapshot import Snapshot
+from hasten.script.output.zip_snapshot import ZipSnapshot
 from hasten.script.patches import Patches
 from hasten.train.snapshot import StorageBuffers
 
@@ -58,7 +58,7 @@ class BackgroundSaving:
 
     def __init__(self, live: LiveJob) -> None:
         self.live = live
-        self._writer, self._buffers = PartWriter(), StorageBuffers()
+        self._writer, self._buffers = FileWriter(), StorageBuffers()
         self._patches: Patches | None = None
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._asked: str | None = None
@@ -149,24 +149,24 @@ class BackgroundSaving:
         path = os.path.realpath(name)
         folder = os.path.dirname(path)  # noqa: PTH120 - names as torch takes them
         try:
-            part = begin_part(path)
+            temporary = create_temporary(path)
             if folder not in self._folders:
                 self._folders.add(folder)
                 remove_orphans(folder)
         except OSError:
             return self._plainly(original, name)  # it says what is wrong, or writes what cannot be replaced
         self._guard()
-        self._writer.give_up(path)
+        self._writer.discard(path)
         self._writer.wait(lambda: self._writer.num_bytes > self._largest)
         names = {path, os.path.abspath(name), self._asked or path}  # noqa: PTH100 - as above
 
-        def keep(snapshot: Snapshot) -> None:
+        def keep(snapshot: ZipSnapshot) -> None:
             self._largest = max(self._largest, snapshot.num_bytes)
             self._writer.add(
-                Part(
+                PendingFile(
                     path=path,
                     names=frozenset(names),
-                    part=part,
+                    temporary=temporary,
                     num_bytes=snapshot.num_bytes,
                     fill=functools.partial(snapshot.write, original),
                     done=snapshot.release,
@@ -174,7 +174,7 @@ class BackgroundSaving:
             )
             self.live.count("checkpoints_in_background")
 
-        return Snapshot(self._buffers, plain=lambda: self._plainly(original, name), keep=keep, part=part)
+        return ZipSnapshot(self._buffers, plain=lambda: self._plainly(original, name), keep=keep, temporary=temporary)
 
     def _guard(self) -> None:
         """Let whoever asks for a file that is under way wait for it."""
@@ -204,8 +204,8 @@ class BackgroundSaving:
         asked = {name for item in candidates for name in _names(item)} or ({str(Path.cwd())} if below else set())
 
         def concerned() -> bool:
-            parts = tuple(self._writer.waiting)
-            return any(part.names & asked or (below and _folders(part) & asked) for part in parts)
+            files = tuple(self._writer.waiting)
+            return any(file.names & asked or (below and _folders(file) & asked) for file in files)
 
         if concerned():
             self._writer.wait(concerned)
@@ -228,6 +228,6 @@ def _names(item: Any) -> tuple[str, ...]:
         return ()
 
 
-def _folders(part: Part) -> set[str]:
+def _folders(file: PendingFile) -> set[str]:
     """All folders that a file lies in."""
-    return {str(folder) for name in part.names for folder in Path(name).parents}
+    return {str(folder) for name in file.names for folder in Path(name).parents}

@@ -29,9 +29,9 @@ from torch import nn
 from hasten.core.card import StepTrace
 from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
 from hasten.script.entry.isolation import isolate
-from hasten.script.output import parts
-from hasten.script.output.saving import BackgroundSaving
-from hasten.script.output.snapshot import Snapshot
+from hasten.script.output import file_writer
+from hasten.script.output.background_save import BackgroundSaving
+from hasten.script.output.zip_snapshot import ZipSnapshot
 from hasten.script.patches import Patches
 from hasten.script.plan.live import script_live
 from hasten.train.snapshot import StorageBuffers
@@ -43,13 +43,13 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.opened.set()
-        fsync = parts._FSYNC
+        fsync = file_writer._FSYNC
 
         def gated(handle: int) -> None:
             assert self.opened.wait(20)
             fsync(handle)
 
-        monkeypatch.setattr(parts, "_FSYNC", gated)
+        monkeypatch.setattr(file_writer, "_FSYNC", gated)
 
     def shut(self) -> None:
         self.opened.clear()
@@ -175,7 +175,7 @@ def test_a_newer_save_to_a_path_takes_the_place_of_one_that_was_not_begun(saving
 def test_a_path_that_was_written_just_now_rests_until_somebody_asks(
     saving: BackgroundSaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PAUSES", 10**6)
+    monkeypatch.setattr(file_writer, "PAUSES", 10**6)
     torch.save(torch.zeros(1), "a.pt")
     saving.finish()
     torch.save(torch.ones(1), "a.pt")
@@ -195,7 +195,7 @@ def test_one_that_cannot_go_to_the_background_comes_after_those_that_did(
     gate.shut()
     torch.save(torch.zeros(1), "a.pt")
     begun(saving)
-    monkeypatch.setattr("hasten.script.output.saving.begin_part", _full)
+    monkeypatch.setattr("hasten.script.output.background_save.create_temporary", _full)
     gate.open_soon()
     torch.save(torch.ones(1), "a.pt")
     assert gate.opened.is_set()
@@ -326,7 +326,7 @@ def test_where_ranks_train_together_and_where_the_plan_does_not_ask_it_is_plain(
     saving: BackgroundSaving,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:  # one of its own: undoing the other would leave the folder
-        patch.setattr("hasten.script.output.saving._ranks", lambda: 2)
+        patch.setattr("hasten.script.output.background_save._ranks", lambda: 2)
         torch.save(torch.ones(1), "a.pt")
     assert count(saving) == 0
     saving.close()
@@ -378,7 +378,7 @@ def test_what_fails_in_the_thread_is_raised_by_the_next_save(
     torch.save(torch.ones(1), "a.pt")
     saving.finish()
     with monkeypatch.context() as patched:
-        patched.setattr(parts, "_FSYNC", _full)
+        patched.setattr(file_writer, "_FSYNC", _full)
         torch.save(torch.zeros(1), "a.pt")
         saving.finish()
     with pytest.raises(OSError, match="disk is full") as raised:
@@ -398,7 +398,7 @@ def test_what_fails_at_the_end_is_told(
     saving: BackgroundSaving, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(parts, "_FSYNC", _full)
+        patched.setattr(file_writer, "_FSYNC", _full)
         torch.save(torch.ones(1), "a.pt")
         saving.close()
     assert "a.pt could not be saved in the background: OSError: disk is full" in capsys.readouterr().err
@@ -427,7 +427,7 @@ def test_short_memory_and_a_zip_file_asked_for_more_are_written_plainly(
     assert sorted(os.listdir()) == ["kept", "plain"]
     assert count(saving) == 0
     with torch.serialization._open_zipfile_writer("other.pt") as file:
-        assert isinstance(file, Snapshot)
+        assert isinstance(file, ZipSnapshot)
         file.write_record("words", "abc", 3)
         assert "words" in "".join(file.get_all_written_records())
     assert b"abc" in Path("other.pt").read_bytes()
@@ -507,18 +507,18 @@ def test_in_a_trial_the_file_goes_to_scratch_and_is_waited_for_there(gate: Gate,
 PRELUDE = """
 import os, signal, subprocess, sys, threading, time
 import torch
-from hasten.script.output import parts
+from hasten.script.output import file_writer
 from hasten.script.plan.live import script_live
 from hasten.script.patches import Patches
-from hasten.script.output.saving import BackgroundSaving
+from hasten.script.output.background_save import BackgroundSaving
 live = script_live()
 live.around.checkpoint_background = True
 BackgroundSaving(live).install(Patches())
-fsync, slow = parts._FSYNC, 0.3
+fsync, slow = file_writer._FSYNC, 0.3
 def slowly(handle):
     time.sleep(slow)
     fsync(handle)
-parts._FSYNC = slowly
+file_writer._FSYNC = slowly
 torch.save(torch.ones(1), "a.pt")
 """
 

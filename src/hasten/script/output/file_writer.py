@@ -1,6 +1,6 @@
-"""Write files in a thread: each beside its name first, and under it once it is whole and on the disk.
+"""Write files in a thread: under a temporary name first, renamed once it is whole and on the disk.
 
-The file beside the name ends in `.tmp-hasten-HOST-PID-NUMBER`. A process that is killed leaves it there, and the next one
+The temporary name ends in `.tmp-hasten-HOST-PID-NUMBER`. A process that is killed leaves it there, and the next one
 on the same machine that saves into the folder removes it.
 """
 
@@ -32,13 +32,13 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class PendingFile:
     """A file on its way.
 
     Attributes:
         path: Its name in the end, free of links.
         names: All names by which the script may ask for it, `path` among them.
-        part: Its name until it is whole.
+        temporary: Its name until it is whole.
         num_bytes: About how much memory it holds until then.
         fill: Writes the content to the file of the given name.
         done: Called when it stands under its name, or never will.
@@ -46,13 +46,13 @@ class Part:
 
     path: str
     names: frozenset[str]
-    part: str
+    temporary: str
     num_bytes: int
     fill: Callable[[str], None]
     done: Callable[[], None]
 
 
-def begin_part(path: str) -> str:
+def create_temporary(path: str) -> str:
     """Make the empty file beside `path` that is to take its place, and return its name.
 
     Its name up to the last dot is that of `path`: torch writes this into the file. What `path` allows to whom, it allows.
@@ -66,14 +66,14 @@ def begin_part(path: str) -> str:
     stem = name.rpartition(".")[0] if "." in name else name
     if not stem:
         raise OSError(f"{path} has no name that torch would take")
-    part = os.path.join(folder, f"{stem}{_MARK}{os.getpid()}-{next(_NUMBERS)}")  # noqa: PTH118 - names as torch takes them
-    handle = _OPEN(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    name = os.path.join(folder, f"{stem}{_MARK}{os.getpid()}-{next(_NUMBERS)}")  # noqa: PTH118 - names as torch takes them
+    handle = _OPEN(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         if mode is not None:
             os.fchmod(handle, mode)
     finally:
         _CLOSE(handle)
-    return part
+    return name
 
 
 def _mode_of(path: str) -> int | None:
@@ -95,11 +95,12 @@ def remove_orphans(folder: str) -> None:
 
 
 @dataclass
-class PartWriter:
-    """Finishes parts one after another, in the order they came, in a thread that begins with the first.
+class FileWriter:
+    """Writes files one after another in a thread, which starts with the first.
 
-    A part that nothing was written of yet can be given up for a newer one of the same path. A path that was written just now
-    is left alone for `PAUSES` times as long as that took, unless somebody waits: the writing takes cores from the training.
+    It is no executor for two reasons. A file that is not being written yet can be discarded for a newer one of the same
+    path; and a path that was just written is left alone for `PAUSES` times as long as that took, unless somebody waits for
+    it, since writing takes cores from the training.
 
     Attributes:
         errors: What could not be written and why; whoever tells it takes it out.
@@ -107,41 +108,41 @@ class PartWriter:
     """
 
     errors: list[tuple[str, Exception]] = field(default_factory=list)
-    waiting: deque[Part] = field(default_factory=deque)
+    waiting: deque[PendingFile] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
-    _begun: Part | None = None
+    _begun: PendingFile | None = None
     _rests: dict[str, float] = field(default_factory=dict)
     _hurry: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Memory that is held by what is under way."""
-        return sum(part.num_bytes for part in tuple(self.waiting))
+        return sum(pending.num_bytes for pending in tuple(self.waiting))
 
-    def add(self, part: Part) -> None:
-        """Finish a part behind all others; here and now where no thread can be started any more."""
+    def add(self, pending: PendingFile) -> None:
+        """Write a file after all others; in the caller if the interpreter can start no thread any more."""
         with self._changed:
-            self.waiting.append(part)
+            self.waiting.append(pending)
             self._changed.notify_all()
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="hasten-saving", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the interpreter is ending
-                self._finish(part)
+                self._finish(pending)
             else:
                 self._thread = thread
 
-    def give_up(self, path: str) -> None:
+    def discard(self, path: str) -> None:
         """Drop what waits for its turn to be written to `path`: something newer is to take its place."""
         with self._changed:
-            late = [part for part in self.waiting if part.path == path and part is not self._begun]
-            for part in late:
-                self.waiting.remove(part)
-        for part in late:
-            _remove(part.part)
-            part.done()
+            late = [pending for pending in self.waiting if pending.path == path and pending is not self._begun]
+            for pending in late:
+                self.waiting.remove(pending)
+        for pending in late:
+            _remove(pending.temporary)
+            pending.done()
 
     def wait(self, matches: Callable[[], bool]) -> None:
         """Wait for as long as `matches()`; it looks at `waiting`. Nothing in the thread itself."""
@@ -159,37 +160,37 @@ class PartWriter:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while (part := self._due()) is None:
+                while (pending := self._due()) is None:
                     self._changed.wait(self._pause_s())
-                self._begun = part
-            self._finish(part)
+                self._begun = pending
+            self._finish(pending)
 
-    def _due(self) -> Part | None:
-        """The first part that may be written now."""
+    def _due(self) -> PendingFile | None:
+        """Return the first file that may be written now."""
         now = monotonic()
-        return next((part for part in self.waiting if self._hurry or self._rests.get(part.path, 0.0) <= now), None)
+        return next((pending for pending in self.waiting if self._hurry or self._rests.get(pending.path, 0.0) <= now), None)
 
     def _pause_s(self) -> float | None:
         """Seconds until one may be; None where there is none."""
-        rests = [self._rests.get(part.path, 0.0) for part in self.waiting]
+        rests = [self._rests.get(pending.path, 0.0) for pending in self.waiting]
         return max(min(rests) - monotonic(), 0.001) if rests else None
 
-    def _finish(self, part: Part) -> None:
+    def _finish(self, pending: PendingFile) -> None:
         started = monotonic()
         try:
-            part.fill(part.part)
-            _flush(part.part)
-            _REPLACE(part.part, part.path)
-            _flush(os.path.dirname(part.path))  # noqa: PTH120 - a name, as all of them here
+            pending.fill(pending.temporary)
+            _flush(pending.temporary)
+            _REPLACE(pending.temporary, pending.path)
+            _flush(os.path.dirname(pending.path))  # noqa: PTH120 - a name, as all of them here
         except Exception as error:  # noqa: BLE001 - told at the next save, or at the end
-            self.errors.append((part.path, error))
-            _remove(part.part)
-        part.done()
+            self.errors.append((pending.path, error))
+            _remove(pending.temporary)
+        pending.done()
         ended = monotonic()
         with self._changed:
             self._rests = {path: until for path, until in self._rests.items() if until > ended}
-            self._rests[part.path] = ended + PAUSES * (ended - started)
-            self.waiting.remove(part)
+            self._rests[pending.path] = ended + PAUSES * (ended - started)
+            self.waiting.remove(pending)
             self._changed.notify_all()
 
 
