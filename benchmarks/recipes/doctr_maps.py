@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recipes.maps import PICTURES, SIZE, in_turns, text_lines
-from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.maps import PolygonArray, make_maps
 
 _HOME = "doctr.models.detection.differentiable_binarization"
 NUM_LINES = 60
@@ -50,16 +50,15 @@ def run(rounds: int) -> dict[str, Any] | None:
     pictures = [text_lines(NUM_LINES, 4, seed) for seed in range(PICTURES)]
     shares = [np.clip(np.stack(lines) / np.asarray(SIZE[::-1], np.float32), 0, 1).astype(np.float32) for lines in pictures]
     arrays = [PolygonArray.from_list(list(share * np.asarray(SIZE[::-1], np.float32))) for share in shares]
-    settings = MapSettings(kernel="exact")
     raw = in_turns(
         {
             "doctr": lambda: [maker.build_target([{"words": share}], (1, *SIZE)) for share in shares],
-            "exact": lambda: [make_maps(array, SIZE, settings) for array in arrays],
+            "exact": lambda: [make_maps(array, SIZE) for array in arrays],
         },
         rounds,
     )
     made = [maker.build_target([{"words": share}], (1, *SIZE))[0][0, 0] > 0 for share in shares]
-    ours = [make_maps(array, SIZE, settings).shrink > 0 for array in arrays]
+    ours = [make_maps(array, SIZE).shrink > 0 for array in arrays]
     differs = sum(int((one != other).sum()) for one, other in zip(made, ours, strict=True)) / sum(map(np.sum, ours))
     ratios = [one / other for one, other in zip(raw["doctr"], raw["exact"], strict=True)]
     medians = {way: float(np.median(times)) for way, times in raw.items()}

@@ -1,18 +1,15 @@
-"""Target maps: the official way, the exact and the fast kernel, and the cache, in turns on the same pictures.
+"""Target maps: the official way and the kernels of the recipe, in turns on the same pictures.
 
 Every picture has 640 x 640 pixels and lines of text in a loose grid: rotated boxes (four corners) or curved lines (twelve).
 One round measures every way once, in an order of its own, each over all pictures of a case; ratios are taken within a round,
-and the goals are judged by their medians. Two threads mean that each makes half of the pictures.
+and the goals are judged by their medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,20 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.recipes.official import official_maps
-from hasten.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps
-from hasten.recipes.ocr.maps.ready import warm
-from hasten.recipes.ocr.maps.store import MapCache, content_of, map_key
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.maps.targets import warm
+from hasten.recipes.ocr.naive import naive_maps
 
 SIZE = (640, 640)
 CASES = {"quads_20": (20, 4), "quads_60": (60, 4), "quads_200": (200, 4), "gons_60": (60, 12), "gons_200": (200, 12)}
 """Polygons a picture, and corners a polygon."""
 PICTURES = 4
 ROUNDS = 15
-GOALS = {
-    "exact_quads": 10.0, "exact_gons": 12.0, "fast_two_threads": 20.0, "cache_read_ms": 1.5, "images_per_s": 300.0,
-}  # fmt: skip
-EXACT, FAST = MapSettings(kernel="exact"), MapSettings(kernel="fast")
+GOALS = {"exact_quads": 10.0, "exact_gons": 12.0}
 Shapes = list[npt.NDArray[np.float32]]
 
 
@@ -75,9 +68,8 @@ def run(count: int = ROUNDS) -> dict[str, Any]:
         count: Rounds.
 
     Returns:
-        Under `cases` of each the raw milliseconds a picture by way, medians, ratios to the official way, and how far the
-        fast maps differ from the exact ones; under `cache` the raw milliseconds of a read; under `goals` what was wanted,
-        what was seen, and whether it was met.
+        Under `cases` of each the raw milliseconds a picture by way, medians, and ratios to the official way; under `goals`
+        what was wanted, what was measured, and whether it was met.
     """
     warm()
     cases = {}
@@ -85,54 +77,29 @@ def run(count: int = ROUNDS) -> dict[str, Any]:
         cases[name] = _measure(num_lines, corners, count)
         ratios = {way: f"{ratio:.1f}x" for way, ratio in cases[name]["ratios"].items()}
         print(f"{name}: official {cases[name]['median_ms']['official']:.1f} ms a picture; {ratios}", flush=True)
-    cache = _measure_cache(count)
-    print(f"cache: {cache['median_ms']:.2f} ms a read", flush=True)
-    quads, gons = cases["quads_60"], cases["gons_60"]
     seen = {
-        "exact_quads": quads["ratios"]["exact"],
-        "exact_gons": min(gons["ratios"]["exact"], cases["gons_200"]["ratios"]["exact"]),
-        "fast_two_threads": quads["ratios"]["fast_two_threads"],
-        "cache_read_ms": cache["median_ms"],
-        "images_per_s": 1000.0 / quads["median_ms"]["fast_two_threads"],
+        "exact_quads": cases["quads_60"]["ratios"]["exact"],
+        "exact_gons": min(cases[name]["ratios"]["exact"] for name in ("gons_60", "gons_200")),
     }
-    goals = {
-        name: {"goal": goal, "seen": seen[name], "met": seen[name] <= goal if name.endswith("_ms") else seen[name] >= goal}
-        for name, goal in GOALS.items()
-    }
+    goals = {name: {"goal": goal, "seen": seen[name], "met": seen[name] >= goal} for name, goal in GOALS.items()}
     for name, goal in goals.items():
         print(f"{name}: {goal['seen']:.2f}, goal {goal['goal']}: {'met' if goal['met'] else 'missed'}", flush=True)
-    return {"size": SIZE, "pictures": PICTURES, "rounds": count, "cases": cases, "cache": cache, "goals": goals}
+    return {"size": SIZE, "pictures": PICTURES, "rounds": count, "cases": cases, "goals": goals}
 
 
 def _measure(num_lines: int, corners: int, rounds: int) -> dict[str, Any]:
     """One case: every way in every round."""
-    pictures = [text_lines(num_lines, corners, seed) for seed in range(PICTURES)]
-    arrays = [PolygonArray.from_list(lines) for lines in pictures]
-    none = [False] * num_lines
-    with ThreadPoolExecutor(2) as pool:
-        ways: dict[str, Callable[[], Any]] = {
-            "official": lambda: _make_all(lambda lines: official_maps(lines, none, SIZE), pictures),
-            "exact": lambda: _make_all(lambda array: make_maps(array, SIZE, EXACT), arrays),
-            "fast": lambda: _make_all(_fast, arrays),
-            "fast_two_threads": lambda: list(pool.map(_make_all, (_fast, _fast), (arrays[::2], arrays[1::2]))),
-        }
-        raw = in_turns(ways, rounds)
-    ratios = {way: median(map(_ratio, raw["official"], raw[way])) for way in ways if way != "official"}
-    exact, fast = ([make_maps(array, SIZE, settings) for array in arrays] for settings in (EXACT, FAST))
+    arrays = [PolygonArray.from_list(text_lines(num_lines, corners, seed)) for seed in range(PICTURES)]
+    ways: dict[str, Callable[[], Any]] = {
+        "official": lambda: _make_all(lambda array: naive_maps(array, SIZE, MapSettings()), arrays),
+        "exact": lambda: _make_all(lambda array: make_maps(array, SIZE), arrays),
+    }
+    raw = in_turns(ways, rounds)
     return {
         "raw_ms": raw,
         "median_ms": {way: median(times) for way, times in raw.items()},
-        "ratios": ratios,
-        "fast_differs_frac": {
-            "shrink": _differing([one.shrink for one in exact], [one.shrink for one in fast]),
-            "thresh_mask": _differing([one.thresh_mask for one in exact], [one.thresh_mask for one in fast]),
-        },
-        "fast_mean_threshold_difference": _mean_difference(exact, fast),
+        "ratios": {"exact": median(map(_ratio, raw["official"], raw["exact"]))},
     }
-
-
-def _fast(array: PolygonArray) -> Maps:
-    return make_maps(array, SIZE, FAST)
 
 
 def _make_all(make: Callable[[Any], Any], pictures: Sequence[Any]) -> None:
@@ -159,39 +126,8 @@ def in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[
     return raw
 
 
-def _measure_cache(rounds: int) -> dict[str, Any]:
-    """Reads of packed maps, each of another picture; the file is in the page cache, as it is after the first epoch."""
-    arrays = [PolygonArray.from_list(text_lines(60, 4, seed)) for seed in range(16)]
-    with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
-        cache = MapCache(Path(folder), 2**26)
-        keys = [map_key(str(seed), content_of(array), None, SIZE, EXACT) for seed, array in enumerate(arrays)]
-        for key, array in zip(keys, arrays, strict=True):
-            cache.get_or_make(key, array, SIZE, EXACT)
-        raw = []
-        for _ in range(rounds):
-            for key in keys:
-                begin = perf_counter()
-                cache.get(key)
-                raw.append(1000.0 * (perf_counter() - begin))
-        bytes_a_picture = cache.num_bytes / len(keys)
-        cache.close()
-    return {"raw_ms": raw, "median_ms": median(raw), "bytes_a_picture": bytes_a_picture}
-
-
 def _ratio(official: float, other: float) -> float:
     return official / other
-
-
-def _differing(exact: Sequence[npt.NDArray[np.uint8]], fast: Sequence[npt.NDArray[np.uint8]]) -> float:
-    """Pixels that differ, as a share of those that are set."""
-    differing = sum(int(np.count_nonzero(one != other)) for one, other in zip(exact, fast, strict=True))
-    return differing / sum(int(np.count_nonzero(one)) for one in exact)
-
-
-def _mean_difference(exact: Sequence[Maps], fast: Sequence[Maps]) -> float:
-    """The mean difference of the thresholds where they are trained."""
-    pairs = zip(exact, fast, strict=True)
-    return float(np.mean([np.abs(one.thresh - other.thresh)[one.thresh_mask > 0].mean() for one, other in pairs]))
 
 
 def main() -> None:

@@ -14,14 +14,15 @@ import os
 from pathlib import Path
 
 from hasten.recipes.ocr.augment import AugmentSettings
-from hasten.recipes.ocr.job import NaiveOcrJob, OcrJob
+from hasten.recipes.ocr.job import OcrJob
+from hasten.recipes.ocr.naive import NaiveOcrJob
 
 FOLDER_VARIABLE = "HASTEN_DATA"
 FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).resolve().parents[4] / "shared" / "data") / "sroie"
 """Where the set lies: in the folder that HASTEN_DATA names, else beside the checkout."""
 
 
-class _Receipts(NaiveOcrJob):
+class SroieJob(OcrJob):
     """The receipts, a third of them held out."""
 
     images = str(FOLDER / "images")
@@ -38,11 +39,7 @@ class _Receipts(NaiveOcrJob):
     rate = 2e-3
 
 
-class SroieJob(_Receipts, OcrJob):
-    """Receipts, as they should be learned."""
-
-
-class NaiveSroieJob(_Receipts):
-    """Receipts, as a tired person writes it; its other form is `SroieJob`."""
+class NaiveSroieJob(NaiveOcrJob, SroieJob):
+    """The same, written the naive way."""
 
     forms = (SroieJob,)

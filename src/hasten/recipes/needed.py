@@ -1,13 +1,15 @@
-"""Packages of the extra `recipes`, imported when they are first used, and functions that one of them compiles."""
+"""Packages of the extra `recipes`, imported on first use, and functions that Numba compiles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hasten.core.errors import MachineError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def needed(name: str) -> Any:
@@ -24,11 +26,22 @@ def needed(name: str) -> Any:
         ) from error
 
 
-@lru_cache(maxsize=32)
-def compiled(function: Callable[..., Any]) -> Any:
-    """A function as Numba compiles it, kept on disk from run to run; it lets go of Python's lock while it works.
+def kernel(function: Function) -> Function:
+    """Compile a function by Numba when it is first called, cached on disk from run to run; it runs without the GIL.
+
+    A division by zero gives infinity, as in NumPy. Nothing is reordered or fused: numbers are those that are written.
 
     Raises:
         MachineError: Numba is not installed.
     """
-    return needed("numba").njit(cache=True, nogil=True)(function)
+    return cast("Function", needed("numba").njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+@lru_cache(maxsize=32)
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel` for modules that are imported where Numba is not installed.
+
+    Raises:
+        MachineError: Numba is not installed.
+    """
+    return kernel(function)

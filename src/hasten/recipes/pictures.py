@@ -156,6 +156,31 @@ def check_picture(path: Path) -> tuple[int, int]:
     return height, width
 
 
+def fit(picture: Picture, size: tuple[int, int]) -> tuple[Picture, tuple[float, float], tuple[int, int]]:
+    """Fit a picture into a rectangle, its sides in proportion, in the middle, with grey beside it.
+
+    Args:
+        picture: `uint8 [height, width, 3]`.
+        size: Height and width of the rectangle.
+
+    Returns:
+        The rectangle; the scales in x and y, which differ by a rounding to whole pixels; left and top of the picture in it.
+    """
+    height, width = picture.shape[:2]
+    scale = min(size[0] / height, size[1] / width)
+    inner_height, inner_width = max(1, round(height * scale)), max(1, round(width * scale))
+    left, top = (size[1] - inner_width) // 2, (size[0] - inner_height) // 2
+    fitted: Picture = np.full((*size, 3), PADDING, dtype=np.uint8)
+    inside = fitted[top : top + inner_height, left : left + inner_width]
+    if (inner_height, inner_width) == (height, width):
+        inside[:] = picture
+    else:
+        cv2 = opencv()
+        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+        inside[:] = cv2.resize(picture, (inner_width, inner_height), interpolation=how)
+    return fitted, (inner_width / width, inner_height / height), (left, top)
+
+
 def letterbox(picture: Picture, size: int) -> tuple[Picture, float, tuple[int, int]]:
     """Fit a picture into a square, its sides in proportion, in the middle, with grey beside it.
 
@@ -170,19 +195,8 @@ def letterbox(picture: Picture, size: int) -> tuple[Picture, float, tuple[int, i
     Raises:
         MachineError: OpenCV is not installed.
     """
-    height, width = picture.shape[:2]
-    scale = size / max(height, width)
-    inner_height, inner_width = max(1, round(height * scale)), max(1, round(width * scale))
-    left, top = (size - inner_width) // 2, (size - inner_height) // 2
-    square: Picture = np.full((size, size, 3), PADDING, np.uint8)
-    inside = square[top : top + inner_height, left : left + inner_width]
-    if (inner_height, inner_width) == (height, width):
-        inside[:] = picture
-    else:
-        cv2 = opencv()
-        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-        inside[:] = cv2.resize(picture, (inner_width, inner_height), interpolation=how)
-    return square, scale, (left, top)
+    square, _, place = fit(picture, (size, size))
+    return square, size / max(picture.shape[:2]), place
 
 
 def read_text(path: Path) -> str:

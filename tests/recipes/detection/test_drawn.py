@@ -9,8 +9,8 @@ import pytest
 
 from hasten.core.errors import MachineError
 from hasten.core.sample_folder import FOLDER_VARIABLE
-from hasten.recipes.detection.drawn import drawn_pictures
 from hasten.recipes.detection.job import DetectionJob
+from hasten.recipes.detection.synth import drawn_pictures
 
 
 def test_pictures_are_drawn_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

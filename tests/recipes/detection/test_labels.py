@@ -356,7 +356,7 @@ def test_crowds_are_not_learned_from(folder: Folder) -> None:
             '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
             "there twice",
         ),
-        ("[" * 5_000, "labels.json"),
+        ("[" * 500, "labels.json"),
     ],
 )
 def test_json_that_is_not_cocos_is_refused(folder: Folder, text: str, words: str) -> None:
@@ -461,7 +461,7 @@ def test_names_in_yaml_stay_text(tmp_path: Path) -> None:
         ("data.yaml", "names:\n  - [cat]\n", "line 2: an entry of `names` is not text"),
         ("data.yaml", "names:\n  - cat\n  dog\n", "line [34]: it is not valid YAML"),
         ("data.yaml", "!!python/object/apply:os.system ['true']\n", "no `names`"),
-        ("data.yaml", "names: " + "[" * 5_000, "nested too deeply"),
+        ("data.yaml", "names: " + "[" * 500, "nested too deeply"),
         ("data.yaml", "names: [" + "a, " * 400_000 + "]\n", "longer than"),
         ("classes.json", "{", "line 1: it is no JSON"),
         ("classes.json", '{"a": 1}', "no list of names"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from PIL import Image
 from hasten.core.errors import DataError
 from hasten.core.records import decode, encode
 from hasten.recipes.ocr.augment import in_frame
-from hasten.recipes.ocr.data import DecodedData, OcrData, fit, prepared, read_items, split
-from hasten.recipes.ocr.maps import PolygonArray
+from hasten.recipes.ocr.data import HeldOutData, OcrData, RawSample, Sample, polygons_of, prepared, read_items, split
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray
+from hasten.recipes.ocr.naive import DecodedData, naive_maps
 from hasten.recipes.ocr.regions import Item
+from hasten.recipes.pictures import fit
 
 
 def marked(folder: Path, name: str = "a.png", *, turned: bool = False) -> Item:
@@ -131,3 +134,40 @@ def test_a_picture_without_text_stays_so() -> None:
     assert len(PolygonArray(points, offsets, ignored)) == 0
     gone = PolygonArray.from_list([[(20, 20), (30, 20), (30, 30)]], [False])
     assert len(PolygonArray(*in_frame(gone.points, gone.offsets, gone.ignored, (10, 10)))) == 0
+
+
+@pytest.mark.parametrize(("max_bytes", "num_cached"), [(0, 0), (30_000, 1), (2**20, 3)])
+def test_held_out_pictures_are_decoded_once_and_their_targets_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int, num_cached: int
+) -> None:
+    data, size = OcrData(tuple(marked(tmp_path, f"{name}.png") for name in "abc")), (64, 64)
+    settings = MapSettings(min_text_size=3)
+    held = HeldOutData(data, size, settings, max_bytes)
+    decoded: list[str] = []
+
+    def counting(sample: RawSample, size: tuple[int, int]) -> Sample:
+        decoded.append(sample[0])
+        return prepared(sample, size)
+
+    monkeypatch.setattr("hasten.recipes.ocr.data.prepared", counting)
+    for _ in range(2):
+        for index in range(len(held)):
+            picture, points, offsets, ignored, targets = held[index]
+            for one, other in zip((picture, points, offsets, ignored), prepared(data[index], size), strict=True):
+                np.testing.assert_array_equal(one, other)
+            wanted = naive_maps(polygons_of(points, offsets, ignored), size, settings)
+            assert targets is not None
+            np.testing.assert_array_equal(targets[0], wanted.shrink)
+            np.testing.assert_array_equal(targets[1], wanted.shrink_mask)
+            assert targets[0].any()
+            assert targets[2] > 0
+    assert len(decoded) == 6 - num_cached
+
+
+def test_cached_held_out_pictures_are_not_sent_to_a_worker_process(tmp_path: Path) -> None:
+    held = HeldOutData(OcrData((marked(tmp_path),)), (64, 64), MapSettings(), 2**20)
+    before = len(pickle.dumps(held))
+    picture = held[0][0]
+    sent = pickle.dumps(held)
+    assert len(sent) < before + picture.nbytes // 10
+    np.testing.assert_array_equal(pickle.loads(sent)[0][0], picture)

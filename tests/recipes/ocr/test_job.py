@@ -15,7 +15,7 @@ from hasten.core.errors import JobError
 from hasten.core.job import check_job
 from hasten.recipes.ocr import NaiveOcrJob, OcrJob
 from hasten.recipes.ocr.augment import AugmentSettings
-from hasten.recipes.ocr.boxes import Boxes
+from hasten.recipes.ocr.postprocess import Boxes
 from hasten.recipes.ocr.predict import find_text, shown
 from hasten.recipes.ocr.synth import write
 from hasten.recipes.pictures import read_picture
@@ -35,7 +35,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job_of(kind: type[NaiveOcrJob], pages: Path, **settings: Any) -> Any:
+def job_of(kind: type[OcrJob], pages: Path, **settings: Any) -> Any:
     """A small job on the pages, which are held out too."""
     images, labels = str(pages / "images"), str(pages / "labels")
     told = {"images": images, "labels": labels, "valid_images": images, "valid_labels": labels}
@@ -145,13 +145,13 @@ def test_without_pictures_pages_are_drawn_once(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_naive_job_names_its_other_form_and_a_job_of_ones_own_does_not() -> None:
-    assert NaiveOcrJob.forms == (OcrJob,)
-    assert OcrJob.forms == ()
+    assert [form.__name__ for form in NaiveOcrJob.forms] == ["OcrJob"]
+    assert not OcrJob.forms
 
     class Mine(NaiveOcrJob):
         pass
 
-    assert Mine.forms == ()
+    assert not Mine.forms
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,6 @@ def test_the_naive_job_names_its_other_form_and_a_job_of_ones_own_does_not() -> 
         ({"size": (64, 0)}, "size must be a multiple of 32"),
         ({"backbone": "vgg"}, "backbone must be 'resnet' or 'mobile'"),
         ({"width": 6}, "width must be a multiple of 4"),
-        ({"maps": "quick"}, "kernel must be exact or fast"),
         ({"shrink_ratio": 1.0}, "shrink_ratio must lie between"),
         ({"crop": 33}, "crop must be a multiple of 32"),
     ],

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hasten.recipes.ocr.boxes import BoxSettings, fast_boxes
-from hasten.recipes.ocr.hmean import Counts, fast_counts, naive_counts, outline_counts
 from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
-from hasten.recipes.ocr.measure import measured
-from hasten.recipes.ocr.outlines import find_outlines
+from hasten.recipes.ocr.metrics import Counts, count_matches, count_texts
+from hasten.recipes.ocr.postprocess import BoxSettings, find_outlines, find_texts
 
 SIZE = (320, 320)
 
@@ -38,50 +34,32 @@ def perfect(truth: PolygonArray, ratio: float = 0.4) -> npt.NDArray[np.float32]:
 def test_bent_lines_of_perfect_maps_are_the_labels(bend: float, ratio: float) -> None:
     truth = arches(bend=bend)
     found = find_outlines(perfect(truth, ratio), BoxSettings(min_side=1.0, shrink_ratio=ratio))
-    assert outline_counts(found.polygons, truth) == Counts(4, 4, 4)
+    assert count_matches(found.polygons, truth) == Counts(4, 4, 4)
     tops = [shape[:, 1].min() for shape in sorted(found.shapes, key=lambda shape: float(shape[:, 1].min()))]
     np.testing.assert_allclose(tops, [12, 87, 162, 237], atol=6)
 
 
 def test_rectangles_miss_what_outlines_find() -> None:
-    truth, settings = arches(bend=1.6), BoxSettings(min_side=1.0)
-    assert fast_counts(fast_boxes(perfect(truth), settings).corners, truth).matched == 0
-    matched = {
-        outlines: measured(perfect(truth)[None], [truth], [0.0], replace(settings, outlines=outlines), fast=True)["recall"]
-        for outlines in (False, True)
-    }
-    assert (matched[False].total, matched[True].total) == (0, 4)
-
-
-def test_boxes_counted_as_outlines_count_the_same() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(40):
-        left, top = rng.uniform(0, 200, (2, 12))
-        width, height = rng.uniform(10, 90, (2, 12))
-        boxes = np.stack(
-            [
-                np.stack([left, top], axis=1), np.stack([left + width, top], axis=1),
-                np.stack([left + width, top + height], axis=1), np.stack([left, top + height], axis=1),
-            ],
-            axis=1,
-        ).astype(np.float32)  # fmt: skip
-        truth = PolygonArray.from_list(list(boxes[:6]), (rng.random(6) < 0.3).tolist())
-        near = boxes + rng.normal(0, 4, (12, 1, 2)).astype(np.float32)
-        assert outline_counts(PolygonArray.from_list(list(near)), truth) == naive_counts(near, truth)
+    truth = arches(bend=1.6)
+    matched = {}
+    for outlines in (False, True):
+        texts = find_texts(perfect(truth), BoxSettings(min_side=1.0, outlines=outlines))
+        matched[outlines] = count_texts(texts, truth).matched
+    assert matched == {False: 0, True: 4}
 
 
 def test_nothing_found_and_nothing_to_find() -> None:
     none, some = PolygonArray.from_list([]), arches(bend=0.5)
-    assert outline_counts(none, some) == Counts(0, 4, 0)
-    assert outline_counts(some, none) == Counts(0, 0, 4)
-    assert outline_counts(none, none) == Counts(0, 0, 0)
+    assert count_matches(none, some) == Counts(0, 4, 0)
+    assert count_matches(some, none) == Counts(0, 0, 4)
+    assert count_matches(none, none) == Counts(0, 0, 0)
     assert find_outlines(np.zeros(SIZE, dtype=np.float32), BoxSettings()).shapes == []
 
 
 def test_an_outline_that_crosses_itself_is_counted_by_what_it_covers() -> None:
     bow_tie = PolygonArray.from_list([[(0, 0), (20, 20), (20, 0), (0, 20)]])
     square = PolygonArray.from_list([[(0, 0), (20, 0), (20, 20), (0, 20)]])
-    assert outline_counts(bow_tie, square) == Counts(1, 1, 1)  # half of the square, and all of the bow
+    assert count_matches(bow_tie, square) == Counts(1, 1, 1)  # half of the square, and all of the bow
 
 
 def test_specks_weak_patches_and_the_sure_ones_first() -> None:

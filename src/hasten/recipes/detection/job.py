@@ -15,7 +15,6 @@ pictures of banknotes.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from hasten.core.errors import DataError, JobError
@@ -35,14 +34,15 @@ from hasten.recipes.detection.augment import Augmentation
 from hasten.recipes.detection.average import DECAY, RAMP_UPDATES, Averaged
 from hasten.recipes.detection.data import Batch, DetectionData, augmented, collate, decode
 from hasten.recipes.detection.decode import Candidates, Suppression, candidates, suppress
-from hasten.recipes.detection.drawn import drawn_pictures
 from hasten.recipes.detection.evaluate import Judged, mean_average_precision
 from hasten.recipes.detection.export import export_onnx
 from hasten.recipes.detection.labels import Labelled, read_labels
 from hasten.recipes.detection.losses import Parts, detection_loss
 from hasten.recipes.detection.model import PARTS, STRIDES, Detector, Output, shape_named
+from hasten.recipes.detection.synth import drawn_pictures
 from hasten.recipes.detection.weights import load_weights
 from hasten.recipes.findings import Findings
+from hasten.recipes.schedule import warmup_cosine
 
 Found = Mapping[str, Mean | Gathered]
 METRIC = "map"
@@ -243,15 +243,7 @@ class DetectionJob(Job):
 
     def schedule(self, optimizer: Optimizer, num_updates: int) -> LRScheduler:
         """Raise the rate in a line, then let it fall as half a cosine."""
-        warmup = max(round(self.warmup_frac * num_updates), 1)
-
-        def share(update: int) -> float:
-            if update < warmup:
-                return (update + 1) / warmup
-            done = min((update - warmup) / max(num_updates - warmup, 1), 1.0)
-            return self.final_frac + (1 - self.final_frac) * (1 + math.cos(math.pi * done)) / 2
-
-        return LambdaLR(optimizer, share)
+        return warmup_cosine(optimizer, num_updates, warmup_frac=self.warmup_frac, final_frac=self.final_frac)
 
     def parts(self, output: Output, targets: torch.Tensor) -> Parts:
         """The parts of the loss, the anchors of the whole batch chosen at once."""

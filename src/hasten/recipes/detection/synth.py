@@ -21,6 +21,7 @@ import numpy.typing as npt
 from hasten.core.errors import DataError
 from hasten.core.files import write_atomically
 from hasten.recipes.detection.synth_scene import finish, table
+from hasten.recipes.drawn import drawn_once
 from hasten.recipes.pictures import Picture, opencv
 
 Colour: TypeAlias = tuple[int, int, int]
@@ -30,7 +31,8 @@ NOTE_HEIGHT, NOTE_WIDTH = 180, 380
 """Pixels of a note before it is laid down."""
 MIN_SEEN_FRAC = 0.25
 """A note of which less is seen, beneath others and within the picture, is not labelled: nobody could tell which it is."""
-
+_DRAWING = 1
+"""Raised when pictures are drawn otherwise: those of an older version are not used then."""
 
 THREADS = 4
 """Pictures that are drawn at the same time: most of the work is done outside of Python."""
@@ -167,6 +169,15 @@ def write(
         write_atomically(texts / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
     else:
         write_atomically(texts / "labels.json", json.dumps(content))
+
+
+def drawn_pictures(count: int, seed: int = 0) -> Path:
+    """A folder of drawn pictures, `images` and `labels` (YOLO) in it, drawn once on this machine.
+
+    Raises:
+        MachineError: It cannot be written.
+    """
+    return drawn_once(f"detection-{_DRAWING}-{seed}-{count}", lambda folder: write(folder, count, seed))
 
 
 def _yolo(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64], size: int) -> str:

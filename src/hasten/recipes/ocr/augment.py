@@ -7,15 +7,18 @@ generator, seeded from the sample's own, so that neither the number of workers n
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hasten.core.errors import MachineError
+from hasten.recipes.needed import needed
 from hasten.recipes.ocr.data import Ignored, Offsets, Points, Sample
-from hasten.recipes.ocr.needs import augmentations
 from hasten.recipes.pictures import PADDING, opencv
 
 SMALLEST_KEPT = 0.5
@@ -170,3 +173,20 @@ def _cut(polygon: Points, width: int, height: int) -> Points:
 def _area(polygon: npt.NDArray[Any]) -> float:
     x, y = polygon[:, 0].astype(np.float64), polygon[:, 1].astype(np.float64)
     return abs(float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))) / 2
+
+
+@lru_cache(maxsize=1)
+def augmentations() -> Any:
+    """The module `albumentations`, told not to ask the network for a newer version of itself.
+
+    Raises:
+        MachineError: It is not installed, or older than 2.
+    """
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+    found = needed("albumentations")
+    if int(found.__version__.split(".")[0]) < 2:
+        raise MachineError(
+            f"albumentations {found.__version__} is too old for the text-detection recipe, which needs 2.x: "
+            f"pip install 'hasten[recipes]'."
+        )
+    return found

@@ -51,21 +51,6 @@ class Truth(NamedTuple):
     polygon_ms: torch.Tensor
 
 
-def normalised(images: torch.Tensor) -> torch.Tensor:
-    """Normalise bytes in the order in which they lie: each row is one long line, which a CPU takes at a stride.
-
-    Args:
-        images: `uint8 [batch, height, width, 3]`.
-
-    Returns:
-        `float32 [batch, 3, height, width]`, channels last in memory; the same numbers as channel by channel.
-    """
-    height, width = images.shape[1:3]
-    mean, std = (torch.tensor(values, device=images.device).repeat(width) for values in (MEAN, STD))
-    rows = images.reshape(-1, 3 * width).to(torch.float32).div_(255).sub_(mean).div_(std)
-    return rows.view(-1, height, width, 3).permute(0, 3, 1, 2)
-
-
 def truth_of(polygons: Sequence[PolygonArray], polygon_ms: Sequence[float]) -> Truth:
     """Lay the polygons of pictures side by side.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,9 +18,9 @@ from torch.utils.data import Dataset
 
 from hasten.core.errors import DataError
 from hasten.recipes.findings import BadFileError, Findings
-from hasten.recipes.ocr.maps import PolygonArray
+from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
 from hasten.recipes.ocr.regions import Item, read_regions
-from hasten.recipes.pictures import PADDING, Picture, opencv, read_picture
+from hasten.recipes.pictures import PADDING, Picture, fit, read_picture
 
 Points: TypeAlias = "npt.NDArray[np.float32]"
 """Corners of all polygons of a picture, x and y in pixels, one polygon after another: `[n, 2]`."""
@@ -32,6 +33,16 @@ RawSample: TypeAlias = "tuple[str, Points, Offsets, Ignored]"
 """A picture file and its polygons in the file's pixels."""
 Sample: TypeAlias = "tuple[Picture, Points, Offsets, Ignored]"
 """A canonical picture `uint8 [height, width, 3]` and its polygons in its pixels."""
+
+Masks: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]"
+"""Where shrunk texts are, and where that counts, each `uint8 [height, width]`."""
+Targets: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], float]"
+"""Masks, and the milliseconds it took to have them."""
+HeldOutSample: TypeAlias = "tuple[Picture, Points, Offsets, Ignored, Targets | None]"
+"""A canonical picture, its polygons, and its targets, where they are at hand."""
+
+MAX_HELD_OUT_BYTES = 2**30
+"""Most memory for held-out pictures and their targets, in each process that validates."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,22 +65,45 @@ class OcrData(Dataset[RawSample]):
         return str(item.path), item.regions.points, item.regions.offsets, item.regions.ignored
 
 
-class DecodedData(Dataset[Sample]):
-    """The same pictures, decoded and fitted anew at every visit.
+class HeldOutData(Dataset[HeldOutSample]):
+    """Held-out pictures with their targets, decoded and drawn in the first pass and kept in memory.
+
+    What does not fit into `max_bytes` is made anew in each pass.
 
     Args:
         data: The raw samples.
         size: Height and width of the canonical pictures.
+        settings: How targets are made.
+        max_bytes: Most memory that pictures and targets may take.
     """
 
-    def __init__(self, data: OcrData, size: tuple[int, int]) -> None:
-        self._data, self._size = data, size
+    def __init__(
+        self, data: OcrData, size: tuple[int, int], settings: MapSettings, max_bytes: int = MAX_HELD_OUT_BYTES
+    ) -> None:
+        self._data, self._size, self._settings = data, size, settings
+        self._cache: dict[int, tuple[Sample, Masks]] = {}
+        self._free_bytes = max_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the cache out of what a worker process gets."""
+        used = sum(_num_bytes(*entry) for entry in self._cache.values())
+        return {**vars(self), "_cache": {}, "_free_bytes": self._free_bytes + used}
 
     def __len__(self) -> int:
         return len(self._data)
 
-    def __getitem__(self, index: int) -> Sample:
-        return prepared(self._data[index], self._size)
+    def __getitem__(self, index: int) -> HeldOutSample:
+        start = time.perf_counter()
+        if (entry := self._cache.get(index)) is None:
+            sample = prepared(self._data[index], self._size)
+            start = time.perf_counter()
+            maps = make_maps(polygons_of(*sample[1:]), self._size, self._settings)
+            entry = sample, (maps.shrink.copy(), maps.shrink_mask.copy())  # copies, so that the threshold map is freed
+            if (size := _num_bytes(*entry)) <= self._free_bytes:
+                self._cache[index] = entry
+                self._free_bytes -= size
+        sample, masks = entry
+        return (*sample, (*masks, 1e3 * (time.perf_counter() - start)))
 
 
 def read_items(images: Path, labels: Path, max_bad_frac: float = 0.1) -> tuple[Item, ...]:
@@ -130,34 +164,13 @@ def prepared(sample: RawSample, size: tuple[int, int]) -> Sample:
     return fitted, moved, offsets, ignored
 
 
-def fit(picture: Picture, size: tuple[int, int]) -> tuple[Picture, tuple[float, float], tuple[int, int]]:
-    """Fit a picture into a rectangle, its sides in proportion, in the middle, with grey beside it.
-
-    Args:
-        picture: `uint8 [height, width, 3]`.
-        size: Height and width of the rectangle.
-
-    Returns:
-        The rectangle; the scales in x and y, which differ by a rounding to whole pixels; left and top of the picture in it.
-    """
-    height, width = picture.shape[:2]
-    scale = min(size[0] / height, size[1] / width)
-    inner_height, inner_width = max(1, round(height * scale)), max(1, round(width * scale))
-    left, top = (size[1] - inner_width) // 2, (size[0] - inner_height) // 2
-    fitted: Picture = np.full((*size, 3), PADDING, dtype=np.uint8)
-    inside = fitted[top : top + inner_height, left : left + inner_width]
-    if (inner_height, inner_width) == (height, width):
-        inside[:] = picture
-    else:
-        cv2 = opencv()
-        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-        inside[:] = cv2.resize(picture, (inner_width, inner_height), interpolation=how)
-    return fitted, (inner_width / width, inner_height / height), (left, top)
-
-
 def polygons_of(points: Points, offsets: Offsets, ignored: Ignored) -> PolygonArray:
     """The polygons of a sample, as the target maps take them."""
     return PolygonArray(points=points, offsets=offsets, ignored=ignored)
+
+
+def _num_bytes(sample: Sample, masks: Masks) -> int:
+    return sum(part.nbytes for part in (*sample, *masks))
 
 
 def _nothing(size: tuple[int, int]) -> Sample:

@@ -1,23 +1,20 @@
-"""The text-detection job made small, for `hasten demo ocr`: minutes, not hours, on drawn pages."""
+"""The text-detection job made small, for `hasten demo ocr`: minutes, not hours, on generated pages."""
 
 from __future__ import annotations
 
-from hasten.recipes.ocr.job import NaiveOcrJob, OcrJob
+from hasten.recipes.ocr.job import OcrJob
+from hasten.recipes.ocr.naive import NaiveOcrJob
 
 
-class _Small(NaiveOcrJob):
-    """Few and small pictures."""
+class DrawnPages(OcrJob):
+    """Few and small pages."""
 
     size = 224
     batch_size = 4
     num_drawn = 48
 
 
-class DrawnPages(_Small, OcrJob):
-    """Pages, read as they should be."""
-
-
-class NaiveDrawnPages(_Small):
-    """Pages, read the naive way; the other form is `DrawnPages`."""
+class NaiveDrawnPages(NaiveOcrJob, DrawnPages):
+    """The same, written the naive way."""
 
     forms = (DrawnPages,)

@@ -2,7 +2,7 @@
 
 The file takes `images`, float32 `[batch, 3, height, width]` from 0 to 1 (RGB, fitted into the job's size), with any batch
 size, and gives `probability`, float32 `[batch, 1, height, width]`: of text, shrunk as in training. The normalisation is in
-it; finding boxes in the map is not (`hasten.recipes.ocr.boxes`). The size and what texts were shrunk by stand in its
+it; finding boxes in the map is not (`hasten.recipes.ocr.postprocess`). The size and what texts were shrunk by stand in its
 metadata.
 """
 
@@ -41,7 +41,7 @@ def export_onnx(model: nn.Module, path: Path, *, size: tuple[int, int], shrink_r
     """Write the ONNX file, run it beside the model, and keep it where they agree.
 
     Args:
-        model: A `DBNet` whose norms are not folded. It is not changed.
+        model: A `DBNet`. It is not changed.
         path: The file; replaced only by one that agrees.
         size: Height and width of the pictures.
         shrink_ratio: What texts were shrunk by, for the file's metadata.

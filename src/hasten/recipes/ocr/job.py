@@ -1,18 +1,19 @@
-"""The job of text detection, in two forms: as it is usually written, and as it should be.
+"""The text-detection job: DBNet on your own pictures.
 
-Both train the same mathematics: the same pictures, random changes, targets, losses and metrics. `NaiveOcrJob` decodes each
-picture at every visit, makes targets polygon by polygon in Python (for held-out pictures too), sends float32, and looks for
-boxes while the model waits. `OcrJob` says what may be kept, makes targets and losses by compiled kernels, keeps the targets
-of held-out pictures, sends bytes, runs the model once on a held-out batch, and looks for boxes in threads beside the next
-one.
+    class Receipts(OcrJob):
+        images, labels = "scans", "labels"
 
-On held-out pictures the loss is that of the probability map alone, in both: boxes need no threshold map, so the model makes
-none there.
+    class NaiveReceipts(NaiveOcrJob, Receipts):  # the baseline: `hasten tune receipts.py:NaiveReceipts` shows the gain
+        forms = (Receipts,)
+
+A picture is decoded and fitted once and can be cached; targets are made by compiled kernels, and those of held-out pictures
+once; bytes go to the device; a held-out batch passes the model once for loss and metric; and boxes are found in threads
+beside the next batch. The loss of held-out pictures is that of the probability map alone: boxes need no threshold map, so
+the model makes none there.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -20,41 +21,37 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from hasten.core.errors import JobError
 from hasten.core.job import Job, Mean, Quality
 from hasten.recipes.findings import Findings
-from hasten.recipes.ocr import fused, layout, levels, measure, normed
 from hasten.recipes.ocr.augment import Augment, AugmentSettings
-from hasten.recipes.ocr.batch import MEAN, STD, OcrBatch, normalised, polygons_in, truth_of
-from hasten.recipes.ocr.boxes import BoxSettings
-from hasten.recipes.ocr.data import DecodedData, OcrData, Sample, polygons_of, prepared, read_items, split
+from hasten.recipes.ocr.batch import MEAN, STD, OcrBatch, polygons_in, truth_of
+from hasten.recipes.ocr.data import HeldOutData, OcrData, Sample, polygons_of, prepared, read_items, split
 from hasten.recipes.ocr.export import export_onnx
-from hasten.recipes.ocr.fused import fused_db_loss, fused_probability_loss
-from hasten.recipes.ocr.kept import HeldData, KeptData
 from hasten.recipes.ocr.losses import db_loss, probability_loss
 from hasten.recipes.ocr.maps import Maps, MapSettings, PolygonArray, make_maps
-from hasten.recipes.ocr.maps.ready import warm as warm_maps
+from hasten.recipes.ocr.maps.targets import warm as warm_maps
+from hasten.recipes.ocr.metrics import Counts, count_texts, measured
 from hasten.recipes.ocr.model import STRIDE, Backbone, DBNet
-from hasten.recipes.ocr.plain import plain_maps
+from hasten.recipes.ocr.postprocess import BoxSettings, Floats, Texts, find_texts
 from hasten.recipes.ocr.regions import Item, read_regions
 from hasten.recipes.ocr.synth import drawn_folder
+from hasten.recipes.schedule import warmup_cosine
 from hasten.recipes.weights import load_weights
 
-LEAST_WIDTH = 16
-"""Narrower networks train on pictures that lie channel by channel: see `hasten.optimizations.channels_last`."""
 _METRIC_THREADS = 2
 
 
-class NaiveOcrJob(Job):
-    """Text detection, written the slow way: the baseline that `OcrJob` is measured against.
+class OcrJob(Job):
+    """Text detection on pictures of your own: name your folders, and tune it.
 
     Attributes:
         images: The folder of the pictures; None draws pictures of text to learn from.
@@ -68,7 +65,6 @@ class NaiveOcrJob(Job):
         crop: Side, or height and width, of the parts that are trained on; None trains on whole pictures.
         backbone: `resnet` or `mobile`.
         width: Channels of the backbone's first stage; a multiple of 4.
-        maps: Which kernel makes the targets of `OcrJob`: `exact`, or `fast`, which differs at the borders of texts.
         min_text_size: Texts that are less high or wide, in pixels of the fitted picture, are not learned.
         shrink_ratio: What texts are shrunk by. Nearer to 1 keeps thin lines apart less well and finds them better.
         box_thresh: The least mean probability of a box.
@@ -90,7 +86,6 @@ class NaiveOcrJob(Job):
     crop: ClassVar[int | tuple[int, int] | None] = None
     backbone: ClassVar[Backbone] = "resnet"
     width: ClassVar[int] = 16
-    maps: ClassVar[Literal["exact", "fast"]] = "exact"
     min_text_size: ClassVar[float] = 4.0
     shrink_ratio: ClassVar[float] = 0.4
     box_thresh: ClassVar[float] = 0.5
@@ -107,6 +102,7 @@ class NaiveOcrJob(Job):
 
     _items: tuple[tuple[Item, ...], tuple[Item, ...]] | None = None
     _change: Augment | None = None
+    _output: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """A job of one's own has no other form than those it names: ours are of other pictures."""
@@ -116,41 +112,41 @@ class NaiveOcrJob(Job):
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker process gets the job without what belongs to this one."""
-        return {name: value for name, value in vars(self).items() if name not in {"_change", "_seen"}}
+        return {name: value for name, value in vars(self).items() if name not in {"_change", "_output"}}
 
     def model(self) -> nn.Module:
-        """Make the network."""
-        return self._network(rewritten=False)
+        """Make the network.
 
-    def _network(self, *, rewritten: bool) -> nn.Module:
+        Raises:
+            JobError: The backbone or the width cannot be.
+        """
         if self.backbone not in {"resnet", "mobile"}:
             raise JobError(f"{type(self).__name__}.backbone must be 'resnet' or 'mobile', not {self.backbone!r}.")
         if self.width < 4 or self.width % 4:
             raise JobError(f"{type(self).__name__}.width must be a multiple of 4, not {self.width}.")
-        return DBNet(self.backbone, self.width, rewritten=rewritten)
+        return DBNet(self.backbone, self.width)
 
     def train_data(self) -> Dataset[Any]:
-        """Make the pictures to learn from, decoded anew at every visit."""
-        return DecodedData(OcrData(self._both()[0]), self.canonical_size())
+        """Make the pictures to learn from: file names and polygons; nothing is decoded yet."""
+        warm_maps()  # here, so that no worker process compiles in its first batch
+        return OcrData(self.items()[0])
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out pictures, decoded anew at every pass."""
-        return HeldData(OcrData(self._both()[1]), self.canonical_size())
+        """Make the held-out pictures, cached with their targets from the first pass on."""
+        warm_maps()
+        return HeldOutData(OcrData(self.items()[1]), self.canonical_size(), self.map_settings())
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
-        return torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.01)
+        """Make the optimizer; it updates all weights in one call."""
+        return torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.01, fused=True)
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> LRScheduler:
-        """A rise, and a fall as a cosine."""
-        rise = max(1, round(self.warmup_frac * num_updates))
+        """Raise the rate in a line, then let it fall as half a cosine."""
+        return warmup_cosine(optimizer, num_updates, warmup_frac=self.warmup_frac)
 
-        def share(update: int) -> float:
-            if update < rise:
-                return (update + 1) / (rise + 1)
-            return 0.5 * (1 + math.cos(math.pi * min(1.0, (update - rise) / max(1, num_updates - rise))))
-
-        return LambdaLR(optimizer, share)
+    def deterministic_transform(self, sample: Any) -> Any:
+        """Decode a picture and fit it into the canonical size; what is kept of held-out pictures is so already."""
+        return prepared(sample, self.canonical_size()) if isinstance(sample[0], str) else sample
 
     def random_transform(self, sample: Sample) -> Sample:
         """Turn, scale, crop and light the picture a little otherwise at each visit."""
@@ -160,34 +156,45 @@ class NaiveOcrJob(Job):
         return self._change(sample)
 
     def collate(self, samples: list[Any]) -> OcrBatch:
-        """Normalise the pictures on the host, and make their targets polygon by polygon."""
-        pictures = [(sample[0].astype(np.float32) / np.float32(255) - _mean()) / _std() for sample in samples]
-        images = torch.from_numpy(np.stack([np.ascontiguousarray(picture.transpose(2, 0, 1)) for picture in pictures]))
+        """Stack the pictures as bytes, and make their targets by the compiled kernels; those of held-out ones are kept."""
+        images = torch.from_numpy(np.stack([sample[0] for sample in samples]))
+        if all(len(sample) > 4 and sample[4] is not None for sample in samples):
+            targets = [sample[4] for sample in samples]
+            shrink, mask = (torch.from_numpy(np.stack([target[at] for target in targets])) for at in (0, 1))
+            truth = truth_of([polygons_of_sample(sample) for sample in samples], [target[2] for target in targets])
+            return OcrBatch(images, shrink, mask, None, None, truth)
         start = time.perf_counter()
-        maps = [plain_maps(_polygons(sample), sample[0].shape[:2], self.map_settings()) for sample in samples]
+        maps = [make_maps(polygons_of_sample(sample), sample[0].shape[:2], self.map_settings()) for sample in samples]
         spent_ms = 1e3 * (time.perf_counter() - start) / len(samples)
-        return _batch(images, maps, samples, [spent_ms] * len(samples))
+        return batch_of(images, maps, samples, [spent_ms] * len(samples))
 
     def device_transform(self, batch: OcrBatch) -> OcrBatch:
-        """Normalise pictures that are still bytes, as those of `OcrJob` are."""
+        """Make normalised floats of bytes, channels last in memory."""
         if batch.images.dtype != torch.uint8:
             return batch
-        if batch.images.device.type == "cpu" and (batch.truth is not None or self.width >= LEAST_WIDTH):
-            return batch._replace(images=normalised(batch.images))
-        images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        images = batch.images.permute(0, 3, 1, 2).to(torch.float32)
         mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (MEAN, STD))
         return batch._replace(images=images.div_(255).sub_(mean).div_(std))
 
     def loss(self, model: nn.Module, batch: OcrBatch) -> torch.Tensor:
-        """The three losses of DBNet; of held-out pictures that of the probability map alone."""
+        """The three losses of DBNet; of held-out pictures that of the probability map alone.
+
+        The output of a held-out batch is kept for `metric`, which is called with the same batch next.
+        """
         logits = model(batch.images)
+        if not model.training:
+            self._output = batch.images, logits
         if logits.shape[1] == 1 or batch.thresh is None or batch.thresh_mask is None:
             return probability_loss(logits, batch.shrink, batch.shrink_mask)
         return db_loss(logits, batch.shrink, batch.shrink_mask, batch.thresh, batch.thresh_mask)
 
     def metric(self, model: nn.Module, batch: OcrBatch) -> Any:
-        """H-mean, precision and recall, and what targets, boxes and counting took: while the model waits."""
-        return self._measured(_probability(model(batch.images)), batch, fast=False)
+        """H-mean, precision and recall, measured in a thread beside the next batch; and what each part of it took."""
+        last, self._output = self._output, None
+        logits = last[1] if last is not None and last[0] is batch.images else model(batch.images)
+        probability = torch.sigmoid(logits[:, 0].float()).cpu()
+        pending: Future[dict[str, Mean]] = _pool(os.getpid()).submit(self.measured, probability, batch)
+        return pending
 
     def look_through(self) -> Findings:
         """What is wrong with the pictures and labels, each with its file and line; nothing where they are drawn.
@@ -214,7 +221,7 @@ class NaiveOcrJob(Job):
         Raises:
             HastenError: As `load_weights` and `export_onnx` have it.
         """
-        network = self._network(rewritten=False)
+        network = self.model()
         load_weights(network, Path(weights))
         return export_onnx(network, Path(path), size=self.canonical_size(), shrink_ratio=self.shrink_ratio)
 
@@ -229,7 +236,7 @@ class NaiveOcrJob(Job):
 
     def map_settings(self) -> MapSettings:
         """How targets are made."""
-        return MapSettings(shrink_ratio=self.shrink_ratio, min_text_size=self.min_text_size, kernel=self.maps)
+        return MapSettings(shrink_ratio=self.shrink_ratio, min_text_size=self.min_text_size)
 
     def box_settings(self) -> BoxSettings:
         """What counts as a text."""
@@ -240,7 +247,7 @@ class NaiveOcrJob(Job):
             outlines=self.curved,
         )
 
-    def _both(self) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    def items(self) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """The pictures to learn from and those held out, read once."""
         if self._items is None:
             self._check()
@@ -266,78 +273,33 @@ class NaiveOcrJob(Job):
         valid = read_items(Path(self.valid_images), Path(self.valid_labels or self.valid_images), self.max_bad_frac)
         return items, valid
 
-    def _measured(self, probability: torch.Tensor, batch: OcrBatch, *, fast: bool) -> dict[str, Mean]:
+    def measured(self, probability: torch.Tensor, batch: OcrBatch) -> dict[str, Mean]:
+        """The metrics of a held-out batch.
+
+        Args:
+            probability: Of text, `[batch, height, width]`, on the CPU.
+            batch: The batch.
+
+        Raises:
+            JobError: The batch has no labels.
+        """
         if batch.truth is None:
             raise JobError("this batch has no labels to measure by: it is one of training.")
-        times = batch.truth.polygon_ms.tolist()
-        maps, truth = probability.cpu().numpy(), polygons_in(batch.truth)
-        return measure.measured(maps, truth, times, self.box_settings(), fast=fast)
+        return measured(
+            probability.numpy(),
+            polygons_in(batch.truth),
+            batch.truth.polygon_ms.tolist(),
+            find=self.find_texts,
+            count=self.count_texts,
+        )
 
+    def find_texts(self, probability: Floats) -> Texts:
+        """The texts of one picture, from the map of probabilities `[height, width]`."""
+        return find_texts(probability, self.box_settings())
 
-class OcrJob(NaiveOcrJob):
-    """Text detection: see `NaiveOcrJob` for the attributes."""
-
-    _seen: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def model(self) -> nn.Module:
-        """Make the same network, some layers of which are computed in faster ways: see `DBNet`."""
-        return self._network(rewritten=True)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the same optimizer, which takes all weights in one call."""
-        return torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.01, fused=True)
-
-    def train_data(self) -> Dataset[Any]:
-        """Make the pictures to learn from: file names and polygons; nothing is decoded yet."""
-        warm_maps()  # here, so that no worker process compiles in its first batch
-        for part in (fused, layout, normed):
-            part.warm()
-        return OcrData(self._both()[0])
-
-    def valid_data(self) -> Dataset[Any]:
-        """Make the held-out pictures, kept with their targets from the first pass on."""
-        warm_maps()
-        for part in (fused, layout, levels, measure):
-            part.warm()
-        return KeptData(OcrData(self._both()[1]), self.canonical_size(), self.map_settings())
-
-    def deterministic_transform(self, sample: Any) -> Any:
-        """Decode a picture and fit it into the canonical size; what is kept of held-out pictures is so already."""
-        return prepared(sample, self.canonical_size()) if isinstance(sample[0], str) else sample
-
-    def collate(self, samples: list[Any]) -> OcrBatch:
-        """Stack the pictures as bytes, and make their targets by the compiled kernels; those of held-out ones are kept."""
-        images = torch.from_numpy(np.stack([sample[0] for sample in samples]))
-        if all(len(sample) > 4 and sample[4] is not None for sample in samples):
-            targets = [sample[4] for sample in samples]
-            shrink, mask = (torch.from_numpy(np.stack([target[at] for target in targets])) for at in (0, 1))
-            truth = truth_of([_polygons(sample) for sample in samples], [target[2] for target in targets])
-            return OcrBatch(images, shrink, mask, None, None, truth)
-        start = time.perf_counter()
-        maps = [make_maps(_polygons(sample), sample[0].shape[:2], self.map_settings()) for sample in samples]
-        spent_ms = 1e3 * (time.perf_counter() - start) / len(samples)
-        return _batch(images, maps, samples, [spent_ms] * len(samples))
-
-    def loss(self, model: nn.Module, batch: OcrBatch) -> torch.Tensor:
-        """As the naive form; what the model says of a held-out batch is kept for `metric`."""
-        logits = model(batch.images)
-        if logits.shape[1] == 1:
-            self._seen = (batch.images, logits)
-            return fused_probability_loss(logits, batch.shrink, batch.shrink_mask)
-        if batch.thresh is None or batch.thresh_mask is None:
-            return probability_loss(logits, batch.shrink, batch.shrink_mask)
-        return fused_db_loss(logits, batch.shrink, batch.shrink_mask, batch.thresh, batch.thresh_mask)
-
-    def metric(self, model: nn.Module, batch: OcrBatch) -> Any:
-        """The same numbers, without running the model again, and beside the next batch."""
-        seen, self._seen = self._seen, None
-        logits = seen[1] if seen is not None and seen[0] is batch.images else model(batch.images)
-        probability = _probability(logits).cpu()
-        pending: Future[dict[str, Mean]] = _pool(os.getpid()).submit(self._measured, probability, batch, fast=True)
-        return pending
-
-
-NaiveOcrJob.forms = (OcrJob,)
+    def count_texts(self, texts: Texts, truth: PolygonArray) -> Counts:
+        """The matches of the texts and labels of one picture."""
+        return count_texts(texts, truth)
 
 
 @lru_cache(maxsize=1)
@@ -346,15 +308,13 @@ def _pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_METRIC_THREADS, thread_name_prefix=f"boxes-{process}")
 
 
-def _polygons(sample: Sequence[Any]) -> PolygonArray:
+def polygons_of_sample(sample: Sequence[Any]) -> PolygonArray:
+    """The polygons of a sample."""
     return polygons_of(sample[1], sample[2], sample[3])
 
 
-def _probability(logits: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(logits[:, 0].float())
-
-
-def _batch(images: torch.Tensor, maps: list[Maps], samples: list[Any], polygon_ms: list[float]) -> OcrBatch:
+def batch_of(images: torch.Tensor, maps: list[Maps], samples: list[Any], polygon_ms: list[float]) -> OcrBatch:
+    """A batch of pictures with all four target maps, and with labels where the samples are held out."""
     held_out = len(samples[0]) > 4
     return OcrBatch(
         images,
@@ -362,7 +322,7 @@ def _batch(images: torch.Tensor, maps: list[Maps], samples: list[Any], polygon_m
         torch.from_numpy(np.stack([one.shrink_mask for one in maps])),
         torch.from_numpy(np.stack([one.thresh for one in maps])),
         torch.from_numpy(np.stack([one.thresh_mask for one in maps])),
-        truth_of([_polygons(sample) for sample in samples], polygon_ms) if held_out else None,
+        truth_of([polygons_of_sample(sample) for sample in samples], polygon_ms) if held_out else None,
     )
 
 
@@ -371,11 +331,3 @@ def _both_sides(size: int | tuple[int, int], name: str) -> tuple[int, int]:
     if min(height, width) < STRIDE or height % STRIDE or width % STRIDE:
         raise JobError(f"{name} must be a multiple of {STRIDE} pixels (or two of them: height, width), not {size!r}.")
     return height, width
-
-
-def _mean() -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.asarray(MEAN, dtype=np.float32)
-
-
-def _std() -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.asarray(STD, dtype=np.float32)

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
-
-from hasten.recipes.ocr.layout import moved_out
-from hasten.recipes.ocr.levels import add_coarse, can_lay, side_by_side
-from hasten.recipes.ocr.normed import can_norm, norm_relu
-from hasten.recipes.ocr.pointwise import can_join, convolved
-from hasten.recipes.ocr.together import through_heads
 
 Backbone: TypeAlias = Literal["resnet", "mobile"]
 
@@ -40,56 +34,17 @@ class ConvNorm(nn.Module):
     Args:
         convolution: Without a bias.
         relu: Whether ReLU follows.
-
-    Attributes:
-        folds: Whether, when not in training, the norm is made part of the convolution: one pass over memory in place of
-            two. The same mathematics, rounded otherwise. The folded weights are made at each call, never kept. In training
-            with bfloat16 on a CPU norm and ReLU are one operation: see `norm_relu`.
     """
 
     def __init__(self, convolution: nn.Conv2d | nn.ConvTranspose2d, *, relu: bool = True) -> None:
         super().__init__()
-        self.convolution, self.relu, self.folds = convolution, relu, False
+        self.convolution, self.relu = convolution, relu
         self.norm = nn.BatchNorm2d(convolution.out_channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[batch, inputs, height, width]` to `[batch, outputs, ...]`."""
-        if self.folds and not self.training:
-            return self._folded(x, relu=self.relu)
-        out = self.convolution(x)
-        if self.folds and self.relu and can_norm(out):
-            return norm_relu([self.norm], out)
-        out = self.norm(out)
+        out: torch.Tensor = self.norm(self.convolution(x))
         return F.relu_(out) if self.relu else out
-
-    def beside(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The positive part of what `forward` gives plus `other`."""
-        if self.folds and self.training:
-            out = self.convolution(x)
-            if can_norm(out) and other.dtype is out.dtype:
-                return norm_relu([self.norm], out, other)
-            return F.relu_(self.norm(out) + other)
-        if self.folds:
-            return self._folded(x, relu=True, beside=other)
-        return F.relu_(self(x) + other)
-
-    def _folded(self, x: torch.Tensor, *, relu: bool, beside: torch.Tensor | None = None) -> torch.Tensor:
-        layer, norm = self.convolution, self.norm
-        mean, variance = norm.running_mean, norm.running_var
-        if mean is None or variance is None:
-            raise AssertionError("a BatchNorm of this network keeps running statistics")
-        scale = norm.weight * torch.rsqrt(variance + norm.eps)
-        bias = norm.bias - mean * scale
-        if isinstance(layer, nn.ConvTranspose2d):
-            weight = layer.weight * scale.view(1, -1, 1, 1)
-            out = F.conv_transpose2d(x, weight, bias, layer.stride, groups=layer.groups)
-        else:
-            weight = layer.weight * scale.view(-1, 1, 1, 1)
-            if can_join(x):
-                return convolved(x, weight, bias, layer, relu=relu, beside=beside)
-            out = F.conv2d(x, weight, bias, layer.stride, layer.padding, groups=layer.groups)
-        out = out if beside is None else out + beside
-        return F.relu_(out) if relu else out
 
 
 def conv(inputs: int, outputs: int, size: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -109,7 +64,7 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[batch, inputs, height, width]` to `[batch, outputs, height / stride, width / stride]`."""
-        return self.last.beside(self.first(x), self.around(x))
+        return F.relu_(self.last(self.first(x)) + self.around(x))
 
 
 class Inverted(nn.Module):
@@ -158,58 +113,27 @@ class Stages(nn.Module):
         return features
 
 
-class Enlarged(torch.autograd.Function):
-    """Each pixel repeated, as `F.interpolate` does it; the gradient is summed up by pooling, which a CPU does sooner."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, times: int) -> torch.Tensor:
-        """Map `[batch, channels, height, width]` to as many times the height and width."""
-        ctx.times = times
-        return F.interpolate(x, scale_factor=float(times), mode="nearest")
-
-    @staticmethod
-    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Sum the gradients of the pixels that one became."""
-        return F.avg_pool2d(outer[0], ctx.times, divisor_override=1), None
-
-
 class Pyramid(nn.Module):
-    """A feature pyramid: what coarse features know is added to the fine ones, and all four are laid side by side.
+    """A feature pyramid: coarse features are added to the fine ones, and all four levels are concatenated.
 
     Args:
         channels: Of the four features, the finest first.
         inner: Channels of the output; a multiple of 4.
-
-    Attributes:
-        pools: Whether the gradient of what is enlarged is summed up by pooling; where no gradient is wanted, bfloat16
-            levels on a CPU are added up and laid side by side without being enlarged before.
     """
 
     def __init__(self, channels: Sequence[int], inner: int) -> None:
         super().__init__()
-        self.pools = False
         self.lateral = nn.ModuleList(conv(count, inner, 1) for count in channels)
         self.smooth = nn.ModuleList(conv(inner, inner // 4) for _ in channels)
 
     def forward(self, features: list[torch.Tensor]) -> torch.Tensor:
         """Map the features to `[batch, inner, height / 4, width / 4]`."""
         levels = [lateral(feature) for lateral, feature in zip(self.lateral, features, strict=True)]
-        if self.pools and can_lay(levels):
-            for fine in range(len(levels) - 2, -1, -1):
-                add_coarse(levels[fine], levels[fine + 1])
-            return side_by_side([layer(level) for layer, level in zip(self.smooth, levels, strict=True)])
         for fine in range(len(levels) - 2, -1, -1):
-            levels[fine] = levels[fine] + self._enlarged(levels[fine + 1], 2)
+            levels[fine] = levels[fine] + F.interpolate(levels[fine + 1], scale_factor=2.0, mode="nearest")
         smooth = [layer(level) for layer, level in zip(self.smooth, levels, strict=True)]
-        out = [smooth[0]]
-        out += [self._enlarged(level, 2**at) for at, level in enumerate(smooth[1:], 1)]
-        return torch.cat(out, dim=1)
-
-    def _enlarged(self, x: torch.Tensor, times: int) -> torch.Tensor:
-        if not self.pools:
-            return F.interpolate(x, scale_factor=float(times), mode="nearest")
-        out: torch.Tensor = Enlarged.apply(x, times)  # type: ignore[no-untyped-call]
-        return out
+        enlarged = [F.interpolate(level, scale_factor=float(2**n), mode="nearest") for n, level in enumerate(smooth[1:], 1)]
+        return torch.cat([smooth[0], *enlarged], dim=1)
 
 
 class Head(nn.Sequential):
@@ -218,10 +142,6 @@ class Head(nn.Sequential):
     Args:
         inner: Channels of the pyramid.
         prior: What the map is everywhere before training, as a probability.
-
-    Attributes:
-        shuffles: Whether the last layer, whose steps are as long as it is wide, is computed as a convolution of one pixel
-            with four outputs, which are then laid out. The same mathematics; with bfloat16 on a CPU it takes less time.
     """
 
     def __init__(self, inner: int, prior: float) -> None:
@@ -229,28 +149,10 @@ class Head(nn.Sequential):
         last = nn.ConvTranspose2d(narrow, 1, 2, stride=2)
         wider = nn.ConvTranspose2d(narrow, narrow, 2, stride=2, bias=False)
         super().__init__(ConvNorm(conv(inner, narrow)), ConvNorm(wider), last)
-        self.shuffles = False
         _init_convolutions(self)
         nn.init.normal_(last.weight, std=0.01)
-        nn.init.constant_(_bias(last), math.log(prior / (1 - prior)))
-
-    def parts(self) -> tuple[ConvNorm, ConvNorm, nn.ConvTranspose2d]:
-        """Its three layers."""
-        first, wider, last = self.children()
-        if not (isinstance(first, ConvNorm) and isinstance(wider, ConvNorm) and isinstance(last, nn.ConvTranspose2d)):
-            raise AssertionError("a head has three layers of these kinds")  # noqa: TRY004
-        return first, wider, last
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `[batch, inner, height / 4, width / 4]` to `[batch, 1, height, width]`."""
-        first, wider, last = self.parts()
-        x = wider(first(x))
-        if not self.shuffles:
-            out: torch.Tensor = last(x)
-            return out
-        weight = last.weight.flatten(1).t()[:, :, None, None]
-        x = F.conv2d(x, weight, _bias(last).expand(4))
-        return moved_out(x, 2) if can_norm(x) and not x.requires_grad else F.pixel_shuffle(x.contiguous(), 2)
+        if last.bias is not None:
+            nn.init.constant_(last.bias, math.log(prior / (1 - prior)))
 
 
 class DBNet(nn.Module):
@@ -259,11 +161,9 @@ class DBNet(nn.Module):
     Args:
         backbone: `resnet` or `mobile`.
         width: Channels of the backbone's first stage; a multiple of 4.
-        rewritten: Compute some layers in other ways, which take less time and round otherwise: see `ConvNorm.folds`,
-            `Head.shuffles` and `Pyramid.pools`. With bfloat16 on a CPU both heads train as one, see `through_heads`.
     """
 
-    def __init__(self, backbone: Backbone = "resnet", width: int = 16, *, rewritten: bool = False) -> None:
+    def __init__(self, backbone: Backbone = "resnet", width: int = 16) -> None:
         super().__init__()
         self.backbone = Stages(backbone, width)
         self.pyramid = Pyramid(self.backbone.channels, 4 * width)
@@ -273,12 +173,6 @@ class DBNet(nn.Module):
                 nn.init.zeros_(module.last.norm.weight)  # the branch begins as nothing
         self.probability = Head(4 * width, TEXT_PRIOR)
         self.threshold = Head(4 * width, THRESHOLD_PRIOR)
-        for module in self.modules():
-            if isinstance(module, ConvNorm):
-                module.folds = rewritten
-            if isinstance(module, Head):
-                module.shuffles = rewritten
-        self.pyramid.pools = self.rewritten = rewritten
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map pictures to logits.
@@ -291,8 +185,6 @@ class DBNet(nn.Module):
             probability alone, since boxes need no more.
         """
         features = self.pyramid(self.backbone(images))
-        if self.training and self.rewritten and features.device.type == "cpu" and features.dtype is torch.bfloat16:
-            return through_heads((self.probability, self.threshold), features)
         probability: torch.Tensor = self.probability(features)
         if not self.training:
             return probability
@@ -303,9 +195,3 @@ def _init_convolutions(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-
-
-def _bias(layer: nn.ConvTranspose2d) -> torch.Tensor:
-    if layer.bias is None:
-        raise AssertionError("the last layer of a head has a bias")
-    return layer.bias

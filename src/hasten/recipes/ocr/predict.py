@@ -10,17 +10,14 @@ import torch
 from torch import nn
 
 from hasten.recipes.ocr.batch import MEAN, STD
-from hasten.recipes.ocr.boxes import Boxes
-from hasten.recipes.ocr.data import fit
-from hasten.recipes.ocr.job import NaiveOcrJob
+from hasten.recipes.ocr.job import OcrJob
 from hasten.recipes.ocr.maps import PolygonArray
-from hasten.recipes.ocr.measure import find_texts
-from hasten.recipes.ocr.outlines import Outlines
-from hasten.recipes.pictures import Picture, opencv
+from hasten.recipes.ocr.postprocess import Boxes, Outlines, find_texts
+from hasten.recipes.pictures import Picture, fit, opencv
 from hasten.recipes.weights import load_weights
 
 
-def trained(job: NaiveOcrJob, weights: Path) -> nn.Module:
+def trained(job: OcrJob, weights: Path) -> nn.Module:
     """The network of a job with the weights of a run of it.
 
     Args:
@@ -35,7 +32,7 @@ def trained(job: NaiveOcrJob, weights: Path) -> nn.Module:
     return network.eval()
 
 
-def look(model: nn.Module, picture: Picture, job: NaiveOcrJob) -> tuple[list[dict[str, Any]], Picture]:
+def look(model: nn.Module, picture: Picture, job: OcrJob) -> tuple[list[dict[str, Any]], Picture]:
     """What was found, the surest first, as plain data; and the picture with it drawn in."""
     texts = find_text(model, picture, job)
     found = [
@@ -45,7 +42,7 @@ def look(model: nn.Module, picture: Picture, job: NaiveOcrJob) -> tuple[list[dic
     return found, shown(picture, texts)
 
 
-def find_text(model: nn.Module, picture: Picture, job: NaiveOcrJob) -> Boxes | Outlines:
+def find_text(model: nn.Module, picture: Picture, job: OcrJob) -> Boxes | Outlines:
     """Find text as the job would on a held-out picture, in its own pixels: boxes, or outlines where the job is `curved`.
 
     Args:

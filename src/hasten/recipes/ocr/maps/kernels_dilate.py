@@ -14,7 +14,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from hasten.recipes.ocr.maps.compiled import kernel
+from hasten.recipes.needed import kernel
 
 ARC_TOLERANCE = 0.25
 """Pixels that an arc may differ from a circle: Clipper's default."""

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hasten.recipes.ocr.boxes import Boxes, BoxSettings, box_score, fast_boxes, naive_boxes, unclip_distance
-from hasten.recipes.ocr.hmean import naive_counts
 from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
+from hasten.recipes.ocr.metrics import count_matches
+from hasten.recipes.ocr.naive import naive_boxes
+from hasten.recipes.ocr.postprocess import Boxes, BoxSettings, box_score, find_boxes, unclip_distance
 
 Find: TypeAlias = Callable[[npt.NDArray[np.float32], BoxSettings], Boxes]
-WAYS: list[Find] = [naive_boxes, fast_boxes]
+WAYS: list[Find] = [naive_boxes, find_boxes]
 SETTINGS = BoxSettings(min_side=1.0)
 
 
@@ -40,7 +41,7 @@ def test_boxes_of_perfect_maps_are_the_labels(find: Find, turned: bool, ratio: f
     truth = page(turned=turned)
     maps = make_maps(truth, (320, 320), MapSettings(shrink_ratio=ratio, min_text_size=3))
     boxes = find(maps.shrink.astype(np.float32), BoxSettings(min_side=1.0, shrink_ratio=ratio))
-    counts = naive_counts(boxes.corners, truth)
+    counts = count_matches(PolygonArray.from_list(boxes.shapes), truth)
     assert counts.hmean == 1
     assert (boxes.scores > 0.6).all()
 
@@ -62,7 +63,7 @@ def test_both_ways_give_the_same_boxes_on_maps_as_networks_make_them() -> None:
         probability = np.clip(cv2.GaussianBlur(maps.shrink.astype(np.float32), (0, 0), 1.5) * 1.2 + rough, 0, 1).astype(
             np.float32
         )
-        plain, fast = naive_boxes(probability, SETTINGS), fast_boxes(probability, SETTINGS)
+        plain, fast = naive_boxes(probability, SETTINGS), find_boxes(probability, SETTINGS)
         assert len(plain.scores) == len(fast.scores)
         np.testing.assert_allclose(np.sort(plain.scores), np.sort(fast.scores), atol=1e-5)
         for corners in plain.corners:

@@ -1,4 +1,4 @@
-"""The plain target maps: what they hold, and that the exact kernel gives the same."""
+"""The target maps of the naive form: what they hold, and that the kernel gives the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
-from hasten.recipes.ocr.plain import edge_distance, plain_maps, shrink_distance
+from hasten.recipes.ocr.naive import edge_distance, naive_maps, shrink_distance
 from hasten.recipes.ocr.synth import draw
 
 BOX = np.asarray([(20, 20), (80, 20), (80, 50), (20, 50)], dtype=np.float32)
@@ -18,7 +18,7 @@ def one(corners: object = BOX, *, ignored: bool = False) -> PolygonArray:
 
 def test_a_box_is_shrunk_by_area_over_perimeter() -> None:
     assert shrink_distance(BOX, 0.4) == pytest.approx(60 * 30 * 0.84 / 180)
-    maps = plain_maps(one(), (100, 100), MapSettings())
+    maps = naive_maps(one(), (100, 100), MapSettings())
     rows, columns = np.nonzero(maps.shrink)
     np.testing.assert_allclose((columns.min(), rows.min()), (28.4, 28.4), atol=1)
     np.testing.assert_allclose((columns.max(), rows.max()), (71.6, 41.6), atol=1)
@@ -26,7 +26,7 @@ def test_a_box_is_shrunk_by_area_over_perimeter() -> None:
 
 
 def test_thresholds_are_highest_on_the_border() -> None:
-    maps = plain_maps(one(), (100, 100), MapSettings())
+    maps = naive_maps(one(), (100, 100), MapSettings())
     assert maps.thresh[20, 50] == pytest.approx(0.7)
     assert maps.thresh[24, 50] == pytest.approx(0.3 + 0.4 * (1 - 4 / 8.4), abs=1e-5)
     assert maps.thresh[16, 50] == pytest.approx(maps.thresh[24, 50])
@@ -44,7 +44,7 @@ def test_thresholds_are_highest_on_the_border() -> None:
     ],
 )
 def test_what_is_not_learned_is_masked_out(polygons: PolygonArray, settings: MapSettings) -> None:
-    maps = plain_maps(polygons, (100, 100), settings)
+    maps = naive_maps(polygons, (100, 100), settings)
     assert not maps.shrink.any()
     assert not maps.thresh_mask.any()
     assert maps.shrink_mask[20, 50] == 0
@@ -67,7 +67,7 @@ def test_the_exact_kernel_gives_the_same_maps(index: int, ratio: float) -> None:
     _, polygons = draw(5, index, 256)
     moved = PolygonArray(polygons.points + np.float32(-8), polygons.offsets, polygons.ignored)  # some leave the picture
     settings = MapSettings(shrink_ratio=ratio, min_text_size=4)
-    plain, exact = plain_maps(moved, (256, 256), settings), make_maps(moved, (256, 256), settings)
+    plain, exact = naive_maps(moved, (256, 256), settings), make_maps(moved, (256, 256), settings)
     np.testing.assert_array_equal(plain.shrink, exact.shrink)
     np.testing.assert_array_equal(plain.shrink_mask, exact.shrink_mask)
     np.testing.assert_array_equal(plain.thresh_mask, exact.thresh_mask)

@@ -1,30 +1,35 @@
-"""From a map of text probabilities to boxes: one rectangle, turned as the text is, for each patch of text.
+"""From a map of text probabilities to texts: a rectangle or an outline for each patch above a threshold.
 
-A patch is what hangs together above a threshold. Its smallest rectangle is scored by the mean probability inside it, and
-grown, since the network was taught shrunk texts. `naive_boxes` grows it by a clipper and looks for the smallest rectangle
-again, as the paper's code does; `fast_boxes` grows it in closed form and leaves specks out early. Both give the same boxes.
+The smallest rectangle of a patch is scored by the mean probability inside it, and grown in closed form, since the network
+was taught shrunk texts. The paper's code grows it by a clipper and looks for the smallest rectangle again, which gives the
+same boxes. A rectangle around a bent line is mostly beside it: outlines are contours, simplified, scored and grown likewise,
+with sharp corners. A patch whose grown outline falls into parts is no text.
 
 How far to grow: the paper takes a fixed ratio, which is right for words and makes long lines too thin. Without a ratio, the
 shrinking is undone exactly: of a rectangle with the area A' and half the perimeter S, grown by D, the shrinking law
 `D = q A / L` with `q = 1 - r^2` gives `(8 - 4q) D^2 + 2 (1 - q) S D - q A' = 0`.
+Source: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", AAAI 2020.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hasten.recipes.needed import needed
+from hasten.recipes.ocr.maps import PolygonArray
 from hasten.recipes.pictures import opencv
 
 Floats = npt.NDArray[np.float32]
 
 _CLIPPER_SCALE = 256.0
 """Clipper works on whole numbers: so many to a pixel."""
+_SIMPLER = 0.002
+"""A contour is simplified by this share of its length, in pixels, and by half a pixel at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +73,29 @@ class Boxes:
         return list(self.corners)
 
 
-def naive_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
-    """Boxes, one contour after another.
+@dataclass(frozen=True, eq=False)
+class Outlines:
+    """Found texts, the surest first.
+
+    Attributes:
+        polygons: Of each its corners in pixels; none is ignored.
+        scores: Mean probability in each before it is grown, `[n]`.
+    """
+
+    polygons: PolygonArray
+    scores: Floats
+
+    @property
+    def shapes(self) -> list[npt.NDArray[np.float32]]:
+        """Corners of each text, `[m, 2]`."""
+        return [self.polygons.polygon(number) for number in range(len(self.polygons))]
+
+
+Texts: TypeAlias = Boxes | Outlines
+
+
+def find_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
+    """Boxes, the surest first.
 
     Args:
         probability: `float32 [height, width]`.
@@ -79,39 +105,8 @@ def naive_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
         MachineError: A package of the extra `recipes` is missing.
     """
     cv2 = opencv()
-    mask = (probability > settings.thresh).astype(np.uint8)
     corners, scores = [], []
-    for contour in outer_contours(mask, settings):
-        rectangle = cv2.minAreaRect(contour)
-        if min(rectangle[1]) < settings.min_side:
-            continue
-        box = cv2.boxPoints(rectangle)
-        score = box_score(probability, box)
-        if score < settings.box_thresh:
-            continue
-        parts = grown(box, settings)
-        larger = cv2.minAreaRect(parts[0] if parts else box)
-        if min(larger[1]) < settings.min_side + 2:
-            continue
-        corners.append(cv2.boxPoints(larger))
-        scores.append(score)
-    return _sorted(corners, scores)
-
-
-def fast_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
-    """The same boxes, grown in closed form.
-
-    Args:
-        probability: `float32 [height, width]`.
-        settings: What counts as a text.
-
-    Raises:
-        MachineError: A package of the extra `recipes` is missing.
-    """
-    cv2 = opencv()
-    mask = (probability > settings.thresh).view(np.uint8)
-    corners, scores = [], []
-    for contour in outer_contours(mask, settings):
+    for contour in outer_contours(probability, settings):
         if len(contour) < 3:  # a straight row of pixels has no area
             continue
         rectangle = cv2.minAreaRect(contour)
@@ -126,7 +121,51 @@ def fast_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
             continue
         corners.append(cv2.boxPoints((centre, (width + more, height + more), angle)))
         scores.append(score)
-    return _sorted(corners, scores)
+    return sorted_boxes(corners, scores)
+
+
+def find_outlines(probability: Floats, settings: BoxSettings) -> Outlines:
+    """Outlines, one contour after another.
+
+    Args:
+        probability: `float32 [height, width]`.
+        settings: What counts as a text.
+
+    Raises:
+        MachineError: A package of the extra `recipes` is missing.
+    """
+    cv2 = opencv()
+    texts: list[tuple[float, Floats]] = []
+    for contour in outer_contours(probability, settings):
+        if len(contour) < 3 or min(cv2.minAreaRect(contour)[1]) < settings.min_side:
+            continue
+        tolerance = max(0.5, _SIMPLER * cv2.arcLength(contour, closed=True))
+        simpler = cv2.approxPolyDP(contour, tolerance, closed=True).reshape(-1, 2)
+        if len(simpler) < 3:
+            continue
+        corners = simpler.astype(np.float32)
+        score = box_score(probability, corners)
+        if score < settings.box_thresh:
+            continue
+        parts = grown(corners, settings, sharp=True)
+        if len(parts) == 1 and min(cv2.minAreaRect(parts[0])[1]) >= settings.min_side + 2:
+            texts.append((score, parts[0]))
+    texts.sort(key=lambda one: (-one[0], float(one[1][0, 1]), float(one[1][0, 0])))
+    scores = np.asarray([score for score, _ in texts], dtype=np.float32)
+    return Outlines(PolygonArray.from_list([corners for _, corners in texts]), scores)
+
+
+def find_texts(probability: Floats, settings: BoxSettings) -> Texts:
+    """The texts of one picture, as boxes or as outlines.
+
+    Args:
+        probability: Of text, `float32 [height, width]`.
+        settings: What counts as a text, and which of both.
+
+    Raises:
+        MachineError: A package of the extra `recipes` is missing.
+    """
+    return find_outlines(probability, settings) if settings.outlines else find_boxes(probability, settings)
 
 
 def unclip_distance(area: float, length: float, settings: BoxSettings) -> float:
@@ -166,14 +205,15 @@ def box_score(probability: Floats, corners: Floats) -> float:
     return mean
 
 
-def outer_contours(mask: npt.NDArray[np.uint8], settings: BoxSettings) -> list[Any]:
+def outer_contours(probability: Floats, settings: BoxSettings) -> list[Any]:
     """The contours of the patches, those inside the holes of others too; the largest where there are too many.
 
     Args:
-        mask: Where the probability is above the threshold, `uint8 [height, width]`.
-        settings: How many patches are looked at.
+        probability: `float32 [height, width]`.
+        settings: The threshold of a patch, and how many are looked at.
     """
     cv2 = opencv()
+    mask = (probability > settings.thresh).view(np.uint8)
     contours, tree = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     if not len(contours):
         return []
@@ -210,7 +250,8 @@ def grown(outline: Floats, settings: BoxSettings, *, sharp: bool = False) -> lis
     return [(np.asarray(part, dtype=np.float64) / _CLIPPER_SCALE).astype(np.float32) for part in parts]
 
 
-def _sorted(corners: list[Floats], scores: list[float]) -> Boxes:
+def sorted_boxes(corners: list[Floats], scores: list[float]) -> Boxes:
+    """Put boxes in their order: the surest first, then from the top, then from the left."""
     if not corners:
         return Boxes(np.zeros((0, 4, 2), dtype=np.float32), np.zeros(0, dtype=np.float32))
     boxes, sure = np.asarray(corners, dtype=np.float32), np.asarray(scores, dtype=np.float32)

@@ -9,11 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hasten.recipes.ocr.hmean import Counts, fast_counts, naive_counts
 from hasten.recipes.ocr.maps import PolygonArray
+from hasten.recipes.ocr.metrics import Counts, count_matches
+from hasten.recipes.ocr.naive import naive_counts
 
 Count: TypeAlias = Callable[[npt.NDArray[np.float32], PolygonArray], Counts]
-WAYS: list[Count] = [naive_counts, fast_counts]
+
+
+def by_index(boxes: npt.NDArray[np.float32], truth: PolygonArray) -> Counts:
+    return count_matches(PolygonArray.from_list(list(boxes)), truth)
+
+
+WAYS: list[Count] = [naive_counts, by_index]
 
 
 def box(left: float, top: float, right: float, bottom: float) -> list[tuple[float, float]]:
@@ -100,7 +107,7 @@ def test_both_ways_count_alike_on_many_random_pages() -> None:
             bent = np.stack([np.cos(many), np.sin(many)], axis=1) * half * rng.uniform(0.5, 1.4, (12, 1)) @ turn + middle
             polygons.append(bent if rng.random() < 0.4 else corners)
         truth = PolygonArray.from_list([np.asarray(one, np.float32) for one in polygons], (rng.random(12) < 0.2).tolist())
-        ours, plain = fast_counts(np.asarray(boxes), truth), naive_counts(np.asarray(boxes), truth)
+        ours, plain = by_index(np.asarray(boxes), truth), naive_counts(np.asarray(boxes), truth)
         assert ours == plain
         total += ours
     assert total.matched > 100

@@ -12,20 +12,87 @@ cases the official code gives no answer, or an accident; here:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hasten.core.errors import DataError, JobError
 from hasten.recipes.needed import needed
 from hasten.recipes.ocr.maps.polygons import PolygonArray
-from hasten.recipes.ocr.maps.settings import Maps, MapSettings
 
 
-def exact_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettings) -> Maps:
-    """The four target maps of a picture, see `make_maps`."""
+@dataclass(frozen=True, kw_only=True)
+class MapSettings:
+    """How target maps are made; the defaults are those of the paper (Liao et al., AAAI 2020) and its code.
+
+    Attributes:
+        shrink_ratio: How far text is shrunk, r of D = A (1 - r^2) / L: between 0 and 1, without both.
+        thresh_min: The threshold map far from any border.
+        thresh_max: The threshold map on a border.
+        min_text_size: Text that is less high or less wide than that is not trained, in pixels; 0 trains all.
+
+    Raises:
+        JobError: A setting is out of its range.
+    """
+
+    shrink_ratio: float = 0.4
+    thresh_min: float = 0.3
+    thresh_max: float = 0.7
+    min_text_size: float = 8.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shrink_ratio < 1:
+            raise JobError(f"shrink_ratio must lie between 0 and 1, not at {self.shrink_ratio}.")
+        if not 0 <= self.thresh_min < self.thresh_max <= 1:
+            raise JobError(f"thresholds must rise within 0 to 1, not from {self.thresh_min} to {self.thresh_max}.")
+        if not self.min_text_size >= 0:
+            raise JobError(f"min_text_size must be 0 or more pixels, not {self.min_text_size}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """The four target maps of a picture.
+
+    Attributes:
+        shrink: 1 in the shrunk text, 0 elsewhere: uint8 [height, width].
+        shrink_mask: 0 where `shrink` is not trained (ignored and vanished text), 1 elsewhere: uint8 [height, width].
+        thresh: From thresh_min to thresh_max, the latter on the borders of text: float32 [height, width].
+        thresh_mask: 1 where `thresh` is trained, in text and around it, 0 elsewhere: uint8 [height, width].
+    """
+
+    shrink: npt.NDArray[np.uint8]
+    shrink_mask: npt.NDArray[np.uint8]
+    thresh: npt.NDArray[np.float32]
+    thresh_mask: npt.NDArray[np.uint8]
+
+
+DEFAULT = MapSettings()
+
+
+def make_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettings = DEFAULT) -> Maps:
+    """The four target maps of a picture.
+
+    Polygons may reach out of the picture: what lies outside is cut off. A polygon that is ignored, smaller than
+    `min_text_size`, below one square pixel, or that vanishes when it is shrunk, is masked out of `shrink_mask` and leaves no
+    trace in the other maps. Of a polygon that falls apart when it is shrunk all parts are drawn.
+
+    Safe in several threads and processes; the heavy parts hold no lock. Nothing that is passed is changed.
+
+    Args:
+        polygons: Of the picture, in its pixels.
+        size: Its height and width in pixels.
+        settings: Which maps.
+
+    Raises:
+        DataError: The size is not positive.
+        MachineError: The extra `recipes` is not installed.
+    """
+    if min(size) <= 0:
+        raise DataError(f"a picture is at least one pixel high and wide, not {size[0]} x {size[1]}.")
     cv2, pyclipper = needed("cv2"), needed("pyclipper")
-    kernels, dilating = needed(f"{__package__}.kernels_exact"), needed(f"{__package__}.kernels_dilate")
+    kernels, dilating = needed(f"{__package__}.kernels"), needed(f"{__package__}.kernels_dilate")
     points, offsets, distances = measured(polygons, settings)
     corners = points.astype(np.int32)
     ring_offsets = np.empty(len(offsets), np.int64)
@@ -57,6 +124,17 @@ def exact_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSetti
     return Maps(shrink, shrink_mask, nearest.reshape(size), thresh_mask)
 
 
+def warm() -> None:
+    """Compile the kernels, or load them from disk. Call it in the process that starts workers: each would compile anew.
+
+    Compiled kernels are cached on disk (`__pycache__`, or `NUMBA_CACHE_DIR`): only the first run on a machine takes seconds.
+
+    Raises:
+        MachineError: The extra `recipes` is not installed.
+    """
+    make_maps(PolygonArray.from_list([[[2, 2], [14, 2], [14, 13], [2, 13]]]), (16, 16))
+
+
 def blank(
     size: tuple[int, int],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
@@ -86,8 +164,7 @@ def measured(
     points, offsets = polygons.points.astype(np.float64, order="C"), polygons.offsets.astype(np.int64)
     ignored, distances = polygons.ignored.astype(np.bool_), np.empty(len(polygons), np.float64)
     worth = 1.0 - float(np.power(settings.shrink_ratio, 2))
-    kernels = needed(f"{__package__}.kernels_measure")
-    kernels.measure(points, offsets, ignored, worth, float(settings.min_text_size), distances)
+    needed(f"{__package__}.kernels").measure(points, offsets, ignored, worth, float(settings.min_text_size), distances)
     return points, offsets, distances
 
 
