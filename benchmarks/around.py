@@ -21,18 +21,13 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.record import ROOT, record
-from hasten.core.errors import MachineError
 from hasten.core.job import Job, Loss
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.core.scratch import allow_scratch
 from hasten.optimizations.async_logging import AsyncLogging
 from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
-from hasten.optimizations.checkpoint_compression import CheckpointCompression
-from hasten.optimizations.checkpoint_storage import CheckpointStorage
 from hasten.optimizations.validation_batch import ValidationBatch
 from hasten.optimizations.validation_compile import ValidationCompile
-from hasten.profile.storage import measure_write_speeds
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.periodic import PeriodicWork
@@ -40,7 +35,6 @@ from hasten.train.periodic import PeriodicWork
 ROUNDS = 12
 UPDATES = 8
 REPORTS = 200
-RAM_DISK = Path("/dev/shm")  # noqa: S108  where Linux has its RAM disk
 
 
 class FiftyMegabytes(Job):
@@ -76,11 +70,9 @@ def run_around(rounds: int = ROUNDS) -> Path:
     """Measure all arms."""
     with tempfile.TemporaryDirectory(prefix=".around-", dir=ROOT) as name, ExitStack() as stack:
         folder = Path(name)
-        speeds = _allow_ram_disk(folder)
-        arms = {arm: stack.enter_context(_Arm(plan, folder / arm)) for arm, plan in _plans(speeds).items()}
+        arms = {arm: stack.enter_context(_Arm(plan, folder / arm)) for arm, plan in PLANS.items()}
         result = {
             "weights_bytes": sum(p.numel() * p.element_size() for p in arms["plain"].loop.live.model.parameters()),
-            "write_mb_s": {where: vars(speed) for where, speed in speeds.items()},
             "updates_per_part": UPDATES,
             "checkpoint": _of("checkpoint", arms, rounds, lambda arm: arm.checkpoint()),
             "report": _of("report", arms, rounds, lambda arm: arm.reports()),
@@ -150,28 +142,13 @@ class _Arm:
         return perf_counter() - started
 
 
-def _plans(speeds: Mapping[str, Any]) -> dict[str, _Planned]:
-    plans = {
-        "plain": _Planned(""),
-        "async_logging": _Planned("report", (AsyncLogging(),)),
-        "background_checkpoint": _Planned("checkpoint", (BackgroundCheckpoint(),)),
-        "checkpoint_compression": _Planned("checkpoint", (CheckpointCompression(),)),
-        "validation_batch": _Planned("validation", (ValidationBatch(times=4),)),
-        "validation_compile": _Planned("validation", (ValidationCompile(),)),
-    }
-    if "ram_disk" in speeds:
-        plans["checkpoint_storage"] = _Planned("checkpoint", (CheckpointStorage(folder=str(RAM_DISK)),))
-    return plans
-
-
-def _allow_ram_disk(folder: Path) -> dict[str, Any]:
-    """Allow it, where there is one, and measure both; what is staged there is gone once its durable copy is made."""
-    folders = {"run": folder}
-    try:
-        allow_scratch([RAM_DISK])
-    except MachineError:
-        return dict(measure_write_speeds(folders))
-    return dict(measure_write_speeds({**folders, "ram_disk": RAM_DISK}))
+PLANS = {
+    "plain": _Planned(""),
+    "async_logging": _Planned("report", (AsyncLogging(),)),
+    "background_checkpoint": _Planned("checkpoint", (BackgroundCheckpoint(),)),
+    "validation_batch": _Planned("validation", (ValidationBatch(times=4),)),
+    "validation_compile": _Planned("validation", (ValidationCompile(),)),
+}
 
 
 def _of(

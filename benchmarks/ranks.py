@@ -1,4 +1,4 @@
-"""What the ways to sum gradients over ranks take: one message, buckets, 16-bit numbers, products of thin matrices.
+"""What the ways to sum gradients over ranks take: one message, buckets, 16-bit numbers.
 
 Two ranks over gloo on this machine, a model of about 20 million parameters, all arms alive in the same two processes and in
 turns, so a drift of the machine falls on all alike. A network between the ranks is not measured: the loopback is memory.
@@ -27,7 +27,6 @@ from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.optimizations.gradient_buckets import GradientBuckets
 from hasten.optimizations.gradient_compression import GradientCompression
-from hasten.optimizations.low_rank_gradients import LowRankGradients
 from hasten.train.build import build
 from hasten.train.clock import make_clock
 from hasten.train.launch import launch
@@ -44,7 +43,6 @@ ARMS: dict[str, tuple[Optimization, ...]] = {
     "buckets of 25 MiB": (GradientBuckets(bucket_mb=25.0, static_graph=True),),
     "buckets of 25 MiB, looked for": (GradientBuckets(bucket_mb=25.0),),
     "bfloat16": (GradientBuckets(bucket_mb=25.0), GradientCompression(dtype="bfloat16")),
-    "PowerSGD of rank 4": (GradientBuckets(bucket_mb=25.0), LowRankGradients(rank=4)),
 }
 
 

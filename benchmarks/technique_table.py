@@ -71,10 +71,7 @@ CASES: tuple[Case, ...] = (
     Case("channels_last_3d", {}, "convolutions:VolumesJob"),
     Case("module_precision", {"kinds": "linear"}, "arithmetic:ProductsJob"),
     Case("matmul_precision", {"kind": "bf16"}, "arithmetic:ProductsJob"),
-    Case("structured_sparsity", {"keep_frac": 0.5}, "learning:WideLayersJob"),
-    Case("thread_pinning", {}, "arithmetic:ProductsJob"),
     Case("compile", {}, "arithmetic:PointwiseJob"),
-    Case("interop_threads", {"num_threads": 1}, "arithmetic:BranchesJob"),
     Case("flush_denormals", {}, "arithmetic:FadingJob"),
     Case("fused_optimizer", {}, "parameters:ColumnsJob"),
     Case("foreach_optimizer", {}, "parameters:ColumnsJob"),
@@ -101,15 +98,12 @@ CASES: tuple[Case, ...] = (
     Case("allocator", {"kind": "glibc_tuned"}, "large_tensors:WavesJob"),
     Case("allocator", {"kind": "tcmalloc"}, "large_tensors:WavesJob"),
     Case("allocator", {"kind": "jemalloc"}, "large_tensors:WavesJob"),
-    Case("huge_pages", {}, "large_tensors:WavesJob"),
     Case("reused_buffers", {}, "large_tensors:RecordingsJob"),
     Case("activation_checkpointing", {}, "large_tensors:DeepJob"),
     Case("activation_checkpointing", {"save_frac": 0.5}, "large_tensors:DeepJob"),
     Case("microbatch", {"parts": 4}, "large_tensors:DeepJob"),
     Case("async_logging", {}, "small_steps:OnlineJob"),
     Case("background_checkpoint", {}, "parameters:CheckpointedJob"),
-    Case("checkpoint_storage", {"folder": "/dev/shm"}, "parameters:CheckpointedJob"),  # noqa: S108  a RAM disk
-    Case("checkpoint_compression", {}, "parameters:HalfEmptyJob"),
     Case("validation_batch", {"times": 16}, "small_steps:ValidatedJob"),
     Case("validation_compile", {}, "arithmetic:ValidatedPointwiseJob"),
     Case("one_cycle", {}, "learning:ConstantRateJob"),
@@ -120,7 +114,6 @@ CASES: tuple[Case, ...] = (
 ELSEWHERE: Mapping[str, str] = {
     "gradient_buckets": "ranks",
     "gradient_compression": "ranks",
-    "low_rank_gradients": "ranks",
 }
 """Technique -> the benchmark that measures it, by its name in `python -m benchmarks`."""
 

@@ -100,33 +100,6 @@ class ValidatedPointwiseJob(PointwiseJob):
         return points(24 * self.batch_size, seed=1)
 
 
-class Branches(nn.Module):
-    """Two branches that may run side by side: points [batch, features] in, [batch, 1] out. To be scripted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Sequential(nn.Linear(NUM_FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 1))
-        self.right = nn.Sequential(nn.Linear(NUM_FEATURES, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Linear(1024, 1))
-
-    def forward(self, found: torch.Tensor) -> torch.Tensor:
-        """Start one branch, run the other, and add what both say."""
-        waiting = torch.jit.fork(self.left, found)
-        right: torch.Tensor = self.right(found)
-        left: torch.Tensor = torch.jit.wait(waiting)
-        return left + right
-
-
-class BranchesJob(PointsJob):
-    """A TorchScript model whose branches are forked."""
-
-    # No held-out points: a forked branch does not know of the inference mode that its caller is in.
-
-    def model(self) -> nn.Module:
-        """Make the model, scripted."""
-        scripted: nn.Module = torch.jit.script(Branches())
-        return scripted
-
-
 class Echo(nn.Module):
     """Leaky filters over a click and the silence after it: clicks [batch, channels] in, [batch, 1] out."""
 

@@ -60,13 +60,3 @@ class ManyUpdatesJob(ConstantRateJob):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.0005, momentum=0.9)
-
-
-class WideLayersJob(ConstantRateJob):
-    """Hidden layers with more units than the points need, which take nearly all of the time."""
-
-    num_updates = 400
-
-    def model(self) -> nn.Module:
-        """Make a wide network."""
-        return nn.Sequential(nn.Linear(NUM_FEATURES, 1536), nn.Tanh(), nn.Linear(1536, 1536), nn.Tanh(), nn.Linear(1536, 1))

@@ -93,8 +93,6 @@ class LargeStatesJob(ColumnsJob):
 class CheckpointedJob(ColumnsJob):
     """Short epochs of a large model, each with its checkpoint."""
 
-    scratch: ClassVar[tuple[str, ...]] = ("/dev/shm",)  # noqa: S108  a RAM disk, as a user would allow it
-
     def model(self) -> nn.Module:
         """Make the same network."""
         return LargeStatesJob().model()
@@ -106,34 +104,3 @@ class CheckpointedJob(ColumnsJob):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the quickest optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-class Visits(nn.Module):
-    """Ids [batch, visits] in, a number each out [batch]: the sum of what a large table holds for them."""
-
-    def __init__(self, num: int = 200_000) -> None:
-        super().__init__()
-        self.table = nn.EmbeddingBag(num, 64, mode="sum", sparse=True)
-        nn.init.zeros_(self.table.weight)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Look up and add."""
-        found: torch.Tensor = self.table(ids).mean(dim=1)
-        return found
-
-
-class HalfEmptyJob(ColumnsJob):
-    """A large table, most of whose rows are zeros, saved after short epochs."""
-
-    def model(self) -> nn.Module:
-        """Make the table."""
-        return Visits()
-
-    def train_data(self) -> Dataset[Any]:
-        """Make ids, and a number that follows from each set of them."""
-        ids = torch.randint(200_000, (32 * self.batch_size, 16), generator=torch.Generator().manual_seed(0))
-        return TensorDataset(ids, (ids % 2).float().mean(dim=1))
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make an optimizer that touches the visited rows alone."""
-        return torch.optim.SGD(model.parameters(), lr=0.1)

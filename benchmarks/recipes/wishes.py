@@ -109,8 +109,8 @@ WISHES: tuple[Wish, ...] = (
     ),
     Wish(
         name="CPU threads",
-        words="as many threads as pay, on cores of their own",
-        techniques=("cpu_threads", "thread_pinning", "interop_threads"),
+        words="as many threads as pay",
+        techniques=("cpu_threads",),
     ),
     Wish(
         name="preprocessing cache",

@@ -24,7 +24,7 @@ from tests.optimizations.contract import GIB, machine
 from tests.tune.jobs import write_job
 
 VERBS: dict[str, set[str]] = {
-    "profile": {"target", "arguments", "-m", "--json", "--seconds", "--scratch", "--ranks"},
+    "profile": {"target", "arguments", "-m", "--json", "--seconds", "--ranks"},
     "tune": {
         "target",
         "arguments",
@@ -38,7 +38,6 @@ VERBS: dict[str, set[str]] = {
         "--price-per-hour",
         "--only",
         "--without",
-        "--scratch",
         "--ranks",
     },
     "run": {
@@ -54,7 +53,6 @@ VERBS: dict[str, set[str]] = {
         "--checkpoint-overhead",
         "--keep",
         "--on-nan",
-        "--scratch",
         "--ranks",
         "--ray",
         "--restarts",
@@ -100,7 +98,6 @@ VERBS: dict[str, set[str]] = {
         "--seed",
         "--quality",
         "--sequential",
-        "--scratch",
         "--ranks",
     },
     "batch": {"target", "--head-room", "--json", "--budget", "--plan"},

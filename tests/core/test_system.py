@@ -18,18 +18,6 @@ from hasten.core import system
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
-@pytest.mark.parametrize(
-    ("text", "mode"), [("always [madvise] never\n", "madvise"), ("[always] madvise never\n", "always"), ("", ""), (None, "")]
-)
-def test_the_mode_of_huge_pages_is_the_one_in_brackets(tmp_path: Path, text: str | None, mode: str) -> None:
-    path = tmp_path / "enabled"
-    if text is not None:
-        path.write_text(text)
-    value, reason = system.read_huge_pages(path)
-    assert value == mode
-    assert str(path) in reason
-
-
 def test_allocators_are_found_by_file_one_of_each_the_preferred_first(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     for folder, name in ((first, "libtcmalloc.so.4"), (second, "libtcmalloc_minimal.so.4"), (second, "libjemalloc.so.2")):
@@ -65,9 +53,7 @@ def test_without_proc_the_present_environment_stands_in(tmp_path: Path, monkeypa
     assert system.started_with() is os.environ
     (tmp_path / "environ").write_text("a title that overwrote it")
     assert system.started_with() is os.environ
-    assert system.allowed_cores() == {}
     assert system.mapping_at(1) == ""
-    assert system.flags_at(1) == frozenset()
 
 
 @LINUX
@@ -75,35 +61,6 @@ def test_a_function_lies_in_the_library_it_is_from() -> None:
     address = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     assert "libc" in system.mapping_at(address or 0)
     assert system.mapping_at(0) == ""
-
-
-@LINUX
-def test_flags_are_those_of_the_memory_asked_about() -> None:
-    block = torch.empty(2**26, dtype=torch.uint8)
-    assert {"rd", "wr"} <= system.flags_at(block.data_ptr())
-    assert system.flags_at(0) == frozenset()
-
-
-@LINUX
-def test_a_thread_that_is_bound_shows_its_core() -> None:
-    core = min(os.sched_getaffinity(0))
-    bound, done = threading.Event(), threading.Event()
-    seen: list[int] = []
-
-    def work() -> None:
-        os.sched_setaffinity(0, {core})
-        seen.append(threading.get_native_id())
-        bound.set()
-        done.wait(20)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert bound.wait(20)
-    found = system.allowed_cores()
-    done.set()
-    thread.join()
-    assert found[seen[0]] == str(core)
-    assert os.getpid() in found
 
 
 @pytest.mark.parametrize("count", [1, 3])

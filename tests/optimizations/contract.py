@@ -216,7 +216,7 @@ def machine(cpu_flags: frozenset[str] = frozenset(), **changes: Any) -> Machine:
     values: dict[str, Any] = {
         "cores": 4, "memory_limit_bytes": 8 * GIB, "cpu_model": "test", "accelerators": (), "bfloat16": True,
         "float16": False, "torch_build": "cpu", "threads": 4, "cxx_compiler": "/usr/bin/g++", "shared_memory_bytes": GIB,
-        "allocators": (), "c_library": "glibc 2.36", "huge_pages": "madvise", "openmp": "/usr/lib/libgomp.so.1",
+        "allocators": (), "c_library": "glibc 2.36", "openmp": "/usr/lib/libgomp.so.1",
     }  # fmt: skip
     readings = {name: Reading(value, f"test says {value}") for name, value in {**values, **changes}.items()}
     return Machine(cpu_flags=cpu_flags, torch_version="2.x", python_version="3.11", system="test", **readings)

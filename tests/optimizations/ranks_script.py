@@ -21,7 +21,6 @@ from hasten.core.job import Job
 from hasten.core.optimization import Optimization
 from hasten.optimizations.gradient_buckets import GradientBuckets
 from hasten.optimizations.gradient_compression import GradientCompression
-from hasten.optimizations.low_rank_gradients import LowRankGradients
 from hasten.optimizations.microbatch import Microbatch
 from hasten.optimizations.sharding import Sharding
 from hasten.train.build import build
@@ -39,7 +38,6 @@ SMALL = 0.0005
 UPDATES = 11
 BESIDE: dict[str, tuple[Optimization, ...]] = {
     "gradient_compression": (GradientBuckets(bucket_mb=SMALL),),
-    "low_rank_gradients": (GradientBuckets(bucket_mb=SMALL),),
 }
 
 
@@ -134,7 +132,6 @@ TRAINED: dict[str, tuple[type[Job], tuple[Optimization, ...]]] = {
 ROUNDED: dict[str, tuple[Optimization, ...]] = {
     "bfloat16": (*BESIDE["gradient_compression"], GradientCompression(dtype="bfloat16")),
     "float16": (*BESIDE["gradient_compression"], GradientCompression(dtype="float16")),
-    "low_rank": (*BESIDE["low_rank_gradients"], LowRankGradients(rank=1, start_updates=2)),
     "half_shards": (Sharding(param_dtype="bfloat16"),),
 }
 
@@ -237,7 +234,6 @@ def refusals() -> dict[str, str]:
     cases: dict[str, tuple[type[Job], tuple[Optimization, ...]]] = {
         "few": (Few, (GradientBuckets(),)),
         "alone": (Single, (GradientCompression(),)),
-        "moving": (Single, (GradientBuckets(static_graph=True), LowRankGradients())),
     }
     for name, (job, plan) in cases.items():
         try:

@@ -9,27 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from hasten.core.errors import PlanError
 from hasten.core.optimization import clash
 from hasten.core.plan import Plan
-from hasten.core.scratch import SCRATCH_VARIABLE
 from hasten.optimizations import catalogue
 from hasten.optimizations.async_logging import AsyncLogging
 from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
-from hasten.optimizations.checkpoint_compression import CheckpointCompression
-from hasten.optimizations.checkpoint_storage import CheckpointStorage
 from hasten.optimizations.compile import Compile
 from hasten.optimizations.validation_batch import ValidationBatch
 from hasten.optimizations.validation_compile import ValidationCompile
 from hasten.train.build import build
 from hasten.train.validate import HeldOut
-from tests.optimizations.cases.checkpoint_storage import Allowed
-from tests.optimizations.contract import CPU, Prepared, Ragged, facts
+from tests.optimizations.contract import CPU, Ragged, facts
 
 EPOCH: dict[str, Any] = {
     "epoch_s": 20.0, "report_s": 0.02, "reports_per_epoch": 100.0, "checkpoint_s": 5.0, "checkpoint_bytes": 100_000_000,
-    "validation_s": 4.0, "validation_batches": 30, "write_mb_s": {"run": 20.0, "/fast": 80.0}, "compressed_frac": 0.2,
-    "compress_mb_s": 100.0,
+    "validation_s": 4.0, "validation_batches": 30,
 }  # fmt: skip
 
 
@@ -38,8 +32,6 @@ EPOCH: dict[str, Any] = {
     [
         (AsyncLogging, 2.0),
         (BackgroundCheckpoint, 5.0),
-        (CheckpointStorage, 5.0 * 3 / 4),
-        (CheckpointCompression, 5.0 - (1.0 + 1.0)),
         (ValidationBatch, 4.0),
         (ValidationCompile, 4.0),
     ],
@@ -51,30 +43,9 @@ def test_the_largest_gain_is_the_measured_share_of_an_epoch(kind: Any, saved_s: 
 def test_each_names_its_event_and_no_other_technique_does() -> None:
     events = {name: kind.card.event for name, kind in catalogue().items() if kind.card.event}
     assert events == {
-        "async_logging": "report", "background_checkpoint": "checkpoint", "checkpoint_storage": "checkpoint",
-        "checkpoint_compression": "checkpoint", "validation_batch": "validation", "validation_compile": "validation",
+        "async_logging": "report", "background_checkpoint": "checkpoint", "validation_batch": "validation",
+        "validation_compile": "validation",
     }  # fmt: skip
-
-
-def test_the_fastest_allowed_folder_is_taken() -> None:
-    fit = CheckpointStorage.fit(facts(**{**EPOCH, "write_mb_s": {"run": 20.0, "/a": 40.0, "/b": 90.0}}))
-    assert fit.settings == (CheckpointStorage(folder="/b"),)
-
-
-@pytest.mark.parametrize("folder", ["", "/somewhere/else"])
-def test_a_folder_that_is_not_allowed_is_never_written_to(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SCRATCH_VARIABLE, raising=False)
-    with pytest.raises(PlanError, match=r"not allowed .*Allow it with --scratch"):
-        build(Allowed(), Plan(optimizations=(CheckpointStorage(folder=folder),)), device=CPU)
-
-
-def test_a_folder_of_the_command_line_is_allowed_and_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path / "fast"))
-    plan = Plan(optimizations=(CheckpointStorage(folder=str(tmp_path / "fast")),))
-    with pytest.raises(PlanError, match="there is no folder"):
-        build(Prepared(), plan, device=CPU)
-    (tmp_path / "fast").mkdir()
-    assert build(Prepared(), plan, device=CPU).around.checkpoint_folder == str(tmp_path / "fast")
 
 
 def test_a_model_whose_copy_lies_on_a_gpu_needs_no_room_there() -> None:
@@ -93,11 +64,8 @@ def test_no_batch_is_no_setting() -> None:
         ValidationBatch(times=0)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [(ValidationCompile(), Compile()), (CheckpointStorage(folder="/a"), BackgroundCheckpoint())]
-)
-def test_what_does_the_same_twice_cannot_be_in_one_plan(one: Any, other: Any) -> None:
-    assert "exclude each other" in clash(one, other)
+def test_what_does_the_same_twice_cannot_be_in_one_plan() -> None:
+    assert "exclude each other" in clash(ValidationCompile(), Compile())
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ import torch
 from hasten.core.errors import JobError
 from hasten.optimizations.gradient_buckets import GradientBuckets
 from hasten.optimizations.gradient_compression import GradientCompression
-from hasten.optimizations.low_rank_gradients import LowRankGradients
 from hasten.optimizations.sharding import Sharding
 from hasten.train.build import build
 from hasten.train.validate import HeldOut
@@ -84,14 +83,6 @@ def test_rounded_gradients_stay_near(trained: list[dict[str, Any]], name: str, n
     assert losses != pytest.approx(alone, rel=1e-6)
 
 
-def test_low_rank_gradients_train_too(trained: list[dict[str, Any]]) -> None:
-    losses = trained[0]["low_rank"]["losses"]
-    alone = train(Single32, ())["losses"]
-    assert losses[:2] == pytest.approx(alone[:2], rel=1e-5)  # whole at first
-    assert losses[4:] != pytest.approx(alone[4:], rel=1e-5)
-    assert losses[-1] < losses[0]
-
-
 def test_only_the_last_pass_of_a_window_is_summed(trained: list[dict[str, Any]]) -> None:
     """An epoch of `Thirds` has a window of three and one that is cut short, which is summed as one message."""
     assert trained[0]["Thirds-buckets"]["counters"]["bucket_sums"] == 6  # of 11 updates
@@ -104,9 +95,8 @@ def test_only_the_last_pass_of_a_window_is_summed(trained: list[dict[str, Any]])
 
 
 def test_fewer_bytes_travel(trained: list[dict[str, Any]]) -> None:
-    half, low = (trained[0][name]["counters"] for name in ("bfloat16", "low_rank"))
+    half = trained[0]["bfloat16"]["counters"]
     assert half["bucket_bytes_sent"] == half["bucket_bytes"] / 2
-    assert 0 < low["bucket_bytes_sent"] < low["bucket_bytes"]
 
 
 def test_a_rank_without_a_held_out_sample_takes_part(found: list[dict[str, Any]]) -> None:
@@ -119,7 +109,6 @@ def test_what_cannot_work_says_so(found: list[dict[str, Any]]) -> None:
     said = found[0]["refusals"]
     assert "batch_size is 1 for 2 ranks" in said["few"]
     assert "put gradient_buckets into the plan as well" in said["alone"]
-    assert "static_graph = false" in said["moving"]
 
 
 @pytest.mark.parametrize("item", [GradientBuckets(), Sharding()])
@@ -138,8 +127,7 @@ def test_settings() -> None:
     norms = {"ranks": 2, "module_counts": {"BatchNorm1d": 1}}
     assert len(Sharding.fit(facts(job=norms)).settings) == 1
     assert len(Sharding.fit(facts(job={"ranks": 2})).settings) == 2
-    for wrong in (lambda: GradientBuckets(bucket_mb=0), lambda: LowRankGradients(rank=0)):
-        with pytest.raises(ValueError, match="must be"):
-            wrong()
+    with pytest.raises(ValueError, match="must be"):
+        GradientBuckets(bucket_mb=0)
     with pytest.raises(ValueError, match="must be bfloat16 or float16"):
         GradientCompression(dtype="int8")  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def report(loader, optimizer, model=None):
     SEEN["workers"], SEEN["persistent"] = loader.num_workers, loader.persistent_workers
     SEEN["prefetch"], SEEN["pinned"] = loader.prefetch_factor, loader.pin_memory
     SEEN["fused"], SEEN["foreach"] = optimizer.defaults["fused"], optimizer.defaults["foreach"]
-    SEEN["threads"], SEEN["interop"] = torch.get_num_threads(), torch.get_num_interop_threads()
+    SEEN["threads"] = torch.get_num_threads()
     SEEN["gradients"] = sum(p.grad is not None for group in optimizer.param_groups for p in group["params"])
     SEEN["frozen"] = gc.get_freeze_count() > 0
     SEEN["compiled"] = getattr(model, "_compiled_call_impl", None) is not None
@@ -335,7 +335,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero_grad_to_none": {},
     "attention_backend": {"backend": "flash"},
     "cpu_threads": {"num_threads": 2},
-    "interop_threads": {"num_threads": 3},
     "flush_denormals": {},
     "garbage_collection": {},
 }

@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, Dataset
 import hasten
 from hasten.core.errors import HastenError, PlanError, TrialError
 from hasten.core.plan import Plan
+from hasten.optimizations.allocator import Allocator
 from hasten.optimizations.fused_optimizer import FusedOptimizer
-from hasten.optimizations.huge_pages import HugePages
 from hasten.optimizations.microbatch import Microbatch
 from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 from hasten.script import steps
@@ -370,7 +370,7 @@ def watch_under(plan: Plan) -> Watched:
 
 
 def test_what_cannot_act_here_is_said_at_once(tmp_path: Path) -> None:
-    plan = Plan(optimizations=(Microbatch(), HugePages(), ZeroGradToNone()))
+    plan = Plan(optimizations=(Microbatch(), Allocator(), ZeroGradToNone()))
     with pytest.warns(UserWarning, match="hasten goes on without") as caught:
         watched = watch_under(plan)
     assert len(caught) == 1
@@ -378,7 +378,7 @@ def test_what_cannot_act_here_is_said_at_once(tmp_path: Path) -> None:
     assert caught[0].filename == __file__
     assert watched.applied == ("zero_grad_to_none",)
     assert "accumulate gradients" in watched.failures["microbatch"]
-    assert "Not applied: `huge_pages`" in watched.summary()
+    assert "Not applied: `allocator`" in watched.summary()
 
 
 def test_a_plan_that_never_took_hold_is_told_at_the_end(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _printed(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 ALL = {
-    "workers": 1, "persistent": True, "prefetch": 3, "pinned": True, "fused": True, "threads": 2, "interop": 3,
+    "workers": 1, "persistent": True, "prefetch": 3, "pinned": True, "fused": True, "threads": 2,
     "frozen": True, "zero": True, "dtype": "torch.bfloat16", "weights": True, "input": True, "kernels": [True, False],
 }  # fmt: skip
 FREED = {"gradients": 0, "compiled": True}
@@ -108,7 +108,7 @@ def test_a_script_that_has_it_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp
 PLANS = {
     "usual": plan(),
     "other": plan(
-        "foreach_optimizer", "drop_last", "cudnn_benchmark", "matmul_precision", "huge_pages", "background_checkpoint",
+        "foreach_optimizer", "drop_last", "cudnn_benchmark", "matmul_precision", "allocator", "background_checkpoint",
         garbage_collection={"mode": "epoch"}, precision={"dtype": "float16"}, compile={"mode": "reduce-overhead"},
     ),
 }  # fmt: skip

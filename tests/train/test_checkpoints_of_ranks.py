@@ -160,9 +160,6 @@ class OneRank:
     def backward(self, objective: torch.Tensor, *, computed: Callable[[], None]) -> None:
         objective.backward()
 
-    def reset(self) -> None:
-        raise AssertionError("nothing to forget")
-
     def state_dict(self) -> dict[str, Any]:
         return self.live.model.state_dict()
 

@@ -16,7 +16,6 @@ from hasten.core.live import AroundSettings
 from hasten.core.plan import Plan
 from hasten.optimizations.async_logging import AsyncLogging
 from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
-from hasten.optimizations.checkpoint_compression import CheckpointCompression
 from hasten.optimizations.validation_batch import ValidationBatch
 from hasten.train.build import build
 from hasten.train.loop import Loop
@@ -28,7 +27,7 @@ PLANS = [
     Plan(),
     Plan(optimizations=(AsyncLogging(),)),
     Plan(optimizations=(BackgroundCheckpoint(),)),
-    Plan(optimizations=(AsyncLogging(), BackgroundCheckpoint(), CheckpointCompression())),
+    Plan(optimizations=(AsyncLogging(), BackgroundCheckpoint())),
 ]
 
 

@@ -1,6 +1,6 @@
 """Saves checkpoints back to back in a child that is killed, again and again, and looks at what is left.
 
-Arguments: folder, scratch folder (or "-"), "background" or "-", "compress" or "-". The weights of save number k are all k.
+Arguments: folder, "background" or "-". The weights of save number k are all k.
 Writes one line a kill: the number found in the file, or what was wrong with it.
 """
 
@@ -19,11 +19,7 @@ from hasten.train.weights_file import WeightsFile
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
-settings = AroundSettings(
-    checkpoint_folder="" if sys.argv[2] == "-" else sys.argv[2],
-    checkpoint_background=sys.argv[3] == "background",
-    checkpoint_compress=sys.argv[4] == "compress",
-)
+settings = AroundSettings(checkpoint_background=sys.argv[2] == "background")
 KILLS = (0.0, 0.004, 0.009, 0.017, 0.031, 0.06, 0.11, 0.4)
 
 

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hasten.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration, write_json
+from hasten.cli.say import RanksOption, console, narrated, parse_duration, write_json
 from hasten.core.errors import PlanError
 from hasten.core.plan import Plan
-from hasten.core.scratch import allow_scratch
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.tune.proof.compare import Comparison, held_out_verdict
@@ -38,7 +37,6 @@ def compare(
     seed: Annotated[int | None, typer.Option(help="Seed of the experiment.")] = None,
     sequential: Annotated[bool, typer.Option("--sequential", help="One process at a time, to save memory.")] = False,
     quality: Annotated[bool, typer.Option("--quality", help="Compare the held-out quality as well.")] = False,
-    scratch: ScratchOption = None,
     ranks: RanksOption = 1,
 ) -> None:
     """Compare two plans in paired, interleaved, fresh processes; a ratio above 1 means the second is faster."""
@@ -46,7 +44,6 @@ def compare(
         raise PlanError(
             f"compare needs --plan twice, base first; it was given {len(plan)} time(s). `--plan -` is the empty plan."
         )
-    allow_scratch(scratch or [])
     deadline = monotonic() + parse_duration(budget) if budget else None
     base, candidate = (Plan() if str(path) == "-" else Plan.load(path, catalogue()) for path in plan)
     job = load_job(target)

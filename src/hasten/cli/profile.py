@@ -12,7 +12,6 @@ from rich.table import Table
 from hasten.cli.say import (
     Narrator,
     RanksOption,
-    ScratchOption,
     console,
     narrated,
     refuse_of_a_script,
@@ -21,7 +20,6 @@ from hasten.cli.say import (
 )
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.plan import Plan
-from hasten.core.scratch import allow_scratch
 from hasten.optimizations import catalogue
 from hasten.script.watch.profile import Study, profile_script
 from hasten.train.process_group import read_shared_machine
@@ -39,15 +37,13 @@ def profile(
     json: Annotated[Path | None, typer.Option(help="Write the profile here as JSON.")] = None,
     module: Annotated[bool, typer.Option("-m", help="The target is a module to run, as in python -m.")] = False,
     seconds: Annotated[float, typer.Option(help="About how long each measured run may take.", min=0.1)] = 2.5,
-    scratch: ScratchOption = None,
     ranks: RanksOption = 1,
 ) -> None:
     """Show phases, ceilings and the bottleneck of a job, and what each remedy could gain at most; or of a script."""
     if command := script_command(target, arguments, module=module):
-        refuse_of_a_script(scratch=bool(scratch), ranks=ranks > 1)
+        refuse_of_a_script(ranks=ranks > 1)
         of_script(command, json, seconds)
         return
-    allow_scratch(scratch or [])
     with narrated() as say, tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder), progress=say, ranks=ranks)
         with Trial(setting, Plan()) as trial:

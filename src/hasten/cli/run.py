@@ -12,11 +12,10 @@ from typing import Annotated
 import typer
 
 from hasten.cli.progress import TrainingProgress
-from hasten.cli.say import RanksOption, ScratchOption, console, errors, refuse_of_a_script, script_command
+from hasten.cli.say import RanksOption, console, errors, refuse_of_a_script, script_command
 from hasten.core.errors import HastenError, PlanError
 from hasten.core.optimization import joined_environment, required_environment
 from hasten.core.plan import Plan
-from hasten.core.scratch import allow_scratch
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.script.entry.launch import exit_like, run_under
@@ -63,7 +62,6 @@ def run(
     on_nan: Annotated[
         OnNan, typer.Option(help="A loss or gradient that is NaN or infinite: stop, skip the update, or roll back.")
     ] = OnNan.STOP,
-    scratch: ScratchOption = None,
     ranks: RanksOption = 1,
     ray: Annotated[
         bool, typer.Option("--ray", help="Start the ranks on a Ray cluster; a local one unless RAY_ADDRESS is set.")
@@ -89,14 +87,13 @@ def run(
             },
         )
         refuse_of_a_script(ray=ray, **{"on-nan": on_nan is not OnNan.STOP})
-        refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, scratch=bool(scratch), ranks=ranks > 1)
+        refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, ranks=ranks > 1)
         refuse_of_a_script(restarts=restarts > 0)
         run_script(command, plan)
         return
     check_ranks(ranks, restarts, checkpoint_every, ray=ray)
     become_ranks(ranks, restarts, ray=ray)
     resume = resume or resume_anyway or restarted()
-    allow_scratch(scratch or [])
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
     start_under(chosen)
     job = load_job(target)

@@ -21,11 +21,6 @@ from hasten.report import evidence
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
-ScratchOption = Annotated[
-    list[Path] | None,
-    typer.Option("--scratch", help="A folder where checkpoints may be written first, on a faster disk; repeatable."),
-]
-
 RanksOption = Annotated[
     int,
     typer.Option("--ranks", min=1, help="Processes that train together, each with a GPU or a share of the cores."),

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hasten.cli.say import RanksOption, ScratchOption, console, narrated, parse_duration, refuse_of_a_script, script_command
+from hasten.cli.say import RanksOption, console, narrated, parse_duration, refuse_of_a_script, script_command
 from hasten.core.errors import HastenError
-from hasten.core.scratch import allow_scratch
 from hasten.report import print_summary
 from hasten.tune.objective import Goal, Objective
 from hasten.tune.scripts.session import ScriptSession
@@ -34,7 +33,6 @@ def tune(
     price_per_hour: Annotated[float | None, typer.Option(help="With cost: of this machine, in any currency.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Try this technique and no others; may be repeated.")] = None,
     without: Annotated[list[str] | None, typer.Option(help="Leave this technique out; may be repeated.")] = None,
-    scratch: ScratchOption = None,
     ranks: RanksOption = 1,
 ) -> None:
     """Try techniques one at a time in paired runs; keep what is proved to help and not to hurt."""
@@ -42,8 +40,7 @@ def tune(
         raise HastenError(f"--max-slowdown belongs to --objective memory, and the objective is {objective}.")
     command = script_command(target, arguments, module=module)
     if command:
-        refuse_of_a_script(scratch=bool(scratch), ranks=ranks > 1)
-    allow_scratch(scratch or [])
+        refuse_of_a_script(ranks=ranks > 1)
     bound = {} if max_slowdown is None else {"max_slowdown": max_slowdown}
     wanted = Objective(goal=objective, price_per_hour=price_per_hour, **bound)
     request = TuneRequest(

@@ -11,8 +11,6 @@ MOSTLY_WAITING = 0.5
 """Share of the time of making batches from which on it is mostly waiting."""
 MUCH_DATA = 0.1
 """Share of the update from which on its wait for data matters."""
-RUN_FOLDER = "run"
-"""Names the folder that the run itself writes to, in `Facts.write_mb_s`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,6 @@ class JobFacts:
         largest_param: Parameters in the largest of these tensors.
         module_counts: Class name of each module -> how many.
         repeated_blocks: Size of the largest group of like modules in a ModuleList or Sequential; 0 for none.
-        hidden_layers: Hidden layers that can be made narrower safely, see `hasten.core.modules.hidden_layers`.
         param_dtypes: Names of the parameters' dtypes.
         batch_size: Samples per micro-batch.
         accumulation: Micro-batches per update.
@@ -71,7 +68,6 @@ class JobFacts:
     largest_param: int = 0
     module_counts: Mapping[str, int] = field(default_factory=dict)
     repeated_blocks: int = 0
-    hidden_layers: int = 0
     param_dtypes: tuple[str, ...] = ("float32",)
     batch_size: int = 1
     accumulation: int = 1
@@ -145,9 +141,6 @@ class Facts:
         validation_s: Seconds of one validation pass; 0 where there is no held-out data.
         validation_batches: Batches of one pass.
         tensor_texts_s: Seconds of it in which the widths of printed tensors were found (a script).
-        write_mb_s: Measured speed of durable writing in MB/s (10^6 bytes), by folder; `RUN_FOLDER` is where the run writes.
-        compressed_frac: Size of the weights, deflated at level 1, as a share of the plain one; None if not measured.
-        compress_mb_s: How fast this machine deflates them, in MB/s of plain bytes; None if not measured.
     """
 
     machine: Machine
@@ -178,9 +171,6 @@ class Facts:
     validation_s: float = 0.0
     validation_batches: int = 0
     tensor_texts_s: float = 0.0
-    write_mb_s: Mapping[str, float] = field(default_factory=dict)
-    compressed_frac: float | None = None
-    compress_mb_s: float | None = None
 
     def epoch_frac(self, seconds: float) -> float:
         """Seconds of an epoch as a share of it, below 1; 0 where an epoch was not measured."""

@@ -128,8 +128,6 @@ class Job:
             `model.get_submodule` takes it; None has it looked for. It must work on each position by itself.
         forms: Other ways to write the same job: classes of jobs that train the same model in the same batches. `hasten
             tune` tries them like any technique, and proves by held-out quality that they are no worse.
-        scratch: Folders where a checkpoint may be written first, before it is copied to the run's folder: faster disks, a
-            RAM disk. None unless given, here or with `--scratch`.
     """
 
     batch_size: ClassVar[int] = 32
@@ -144,7 +142,6 @@ class Job:
     zero_grad_to_none: ClassVar[bool] = True
     output_layer: ClassVar[str | None] = None
     forms: ClassVar[tuple[type[Job], ...]] = ()
-    scratch: ClassVar[tuple[str, ...]] = ()
 
     # What every job must say.
 
@@ -283,7 +280,6 @@ def check_job(job: Job) -> None:
     clip_norm: Any = job.clip_norm
     if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
         raise JobError(f"{where}.clip_norm must be None or greater than 0, not {job.clip_norm!r}.")
-    _check_scratch(job)
     _check_forms(job)
     if job.quality is not None and not isinstance(job.quality, Quality):
         raise JobError(f"{where}.quality must be a hasten.Quality, not {type(job.quality).__name__}.")
@@ -292,12 +288,6 @@ def check_job(job: Job) -> None:
             f"{where}.quality names the metric {job.quality.metric!r}, but there is no held-out data to measure it on. "
             f"Write valid_data(self), or set quality = None."
         )
-
-
-def _check_scratch(job: Job) -> None:
-    scratch: Any = job.scratch
-    if not isinstance(scratch, tuple | list) or not all(isinstance(folder, str) and folder for folder in scratch):
-        raise JobError(f"{type(job).__name__}.scratch must be a tuple of folder names, not {scratch!r}.")
 
 
 def _check_forms(job: Job) -> None:

@@ -147,8 +147,6 @@ class AroundSettings:
         report_every_s: Seconds between two metric reports at least.
         report_async: A thread of its own writes the metric lines.
         checkpoint_background: The weights are copied, and a thread of its own writes the copy.
-        checkpoint_folder: A checkpoint is first written to this folder, then copied to the run's own; empty is off.
-        checkpoint_compress: The records of a checkpoint are deflated (zlib, level 1).
         validation_batches: Training batches that one validation batch holds; 1 is off.
         validation_contexts: Entered around each validation pass that is not measured plainly.
     """
@@ -156,8 +154,6 @@ class AroundSettings:
     report_every_s: float = 0.2
     report_async: bool = False
     checkpoint_background: bool = False
-    checkpoint_folder: str = ""
-    checkpoint_compress: bool = False
     validation_batches: int = 1
     validation_contexts: list[ContextFactory] = field(default_factory=list)
 

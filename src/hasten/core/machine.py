@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from hasten.core.system import library_folders, read_allocators, read_c_library, read_huge_pages, read_openmp
+from hasten.core.system import library_folders, read_allocators, read_c_library, read_openmp
 from hasten.core.system import read_text as _read
 from hasten.core.system import sysctl as _sysctl
 
@@ -67,7 +67,6 @@ class Machine:
         shared_memory_bytes: Free shared memory, through which loader workers hand over batches.
         allocators: Paths of the memory allocators that could be preloaded.
         c_library: As `glibc 2.36`; empty where it is another.
-        huge_pages: Who gets transparent huge pages: `always`, `madvise` (who asks), `never`; empty where unknown.
         openmp: Path of torch's OpenMP library; empty where there is none to see.
         python_version: As `3.11.7`.
         system: Operating system and instruction set, as `Linux x86_64`.
@@ -87,7 +86,6 @@ class Machine:
     shared_memory_bytes: Reading[int]
     allocators: Reading[tuple[str, ...]]
     c_library: Reading[str]
-    huge_pages: Reading[str]
     openmp: Reading[str]
     python_version: str
     system: str
@@ -149,7 +147,6 @@ def read_machine(
         shared_memory_bytes=_shared_memory(shared_memory),
         allocators=Reading(*read_allocators(library_folders(environ))),
         c_library=Reading(*read_c_library()),
-        huge_pages=Reading(*read_huge_pages()),
         openmp=Reading(*read_openmp()),
         python_version=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",

@@ -37,10 +37,6 @@ class GradientSync(Protocol):
         """
         ...
 
-    def reset(self) -> None:
-        """Forget what was learnt from earlier updates: the run begins again."""
-        ...
-
     def state_dict(self) -> dict[str, Any]:
         """The model's state with whole tensors and plain names. Where tensors lie in shards, all ranks must ask together."""
         ...

@@ -1,4 +1,4 @@
-"""Ask the system under Python: files of the kernel, the C library, allocators, huge pages, OpenMP, the first environment.
+"""Ask the system under Python: files of the kernel, the C library, allocators, OpenMP, the first environment.
 
 An answer that decides something is a pair: the value, and the reason why it is that value. Nothing here runs at import.
 """
@@ -24,7 +24,6 @@ ALLOCATORS: Mapping[str, tuple[str, ...]] = {
 """Allocators that can be preloaded: name -> file names of its library, the one to prefer first."""
 
 _SELF = Path("/proc/self")
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _OPENMP = re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$")
 
 
@@ -80,12 +79,6 @@ def glibc_version(words: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal()) if name == "glibc" else ()
 
 
-def read_huge_pages(enabled: Path = _HUGE_PAGES) -> tuple[str, str]:
-    """Who gets transparent huge pages: `always`, `madvise` (who asks), `never`; empty where the kernel does not tell."""
-    chosen = re.search(r"\[(\w+)\]", read_text(enabled))
-    return (chosen[1], str(enabled)) if chosen else ("", f"there is no {enabled} to read")
-
-
 def read_openmp() -> tuple[str, str]:
     """The OpenMP library that torch's operators share their work out with, as a path; empty where there is none to see."""
     if not torch.backends.openmp.is_available():
@@ -126,27 +119,6 @@ def mapping_at(address: int) -> str:
         if int(first, 16) <= address < int(last, 16):
             return line[line.index("/") :] if "/" in line else ""
     return ""
-
-
-def flags_at(address: int) -> frozenset[str]:
-    """The kernel's flags of the memory at an address (`hg`: huge pages were asked for), see `VmFlags` in proc(5)."""
-    inside = False
-    for line in read_text(_SELF / "smaps").splitlines():
-        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(found[1], 16) <= address < int(found[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return frozenset(line.split()[1:])
-    return frozenset()
-
-
-def allowed_cores() -> dict[int, str]:
-    """Thread id -> the cores it may run on, as the kernel lists them (`0-3,8`), of this process's threads."""
-    found: dict[int, str] = {}
-    for folder in sorted((_SELF / "task").glob("*")):
-        for line in read_text(folder / "status").splitlines():
-            if line.startswith("Cpus_allowed_list:"):
-                found[int(folder.name)] = line.split()[1]
-    return found
 
 
 def take_denormals_for_zero(*, on: bool) -> bool:

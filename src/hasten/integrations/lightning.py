@@ -26,10 +26,8 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _MIXED = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 _OWNED = {
     "background_checkpoint": "Trainer(plugins=[AsyncCheckpointIO()])",
-    "checkpoint_storage": "Trainer(plugins=[...]) with a CheckpointIO of your own",
     "gradient_buckets": "Trainer(strategy=DDPStrategy(bucket_cap_mb=...))",
     "gradient_compression": "Trainer(strategy=DDPStrategy(ddp_comm_hook=...))",
-    "low_rank_gradients": "Trainer(strategy=DDPStrategy(ddp_comm_state=..., ddp_comm_hook=...))",
     "merged_microbatches": "a larger batch_size of the loader, and Trainer(accumulate_grad_batches=...) smaller by as much",
     "metric_reading": "Trainer(log_every_n_steps=...)",
     "one_cycle": "return the schedule from configure_optimizers",

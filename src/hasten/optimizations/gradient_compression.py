@@ -8,6 +8,7 @@ Limits:    works on the buckets of gradient_buckets. float16 numbers end at 6550
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -60,7 +61,8 @@ class GradientCompression(Optimization):
 
     def apply(self, live: LiveJob) -> Undo:
         """Take the place of the plain sum of a bucket."""
-        return replace_attribute(bucket_sync(live, self.card.name), "compressor", _Rounded(getattr(torch, self.dtype)))
+        compressor = partial(_average_rounded, getattr(torch, self.dtype))
+        return replace_attribute(bucket_sync(live, self.card.name), "compressor", compressor)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Fewer bytes were sent than the gradients hold."""
@@ -68,19 +70,11 @@ class GradientCompression(Optimization):
         return [Check("fewer bytes sent than the gradients hold", 0 < sent < held, f"{sent} of {held} bytes")]
 
 
-class _Rounded:
-    """Averages a bucket in 16-bit numbers."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def average(self, bucket: GradBucket) -> tuple[Future, int]:
-        buffer = bucket.buffer()
-        # torch's own hooks do the same; the one for bfloat16 refuses every backend but NCCL, and gloo can sum it.
-        small = buffer.to(self._dtype).div_(dist.get_world_size())
-        work: Any = dist.all_reduce(small, async_op=True)
-        future: Future = work.get_future().then(lambda done: buffer.copy_(done.value()[0]))
-        return future, small.numel() * small.element_size()
-
-    def reset(self) -> None:
-        """Nothing is carried from update to update."""
+def _average_rounded(dtype: torch.dtype, bucket: GradBucket) -> tuple[Future, int]:
+    """Average a bucket in 16-bit numbers."""
+    buffer = bucket.buffer()
+    # torch's own hooks do the same; the one for bfloat16 refuses every backend but NCCL, and gloo can sum it.
+    small = buffer.to(dtype).div_(dist.get_world_size())
+    work: Any = dist.all_reduce(small, async_op=True)
+    future: Future = work.get_future().then(lambda done: buffer.copy_(done.value()[0]))
+    return future, small.numel() * small.element_size()

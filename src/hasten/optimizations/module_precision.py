@@ -65,7 +65,6 @@ class ModulePrecision(Optimization):
         prior=0.4,
         settle_s=2.0,
         claims=frozenset({"autocast"}),
-        after=("structured_sparsity",),
     )
 
     def __post_init__(self) -> None:

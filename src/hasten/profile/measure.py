@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,7 +25,6 @@ from hasten.profile.probes import (
     probe_input,
     reset_peak_memory,
 )
-from hasten.profile.storage import WriteSpeed
 from hasten.profile.surroundings import Around, measure_around
 from hasten.train.clock import NoClock, make_clock
 from hasten.train.loop import Loop
@@ -54,7 +53,6 @@ class Profile:
         seconds: How long profiling took.
         validation_batches: Held-out batches in one pass; 0 where there are none or it was not measured.
         validation_batch_s: Seconds of one of them.
-        write_speeds: How fast the run's folder and each allowed one can be written, with the spread.
     """
 
     facts: Facts
@@ -64,7 +62,6 @@ class Profile:
     seconds: float
     validation_batches: int = 0
     validation_batch_s: float = 0.0
-    write_speeds: Mapping[str, WriteSpeed] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: `bottleneck`, `phases`, `ceilings` as in the evidence file, and what else was measured."""
@@ -84,7 +81,6 @@ class Profile:
                 "reports_per_epoch": facts.reports_per_epoch,
                 "checkpoint_s": facts.checkpoint_s,
                 "validation_s": facts.validation_s,
-                "write_mb_s": {name: asdict(speed) for name, speed in self.write_speeds.items()},
             },
             "job": asdict(facts.job),
             "machine": {**facts.machine.to_dict(), "summary": facts.machine.summary()},
@@ -172,7 +168,6 @@ def profile_loop(
         seconds=perf_counter() - started,
         validation_batches=around.validation_batches,
         validation_batch_s=around.validation_batch_s,
-        write_speeds=around.speeds,
     )
 
 

@@ -22,7 +22,7 @@ from hasten.core.facts import JobFacts
 from hasten.core.job import counted_mask
 from hasten.core.keeping import content
 from hasten.core.live import LiveJob
-from hasten.core.modules import hidden_layers, module_counts, repeated_blocks
+from hasten.core.modules import module_counts, repeated_blocks
 from hasten.core.packing import packs_to_multiple
 from hasten.train.ranks import current_ranks
 
@@ -130,7 +130,6 @@ def job_facts(live: LiveJob) -> JobFacts:
         largest_param=max((p.numel() for p in trained), default=0),
         module_counts=module_counts(live.model),
         repeated_blocks=len(repeated_blocks(live.model)),
-        hidden_layers=len(hidden_layers(live.model)),
         param_dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in trained})),
         batch_size=live.job.batch_size,
         accumulation=live.job.accumulation,

@@ -1,33 +1,24 @@
-"""What stands around the updates of an epoch, measured: reports, the checkpoint, the validation pass, and the disks."""
+"""What stands around the updates of an epoch, measured: reports, the checkpoint and the validation pass."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from hasten.core.batch import iter_tensors
-from hasten.core.facts import RUN_FOLDER
 from hasten.core.live import LiveJob
-from hasten.core.scratch import allowed_scratch
-from hasten.profile.storage import WriteSpeed, measure_write_speeds
 from hasten.train.loop import Loop
 from hasten.train.periodic import MOST_REPORTS_FRAC, PeriodicWork
-from hasten.train.weights_file import DEFLATE_LEVEL
 
 VALIDATION_BATCHES = 4
 REPORTS = 20
 SAVES = 3
 MAX_SAVES_S = 3.0
-COMPRESS_BYTES = 4_000_000
 
 
 @dataclass(kw_only=True)
@@ -42,9 +33,6 @@ class Around:
         report_s: One metric report.
         report_every_s: Seconds between two of them.
         epoch_updates: Updates of an epoch; None where that is not known.
-        speeds: How fast each allowed folder is written, and the run's own.
-        compressed_frac: Size of the deflated weights as a share of the plain ones.
-        compress_mb_s: How fast they are deflated, in MB/s of plain bytes.
     """
 
     validation_s: float = 0.0
@@ -54,9 +42,6 @@ class Around:
     report_s: float = 0.0
     report_every_s: float = 0.2
     epoch_updates: int | None = None
-    speeds: dict[str, WriteSpeed] = field(default_factory=dict)
-    compressed_frac: float | None = None
-    compress_mb_s: float | None = None
 
     @property
     def validation_batch_s(self) -> float:
@@ -89,9 +74,6 @@ class Around:
             "checkpoint_bytes": self.checkpoint_bytes,
             "validation_s": self.validation_s,
             "validation_batches": self.validation_batches,
-            "write_mb_s": {name: speed.mb_s for name, speed in self.speeds.items() if speed.rounds},
-            "compressed_frac": self.compressed_frac,
-            "compress_mb_s": self.compress_mb_s,
         }
 
 
@@ -107,46 +89,20 @@ def measure_around(loop: Loop, progress: Callable[[str], None] = lambda _: None,
     around = Around(epoch_updates=epoch_updates(live), report_every_s=live.around.report_every_s)
     if around.epoch_updates is None:
         return around
-    with tempfile.TemporaryDirectory(prefix=".hasten-", dir=_writable(folder)) as name:
-        with PeriodicWork(loop, Path(name)) as work:
-            _measure_validation(work, around, progress)
-            progress("checkpoint")
-            _measure_reports(work, around)
-            _measure_checkpoint(loop, work, around)
-        progress("disks")
-        scratch = {str(path): path for path in allowed_scratch(live.job)}
-        around.speeds = measure_write_speeds({RUN_FOLDER: Path(name), **scratch})
-    around.compressed_frac, around.compress_mb_s = measure_compression(live.model.state_dict())
+    with (
+        tempfile.TemporaryDirectory(prefix=".hasten-", dir=_writable(folder)) as name,
+        PeriodicWork(loop, Path(name)) as work,
+    ):
+        _measure_validation(work, around, progress)
+        progress("checkpoint")
+        _measure_reports(work, around)
+        _measure_checkpoint(loop, work, around)
     return around
 
 
 def epoch_updates(live: LiveJob) -> int | None:
     """Updates between two checkpoints: an epoch, or the whole run where the data has no epochs; None where nothing says."""
     return live.planned_updates if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
-
-
-def measure_compression(state: Any, *, size: int = COMPRESS_BYTES) -> tuple[float | None, float | None]:
-    """Deflate an even sample of the tensors of `state`: compressed share of the size, and MB/s; None where it is empty.
-
-    Args:
-        state: A state_dict.
-        size: Bytes to compress, about.
-    """
-    tensors = [tensor for tensor in iter_tensors(dict(state)) if tensor.layout is torch.strided and tensor.numel()]
-    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if not total:
-        return None, None
-    share = min(1.0, size / total)
-    sample = b"".join(_some_bytes(tensor, share) for tensor in tensors)
-    started = perf_counter()
-    packed = len(zlib.compress(sample, DEFLATE_LEVEL))
-    return packed / len(sample), len(sample) / 1e6 / max(perf_counter() - started, 1e-9)
-
-
-def _some_bytes(tensor: torch.Tensor, share: float) -> bytes:
-    flat = tensor.detach().reshape(-1)
-    count = max(int(flat.numel() * share), 1)
-    return bytes(flat[:count].cpu().contiguous().view(torch.uint8).numpy())
 
 
 def _measure_validation(work: PeriodicWork, around: Around, progress: Callable[[str], None]) -> None:

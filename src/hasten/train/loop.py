@@ -186,8 +186,6 @@ class Loop:
         # What objectives are divided by where gradients are summed before the window's weight is known: any number will do,
         # if all ranks take the same; near the weight of one pass it keeps gradients in the range of 16-bit numbers.
         self._unit = max(self.live.job.batch_size / self.ranks.world, 1.0)
-        if self.live.sync is not None:
-            self.live.sync.reset()
 
     def _real_batches(self) -> Iterator[MicroBatch | None]:
         if self._batches is None:

@@ -180,7 +180,7 @@ def rehearse(loop: Loop) -> None:
         loop: The loop; neither its position nor its model changes.
     """
     settings = loop.live.around
-    writes = settings.checkpoint_background or settings.checkpoint_folder or settings.checkpoint_compress
+    writes = settings.checkpoint_background
     validates = settings.validation_batches > 1 or settings.validation_contexts
     if not (settings.report_async or writes or validates):
         return

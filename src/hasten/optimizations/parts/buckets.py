@@ -7,7 +7,7 @@ its class, its names and its buffers, and `Job.loss` may call any part of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -25,16 +25,8 @@ GradBucket: TypeAlias = Any
 """`torch.distributed.GradBucket`, which carries no types."""
 
 
-class Compressor(Protocol):
-    """What may be done to a bucket on its way."""
-
-    def average(self, bucket: GradBucket) -> tuple[Future, int]:
-        """Begin to average a bucket over the ranks in place, and say how many bytes this rank sends for it."""
-        ...
-
-    def reset(self) -> None:
-        """Forget earlier updates."""
-        ...
+Compressor: TypeAlias = Callable[[GradBucket], tuple[Future, int]]
+"""Begins to average a bucket over the ranks in place, and says how many bytes this rank sends for it."""
 
 
 class BucketSync(GradientSync):
@@ -82,11 +74,6 @@ class BucketSync(GradientSync):
         self._computed = _nothing
         self.live.count("bucket_sums")
 
-    def reset(self) -> None:
-        """Forget what compression carries from update to update."""
-        if self.compressor is not None:
-            self.compressor.reset()
-
     def state_dict(self) -> dict[str, Any]:
         """The model's state, which each rank holds whole."""
         return self.live.model.state_dict()
@@ -124,7 +111,7 @@ class BucketSync(GradientSync):
             self.live.count("buckets_early")
         if self.compressor is None:
             return average(buffer)
-        future, size = self.compressor.average(bucket)
+        future, size = self.compressor(bucket)
         self.live.count("bucket_bytes_sent", size)
         return future
 

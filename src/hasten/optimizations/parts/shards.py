@@ -44,9 +44,6 @@ class ShardSync(GradientSync):
         objective.backward()
         self.live.count("passes_in_shards")
 
-    def reset(self) -> None:
-        """Nothing is remembered from update to update."""
-
     def state_dict(self) -> dict[str, Any]:
         """The model's state with whole tensors; all ranks must ask together."""
         state = self.live.model.state_dict()

@@ -9,7 +9,6 @@ from hasten.optimizations.cpu_threads import CPUThreads
 from hasten.optimizations.cudnn_benchmark import CudnnBenchmark
 from hasten.optimizations.flush_denormals import FlushDenormals
 from hasten.optimizations.garbage_collection import GarbageCollection
-from hasten.optimizations.interop_threads import InteropThreads
 from hasten.optimizations.matmul_precision import MatmulPrecision
 from hasten.script.patch.edits import Changes
 from hasten.script.patch.find import training_loops
@@ -28,11 +27,6 @@ _OLDER = ("torch.set_float32_matmul_precision", "torch.backends.cuda.matmul.allo
 def cpu_threads(changes: Changes, item: CPUThreads) -> str:
     """`torch.set_num_threads(N)`."""
     return set_once(changes, "torch.set_num_threads", str(item.num_threads))
-
-
-def interop_threads(changes: Changes, item: InteropThreads) -> str:
-    """`torch.set_num_interop_threads(N)`; it must come before the threads are first used."""
-    return set_once(changes, "torch.set_num_interop_threads", str(item.num_threads))
 
 
 def flush_denormals(changes: Changes, _: FlushDenormals) -> str:

@@ -22,7 +22,6 @@ WRITERS: Mapping[str, Writer] = {
     "foreach_optimizer": optimizing.foreach_optimizer,
     "fused_optimizer": optimizing.fused_optimizer,
     "garbage_collection": starting.garbage_collection,
-    "interop_threads": starting.interop_threads,
     "loader_workers": loading.loader_workers,
     "matmul_precision": starting.matmul_precision,
     "pinned_memory": loading.pinned_memory,

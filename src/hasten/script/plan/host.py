@@ -28,7 +28,7 @@ from hasten.script.data.loading import Loading
 from hasten.script.output.background_save import BackgroundSaving
 from hasten.script.patches import Patches
 from hasten.script.plan.live import main_module, script_live, set_flags
-from hasten.script.plan.reach import AT_START, out_of_reach, reached
+from hasten.script.plan.reach import out_of_reach, reached
 from hasten.script.watch.lead_optimizer import Leader, Serials
 from hasten.script.watch.seams import Arguments, Seams
 from hasten.script.watch.trained import Trained
@@ -93,9 +93,6 @@ class Host:
     def begin(self) -> None:
         """Put the seams on."""
         self._working = True
-        for item in reached(self.plan):
-            if item.card.name in AT_START:
-                self._apply(item)
         self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
         put = self._patches.put
         put(Module, "__call__", self._calling)

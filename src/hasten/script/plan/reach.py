@@ -12,21 +12,16 @@ from hasten.core.system import started_with
 REACHED = frozenset({
     "activation_checkpointing", "allocator", "attention_backend", "background_checkpoint",
     "batched_reading", "channels_last", "channels_last_3d", "compile", "cpu_threads", "cuda_graphs", "cudnn_benchmark",
-    "flush_denormals", "foreach_optimizer", "fused_optimizer", "garbage_collection", "huge_pages", "interop_threads",
+    "flush_denormals", "foreach_optimizer", "fused_optimizer", "garbage_collection",
     "loader_workers", "matmul_precision", "pinned_memory", "precision", "sample_cache", "sample_store",
-    "tensor_text", "thread_pinning", "trim_padding", "zero_grad_to_none",
+    "tensor_text", "trim_padding", "zero_grad_to_none",
 })  # fmt: skip
 """Techniques whose seam an attached script has."""
-
-AT_START = frozenset({"interop_threads"})
-"""What PyTorch takes before its first parallel operator only."""
 
 _JOB = "write the training as a hasten.Job (README, four methods), and tune that"
 _BEYOND = {
     "async_logging": "how the script reports is its own: pass logging.handlers.QueueHandler(queue) to its logger, and write "
     "its files in a logging.handlers.QueueListener",
-    "checkpoint_compression": "what the script saves must stay readable by whoever reads it: compress it there",
-    "checkpoint_storage": "the script chooses where it saves: torch.save to a faster path, and copy the file from there",
     "converted_dataset": "which of its preparation is random cannot be seen from outside: convert the data beforehand by "
     "`hasten data convert {source} {source}.store`{need}, and let the dataset read hasten.data.Store",
     "counted_positions": "which positions the loss uses cannot be seen from outside: index the hidden states with "
@@ -39,7 +34,6 @@ _BEYOND = {
     "length_bucketing": "lengths cannot be seen from outside: give the DataLoader a batch_sampler that groups like lengths",
     "loader_threads": "its dataset may not be safe to read in several threads: DataLoader(..., num_workers=...) reads "
     "ahead in processes",
-    "low_rank_gradients": "the script wraps its model itself: model.register_comm_hook(state, powerSGD_hook)",
     "merged_microbatches": "the script cuts its batches itself: make its micro-batches larger",
     "metric_reading": "what the script does with the value of `.item()` cannot be seen: sum loss.detach() and "
     "read the sum at every tenth step",
@@ -50,7 +44,6 @@ _BEYOND = {
     "reused_buffers": "the script collates its batches itself: pass collate_fn= one that fills kept buffers",
     "sequence_packing": "which samples make a document cannot be seen from outside",
     "sharding": "the script wraps its model itself: torch.distributed.fsdp.fully_shard(model)",
-    "structured_sparsity": "it changes what is trained, and a script has no held-out quality to judge that by",
     "validation_batch": "the script writes its own validation: give its DataLoader there a larger batch_size",
     "validation_compile": "the script writes its own validation: call torch.compile(model) in it",
     "warmup_cosine": "it changes what is trained, and a script has no held-out quality to judge that by",

@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,18 +127,12 @@ def read_layout(start: bytes | bytearray | memoryview, num_bytes: int, where: st
 class SnapshotMemory:
     """Memory for one snapshot at a time.
 
-    Args:
-        stage: A folder on fast storage to hold it; None holds it in memory.
-
-    Raises:
-        OSError: The folder cannot be written.
-
     Attributes:
         handle: The anonymous file, to be handed to a process that writes it out.
     """
 
-    def __init__(self, stage: Path | None = None) -> None:
-        self.handle = os.memfd_create("hasten-checkpoint") if stage is None else _nameless(stage)
+    def __init__(self) -> None:
+        self.handle = os.memfd_create("hasten-checkpoint")
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -180,13 +172,6 @@ class SnapshotMemory:
         os.posix_fallocate(self.handle, 0, size)  # a lack of memory is an error here, and would kill the process later
         self._map = mmap.mmap(self.handle, size)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-
-
-def _nameless(folder: Path) -> int:
-    """An open file in a folder that no crash leaves behind."""
-    handle, name = tempfile.mkstemp(prefix=".hasten-stage-", dir=folder)
-    os.unlink(name)  # noqa: PTH108  given as text
-    return handle
 
 
 def views_of(data: Any, layout: Layout) -> dict[str, torch.Tensor]:

@@ -114,7 +114,7 @@ class Saver:
         self.folder = CheckpointFolder(run)
         self.costs = Costs()
         self._lock = hold_folder(run, loop.ranks.rank, say)
-        self._memory = _stage(loop, say)
+        self._memory = SnapshotMemory()
         self._process = WriterProcess(self._memory.handle, [self._lock])
         self._process.start()
         self._update = self._whole = -1  # of the checkpoint under way, and of the last one that is whole
@@ -294,15 +294,3 @@ class Saver:
             )
         if self._loop.ranks.rank == 0:
             self._say(f"checkpoint {self._update}: {words}; it is tried again.")
-
-
-def _stage(loop: Loop, say: Callable[[str], None]) -> SnapshotMemory:
-    """Where snapshots are held: in memory, or in the folder that the plan's `checkpoint_storage` names."""
-    folder = loop.live.around.checkpoint_folder
-    if not folder:
-        return SnapshotMemory()
-    try:
-        return SnapshotMemory(Path(folder))
-    except OSError as error:
-        say(f"{folder} cannot hold snapshots ({error.strerror}): they are held in memory")
-        return SnapshotMemory()

@@ -131,7 +131,6 @@ def kept_event_facts(old: Facts, step_ms: float, *, event: str = "", lost_s: flo
     """
     names = (
         "report_s", "reports_per_epoch", "checkpoint_s", "checkpoint_bytes", "validation_s", "validation_batches",
-        "write_mb_s", "compressed_frac", "compress_mb_s",
     )  # fmt: skip
     found: dict[str, Any] = {name: getattr(old, name) for name in names}
     if event:
