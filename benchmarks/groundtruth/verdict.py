@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.groundtruth.kept import Row
 from benchmarks.groundtruth.traceml import judge_traceml
 from benchmarks.groundtruth.truth import Case
+from hasten.optimizations import catalogue
 from hasten.script.plan.reach import why_beyond
 
 NEAR_LINES = 2
@@ -130,7 +131,7 @@ def judge_tuning(case: Case, tune: Mapping[str, Any]) -> Row:
     kept = [rung for rung in rungs if rung["outcome"] == "applied"]
     if not kept:
         words = "; ".join(f"{rung['name']}: {rung['reason']}" for rung in rungs) or "none of them was a candidate"
-        advised = any(rung["reason"] and rung["reason"] == why_beyond(rung["name"]) for rung in rungs)
+        advised = any(rung["reason"] and rung["reason"] == why_beyond(catalogue()[rung["name"]].card) for rung in rungs)
         return {"remedied": False, "advised": advised, "remedied_why": words, "within_bound": None}
     best = max(kept, key=lambda rung: rung["ratio"] or 0.0)
     gain, bound = best["ratio"], best["predicted_max_gain"]

@@ -17,6 +17,7 @@ from benchmarks.groundtruth.verdict import judged as judged_row
 from benchmarks.groundtruth.verdict import score as scored
 from hasten.core.card import Bottleneck
 from hasten.core.errors import HastenError, TrialError
+from hasten.optimizations.metric_reading import MetricReading
 from hasten.script.plan.reach import why_beyond
 
 CASES = load_truth()
@@ -278,7 +279,7 @@ def test_a_remedy_that_was_not_kept_does_not_count(rungs: list[dict[str, Any]], 
 
 def test_a_remedy_without_a_seam_in_scripts_is_advice_where_it_is_told() -> None:
     case = CASES["item_each_step"]
-    told = {**rung("metric_reading", "refused"), "reason": why_beyond("metric_reading")}
+    told = {**rung("metric_reading", "refused"), "reason": why_beyond(MetricReading.card)}
     found = tuning(told, case=case)
     assert (found["remedied"], found["advised"]) == (False, True)
     assert not tuning({**told, "reason": "it does not fit"}, case=case)["advised"]

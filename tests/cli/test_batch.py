@@ -63,7 +63,7 @@ def test_what_it_says_to_put_into_the_plan_is_a_plan(monkeypatch: pytest.MonkeyP
         plan = Plan.from_toml("schema = 1\n" + "\n".join(lines), catalogue())
         assert plan.names == names
         assert "The optimizer batch stays 16 (batch_size 4 x accumulation 4)" in text
-        assert "`optimizer_batch`, judged by the time to a target" in text
+        assert "`hasten tune` judges it by the time to a target" in text
 
 
 def test_where_nothing_fits_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -166,11 +166,10 @@ def test_what_lightning_was_told_already_needs_no_word(pl: Any, callback: Any, t
     assert not [item for item in caught if "hasten" in str(item.message)]
 
 
-def test_nothing_else_is_taken_from_the_plan(pl: Any, callback: Any) -> None:
-    module = sys.modules["hasten.integrations.lightning"]
+def test_nothing_else_is_taken_from_the_plan() -> None:
     trainer = SimpleNamespace(precision="32-true", accumulate_grad_batches=1)
-    plan = Plan(optimizations=(FusedOptimizer(), CudnnBenchmark(), Precision()))
-    assert list(module.owned(plan, trainer)) == ["precision"]
+    settings = [item.framework_setting("lightning", trainer) for item in (FusedOptimizer(), CudnnBenchmark(), Precision())]
+    assert settings == [None, None, 'set Trainer(precision="bf16-mixed").']
 
 
 def test_a_wrong_plan_is_refused_when_the_callback_is_made(callback: Any, tmp_path: Path) -> None:

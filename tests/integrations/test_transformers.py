@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 import hasten
 from hasten.core.errors import HastenError, PlanError
 from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
 from hasten.optimizations.fused_optimizer import FusedOptimizer
 from hasten.optimizations.microbatch import Microbatch
@@ -187,20 +188,22 @@ def test_what_the_trainer_owns_is_left_to_it(hf: Any, callback: Any, tmp_path: P
 
 
 def test_what_the_trainer_was_told_already_needs_no_word(hf: Any, callback: Any) -> None:
-    owned = sys.modules["hasten.integrations.transformers"].owned
-    plan = Plan(optimizations=(FusedOptimizer(), Precision(), ActivationCheckpointing()))
+    items = (FusedOptimizer(), Precision(), ActivationCheckpointing())
     told = SimpleNamespace(bf16=True, gradient_checkpointing=True)
-    assert owned(plan, told) == {"precision": "", "activation_checkpointing": ""}
+    assert [item.framework_setting("transformers", told) for item in items] == [None, "", ""]
     untold = SimpleNamespace(bf16=False, gradient_checkpointing=False)
-    assert owned(plan, untold) == {
-        "precision": "set TrainingArguments(bf16=True).",
-        "activation_checkpointing": "set TrainingArguments(gradient_checkpointing=True).",
-    }
+    assert [item.framework_setting("transformers", untold) for item in items] == [
+        None,
+        "set TrainingArguments(bf16=True).",
+        "set TrainingArguments(gradient_checkpointing=True).",
+    ]
 
 
 def test_the_arguments_that_are_named_exist(hf: Any, callback: Any) -> None:
     module: Any = sys.modules["hasten.integrations.transformers"]
-    named = {words.partition("(")[2].partition("=")[0] for words in module._OWNED.values()}
+    told = [kind.card.left_to["transformers"] for kind in catalogue().values() if "transformers" in kind.card.left_to]
+    assert len(told) > 10
+    named = {words.partition("(")[2].partition("=")[0] for words in told}
     assert named <= set(hf.TrainingArguments.__dataclass_fields__)
     assert all(hasattr(hf.Trainer, name) for name in (*module.PASSED, *module.PASSED_IN_PARTS))
 

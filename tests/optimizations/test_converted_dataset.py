@@ -83,9 +83,9 @@ def test_a_dataset_too_large_is_refused_with_the_command_that_converts_it(tmp_pa
     command = f"`hasten data convert '{folder}' '{folder}'.store` (about 2.9 GiB of disk"
     assert command in fit.reason
     assert command in why_beyond(
-        "converted_dataset", source=quoted_source(path), need=f" ({disk_words(3000 * 2**20)} of disk)"
+        ConvertedDataset.card, source=quoted_source(path), need=f" ({disk_words(3000 * 2**20)} of disk)"
     )
-    assert "hasten data convert SOURCE SOURCE.store`, and" in why_beyond("converted_dataset")
+    assert "hasten data convert SOURCE SOURCE.store`, and" in why_beyond(ConvertedDataset.card)
 
 
 @pytest.mark.parametrize("value", ["", "no such folder", "a" * 10_000, "a\0b", 7, None])

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hasten.optimizations import catalogue
 from hasten.tune.batch.choice import (
     Candidate,
     Size,
@@ -43,7 +42,7 @@ def test_candidates_and_what_makes_them(batch_size: int, accumulation: int, expe
     assert {size.samples: next(iter(size.settings().values()), {}) for size in found} == expected
     for size in found:
         name = next(iter(size.settings()), None)
-        made = size.optimization(catalogue())
+        made = size.optimization()
         assert (made.card.name if made else None) == name
         assert name == (
             None if size.samples == batch_size else "microbatch" if size.samples < batch_size else "merged_microbatches"

@@ -11,11 +11,11 @@ import pytest
 from hasten.core.errors import HastenError, TargetError, TrialError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
+from hasten.optimizations.sample_cache import SampleCache
 from hasten.report import validate
 from hasten.report.evidence import load
 from hasten.tune import budget
 from hasten.tune.proof.compare import NEIGHBOUR
-from hasten.tune.scripts import session as module
 from hasten.tune.scripts.session import ScriptSession
 from hasten.tune.search.noting import NOT_TRIED
 from hasten.tune.session import TuneRequest
@@ -34,7 +34,7 @@ def request_of(folder: Path, *arguments: str, ranks: int = 1) -> TuneRequest:
 
 
 def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REACHED", frozenset({"sample_cache"}))
+    monkeypatch.setattr(ScriptSession, "kinds", lambda _: {"sample_cache": SampleCache})
     monkeypatch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
     before, out = children(), tmp_path / "out"
     arguments = ("--wait", "0.004", "--seed", "1", "--epochs", "500")

@@ -14,7 +14,7 @@ from hasten.cli.say import console, narrated, parse_duration, write_json
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.tune.batch.choice import Candidate
+from hasten.tune.batch.choice import Candidate, techniques
 from hasten.tune.batch.measure import TrialLab
 from hasten.tune.batch.search import Finding, search_batch
 from hasten.tune.budget import Budget
@@ -93,15 +93,16 @@ def advice(found: Finding) -> list[str]:
         ((name, values),) = settings.items()
         lines += ["Put this into the plan (hasten.toml):", "", f"    [optimizations.{name}]"]
         lines += [f"    {key} = {value}" for key, value in values.items()]
-        other = {"microbatch": "merged_microbatches", "merged_microbatches": "microbatch"}[name]
-        lines += ["", f"`{other}` must not stand beside it."]
+        others = " and ".join(f"`{other}`" for other in techniques() if other != name)
+        lines += ["", f"{others} must not stand beside it."]
     else:
-        lines.append("The job does so by itself: neither `microbatch` nor `merged_microbatches` belongs in the plan.")
+        names = " nor ".join(f"`{name}`" for name in techniques())
+        lines.append(f"The job does so by itself: neither {names} belongs in the plan.")
     made_of = f"batch_size {scouted.batch_size} x accumulation {scouted.accumulation}"
     stays = f"The optimizer batch stays {found.optimizer_batch} ({made_of}): every update sees the samples it sees today."
     other_question = (
-        "Another optimizer batch is another question, since it changes what is learned: see the technique "
-        "`optimizer_batch`, judged by the time to a target."
+        "Another optimizer batch is another question, since it changes what is learned: `hasten tune` judges it by the time "
+        "to a target."
     )
     return [*lines, "", stays, other_question]
 
@@ -113,5 +114,5 @@ def nothing_fits(found: Finding) -> str:
     need = f" with a peak of {smallest.peak_bytes / GIB:.2f} GiB" if smallest.peak_bytes is not None else ""
     return (
         f"No size fits: even {smallest.size} at once{need} ({smallest.why}). Lower --head-room, shorten the longest sample "
-        f"({found.scouted.longest} {found.scouted.unit}), or take a technique that saves memory: activation_checkpointing."
+        f"({found.scouted.longest} {found.scouted.unit}), or save memory: `hasten tune --objective memory`."
     )

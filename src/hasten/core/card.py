@@ -47,6 +47,25 @@ class Judge(enum.StrEnum):
     much an update teaches (learning-rate schedule, batch size), of which the time of an update says nothing."""
 
 
+class Trait(enum.Enum):
+    """What an optimization does that its surroundings must take into account, without knowing which one it is."""
+
+    COMPILES = enum.auto()
+    """The first updates compile the model or record graphs: they are slow, and tensors' methods are not seen in them."""
+    LOWER_PRECISION = enum.auto()
+    """The model returns 16-bit tensors where it returned float32."""
+    FREES_GRADIENTS = enum.auto()
+    """Gradients are None after `zero_grad`, not zeros."""
+    MICROBATCH = enum.auto()
+    """It sets how many samples are computed at once, see `Optimization.computing`."""
+    WHOLE_BATCHES = enum.auto()
+    """It acts on finished batches, although its seam is that of the samples; where they come from does not matter."""
+    OTHER_DRAWS = enum.auto()
+    """Random numbers that the dataset draws are others."""
+    TRIMS = enum.auto()
+    """Batches become shorter, so dropout draws other random numbers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """What an optimization is, for people and for the ladder.
@@ -72,6 +91,11 @@ class Card:
         after: Names it must follow where both are in a plan.
         conflicts: Names it cannot be with.
         pays_with: Names that it may pay together with where neither pays alone; the ladder then tries both at once.
+        traits: What its surroundings must take into account.
+        in_scripts: Whether it can act on an unmodified script.
+        script_advice: Where it cannot: why, and what to write instead. May name `{source}`, the data that the script reads,
+            and `{need}`, what it takes on disk.
+        left_to: Frameworks whose trainer does the same itself (`lightning`, `transformers`) -> what to set there.
         judged_by: What decides whether it pays. By time to target, its ceiling is not known from any phase (`max_gain_frac`
             is 0 and refuses nothing), it is tried last, and only where the budget holds whole runs.
     """
@@ -93,6 +117,10 @@ class Card:
     after: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     pays_with: tuple[str, ...] = ()
+    traits: frozenset[Trait] = frozenset()
+    in_scripts: bool = False
+    script_advice: str = "it has no seam there"
+    left_to: Mapping[str, str] = field(default_factory=dict)
     judged_by: Judge = Judge.UPDATE_TIME
 
 

@@ -97,6 +97,21 @@ class Optimization:
         """Prove from a traced step that the mechanism fired, whatever the clock says."""
         raise NotImplementedError
 
+    def framework_setting(self, framework: str, given: Any) -> str | None:
+        """What to set in a framework whose trainer does the same itself; empty where it is set, None where it does not.
+
+        Args:
+            framework: `lightning` or `transformers`.
+            given: Its Trainer, or its TrainingArguments.
+        """
+        words = self.card.left_to.get(framework)
+        return None if words is None else f"set {words}."
+
+    @classmethod
+    def computing(cls, *, parts: int = 1, merge: int = 1) -> Optimization | None:
+        """The setting under which a job computes each micro-batch in `parts`, or `merge` of them at once; None for most."""
+        return None
+
     def settings(self) -> dict[str, Any]:
         """The settings as they stand in a plan."""
         return {item.name: getattr(self, item.name) for item in fields(self)}

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import tomli_w
 
+from hasten.core.card import Trait
 from hasten.core.errors import PlanError
 from hasten.core.files import write_atomically
 from hasten.core.optimization import Optimization, clash, ordered
@@ -65,6 +66,10 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """The names of its optimizations, in order."""
         return tuple(item.card.name for item in self.optimizations)
+
+    def has(self, trait: Trait) -> bool:
+        """Whether one of its optimizations has this trait."""
+        return any(trait in item.card.traits for item in self.optimizations)
 
     @property
     def samples_factor(self) -> float:

@@ -18,41 +18,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.integrations.watching import Reported, Watching
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_MIXED = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
-_OWNED = {
-    "background_checkpoint": "Trainer(plugins=[AsyncCheckpointIO()])",
-    "gradient_buckets": "Trainer(strategy=DDPStrategy(bucket_cap_mb=...))",
-    "gradient_compression": "Trainer(strategy=DDPStrategy(ddp_comm_hook=...))",
-    "merged_microbatches": "a larger batch_size of the loader, and Trainer(accumulate_grad_batches=...) smaller by as much",
-    "metric_reading": "Trainer(log_every_n_steps=...)",
-    "one_cycle": "return the schedule from configure_optimizers",
-    "optimizer_batch": "Trainer(accumulate_grad_batches=...)",
-    "sharding": 'Trainer(strategy="fsdp")',
-    "warmup_cosine": "return the schedule from configure_optimizers",
-}
-"""Techniques that Lightning has itself -> what it must be told."""
-
-
-def owned(plan: Plan, trainer: Any) -> dict[str, str]:
-    """What of a plan a Lightning Trainer does itself -> which argument to set; empty words where it is set already."""
-    return {item.card.name: words for item in plan.optimizations if (words := _argument(item, trainer)) is not None}
-
-
-def _argument(item: Optimization, trainer: Any) -> str | None:
-    name, settings = item.card.name, item.settings()
-    if name == "precision":
-        mixed = _MIXED[settings["dtype"]]
-        return "" if trainer.precision == mixed else f'set Trainer(precision="{mixed}").'
-    if name == "microbatch":
-        parts = settings["parts"]
-        wanted = trainer.accumulate_grad_batches * parts
-        return f"divide the batch_size of the loader by {parts}, and set Trainer(accumulate_grad_batches={wanted})."
-    return f"set {_OWNED[name]}." if name in _OWNED else None
 
 
 def _callback_classes() -> tuple[type[Any], ...]:
@@ -92,7 +61,7 @@ class HastenCallback(Reported, *_callback_classes()):  # type: ignore[misc]  # w
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
-        self._watching.open(owned(self._watching.plan, trainer), leads=trainer.is_global_zero)
+        self._watching.open("lightning", trainer, leads=trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the phases so far."""

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.integrations.watching import Reported, Watching
 from hasten.script.patches import Patches
@@ -33,46 +32,6 @@ PASSED = ("_run_epoch", "_evaluate", "_finalize_training")
 """Methods of the Trainer that nearly all of a training is done in."""
 PASSED_IN_PARTS = ("get_batch_samples", "training_step", "_maybe_log_save_evaluate")
 """The same of a Trainer whose epochs are no method of their own."""
-_HALF = {"bfloat16": "bf16", "float16": "fp16"}
-_OWNED = {
-    "activation_checkpointing": "TrainingArguments(gradient_checkpointing=True)",
-    "compile": "TrainingArguments(torch_compile=True)",
-    "drop_last": "TrainingArguments(dataloader_drop_last=True)",
-    "eight_bit_states": 'TrainingArguments(optim="adamw_torch_8bit")',
-    "gradient_buckets": "TrainingArguments(ddp_bucket_cap_mb=...)",
-    "length_bucketing": 'TrainingArguments(train_sampling_strategy="group_by_length")',
-    "merged_microbatches": "TrainingArguments(gradient_accumulation_steps=...) to fewer parts, and a larger batch size",
-    "metric_reading": "TrainingArguments(logging_steps=...)",
-    "one_cycle": "TrainingArguments(lr_scheduler_type=...)",
-    "optimizer_batch": "TrainingArguments(gradient_accumulation_steps=...)",
-    "sharding": "TrainingArguments(fsdp=...)",
-    "validation_batch": "TrainingArguments(per_device_eval_batch_size=...)",
-    "warmup_cosine": 'TrainingArguments(lr_scheduler_type="cosine", warmup_steps=...)',
-}
-"""Techniques that the Trainer has itself -> what it must be told."""
-_SET_ALREADY = {"activation_checkpointing": "gradient_checkpointing", "compile": "torch_compile"}
-
-
-def owned(plan: Plan, arguments: Any) -> dict[str, str]:
-    """What of a plan a Trainer does itself -> which argument to set; empty words where it is set already."""
-    return {item.card.name: words for item in plan.optimizations if (words := _argument(item, arguments)) is not None}
-
-
-def _argument(item: Optimization, arguments: Any) -> str | None:
-    name, settings = item.card.name, item.settings()
-    if name == "precision":
-        switch = _HALF[settings["dtype"]]
-        return "" if getattr(arguments, switch) else f"set TrainingArguments({switch}=True)."
-    if name == "microbatch":
-        parts = settings["parts"]
-        size, steps = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
-        return (
-            f"set TrainingArguments(per_device_train_batch_size={max(size // parts, 1)}, "
-            f"gradient_accumulation_steps={steps * parts})."
-        )
-    if getattr(arguments, _SET_ALREADY.get(name, ""), False):
-        return ""
-    return f"set {_OWNED[name]}." if name in _OWNED else None
 
 
 class HastenCallback(Reported, TrainerCallback):  # type: ignore[misc]  # its class is known where it is installed only
@@ -103,7 +62,7 @@ class HastenCallback(Reported, TrainerCallback):  # type: ignore[misc]  # its cl
     def on_train_begin(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
         """Begin to watch; once more where the Trainer begins anew with a smaller batch."""
         self._end()
-        self._watching.open(owned(self._watching.plan, args), leads=state.is_world_process_zero)
+        self._watching.open("transformers", args, leads=state.is_world_process_zero)
         for name in PASSED if hasattr(Trainer, "_run_epoch") else PASSED_IN_PARTS:
             self._patches.put(Trainer, name, self._passed)
         if self._log:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,12 @@ class Watching:
         self._json = json
         self._watched: Watched | None = None
 
-    def open(self, owned: Mapping[str, str], *, leads: bool) -> None:
-        """Begin to watch, under the plan but for what the framework owns.
+    def open(self, framework: str, given: Any, *, leads: bool) -> None:
+        """Begin to watch, under the plan but for what the framework does itself.
 
         Args:
-            owned: Names of the plan that the framework must be told about -> which argument to set; empty words where it
-                was told already.
+            framework: `lightning` or `transformers`.
+            given: What its training is set with, see `Optimization.framework_setting`.
             leads: Whether this is the rank that writes the file.
 
         Raises:
@@ -48,10 +47,14 @@ class Watching:
         """
         self.close()
         plan = self.plan
-        for name, words in owned.items():
-            plan = plan.minus(name)
+        for item in self.plan.optimizations:
+            words = item.framework_setting(framework, given)
+            if words is None:
+                continue
+            plan = plan.minus(item.card.name)
             if words:
-                warnings.warn(f"hasten leaves `{name}` of the plan to the Trainer, which owns it: {words}", stacklevel=2)
+                owned = f"hasten leaves `{item.card.name}` of the plan to the Trainer, which owns it"
+                warnings.warn(f"{owned}: {words}", stacklevel=2)
         self._watched = attach(plan, self._json if leads else None)
         self._watched.__enter__()
         self.is_open = True

@@ -59,6 +59,10 @@ class ActivationCheckpointing(Optimization):
         memory_technique=True,
         saves_memory=True,
         after=("precision", "attention_backend"),
+        in_scripts=True,
+        left_to={
+            "transformers": "TrainingArguments(gradient_checkpointing=True)",
+        },
     )
 
     def __post_init__(self) -> None:
@@ -118,6 +122,10 @@ class ActivationCheckpointing(Optimization):
             seen = f"{saved:.0%} of what the forward pass keeps, {self.save_frac:.0%} asked"
             checks.append(Check("the budget is met", saved >= BUDGET_MET * self.save_frac, seen))
         return checks
+
+    def framework_setting(self, framework: str, given: Any) -> str | None:
+        """Nothing is left to do where the arguments have it."""
+        return "" if getattr(given, "gradient_checkpointing", False) else super().framework_setting(framework, given)
 
 
 def _checkpointed(

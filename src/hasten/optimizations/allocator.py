@@ -63,6 +63,7 @@ class Allocator(Optimization):
         source="GNU C Library manual, Memory Allocation Tunables; PyTorch performance tuning guide, CPU allocators",
         prior=0.3,
         claims=frozenset({"allocator"}),
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

@@ -30,6 +30,10 @@ class AsyncLogging(Optimization):
         source="detectron2, asynchronous writing of metrics (https://github.com/facebookresearch/detectron2/pull/4903)",
         prior=0.5,
         event="report",
+        script_advice=(
+            "how the script reports is its own: pass logging.handlers.QueueHandler(queue) to its logger, "
+            "and write its files in a logging.handlers.QueueListener"
+        ),
     )
 
     @classmethod

@@ -55,6 +55,7 @@ class AttentionBackend(Optimization):
         saves_memory=True,
         prior=0.1,
         claims=frozenset({"attention"}),
+        in_scripts=True,
     )
 
     @classmethod

@@ -37,6 +37,10 @@ class BackgroundCheckpoint(Optimization):
         ),
         prior=0.7,
         event="checkpoint",
+        in_scripts=True,
+        left_to={
+            "lightning": "Trainer(plugins=[AsyncCheckpointIO()])",
+        },
     )
 
     @classmethod

@@ -33,6 +33,7 @@ class BatchedReading(Optimization):
         seam=Seam.DATASET,
         source="PyTorch documentation, torch.utils.data.Dataset, `__getitems__`",
         prior=0.6,
+        in_scripts=True,
     )
 
     @classmethod

@@ -45,6 +45,7 @@ class ChannelsLast(Optimization):
         pays_with=("precision",),
         prior=0.3,
         claims=frozenset({"memory_format"}),
+        in_scripts=True,
     )
 
     @classmethod

@@ -36,6 +36,7 @@ class ChannelsLast3d(Optimization):
         source="PyTorch documentation, torch.memory_format, channels_last_3d",
         prior=0.3,
         claims=frozenset({"memory_format"}),
+        in_scripts=True,
     )
 
     @classmethod

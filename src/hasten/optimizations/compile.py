@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
@@ -51,6 +51,11 @@ class Compile(Optimization):
         prior=0.15,
         setup_s=45.0,
         after=("activation_checkpointing", "precision", "attention_backend"),
+        traits=frozenset({Trait.COMPILES}),
+        in_scripts=True,
+        left_to={
+            "transformers": "TrainingArguments(torch_compile=True)",
+        },
     )
 
     @classmethod
@@ -101,6 +106,10 @@ class Compile(Optimization):
                 f"{most} times the same function, allowance {RECOMPILE_ALLOWANCE}",
             ),
         ]
+
+    def framework_setting(self, framework: str, given: Any) -> str | None:
+        """Nothing is left to do where the arguments have it."""
+        return "" if getattr(given, "torch_compile", False) else super().framework_setting(framework, given)
 
 
 def _forget() -> None:

@@ -55,6 +55,10 @@ class ConvertedDataset(Optimization):
         setup_s=30.0,
         claims=frozenset({"sample_cache"}),
         after=("batched_reading",),
+        script_advice=(
+            "which of its preparation is random cannot be seen from outside: convert the data beforehand by "
+            "`hasten data convert {source} {source}.store`{need}, and let the dataset read hasten.data.Store"
+        ),
     )
 
     @classmethod

@@ -53,6 +53,10 @@ class CountedPositions(Optimization):
         ),
         prior=0.5,
         conflicts=("compile", "cuda_graphs"),
+        script_advice=(
+            "which positions the loss uses cannot be seen from outside: index the hidden states with the "
+            "mask before the output layer"
+        ),
     )
 
     @classmethod

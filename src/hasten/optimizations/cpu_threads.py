@@ -46,6 +46,7 @@ class CPUThreads(Optimization):
             "(https://github.com/callummcdougall/ARENA_3.0/pull/397)"
         ),
         prior=0.1,
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from hasten.core.batch import iter_tensors, map_tensors
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.errors import JobError, MachineError
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
@@ -49,6 +49,8 @@ class CudaGraphs(Optimization):
         prior=0.2,
         conflicts=("activation_checkpointing", "compile", "microbatch", "sequence_packing"),
         after=("precision", "attention_backend"),
+        traits=frozenset({Trait.COMPILES}),
+        in_scripts=True,
     )
 
     @classmethod

@@ -35,6 +35,7 @@ class CudnnBenchmark(Optimization):
         seam=Seam.PROCESS,
         source="PyTorch documentation, torch.backends.cudnn.benchmark; PyTorch performance tuning guide",
         prior=0.2,
+        in_scripts=True,
     )
 
     @classmethod

@@ -30,6 +30,7 @@ class DevicePrefetch(Optimization):
         seam=Seam.LOADER,
         source="NVIDIA Apex, examples/imagenet, data_prefetcher; PyTorch documentation, torch.Tensor.record_stream",
         prior=0.6,
+        script_advice="the script moves its batches itself: move the next one on a torch.cuda.Stream meanwhile",
     )
 
     @classmethod

@@ -32,6 +32,10 @@ class DropLast(Optimization):
         source="PyTorch documentation, torch.utils.data.DataLoader, `drop_last`",
         prior=0.3,
         claims=frozenset({"order"}),
+        script_advice="it would train on other samples: DataLoader(..., drop_last=True) is yours to decide",
+        left_to={
+            "transformers": "TrainingArguments(dataloader_drop_last=True)",
+        },
     )
 
     @classmethod

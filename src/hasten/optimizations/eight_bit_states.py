@@ -55,6 +55,10 @@ class EightBitStates(Optimization):
         memory_technique=True,
         saves_memory=True,
         conflicts=("compile", "fused_optimizer", "foreach_optimizer"),
+        script_advice="the script holds the optimizer it has made: make torchao.optim.AdamW8bit(...) instead",
+        left_to={
+            "transformers": 'TrainingArguments(optim="adamw_torch_8bit")',
+        },
     )
 
     @classmethod

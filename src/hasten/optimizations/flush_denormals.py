@@ -38,6 +38,7 @@ class FlushDenormals(Optimization):
         seam=Seam.PROCESS,
         source="PyTorch documentation, torch.set_flush_denormal",
         prior=0.02,
+        in_scripts=True,
     )
 
     @classmethod

@@ -50,6 +50,7 @@ class ForeachOptimizer(Optimization):
         source="PyTorch documentation, torch.optim, foreach implementations",
         prior=0.2,
         conflicts=("fused_optimizer",),
+        in_scripts=True,
     )
 
     @classmethod

@@ -45,6 +45,7 @@ class FusedOptimizer(Optimization):
             "(https://github.com/pytorch/torchtitan/pull/881)"
         ),
         prior=0.5,
+        in_scripts=True,
     )
 
     @classmethod

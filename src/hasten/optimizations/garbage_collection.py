@@ -42,6 +42,7 @@ class GarbageCollection(Optimization):
         seam=Seam.AROUND,
         source="Python documentation, gc.freeze; Wu and Ni 2017, Dismissing Python Garbage Collection at Instagram",
         prior=0.1,
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

@@ -48,6 +48,11 @@ class GradientBuckets(Optimization):
         ),
         prior=0.5,
         claims=frozenset({"gradient sum"}),
+        script_advice="the script wraps its model itself: DistributedDataParallel(..., bucket_cap_mb=...)",
+        left_to={
+            "lightning": "Trainer(strategy=DDPStrategy(bucket_cap_mb=...))",
+            "transformers": "TrainingArguments(ddp_bucket_cap_mb=...)",
+        },
     )
 
     def __post_init__(self) -> None:

@@ -43,6 +43,10 @@ class GradientCompression(Optimization):
         claims=frozenset({"gradient compression"}),
         after=("gradient_buckets",),
         conflicts=("sharding",),
+        script_advice="the script wraps its model itself: model.register_comm_hook(None, bf16_compress_hook)",
+        left_to={
+            "lightning": "Trainer(strategy=DDPStrategy(ddp_comm_hook=...))",
+        },
     )
 
     def __post_init__(self) -> None:

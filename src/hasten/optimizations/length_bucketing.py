@@ -50,6 +50,10 @@ class LengthBucketing(Optimization):
         prior=0.8,
         claims=frozenset({"order"}),
         after=("trim_padding",),
+        script_advice="lengths cannot be seen from outside: give the DataLoader a batch_sampler that groups like lengths",
+        left_to={
+            "transformers": 'TrainingArguments(train_sampling_strategy="group_by_length")',
+        },
     )
 
     def __post_init__(self) -> None:

@@ -43,6 +43,10 @@ class LoaderThreads(Optimization):
         source="SPDL, thread-based data loading, https://github.com/facebookresearch/spdl",
         prior=0.6,
         claims=frozenset({"workers"}),
+        script_advice=(
+            "its dataset may not be safe to read in several threads: DataLoader(..., num_workers=...) reads "
+            "ahead in processes"
+        ),
     )
 
     def __post_init__(self) -> None:

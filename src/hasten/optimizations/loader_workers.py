@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
@@ -57,6 +57,8 @@ class LoaderWorkers(Optimization):
         prior=0.5,
         claims=frozenset({"workers"}),
         conflicts=("sample_cache",),
+        traits=frozenset({Trait.OTHER_DRAWS}),
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

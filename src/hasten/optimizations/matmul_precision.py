@@ -48,6 +48,7 @@ class MatmulPrecision(Optimization):
         seam=Seam.PROCESS,
         source="PyTorch documentation, torch.backends, fp32_precision; CUDA semantics, TensorFloat-32",
         prior=0.4,
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
@@ -45,6 +45,12 @@ class MergedMicrobatches(Optimization):
         ),
         prior=0.4,
         conflicts=("microbatch",),
+        traits=frozenset({Trait.MICROBATCH}),
+        script_advice="the script cuts its batches itself: make its micro-batches larger",
+        left_to={
+            "lightning": "a larger batch_size of the loader, and Trainer(accumulate_grad_batches=...) smaller by as much",
+            "transformers": "TrainingArguments(gradient_accumulation_steps=...) to fewer parts, and a larger batch size",
+        },
     )
 
     def __post_init__(self) -> None:
@@ -75,3 +81,8 @@ class MergedMicrobatches(Optimization):
         """Batches were computed that hold more samples than a micro-batch."""
         batches, merged = (int(trace.counters.get(name, 0)) for name in ("batches_computed", "batches_merged"))
         return [Check("micro-batches merged", merged > 0, f"{merged} of {batches} batches are larger than a micro-batch")]
+
+    @classmethod
+    def computing(cls, *, parts: int = 1, merge: int = 1) -> Optimization | None:
+        """Several micro-batches at once."""
+        return cls(merge=merge) if merge > 1 else None

@@ -9,9 +9,9 @@ Limits:    no BatchNorm, whose statistics are the batch's; no packed batches; no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
@@ -40,6 +40,8 @@ class Microbatch(Optimization):
         memory_technique=True,
         saves_memory=True,
         conflicts=("sequence_packing",),
+        traits=frozenset({Trait.MICROBATCH}),
+        script_advice="the script writes its own loop: accumulate gradients over parts of the batch in it",
     )
 
     def __post_init__(self) -> None:
@@ -65,3 +67,19 @@ class Microbatch(Optimization):
         """Batches were computed in more parts than there were batches."""
         batches, parts = (int(trace.counters.get(name, 0)) for name in ("batches_cut", "batch_parts"))
         return [Check("batches computed in parts", parts > batches > 0, f"{batches} batches cut into {parts} parts")]
+
+    def framework_setting(self, framework: str, given: Any) -> str | None:
+        """Trainers accumulate gradients over smaller batches."""
+        if framework == "lightning":
+            wanted = given.accumulate_grad_batches * self.parts
+            return f"divide the batch_size of the loader by {self.parts}, and set Trainer(accumulate_grad_batches={wanted})."
+        size, steps = given.per_device_train_batch_size, given.gradient_accumulation_steps
+        return (
+            f"set TrainingArguments(per_device_train_batch_size={max(size // self.parts, 1)}, "
+            f"gradient_accumulation_steps={steps * self.parts})."
+        )
+
+    @classmethod
+    def computing(cls, *, parts: int = 1, merge: int = 1) -> Optimization | None:
+        """Each micro-batch in parts."""
+        return cls(parts=parts) if parts > 1 else None

@@ -65,6 +65,7 @@ class ModulePrecision(Optimization):
         prior=0.4,
         settle_s=2.0,
         claims=frozenset({"autocast"}),
+        script_advice="which modules may run in bfloat16 is a choice of the model: torch.autocast around those",
     )
 
     def __post_init__(self) -> None:

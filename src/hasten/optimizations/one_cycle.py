@@ -50,6 +50,11 @@ class OneCycle(Optimization):
         prior=0.5,
         claims=frozenset({"schedule"}),
         judged_by=Judge.TIME_TO_TARGET,
+        script_advice="it changes what is trained, and a script has no held-out quality to judge that by",
+        left_to={
+            "lightning": "return the schedule from configure_optimizers",
+            "transformers": "TrainingArguments(lr_scheduler_type=...)",
+        },
     )
 
     def __post_init__(self) -> None:

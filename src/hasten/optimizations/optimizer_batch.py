@@ -60,6 +60,11 @@ class OptimizerBatch(Optimization):
         after=("eight_bit_states", "foreach_optimizer", "fused_optimizer"),
         conflicts=("microbatch",),
         judged_by=Judge.TIME_TO_TARGET,
+        script_advice="it changes what is trained, and a script has no held-out quality to judge that by",
+        left_to={
+            "lightning": "Trainer(accumulate_grad_batches=...)",
+            "transformers": "TrainingArguments(gradient_accumulation_steps=...)",
+        },
     )
 
     def __post_init__(self) -> None:

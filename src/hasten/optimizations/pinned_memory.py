@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
@@ -30,6 +30,8 @@ class PinnedMemory(Optimization):
         seam=Seam.LOADER,
         source="PyTorch tutorials, A guide on good usage of non_blocking and pin_memory",
         prior=0.6,
+        traits=frozenset({Trait.WHOLE_BATCHES}),
+        in_scripts=True,
     )
 
     @classmethod

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
@@ -54,6 +54,8 @@ class Precision(Optimization):
         prior=0.6,
         settle_s=2.0,
         claims=frozenset({"autocast"}),
+        traits=frozenset({Trait.LOWER_PRECISION}),
+        in_scripts=True,
     )
 
     @classmethod
@@ -106,6 +108,14 @@ class Precision(Optimization):
                 Check("attention in float32", kept["float32"] > 0 and not kept[self.dtype], f"{words}, in one step")
             )
         return checks
+
+    def framework_setting(self, framework: str, given: Any) -> str | None:
+        """Trainers have autocast, and the gradient scaler with it."""
+        if framework == "lightning":
+            mixed = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}[self.dtype]
+            return "" if given.precision == mixed else f'set Trainer(precision="{mixed}").'
+        switch = {"bfloat16": "bf16", "float16": "fp16"}[self.dtype]
+        return "" if getattr(given, switch) else f"set TrainingArguments({switch}=True)."
 
 
 def _in_float32(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

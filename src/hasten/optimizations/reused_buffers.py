@@ -68,6 +68,7 @@ class ReusedBuffers(Optimization):
         prior=0.3,
         claims=frozenset({"collate"}),
         conflicts=("loader_workers", "sequence_packing"),
+        script_advice="the script collates its batches itself: pass collate_fn= one that fills kept buffers",
     )
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ class SampleCache(Optimization):
         claims=frozenset({"sample_cache"}),
         after=("batched_reading",),
         conflicts=("loader_workers",),
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

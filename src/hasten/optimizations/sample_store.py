@@ -74,6 +74,7 @@ class SampleStore(Optimization):
         prior=0.6,
         claims=frozenset({"sample_cache"}),
         after=("batched_reading",),
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ class SequencePacking(Optimization):
         saves_memory=True,
         prior=0.9,
         conflicts=("trim_padding", "length_bucketing"),
+        script_advice="which samples make a document cannot be seen from outside",
     )
 
     def __post_init__(self) -> None:

@@ -45,6 +45,11 @@ class Sharding(Optimization):
         saves_memory=True,
         claims=frozenset({"gradient sum"}),
         conflicts=("microbatch", "cuda_graphs"),
+        script_advice="the script wraps its model itself: torch.distributed.fsdp.fully_shard(model)",
+        left_to={
+            "lightning": 'Trainer(strategy="fsdp")',
+            "transformers": "TrainingArguments(fsdp=...)",
+        },
     )
 
     def __post_init__(self) -> None:

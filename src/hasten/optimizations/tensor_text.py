@@ -41,6 +41,7 @@ class TensorText(Optimization):
         seam=Seam.PROCESS,
         source="PyTorch documentation, torch.set_printoptions; the width of a column is that of its widest number",
         prior=0.6,
+        in_scripts=True,
     )
 
     @classmethod

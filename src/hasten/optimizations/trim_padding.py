@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from hasten.core.batch import cut_at, kept_length, map_tensors, padded_length, tails
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
@@ -50,6 +50,8 @@ class TrimPadding(Optimization):
         ),
         saves_memory=True,
         prior=0.5,
+        traits=frozenset({Trait.WHOLE_BATCHES, Trait.TRIMS}),
+        in_scripts=True,
     )
 
     def __post_init__(self) -> None:

@@ -43,6 +43,10 @@ class ValidationBatch(Optimization):
         ),
         prior=0.4,
         event="validation",
+        script_advice="the script writes its own validation: give its DataLoader there a larger batch_size",
+        left_to={
+            "transformers": "TrainingArguments(per_device_eval_batch_size=...)",
+        },
     )
 
     def __post_init__(self) -> None:

@@ -41,6 +41,7 @@ class ValidationCompile(Optimization):
         setup_s=25.0,
         event="validation",
         conflicts=("compile",),
+        script_advice="the script writes its own validation: call torch.compile(model) in it",
     )
 
     @classmethod

@@ -51,6 +51,11 @@ class WarmupCosine(Optimization):
         prior=0.4,
         claims=frozenset({"schedule"}),
         judged_by=Judge.TIME_TO_TARGET,
+        script_advice="it changes what is trained, and a script has no held-out quality to judge that by",
+        left_to={
+            "lightning": "return the schedule from configure_optimizers",
+            "transformers": 'TrainingArguments(lr_scheduler_type="cosine", warmup_steps=...)',
+        },
     )
 
     def __post_init__(self) -> None:

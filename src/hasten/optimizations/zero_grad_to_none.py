@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
+from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
@@ -31,6 +31,8 @@ class ZeroGradToNone(Optimization):
         hoped_gain=("an epoch from 41.42 s to 41.05 s (https://github.com/Lightning-AI/pytorch-lightning/issues/6534)"),
         saves_memory=True,
         prior=0.2,
+        traits=frozenset({Trait.FREES_GRADIENTS}),
+        in_scripts=True,
     )
 
     @classmethod

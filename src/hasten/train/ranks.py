@@ -106,7 +106,8 @@ class PlaceholderBatch:
             if live.order is None:
                 raise JobError(
                     f"{type(live.job).__name__} reads an iterable dataset whose last batch has fewer samples than there are "
-                    f"ranks: take gradient_buckets or sharding out of the plan, or let the dataset end on a full batch."
+                    f"ranks: take what sums gradients during the backward pass out of the plan, or let the dataset end on "
+                    f"a full batch."
                 )
             indices = max(live.batches(0)[:2], key=len)
             self._batch = live.pipeline.fetch(0, self._ranks.share(indices) or indices)

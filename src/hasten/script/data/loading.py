@@ -22,6 +22,7 @@ from torch.utils.data import dataloader as torchs
 from torch.utils.data._utils.collate import default_collate
 
 from hasten.core.batch import iter_tensors
+from hasten.core.card import Trait
 from hasten.core.errors import JobError
 from hasten.core.live import LiveJob, Pipeline, Technique
 from hasten.core.optimization import Optimization
@@ -41,8 +42,6 @@ from hasten.script.patches import Patches
 from hasten.script.plan.reach import reached, why_beyond
 
 DATA_SEAMS = (Seam.DATASET, Seam.LOADER)
-TRIM, GATHER = "trim_padding", "batched_reading"
-NEED_NO_SAMPLES = frozenset({"pinned_memory", TRIM})
 FIRST_BATCHES = 4
 LATER_ONE_IN = 256
 READ_IN_ORDER = "the dataset is read in order: it has no samples that could be cached, or read ahead by their index"
@@ -90,9 +89,9 @@ class Loading:
         """Put the seams on."""
         self._working = True
         patches.put(DataLoader, "__iter__", self._iterating)
-        if TRIM in self._plan.names:
+        if self._plan.has(Trait.TRIMS):
             self.trimming.install(patches)
-        if GATHER in self._plan.names:
+        if any(item.card.seam is Seam.DATASET for item in reached(self._plan)):
             Gathering(self._live, self._trains).install(patches)
         patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass there
 
@@ -190,7 +189,7 @@ class Loading:
         reads = Reads(loader.dataset)
         load, many = reads.one, reads.many if reads.in_one_call else None
         items = [item for item in self._plan.optimizations if item.card.seam in DATA_SEAMS]
-        if any(item.card.name not in NEED_NO_SAMPLES for item in reached(self._plan) if item in items):
+        if any(Trait.WHOLE_BATCHES not in item.card.traits for item in reached(self._plan) if item in items):
             self.purity = self._measure(loader)
         random = not self.purity.pure
         live.pipeline = Pipeline(
@@ -220,10 +219,10 @@ class Loading:
 
     def _apply(self, item: Optimization, loader: Any) -> None:
         """Apply one optimization, or tell why not."""
-        live, name = self._live, item.card.name
+        live, name, traits = self._live, item.card.name, item.card.traits
         pipeline, settings = replace(live.pipeline), live.loader
-        why = why_beyond(name)
-        of_samples = item.card.seam is Seam.DATASET and name not in NEED_NO_SAMPLES
+        why = why_beyond(item.card)
+        of_samples = item.card.seam is Seam.DATASET and Trait.WHOLE_BATCHES not in traits
         if not why and of_samples and self._own.num_workers:
             why = "the script's worker processes read the samples, each for itself"
         if not why and of_samples and not self.purity.pure:
@@ -313,7 +312,8 @@ class Loading:
         self._end(names, f"no more batches are made ahead: {reason}")
 
     def _not_trimmed(self, error: BaseException) -> None:
-        for name in self._withdraw([TRIM]):
+        trimming = [item.card.name for item in self._plan.optimizations if Trait.TRIMS in item.card.traits]
+        for name in self._withdraw(trimming):
             self._on_failure(name, error)
 
     def _give_up_all(self, error: BaseException) -> None:

@@ -20,6 +20,7 @@ from torch.nn.modules.module import Module
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hasten.core.batch import map_tensors
+from hasten.core.card import Trait
 from hasten.core.errors import MachineError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
@@ -195,7 +196,7 @@ class Host:
                     self._apply(item)
             if seam is Seam.OPTIMIZER:
                 self._keep_optimizer(optimizer)
-        self._sixteen_bit = "precision" in self.applied
+        self._sixteen_bit = any(Trait.LOWER_PRECISION in item.card.traits for item, _ in self.live.applied)
         self.opened = True
         self.on_open()
 
@@ -305,7 +306,7 @@ class Host:
                 return original(owner, set_to_none)
             if not self.opened:
                 self.live.zero_grad_to_none = set_to_none
-            wanted = self.opened and self.live.zero_grad_to_none and "zero_grad_to_none" in self.plan.names
+            wanted = self.opened and self.live.zero_grad_to_none and self.plan.has(Trait.FREES_GRADIENTS)
             return original(owner, set_to_none or wanted)
 
         return zeroing_seam

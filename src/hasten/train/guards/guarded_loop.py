@@ -124,7 +124,7 @@ class GuardedLoop(Loop):
             if self.live.sync is not None:
                 raise MachineError(
                     f"Memory ran out in update {self.position.update} on rank {self.ranks.rank} ({_short(error)}) while "
-                    f"ranks exchange gradients. Put `microbatch` into the plan, or twice its parts, and go on with --resume."
+                    f"ranks exchange gradients. Compute fewer samples at once (`hasten batch`), and go on with --resume."
                 ) from error
             return _short(error)
         except JobError as error:

@@ -14,15 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hasten.core.card import Trait
 from hasten.core.optimization import Optimization
-from hasten.core.plan import Catalogue
 from hasten.core.stats import MIN_FLOOR_FRAC
+from hasten.optimizations import catalogue
 
 CONFIDENCE = 0.9
 NOTABLE_FRAC = 0.2
 """So much of the peak memory must be saved before a size of no other merit is worth an entry in the plan."""
 SWEEPS = 50
 """Rounds and sizes are fitted in turn; a table without gaps needs one sweep, and one with gaps a few."""
+
+
+def techniques() -> dict[str, type[Optimization]]:
+    """What makes a job compute another number of samples at once."""
+    return {name: kind for name, kind in catalogue().items() if Trait.MICROBATCH in kind.card.traits}
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -39,16 +45,15 @@ class Size:
     parts: int = 1
     merge: int = 1
 
-    def settings(self) -> dict[str, dict[str, int]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """What belongs into the plan: a technique and its settings; empty where the job computes this size by itself."""
-        if self.parts > 1:
-            return {"microbatch": {"parts": self.parts}}
-        return {"merged_microbatches": {"merge": self.merge}} if self.merge > 1 else {}
+        made = self.optimization()
+        return {made.card.name: made.settings()} if made else {}
 
-    def optimization(self, catalogue: Catalogue) -> Optimization | None:
+    def optimization(self) -> Optimization | None:
         """The technique that makes it so; None where the job computes this size by itself."""
-        found = [catalogue[name](**settings) for name, settings in self.settings().items()]
-        return found[0] if found else None
+        made = (kind.computing(parts=self.parts, merge=self.merge) for kind in techniques().values())
+        return next(filter(None, made), None)
 
 
 @dataclass(frozen=True, kw_only=True)

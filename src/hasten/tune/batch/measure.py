@@ -10,16 +10,12 @@ from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import Machine, read_machine
 from hasten.core.plan import Plan
-from hasten.optimizations import catalogue
 from hasten.tune.batch.bench import Held, Race, Scouted, Turn
-from hasten.tune.batch.choice import Size
+from hasten.tune.batch.choice import Size, techniques
 from hasten.tune.trials.machine_load import allowed_cores
 from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.trial import Trial, TrialSetting
 from hasten.tune.trials.turns import awake
-
-TECHNIQUES = ("microbatch", "merged_microbatches")
-"""What makes a job compute another size at once."""
 
 
 @dataclass(kw_only=True)
@@ -74,15 +70,15 @@ class TrialLab:
     def plan(self, size: Size | None) -> Plan:
         """The base plan with what makes the job compute `size`; None is the job's own. Raises PlanError."""
         plan = self.base
-        for name in TECHNIQUES:
+        for name in techniques():
             plan = plan.minus(name)
-        more = size.optimization(catalogue()) if size else None
+        more = size.optimization() if size else None
         return plan.plus(more) if more else plan
 
 
 def _refused(job: JobFacts, machine: Machine) -> dict[str, str]:
     facts = Facts(machine=machine, job=job)
-    fits = {name: catalogue()[name].fit(facts) for name in TECHNIQUES}
+    fits = {name: kind.fit(facts) for name, kind in techniques().items()}
     return {name: fit.reason for name, fit in fits.items() if not fit.fits}
 
 

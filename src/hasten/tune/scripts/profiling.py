@@ -12,7 +12,7 @@ import torch
 from torch import _tensor_str as tensor_str
 from torch.profiler import ProfilerActivity, profile
 
-from hasten.core.card import Bottleneck
+from hasten.core.card import Bottleneck, Trait
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
@@ -151,7 +151,7 @@ def _observe(
     fetch = Fetch(recorder, host.trained, kept, padding)
     seams, quiet, ended = Seams(recorder, fetch), Patches(), False
     texts: list[float] = []
-    compiled = bool({"compile", "cuda_graphs"} & set(host.plan.names))
+    compiled = host.plan.has(Trait.COMPILES)
     with ExitStack() as stack:
         collecting = stack.enter_context(Collecting())
         stack.callback(seams.remove)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hasten.core.card import Numerics
+from hasten.core.card import Numerics, Trait
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
@@ -28,12 +28,6 @@ BEFORE = 1 + SAMPLED_STEPS + COMPILE_WARMUP_UPDATES + 2
 """Steps that both arms do before any is counted: the first, the sampled, the warm-up, the traced ones."""
 MAX_DRAWS_SHIFT = 2.0
 """The largest shift of the loss curve, in shifts that another seed makes, where other random numbers augment the samples."""
-DRAWING = frozenset({"loader_workers"})
-"""Techniques under which a data set that draws random numbers draws others: workers have generators of their own."""
-
-RESHAPING = frozenset({"trim_padding"})
-"""Techniques under which a model with dropout draws others: batches have other shapes."""
-
 _ENDED = re.compile(r"came to its end after (\d+) steps")
 
 
@@ -148,13 +142,13 @@ class ScriptScreen(Screen):
         path.unlink()
 
     def _judge_script(self, numerics: Numerics, added: list[Optimization]) -> GateVerdict:
-        found, names = self._judge(numerics), {item.card.name for item in added}
+        found = self._judge(numerics)
         if found.verdict != "failed" or self.challenger is None:
             return found
         reason = ""
-        if self.draws and names <= DRAWING:
+        if self.draws and all(Trait.OTHER_DRAWS in item.card.traits for item in added):
             reason = "the samples are augmented at random, and workers draw other numbers"
-        elif names <= RESHAPING:
+        elif all(Trait.TRIMS in item.card.traits for item in added):
             cut = self.challenger.awake(lambda r: r.trial.call("cut"))
             if cut["draws"] and not cut["difference"]:
                 reason = "without dropout the results are the same, and with it other shapes draw other numbers"

@@ -18,7 +18,7 @@ from hasten.core.stats import NonInferiority
 from hasten.optimizations import catalogue
 from hasten.script.patch.suggest import suggest
 from hasten.script.plan.live import ScriptJob
-from hasten.script.plan.reach import REACHED, why_beyond
+from hasten.script.plan.reach import why_beyond
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.whole_runs import TargetDesign
 from hasten.tune.scripts.screen import BEFORE, ScriptScreen, other_curve
@@ -68,7 +68,7 @@ class ScriptSession(Session):
 
     def kinds(self) -> Mapping[str, type[Optimization]]:
         """What has a seam in a script."""
-        return {name: kind for name, kind in catalogue().items() if name in REACHED}
+        return {name: kind for name, kind in catalogue().items() if kind.card.in_scripts}
 
     def _load_job(self) -> Job:
         return ScriptJob()
@@ -126,8 +126,8 @@ class ScriptSession(Session):
         """Rungs for all that has no seam in a script, with what it would take."""
         known = {rung.name for rung in self.record.rungs}
         source = quoted_source(str(self.record.evidence["job"].get("data_path") or ""))
-        for name in catalogue():
-            if name not in known and (why := why_beyond(name, source=source, need=self._need)):
+        for name, kind in catalogue().items():
+            if name not in known and (why := why_beyond(kind.card, source=source, need=self._need)):
                 self.record.rungs.append(Candidate(name=name, settings={}, outcome="refused", reason=why))
 
     def _write_patch(self) -> None:

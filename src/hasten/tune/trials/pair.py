@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from hasten.core.card import Trait
 from hasten.core.facts import Facts
 from hasten.core.job import Quality
 from hasten.core.plan import Plan
@@ -73,7 +74,7 @@ class ArmOutcome:
 
 def warmup_of(*plans: Plan) -> int:
     """Updates after which both arms of a script are as fast as they will be."""
-    compiled = any("compile" in plan.names for plan in plans)
+    compiled = any(plan.has(Trait.COMPILES) for plan in plans)
     return COMPILE_WARMUP_UPDATES if compiled else WARMUP_UPDATES
 
 
@@ -134,7 +135,7 @@ def warmup(trial: Trial, updates: int, *, most: int | None = None) -> dict[str, 
         updates: So many at least, more where the model is compiled.
         most: But no more than this.
     """
-    count = max(updates, COMPILE_WARMUP_UPDATES if "compile" in trial.plan.names else 0)
+    count = max(updates, COMPILE_WARMUP_UPDATES if trial.plan.has(Trait.COMPILES) else 0)
     asked: dict[str, Any] = {"updates": count if most is None else min(count, most)}
     settle_s = max((item.card.settle_s for item in trial.plan.optimizations), default=0.0)
     return {**asked, "seconds": settle_s} if settle_s and not trial.setting.command else asked

@@ -1,0 +1,57 @@
+"""Adding an optimization touches its file and its test: no other module of the package names one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import hasten
+from hasten.optimizations import catalogue
+
+SOURCE = Path(hasten.__file__).parent
+OTHER_MEANINGS = {
+    ("recipes/detection/evaluate.py", "precision"): "the metric",
+    ("recipes/ocr/measure.py", "precision"): "the metric",
+    ("script/patch/forwarding.py", "compile"): "the method of a module",
+    ("script/patch/forwarding.py", "channels_last"): "the memory format",
+    ("script/watch/seams.py", "compile"): "the function of torch",
+    ("tune/batch/search.py", "optimizer_batch"): "a key of the answer, in samples",
+}
+"""(File, word) -> what the word means there, where it is no name of an optimization."""
+STILL_NAMED = ("script/patch/", "recipes/detection/wishes.py")
+"""What names optimizations until its own rewrite has landed."""
+
+
+def named(text: str, names: set[str]) -> Iterator[str]:
+    """The names in the strings of a module, outside docstrings and comments: alone, in backticks, or with `_` in them."""
+    tree = ast.parse(text)
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            words = set(re.findall(r"(?<![\w.])\w+_\w+(?![\w=])", node.value)) | set(re.findall(r"`(\w+)`", node.value))
+            yield from sorted({node.value, *words} & names)
+
+
+def test_no_module_names_an_optimization() -> None:
+    names = {name for name, kind in catalogue().items() if kind.__module__.startswith("hasten.")}
+    found = {
+        (path.relative_to(SOURCE).as_posix(), name)
+        for path in SOURCE.rglob("*.py")
+        if not path.is_relative_to(SOURCE / "optimizations")
+        for name in named(path.read_text(encoding="utf-8"), names)
+    }
+    assert {item for item in found - OTHER_MEANINGS.keys() if not item[0].startswith(STILL_NAMED)} == set()
+    assert OTHER_MEANINGS.keys() - found == set(), "take out what is said no longer"
+    assert [path for path in STILL_NAMED if not any(file.startswith(path) for file, _ in found)] == []
+
+
+def test_a_name_is_seen_wherever_it_stands_in_a_string() -> None:
+    module = '''
+"""A docstring may say fast_math."""
+A = "fast_math"
+B = f"put fast_math into the plan, {A}, or `compile`"
+C = "compile it"  # fast_math
+'''
+    assert sorted(named(module, {"fast_math", "compile"})) == ["compile", "fast_math", "fast_math"]
