@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from benchmarks.pruning import section
 from benchmarks.record import ROOT
 from benchmarks.technique_table import ELSEWHERE, NOT_HERE
 from benchmarks.tuning import results
@@ -48,9 +49,10 @@ Evidence = Mapping[str, Any]
 def main() -> None:
     """Write both files."""
     kinds = shipped()
-    measured = recorded(kinds, results())
+    found = results()
+    measured = recorded(kinds, found)
     write_atomically(PACKAGED, packaged(measured))
-    write_atomically(PAGE, page(kinds, measured))
+    write_atomically(PAGE, page(kinds, measured, found.get("pruning_techniques")))
 
 
 def shipped() -> dict[str, Kind]:
@@ -180,8 +182,8 @@ def packaged(measured: Mapping[str, Any]) -> str:
     return json.dumps({"made_by": COMMAND, "optimizations": dict(measured)}, indent=1, ensure_ascii=False) + "\n"
 
 
-def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any]) -> str:
-    """The page: one line an optimization, in the order of what they relieve."""
+def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any], pruned: Mapping[str, Any] | None = None) -> str:
+    """The page: one line an optimization, in the order of what they relieve, and why some stay without a recorded gain."""
     entries = [entry(kind, measured) for kind in kinds.values()]
     order = list(dict.fromkeys(kind.card.relieves for kind in kinds.values()))
     entries.sort(key=lambda row: (order.index(row["relieves"]), row["name"]))
@@ -201,6 +203,7 @@ def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
         *(_line(row) for row in entries),
         "",
+        *(section(pruned) if pruned else []),
     ]
     return "\n".join(lines)
 

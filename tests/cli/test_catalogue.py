@@ -18,6 +18,7 @@ from rich.padding import Padding
 from typer.testing import CliRunner
 
 from benchmarks import catalogue as generator
+from benchmarks import pruning
 from benchmarks.technique_table import NOT_HERE
 from benchmarks.tuning import results
 from hasten.cli import doctor, explain
@@ -189,12 +190,21 @@ def test_explain_without_a_terminal_is_plain_text() -> None:
 # What is generated.
 
 
+def test_what_stays_and_what_goes_follows_from_the_recorded_results() -> None:
+    rows = results()["pruning_techniques"]["rows"]
+    lines = {row["technique"]: row["lines"] for row in rows}
+    assert pruning.table(results(), lines, pruning.shipped()) == rows
+    with pytest.raises(ValueError, match="precision is deleted, and its figures say otherwise"):
+        pruning.table(results(), lines, pruning.shipped() - {"precision"})
+
+
 def test_the_shipped_measurements_and_the_page_are_those_of_the_recorded_results() -> None:
     """Stale? Run `make docs`, or `python -m benchmarks.catalogue` for these two files alone."""
     kinds = generator.shipped()
+    pruned = results()["pruning_techniques"]
     found = generator.recorded(kinds, results())
     assert generator.PACKAGED.read_text(encoding="utf-8") == generator.packaged(found)
-    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(kinds, found)
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(kinds, found, pruned)
     assert measured() == json.loads(generator.packaged(found))["optimizations"]
 
 
