@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
+from hasten.core.batch import content
 from hasten.core.errors import JobError
-from hasten.core.keeping import content, disk_words, quoted_source
-from hasten.core.sample_folder import FOLDER_VARIABLE
 from hasten.data.rows import RowLayout, UnlikeError
 from hasten.optimizations.converted_dataset import ConvertedDataset
+from hasten.optimizations.parts.sample_caching import FOLDER_VARIABLE, disk_words, quoted_source
 from hasten.profile.probes import data_path
 from hasten.script.plan.reach import why_beyond
 from tests.optimizations.contract import Prepared, facts, make_loop, run

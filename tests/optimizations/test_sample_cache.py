@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hasten.core.errors import JobError
-from hasten.core.keeping import CHECKED_HITS
 from hasten.core.optimization import Optimization
 from hasten.optimizations.batched_reading import BatchedReading
+from hasten.optimizations.parts.sample_caching import CHECKED_HITS
 from hasten.optimizations.sample_cache import SampleCache
 from hasten.optimizations.sample_store import SampleStore
 from hasten.train.trace import trace_step
@@ -108,10 +108,10 @@ def test_a_broken_promise_is_found(kind: type[Prepared]) -> None:
 
 
 def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hasten.core import keeping
+    from hasten.optimizations.parts import sample_caching
 
     sizes: list[int] = []
-    content = keeping.content
+    content = sample_caching.content
 
     def spy(sample: Any) -> Any:
         found = content(sample)
@@ -125,7 +125,7 @@ def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytes
         def deterministic_transform(self, sample: Any) -> Any:
             return {"x": sample[0], "y": sample[1]}
 
-    monkeypatch.setattr(keeping, "content", spy)
+    monkeypatch.setattr(sample_caching, "content", spy)
     run(View(), 8, SampleCache())
     assert sizes
     assert max(sizes) < 2000

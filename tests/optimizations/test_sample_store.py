@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from hasten.core.errors import JobError
-from hasten.core.keeping import CHECKED_HITS, MISSING
-from hasten.core.sample_folder import FOLDER_VARIABLE, fingerprint
 from hasten.optimizations.loader_threads import LoaderThreads
 from hasten.optimizations.loader_workers import LoaderWorkers
+from hasten.optimizations.parts.sample_caching import CHECKED_HITS, FOLDER_VARIABLE, MISSING, fingerprint
 from hasten.optimizations.sample_store import SampleStore, Store
 from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, facts, make_loop, run

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 
 TensorFn = Callable[[torch.Tensor], torch.Tensor]
 
+_A_TENSOR: Any = b"a tensor"
+"""Stands for one where the rest of a sample is pickled: the same in every process, as a tensor's own pickle is not."""
 LEAST_ROWS, LEAST_LENGTH = 2, 16
 """Fewer rows may agree by chance; what is shorter is no sequence."""
 _DIMS = 2
@@ -62,6 +65,13 @@ def iter_tensors(batch: Any) -> Iterator[torch.Tensor]:
 def batch_bytes(batch: Any) -> int:
     """Bytes held by the tensors of `batch`."""
     return sum(tensor.numel() * tensor.element_size() for tensor in iter_tensors(batch))
+
+
+def content(sample: Any) -> tuple[list[tuple[str, tuple[int, ...], bytes]], bytes]:
+    """What a sample holds, by value: a pickled tensor would drag its whole storage along, with its address."""
+    tensors = [tensor.detach().cpu().contiguous() for tensor in iter_tensors(sample)]
+    values = [(str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes()) for t in tensors]
+    return values, pickle.dumps(map_tensors(sample, lambda _: _A_TENSOR))
 
 
 def padded_length(batch: Any, rows: int) -> int | None:

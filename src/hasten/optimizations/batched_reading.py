@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hasten.core.batch import content
 from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.keeping import content
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, add_to, replace_attribute

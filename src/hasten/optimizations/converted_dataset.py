@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hasten.core.batch import content
 from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
-from hasten.core.keeping import content, disk_words, quoted_source, why_nothing_is_kept
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
-from hasten.core.sample_folder import kept_folder
 from hasten.core.seams import Seam, Undo, add_to, replace_attribute
 from hasten.core.seeding import kept_random_state
 from hasten.data.rows import RowLayout, UnlikeError
 from hasten.data.store.layout import MANIFEST
 from hasten.data.store.store import Store
 from hasten.data.store.write import StoreWriter
+from hasten.optimizations.parts.sample_caching import disk_words, kept_folder, quoted_source, why_nothing_is_kept
 
 MOST_S = 600.0
 """Longest that preparing all samples once may take; above that it is a step of its own, by `hasten data convert`."""

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.facts import Facts
-from hasten.core.keeping import MISSING, hit_check, keep_samples, why_nothing_is_kept
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, why_nothing_is_kept
 
 MEMORY_SHARE = 0.25
 

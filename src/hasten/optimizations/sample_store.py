@@ -34,13 +34,12 @@ from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts
 from hasten.core.files import write_at
-from hasten.core.keeping import MISSING, hit_check, keep_samples, why_nothing_is_kept
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.records import ALIGNMENT, decode, encode
-from hasten.core.sample_folder import kept_folder
 from hasten.core.seams import Seam, Undo
 from hasten.core.seeding import kept_random_state
+from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, kept_folder, why_nothing_is_kept
 
 LARGEST_GIB = 64.0
 SPARE = 1.25

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
-from hasten.core.batch import padded_length
+from hasten.core.batch import content, padded_length
 from hasten.core.facts import JobFacts
 from hasten.core.job import counted_mask
-from hasten.core.keeping import content
 from hasten.core.live import LiveJob
 from hasten.core.modules import module_counts, repeated_blocks
 from hasten.core.packing import packs_to_multiple

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hasten.core.errors import MachineError
-from hasten.core.sample_folder import FOLDER_VARIABLE
+from hasten.optimizations.parts.sample_caching import FOLDER_VARIABLE
 
 
 def drawn_once(name: str, draw: Callable[[Path], None]) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hasten.core.errors import MachineError
-from hasten.core.sample_folder import FOLDER_VARIABLE
+from hasten.optimizations.parts.sample_caching import FOLDER_VARIABLE
 from hasten.recipes.detection.job import DetectionJob
 from hasten.recipes.detection.synth import drawn_pictures
 

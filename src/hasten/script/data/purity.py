@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter, process_time
 from typing import Any
 
-from hasten.core.batch import batch_bytes
-from hasten.core.keeping import content
+from hasten.core.batch import batch_bytes, content
 from hasten.core.live import LiveJob
 from hasten.core.seeding import get_random_state, kept_random_state, seed_sample
 from hasten.script.data.equality import difference, moved_generator

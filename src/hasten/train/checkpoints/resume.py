@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hasten.core.batch import content
 from hasten.core.errors import DataError
-from hasten.core.keeping import content
 from hasten.core.live import LiveJob
 from hasten.core.seeding import kept_random_state, mix, seed_everything
 from hasten.train.checkpoints.folder import CheckpointFolder, Saved

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from hasten.core.errors import HastenError, TargetError
 from hasten.core.facts import Facts
 from hasten.core.job import Job, Quality
-from hasten.core.keeping import disk_words, quoted_source
 from hasten.core.optimization import Optimization
 from hasten.core.stats import NonInferiority
 from hasten.optimizations import catalogue
+from hasten.optimizations.parts.sample_caching import disk_words, quoted_source
 from hasten.script.patch.suggest import suggest
 from hasten.script.plan.live import ScriptJob
 from hasten.script.plan.reach import why_beyond

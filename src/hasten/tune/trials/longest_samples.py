@@ -19,8 +19,8 @@ from typing import Any, overload
 
 import torch
 
+from hasten.core.batch import content
 from hasten.core.errors import JobError
-from hasten.core.keeping import content
 from hasten.core.live import LiveJob, merge_windows
 from hasten.core.machine import read_memory_limit
 from hasten.core.seeding import kept_random_state, seed_sample

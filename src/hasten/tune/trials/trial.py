@@ -24,7 +24,7 @@ from typing import IO, Any, Self, cast
 from hasten.core.errors import FailureKind, TrialError
 from hasten.core.optimization import joined_environment, required_environment
 from hasten.core.plan import Plan
-from hasten.core.sample_folder import TRIALS_VARIABLE
+from hasten.optimizations.parts.sample_caching import TRIALS_VARIABLE
 from hasten.script.entry.launch import entered
 from hasten.train.process_group import shared_environment
 from hasten.tune.trials.ranks import ended_words
