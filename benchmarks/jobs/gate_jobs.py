@@ -12,12 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, TensorDataset
 
 import hasten
+from benchmarks.jobs.sequences import NextTokenJob
 
-VOCABULARY, LONGEST, NOTHING = 24, 40, -100
+VOCABULARY, LONGEST = 24, 40
 SIZE, NUM_CLASSES = 12, 8
 WARM_UP = 100
-
-Sentence = tuple[torch.Tensor, torch.Tensor, hasten.Packing | None]
 
 
 class Sentences(Dataset[torch.Tensor]):
@@ -82,9 +81,10 @@ class Speaker(nn.Module):
         return logits
 
 
-class SentencesJob(hasten.Job):
+class SentencesJob(NextTokenJob):
     """Predict the next token, padded to the longest sentence there may be."""
 
+    longest = LONGEST
     batch_size = 16
     epochs = 40
     zero_grad_to_none = False
@@ -105,30 +105,6 @@ class SentencesJob(hasten.Job):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=3e-3)
-
-    def length(self, sample: torch.Tensor) -> int:
-        """Count the positions of a sentence."""
-        return len(sample) - 1
-
-    def collate(self, samples: list[torch.Tensor]) -> Sentence:
-        """Pad to inputs and targets, each [batch, LONGEST]."""
-        inputs = torch.zeros(len(samples), LONGEST, dtype=torch.long)
-        targets = torch.full((len(samples), LONGEST), NOTHING)
-        for row, sample in enumerate(samples):
-            inputs[row, : len(sample) - 1], targets[row, : len(sample) - 1] = sample[:-1], sample[1:]
-        return inputs, targets, None
-
-    def collate_packed(self, samples: list[torch.Tensor]) -> Sentence:
-        """Lay the sentences end to end: inputs and targets, each [1, total]."""
-        inputs, targets = (torch.cat([sample[cut] for sample in samples])[None] for cut in (slice(-1), slice(1, None)))
-        return inputs, targets, hasten.Packing.of([len(sample) - 1 for sample in samples])
-
-    def loss(self, model: nn.Module, batch: Sentence) -> hasten.Loss:
-        """Sum the cross entropy over the tokens that count."""
-        inputs, targets, packing = batch
-        logits = model(inputs, packing).float().flatten(0, 1)
-        total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
-        return hasten.Loss(total, (targets != NOTHING).sum())
 
 
 class ShapesJob(hasten.Job):

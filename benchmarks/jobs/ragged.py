@@ -10,11 +10,10 @@ from torch.nn import functional as F  # noqa: N812  the name everybody uses
 from torch.utils.data import Dataset, TensorDataset
 
 import hasten
+from benchmarks.jobs.sequences import NOTHING, NextTokenJob
 
-VOCABULARY, LONGEST, NOTHING = 32, 256, -100
+VOCABULARY, LONGEST = 32, 256
 MANY_TOKENS = 8192
-
-Batch = tuple[torch.Tensor, torch.Tensor, hasten.Packing | None]
 
 
 class Block(nn.Module):
@@ -76,9 +75,10 @@ class Texts(Dataset[torch.Tensor]):
         return self.texts[index]
 
 
-class PaddedToLongestJob(hasten.Job):
+class PaddedToLongestJob(NextTokenJob):
     """Short texts, all padded to the longest there may be."""
 
+    longest = LONGEST
     batch_size = 16
     num_updates = 100_000
     quality = hasten.Quality(metric="loss", margin=0.05)  # nats per token
@@ -103,38 +103,9 @@ class PaddedToLongestJob(hasten.Job):
         """Make the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=2e-3)
 
-    def length(self, sample: torch.Tensor) -> int:
-        """Count the positions of a text."""
-        return len(sample) - 1
-
     def deterministic_transform(self, sample: torch.Tensor) -> torch.Tensor:
         """Change nothing: texts are read the same at every visit."""
         return sample
-
-    def padded(self, samples: list[torch.Tensor]) -> int:
-        """How long a row is made."""
-        return LONGEST
-
-    def collate(self, samples: list[torch.Tensor]) -> Batch:
-        """Pad to inputs and targets, each [batch, time]."""
-        time = self.padded(samples)
-        inputs = torch.zeros(len(samples), time, dtype=torch.long)
-        targets = torch.full((len(samples), time), NOTHING)
-        for row, sample in enumerate(samples):
-            inputs[row, : len(sample) - 1], targets[row, : len(sample) - 1] = sample[:-1], sample[1:]
-        return inputs, targets, None
-
-    def collate_packed(self, samples: list[torch.Tensor]) -> Batch:
-        """Lay the texts end to end: inputs and targets, each [1, total]."""
-        inputs, targets = (torch.cat([sample[cut] for sample in samples])[None] for cut in (slice(-1), slice(1, None)))
-        return inputs, targets, hasten.Packing.of([len(sample) - 1 for sample in samples])
-
-    def loss(self, model: nn.Module, batch: Batch) -> hasten.Loss:
-        """Sum the cross entropy over the tokens that count."""
-        inputs, targets, packing = batch
-        logits = model(inputs, packing).float().flatten(0, 1)
-        total = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING, reduction="sum")
-        return hasten.Loss(total, (targets != NOTHING).sum())
 
 
 class PaddedInBatchJob(PaddedToLongestJob):

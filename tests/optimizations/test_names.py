@@ -20,7 +20,7 @@ OTHER_MEANINGS = {
     ("tune/batch/search.py", "optimizer_batch"): "a key of the answer, in samples",
 }
 """(File, word) -> what the word means there, where it is no name of an optimization."""
-STILL_NAMED = ("script/patch/", "recipes/detection/wishes.py")
+STILL_NAMED = ("script/patch/",)
 """What names optimizations until its own rewrite has landed."""
 
 

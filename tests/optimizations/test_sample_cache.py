@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hasten.core.batch import content
 from hasten.core.errors import JobError
 from hasten.core.optimization import Optimization
 from hasten.optimizations.batched_reading import BatchedReading
@@ -108,10 +109,7 @@ def test_a_broken_promise_is_found(kind: type[Prepared]) -> None:
 
 
 def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hasten.optimizations.parts import sample_caching
-
     sizes: list[int] = []
-    content = sample_caching.content
 
     def spy(sample: Any) -> Any:
         found = content(sample)
@@ -125,7 +123,7 @@ def test_the_check_reads_a_view_and_not_the_storage_behind_it(monkeypatch: pytes
         def deterministic_transform(self, sample: Any) -> Any:
             return {"x": sample[0], "y": sample[1]}
 
-    monkeypatch.setattr(sample_caching, "content", spy)
+    monkeypatch.setattr("hasten.optimizations.parts.sample_caching.content", spy)
     run(View(), 8, SampleCache())
     assert sizes
     assert max(sizes) < 2000

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hasten.core.plan import Plan
-from hasten.integrations.watching import Reported, Watching
+from hasten.integrations.watching import WatchingCallback
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -35,7 +33,7 @@ def _callback_classes() -> tuple[type[Any], ...]:
     raise ImportError("Lightning is not installed. Install it with: pip install 'hasten[frameworks]'", name="lightning")
 
 
-class HastenCallback(Reported, *_callback_classes()):  # type: ignore[misc]  # which Lightning it is, is known here only
+class HastenCallback(WatchingCallback, *_callback_classes()):  # type: ignore[misc]  # which Lightning it is, is known here only
     """Opens the watch when a fit begins, and closes it when it ends, however it ends.
 
     Args:
@@ -47,17 +45,6 @@ class HastenCallback(Reported, *_callback_classes()):  # type: ignore[misc]  # w
     Raises:
         PlanError: The plan file is missing or wrong.
     """
-
-    def __init__(
-        self,
-        plan: str | os.PathLike[str] | Plan | None = None,
-        json: str | os.PathLike[str] | None = None,
-        *,
-        log: bool = False,
-    ) -> None:
-        super().__init__()
-        self._watching = Watching(plan, json)
-        self._log = log
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hasten.core.plan import Plan
-from hasten.integrations.watching import Reported, Watching
+from hasten.integrations.watching import WatchingCallback
 from hasten.script.patches import Patches
 
 try:
@@ -34,7 +34,7 @@ PASSED_IN_PARTS = ("get_batch_samples", "training_step", "_maybe_log_save_evalua
 """The same of a Trainer whose epochs are no method of their own."""
 
 
-class HastenCallback(Reported, TrainerCallback):  # type: ignore[misc]  # its class is known where it is installed only
+class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  # its class is known where it is installed only
     """Opens the watch when training begins, and closes it when it ends, or when an error leaves it.
 
     Args:
@@ -54,9 +54,7 @@ class HastenCallback(Reported, TrainerCallback):  # type: ignore[misc]  # its cl
         *,
         log: bool = False,
     ) -> None:
-        super().__init__()
-        self._watching = Watching(plan, json)
-        self._log = log
+        super().__init__(plan, json, log=log)
         self._patches = Patches()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:

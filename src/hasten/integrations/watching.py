@@ -85,10 +85,28 @@ class Watching:
         return {**vars(self), "_watched": None, "is_open": False}
 
 
-class Reported:
-    """What a callback says of its watch."""
+class WatchingCallback:
+    """What the callbacks of all frameworks have in common: a watch, and what they say of it.
 
-    _watching: Watching
+    Args:
+        plan: A plan, or the file of one.
+        json: Where rank 0 writes the profile at the end.
+        log: Give the share of each phase to the loggers of the framework.
+
+    Raises:
+        PlanError: The plan file is missing or wrong.
+    """
+
+    def __init__(
+        self,
+        plan: str | os.PathLike[str] | Plan | None = None,
+        json: str | os.PathLike[str] | None = None,
+        *,
+        log: bool = False,
+    ) -> None:
+        super().__init__()
+        self._watching = Watching(plan, json)
+        self._log = log
 
     def profile(self) -> dict[str, Any]:
         """The profile once training has ended, as `hasten profile --json` writes it. Raises as `Watched.profile` does."""

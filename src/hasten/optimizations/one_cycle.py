@@ -20,10 +20,8 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
-from hasten.optimizations.parts.schedules import SCHEDULED_RATE, replace_schedule
+from hasten.optimizations.parts.schedules import first_rate, replace_schedule, why_no_schedule
 
-MIN_UPDATES = 50
-"""A shorter run is hardly more than its warm-up."""
 PEAKS = (3.0, 10.0)
 
 
@@ -66,17 +64,8 @@ class OneCycle(Optimization):
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
         """Fit where the rate is constant, the run's length is known and the job says what is not worse."""
-        job = facts.job
-        if not job.has_quality:
-            return Fit.no("it changes how the model learns, and the job does not say what is not worse: set quality")
-        if job.has_schedule:
-            return Fit.no(
-                "the job has a learning-rate schedule of its own: to have this one tried, let schedule() return None"
-            )
-        if job.planned_updates is None:
-            return Fit.no("how long the run is, is not known: set num_updates")
-        if job.planned_updates < MIN_UPDATES:
-            return Fit.no(f"a run of {job.planned_updates} updates is too short for a cycle: {MIN_UPDATES} at least")
+        if refused := why_no_schedule(facts):
+            return refused
         return Fit.yes(max_gain_frac=0.0, settings=[cls(max_lr_factor=factor) for factor in PEAKS])
 
     def apply(self, live: LiveJob) -> Undo:
@@ -97,14 +86,7 @@ class OneCycle(Optimization):
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The traced update ran at the rate that the cycle begins with."""
-        name, scheduler = "learning rate of the first update", live.scheduler
-        if not isinstance(scheduler, _Cycle):
-            return [Check(name, passed=False, seen="no cycle is in force")]
-        group, used = live.optimizer.param_groups[0], trace.counters.get(SCHEDULED_RATE)
-        cycle = (
-            f"the cycle begins at {group['lr']:.3g} and peaks at {group['max_lr']:.3g}, over {scheduler.total_steps} updates"
-        )
-        return [Check(name, used == group["lr"], f"{'none' if used is None else format(used, '.3g')}; {cycle}")]
+        return [first_rate(live, trace, _Cycle, lambda group: group["max_lr"])]
 
 
 class _Cycle(OneCycleLR):

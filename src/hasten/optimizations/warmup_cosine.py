@@ -20,10 +20,8 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
-from hasten.optimizations.parts.schedules import SCHEDULED_RATE, replace_schedule
+from hasten.optimizations.parts.schedules import first_rate, replace_schedule, why_no_schedule
 
-MIN_UPDATES = 50
-"""A shorter run is hardly more than its warm-up."""
 PEAKS = (1.0, 2.0)
 
 
@@ -69,17 +67,8 @@ class WarmupCosine(Optimization):
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
         """Fit where the rate is constant, the run's length is known and the job says what is not worse."""
-        job = facts.job
-        if not job.has_quality:
-            return Fit.no("it changes how the model learns, and the job does not say what is not worse: set quality")
-        if job.has_schedule:
-            return Fit.no(
-                "the job has a learning-rate schedule of its own: to have this one tried, let schedule() return None"
-            )
-        if job.planned_updates is None:
-            return Fit.no("how long the run is, is not known: set num_updates")
-        if job.planned_updates < MIN_UPDATES:
-            return Fit.no(f"a run of {job.planned_updates} updates is too short for a schedule: {MIN_UPDATES} at least")
+        if refused := why_no_schedule(facts):
+            return refused
         return Fit.yes(max_gain_frac=0.0, settings=[cls(peak_factor=factor) for factor in PEAKS])
 
     def factor(self, update: int, planned: int) -> float:
@@ -99,13 +88,7 @@ class WarmupCosine(Optimization):
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The traced update ran at the rate that the schedule begins with."""
-        name = "learning rate of the first update"
-        if not isinstance(live.scheduler, _Schedule) or live.planned_updates is None:
-            return [Check(name, passed=False, seen="no warm-up and cosine are in force")]
-        group, used = live.optimizer.param_groups[0], trace.counters.get(SCHEDULED_RATE)
-        peak = group["initial_lr"] * self.peak_factor
-        whole = f"the schedule begins at {group['lr']:.3g} and peaks at {peak:.3g}, over {live.planned_updates} updates"
-        return [Check(name, used == group["lr"], f"{'none' if used is None else format(used, '.3g')}; {whole}")]
+        return [first_rate(live, trace, _Schedule, lambda group: group["initial_lr"] * self.peak_factor)]
 
 
 class _Schedule(LambdaLR):

@@ -163,13 +163,26 @@ def settings(kind: Kind) -> list[Row]:
 
 
 def refusals(kind: Kind) -> list[str]:
-    """The reasons it can give for not fitting, in the order of its source; `...` stands for what it would have seen."""
+    """The reasons it can give for not fitting, in the order of its source; `...` stands for what it would have seen.
+
+    Those of the functions that it shares with other optimizations come last.
+    """
+    module = sys.modules[kind.__module__]
+    package = module.__name__.rpartition(".")[0]
+    shared: list[Any] = [
+        item
+        for item in vars(module).values()
+        if inspect.isfunction(item) and item.__module__ != module.__name__ and item.__module__.startswith(f"{package}.")
+    ]
+    found: list[str] = []
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+        for part in (module, *shared):
+            tree = ast.parse(inspect.getsource(part))
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Fit.no"]
+            calls.sort(key=lambda call: call.lineno)
+            found += ["".join(_literal(call.args[0])) for call in calls if call.args]
     except OSError:  # no source lies beside the compiled module: the reasons are still given when they apply
         return []
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Fit.no"]
-    found = ["".join(_literal(call.args[0])) for call in sorted(calls, key=lambda call: call.lineno) if call.args]
     return list(dict.fromkeys(words for words in found if words.strip(". ")))
 
 

@@ -9,17 +9,54 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hasten.core.card import Check, StepTrace
 from hasten.core.errors import JobError
+from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit
 from hasten.core.seams import Undo
 
 MakeSchedule: TypeAlias = Callable[[Optimizer, int], LRScheduler]
 """Makes a schedule of an optimizer and the updates of the whole run."""
 
+MIN_UPDATES = 50
+"""A shorter run is hardly more than its warm-up."""
 SCHEDULED_RATE = "scheduled_rate"
 """Counter: the learning rate of the first parameter group in the last update under a schedule that was put in place."""
 SCALED_BY = "learning_rate_scaled_by"
 """Counter: what the learning rate was multiplied by in the last update."""
+
+
+def why_no_schedule(facts: Facts) -> Fit | None:
+    """The refusal of every technique that brings another learning-rate schedule; None where one can be tried."""
+    job = facts.job
+    if not job.has_quality:
+        return Fit.no("it changes how the model learns, and the job does not say what is not worse: set quality")
+    if job.has_schedule:
+        return Fit.no("the job has a learning-rate schedule of its own: to have this one tried, let schedule() return None")
+    if job.planned_updates is None:
+        return Fit.no("how long the run is, is not known: set num_updates")
+    if job.planned_updates < MIN_UPDATES:
+        return Fit.no(f"a run of {job.planned_updates} updates is too short for a schedule: {MIN_UPDATES} at least")
+    return None
+
+
+def first_rate(live: LiveJob, trace: StepTrace, kind: type[LRScheduler], peak: Callable[[Any], float]) -> Check:
+    """Whether the traced update ran at the rate that a schedule begins with.
+
+    Args:
+        live: The live job.
+        trace: Of its first update.
+        kind: The class of the schedule.
+        peak: Gives the highest rate of a parameter group.
+    """
+    name, group = "learning rate of the first update", live.optimizer.param_groups[0]
+    if not isinstance(live.scheduler, kind):
+        return Check(name, passed=False, seen="the schedule is not in force")
+    used = trace.counters.get(SCHEDULED_RATE)
+    seen = "none" if used is None else f"{used:.3g}"
+    whole = f"the schedule begins at {group['lr']:.3g} and peaks at {peak(group):.3g}, over {live.planned_updates} updates"
+    return Check(name, used == group["lr"], f"{seen}; {whole}")
 
 
 def replace_schedule(live: LiveJob, technique: str, make: MakeSchedule) -> Undo:
