@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from benchmarks.pruning import section
+from benchmarks.pruning_techniques import section
 from benchmarks.record import ROOT
 from benchmarks.technique_table import ELSEWHERE, NOT_HERE
 from benchmarks.tuning import results

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from typer.testing import CliRunner
 
 from benchmarks import catalogue as generator
-from benchmarks import pruning
+from benchmarks import pruning_techniques as pruning
 from benchmarks.technique_table import NOT_HERE
 from benchmarks.tuning import results
 from hasten.cli import doctor, explain

@@ -3,7 +3,7 @@
 A technique stays if a recorded tuning applied it, or a benchmark made for it found it faster; else if a reference plan asks
 for it, or if a GPU is where it pays. Nothing is measured here: the other files of benchmarks/results are read.
 
-python -m benchmarks.pruning --before COMMIT     # the commit that still has every technique
+python -m benchmarks.pruning_techniques --before COMMIT     # the commit that still has every technique
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ ARMS: Mapping[str, str] = {
 
 def main() -> None:
     """Write benchmarks/results/pruning_techniques.json."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pruning", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pruning_techniques", description=__doc__)
     parser.add_argument("--before", required=True, metavar="COMMIT")
     before: str = parser.parse_args().before
     rows = table(results(), lines_at(before), shipped())
-    path = record("pruning_techniques", {"before": before, "rows": rows}, f"python -m benchmarks.pruning --before {before}")
+    path = record(
+        "pruning_techniques", {"before": before, "rows": rows}, f"python -m benchmarks.pruning_techniques --before {before}"
+    )
     print(f"wrote {path}")
 
 
@@ -120,7 +122,7 @@ def table(found: Mapping[str, Any], lines: Mapping[str, int], present: set[str])
 def _figures(found: Mapping[str, Any]) -> Iterator[Row]:
     """Every recorded figure of a technique: what it brought, and whether that counts as paid."""
     for file, result in found.items():
-        if file == "pruning_techniques":
+        if file.startswith("pruning"):
             continue
         for candidate in _candidates(result):
             seen = candidate.get("comparison") or candidate
