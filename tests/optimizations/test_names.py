@@ -13,7 +13,7 @@ from hasten.optimizations import catalogue
 SOURCE = Path(hasten.__file__).parent
 OTHER_MEANINGS = {
     ("recipes/detection/evaluate.py", "precision"): "the metric",
-    ("recipes/ocr/measure.py", "precision"): "the metric",
+    ("recipes/ocr/metrics.py", "precision"): "the metric",
     ("script/patch/forwarding.py", "compile"): "the method of a module",
     ("script/patch/forwarding.py", "channels_last"): "the memory format",
     ("script/watch/seams.py", "compile"): "the function of torch",
