@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 from hasten.core.errors import DataError
 from hasten.core.machine import read_cores
-from hasten.core.processes import in_processes
 from hasten.data.convert.choose import reader_for, reader_named
 from hasten.data.convert.contract import Choices, Reader, Unit
+from hasten.data.convert.processes import in_processes
 from hasten.data.convert.quarantine import BAD, check_rate, set_aside
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.convert.unit import Converted, Task, convert_unit
