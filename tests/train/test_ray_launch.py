@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from hasten.train.ray_launch import Place, environments
+from hasten.train.checkpoints.folder import CheckpointFolder
+from hasten.train.ray_launch import Place, RankHost, environments
 
 JOB = """
 import torch
@@ -101,3 +104,34 @@ def test_a_rank_that_fails_on_the_cluster_ends_all(tmp_path: Path) -> None:
     )
     done = hasten(tmp_path, "run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray")
     assert done.returncode == 7, done.stderr[-3000:]
+
+
+def test_a_rank_is_told_a_signal_that_came_before_it_was_started() -> None:
+    host = RankHost()
+    host.stop(signal.SIGTERM)
+    assert host.run([sys.executable, "-c", "import time; time.sleep(60)"], ".", {}) == -signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_a_signal_to_the_launcher_saves_on_all_ranks(tmp_path: Path) -> None:
+    """SIGINT, which Ray's workers block and their children inherit as blocked."""
+    (tmp_path / "job.py").write_text(JOB.replace("4, 2, 1", "4, 10**6, 1"))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    out = tmp_path / "ray"
+    words = ("run", "job.py:J", "--out", "ray", "--ranks", "2", "--ray", "--checkpoint-every", "10000000")
+    with subprocess.Popen(
+        [sys.executable, "-m", "hasten", *words], cwd=tmp_path, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        until = time.monotonic() + 80
+        while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=90)
+    assert process.returncode == 130, said[-3000:]
+    assert "Stopped by SIGINT" in said
+    saved = CheckpointFolder(out).all()[-1]
+    assert set(saved.files) == {"rank0.safetensors", "rank1.safetensors"}

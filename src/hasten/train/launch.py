@@ -29,7 +29,7 @@ STOP_S = 60.0
 """How long the other ranks may take to save and exit once all were asked to stop and one has exited."""
 BROKEN_S = 5.0
 """The same if that one was ended by a signal: the others cannot save together with it."""
-_SIGNALED = 128
+SIGNALED = 128
 """What a shell adds to the number of the signal that ended a process."""
 
 
@@ -52,7 +52,7 @@ class Ended:
     @property
     def words(self) -> str:
         """What happened."""
-        number = self.status - _SIGNALED
+        number = self.status - SIGNALED
         how = f"was ended by {signal.Signals(number).name}" if number in list(signal.Signals) else f"failed ({self.status})"
         where = "before its first update" if self.update is None else f"after update {self.update}"
         return f"rank {self.rank} {how} {where}"
@@ -133,9 +133,9 @@ def run_group(world: int, command: Sequence[str], *, attempt: int = 0) -> Ended:
         asked = stop.signal is not None
         if failed is not None:
             code = ranks[failed].returncode
-            return Ended(status=code if code > 0 else _SIGNALED - code, rank=failed, update=update, asked=asked)
+            return Ended(status=code if code > 0 else SIGNALED - code, rank=failed, update=update, asked=asked)
         if stop.signal is not None and len(ranks) < world:
-            return Ended(status=_SIGNALED + stop.signal, asked=True)
+            return Ended(status=SIGNALED + stop.signal, asked=True)
         return Ended(status=0, update=update, asked=asked)
 
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from hasten.core.errors import MachineError
 from hasten.core.machine import Machine, Reading, read_cores, read_machine
 from hasten.train.rendezvous import meet
+from hasten.train.signals import STOP_SIGNALS
 
 PR_SET_PDEATHSIG = 1
 LAUNCHER = "HASTEN_LAUNCHER"
@@ -176,5 +177,7 @@ def stay_with_launcher(asked: int) -> None:
         raise MachineError(f"--ranks says {asked}, and {world} were started: leave --ranks out under torchrun.")
     if was_launched():
         die_with_parent()
-        # Until training handles it: torch waits for other ranks in C++, where Python's own handler would not run.
+        # Until training handles them: torch waits for other ranks in C++, where Python's own handler would not run. Ray's
+        # workers block SIGINT, and their children inherit that.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

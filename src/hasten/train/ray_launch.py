@@ -14,13 +14,18 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from hasten.core.errors import MachineError
+from hasten.train.launch import SIGNALED, STOP_S
 from hasten.train.process_group import LAUNCHER, LOOPBACK
+from hasten.train.signals import StopRequest
 
 _POLL_S = 0.2
 _PASSED_ON = ("HASTEN_", "PYTHONPATH", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "PATH", "VIRTUAL_ENV")
@@ -45,7 +50,12 @@ class Place:
 
 
 class RankHost:
-    """An actor that starts one rank and waits for it."""
+    """An actor that starts one rank, waits for it, and passes a stop signal on. Its methods run in threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._signal: int | None = None
 
     def place(self) -> Place:
         """Where this is."""
@@ -59,7 +69,18 @@ class RankHost:
     def run(self, command: Sequence[str], folder: str, environment: Mapping[str, str]) -> int:
         """Run the command to its end; its exit status. The rank ends with this actor."""
         ours = {**os.environ, **environment, LAUNCHER: str(os.getpid())}
-        return subprocess.run(list(command), cwd=folder, env=ours, check=False).returncode  # noqa: S603  the user's own
+        with self._lock:
+            self._process = subprocess.Popen(list(command), cwd=folder, env=ours)  # noqa: S603  the user's own
+            if self._signal is not None:
+                self._process.send_signal(self._signal)
+        return self._process.wait()
+
+    def stop(self, number: int) -> None:
+        """Send a signal to the rank, as soon as it is started."""
+        with self._lock:
+            self._signal = number
+            if self._process is not None:
+                self._process.send_signal(number)
 
 
 def launch_on_ray(world: int, command: Sequence[str]) -> int:
@@ -67,7 +88,7 @@ def launch_on_ray(world: int, command: Sequence[str]) -> int:
 
     Returns:
         The exit status of the first rank that failed, else 0; 1 where its machine was lost. When one fails the others, which
-        would wait for it for ever, are killed.
+        would wait for it forever, are killed. A stop signal is sent to every rank; they save and exit.
 
     Raises:
         MachineError: Ray is not installed, or the cluster has no room for so many ranks.
@@ -78,25 +99,24 @@ def launch_on_ray(world: int, command: Sequence[str]) -> int:
         room = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(world, os.cpu_count() or 1)}
         ray.init(include_dashboard=False, logging_level="ERROR", log_to_driver=True, **room)
     hosts: list[Any] = []
-    try:
+    with ExitStack() as stack:
+        if mine:
+            stack.callback(ray.shutdown)
+        stack.callback(lambda: [ray.kill(host) for host in hosts])
+        stop = stack.enter_context(StopRequest(raises=False))
         free = ray.cluster_resources().get("CPU", 0)
         if free < world:
             raise MachineError(
                 f"The Ray cluster has {free:.0f} cores, and {world} ranks need one each. Ask for fewer (--ranks)."
             )
-        kind = ray.remote(RankHost).options(num_cpus=1, scheduling_strategy="SPREAD")
+        kind = ray.remote(RankHost).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=2)
         hosts = [kind.remote() for _ in range(world)]
         places: list[Place] = ray.get([host.place.remote() for host in hosts])
         running = {
             host.run.remote(list(command), os.getcwd(), environment): rank  # noqa: PTH109  as text, for another machine
             for rank, (host, environment) in enumerate(zip(hosts, environments(places, os.environ), strict=True))
         }
-        return _outcome(ray, running)
-    finally:
-        for host in hosts:
-            ray.kill(host)
-        if mine:
-            ray.shutdown()
+        return _outcome(ray, hosts, running, stop)
 
 
 def environments(places: Sequence[Place], environ: Mapping[str, str]) -> list[dict[str, str]]:
@@ -130,20 +150,33 @@ def environments(places: Sequence[Place], environ: Mapping[str, str]) -> list[di
     return found
 
 
-def _outcome(ray: Any, running: dict[Any, int]) -> int:
-    """Wait until all have ended, or one has failed."""
-    while running:
+def _outcome(ray: Any, hosts: Sequence[Any], running: dict[Any, int], stop: StopRequest) -> int:
+    """Wait until all ranks have ended, or one has failed; after a stop signal, until all have ended or `STOP_S` is over."""
+    failed, is_sent, deadline = 0, False, float("inf")
+    while running and monotonic() < deadline and not stop.is_urgent:
+        if stop.signal is not None and not is_sent:
+            is_sent = True
+            for host in hosts:
+                host.stop.remote(int(stop.signal))
         ended, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_S)
         for one in ended:
-            rank = running.pop(one)
-            try:
-                status = int(ray.get(one))
-            except ray.exceptions.RayError as error:
-                sys.stderr.write(f"hasten: rank {rank} was lost: {type(error).__name__}\n")
-                return 1
-            if status:
-                return status if status > 0 else 128 - status
-    return 0
+            failed = failed or _status(ray, one, running.pop(one))
+            deadline = monotonic() + STOP_S if is_sent and deadline == float("inf") else deadline
+        if failed and stop.signal is None:
+            break
+    if running and not failed and stop.signal is not None:
+        return SIGNALED + stop.signal
+    return failed
+
+
+def _status(ray: Any, result: Any, rank: int) -> int:
+    """The exit status of a rank that ended, as a shell has it; 1 if it was lost."""
+    try:
+        status = int(ray.get(result))
+    except ray.exceptions.RayError as error:
+        sys.stderr.write(f"hasten: rank {rank} was lost: {type(error).__name__}\n")
+        return 1
+    return status if status >= 0 else SIGNALED - status
 
 
 def _ray() -> Any:
