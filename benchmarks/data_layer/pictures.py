@@ -136,7 +136,7 @@ def _first(row: Any) -> Any:
 
 JPEG_SYSTEMS: dict[str, System] = {
     "Hasten": System(open=ours, files=("store",)),
-    "Hasten, decoded at half size": System(open=partial(ours, scale=2), files=("store",), bytes_alone=True),
+    "Hasten, decoded at half size": System(open=partial(ours, scale=2), files=("store",), own_samples=True),
     "Hasten, converted": System(open=ours_converted, files=("small",)),
     "the decoder alone, 2 threads": System(open=decoder_alone, files=("jpeg",), against="Hasten", reference=True),
     "DataLoader, 2 workers": System(open=partial(files, make=by_pillow), files=("jpeg",), against="Hasten"),

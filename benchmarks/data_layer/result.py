@@ -46,7 +46,7 @@ def _compared(workload: str, name: str, rows: Mapping[str, Row]) -> Row:
     told["in_memory_before_cold_frac"] = max(one["in_memory_before_frac"] for one in measured["cold"])
     ours = rows.get(system.against)
     base = ours or rows.get(next(iter(WORKLOADS[workload].systems)))
-    if base is not None and not system.bytes_alone:
+    if base is not None and not system.own_samples:
         told["same"] = _same(measured, base["measured"], formless=not system.against)
     if ours is not None:
         for kind, part in (("", "warm"), ("cold_", "cold")):

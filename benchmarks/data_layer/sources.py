@@ -57,7 +57,6 @@ def write_text(folder: Path, sizes: Sizes) -> None:
     with StoreWriter(folder / "store") as writer:
         for start in range(0, len(rows), _ROWS):
             writer.write({"text": rows[start : start + _ROWS]})
-    np.save(folder / "rows.npy", _rows_of_one_length(rows))
     (folder / "talks.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), encoding="utf-8")
     pyarrow.parquet.write_table(pa.table({"text": rows}), folder / "talks.parquet", row_group_size=2048)
     if have("datasets"):
@@ -69,13 +68,6 @@ def write_text(folder: Path, sizes: Sizes) -> None:
     if have("webdataset"):
         members = [(f"{number:06d}.txt", row.encode()) for number, row in enumerate(rows)]
         write_tars(members, folder / "webdataset")
-
-
-def _rows_of_one_length(rows: list[str]) -> Any:
-    """The same bytes, `[rows, mean length]`: what a store holds if all rows were as long."""
-    data = "".join(rows).encode()
-    length = len(data) // len(rows)
-    return np.frombuffer(data, np.uint8)[: length * len(rows)].reshape(len(rows), length)
 
 
 def _some_talks(count: int, part: int) -> Iterator[str]:

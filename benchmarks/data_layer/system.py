@@ -31,7 +31,7 @@ class System:
         against: The one of ours that gives the same form with a shuffle at least as thorough; empty for one of ours.
         needs: A package that must be installed; empty for none.
         reference: It shows what the machine can do at best, and is no way to train on data larger than memory.
-        bytes_alone: Its samples are not those of the others: it moves as many bytes, or gives other pixels.
+        own_samples: Its samples are not those of the others, such as images decoded to other pixels.
     """
 
     open: Open
@@ -40,7 +40,7 @@ class System:
     against: str = ""
     needs: str = ""
     reference: bool = False
-    bytes_alone: bool = False
+    own_samples: bool = False
 
     @property
     def is_there(self) -> bool:

@@ -59,5 +59,5 @@ LEFT_OUT: dict[str, str] = {
 }
 """Rivals that are not measured, and why."""
 
-PACKAGES = ("datasets", "litdata", "webdataset", "pyarrow", "pillow", "simplejpeg", "numba", "lmdb", "redis")
+PACKAGES = ("datasets", "litdata", "webdataset", "pyarrow", "pillow", "simplejpeg", "lmdb", "redis")
 """Whose versions are recorded."""

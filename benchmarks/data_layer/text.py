@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.data_layer.system import Epochs, System, identity
 from hasten.data import Stream
-from hasten.data.stream.ahead import prepared
 
 BATCH = 256
 ALL_BLOCKS = 2**30
@@ -40,28 +38,6 @@ def shuffled(count: int) -> Iterator[list[int]]:
     order = np.random.default_rng().permutation(count)
     for start in range(0, count, BATCH):
         yield order[start : start + BATCH].tolist()
-
-
-def copied(folder: Path) -> Epochs:
-    """Rows of one length copied by NumPy, two threads, all of them mixed: the bytes of the dialogues, and nothing of Arrow.
-
-    Each thread copies into a buffer that it uses again, `[BATCH, length]`, and hands over each batch as a stream does.
-    """
-    rows = np.load(folder / "rows.npy", mmap_mode="r")
-
-    def epoch() -> Iterator[Any]:
-        order = np.random.default_rng().permutation(len(rows))
-        parts = [order[start : start + BATCH] for start in range(0, len(rows) // BATCH * BATCH, BATCH)]
-        buffers = threading.local()
-
-        def copy(part: Any) -> Any:
-            if not hasattr(buffers, "out"):
-                buffers.out = np.empty((BATCH, rows.shape[1]), np.uint8)
-            return np.take(rows, part, axis=0, out=buffers.out, mode="clip")
-
-        yield from prepared(copy, parts, threads=2, ahead=4)
-
-    return Epochs(epoch)
 
 
 class _Lines(Dataset[str]):
@@ -163,13 +139,6 @@ SYSTEMS: dict[str, System] = {
     "Hasten, Arrow, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
     "Hasten, Arrow, all mixed, 2 threads": System(
         open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)
-    ),
-    "rows of one length, copied alone, 2 threads": System(
-        open=copied,
-        files=("rows.npy",),
-        against="Hasten, Arrow, all mixed",
-        reference=True,
-        bytes_alone=True,
     ),
     "list in memory": System(open=in_memory, files=("talks.parquet",), against="Hasten, all mixed", reference=True),
     "JSONL, DataLoader": System(open=lines, files=("talks.jsonl",), against="Hasten, all mixed"),

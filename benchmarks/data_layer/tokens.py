@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from benchmarks.data_layer.sizes import WINDOW
 from benchmarks.data_layer.system import Epochs, System, identity
 from benchmarks.data_layer.text import ALL_BLOCKS, BATCH, shuffled
 from hasten.data import Stream
-
-THREADS = 2
 
 
 def ours(folder: Path, **settings: Any) -> Stream:
@@ -98,34 +95,6 @@ def by_hand(folder: Path) -> Epochs:
     return Epochs(lambda: (torch.from_numpy(table[np.array(indices)]) for indices in shuffled(len(table))))
 
 
-def copied(folder: Path) -> Epochs:
-    """Windows copied by two threads of NumPy, all of them mixed, into a buffer that each uses again; and nothing else.
-
-    Nobody takes a batch from them: what is counted are the buffers, once all is copied.
-    """
-    tokens = np.memmap(folder / "tokens.bin", np.uint16, "r")
-    table = tokens[: len(tokens) // WINDOW * WINDOW].reshape(-1, WINDOW)
-
-    def epoch() -> Iterator[Any]:
-        order = np.random.default_rng().permutation(len(table))
-        parts = [order[start : start + BATCH] for start in range(0, len(table) // BATCH * BATCH, BATCH)]
-        buffers = [np.empty((BATCH, WINDOW), table.dtype) for _ in range(THREADS)]
-
-        def copy(number: int) -> None:
-            for part in parts[number::THREADS]:
-                np.take(table, part, axis=0, out=buffers[number], mode="clip")
-
-        threads = [threading.Thread(target=copy, args=(number,)) for number in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for number in range(len(parts)):
-            yield buffers[number % THREADS]
-
-    return Epochs(epoch)
-
-
 def litdata(folder: Path, num_workers: int = 0) -> Iterable[Any]:
     """LitData's loader of tokens."""
     import litdata as package  # noqa: PLC0415  a rival, where it is installed
@@ -144,9 +113,6 @@ SYSTEMS: dict[str, System] = {
     "Hasten, all mixed": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS), files=("store",)),
     "Hasten, all mixed, 2 threads": System(open=lambda at: ours(at, window_blocks=ALL_BLOCKS, workers=2), files=("store",)),
     "NumPy by hand": System(open=by_hand, files=_FLAT, against="Hasten, all mixed", reference=True),
-    "windows copied alone, 2 threads": System(
-        open=copied, files=_FLAT, against="Hasten, all mixed", reference=True, bytes_alone=True
-    ),
     "DataLoader": System(open=loader, files=_FLAT, against="Hasten, all mixed"),
     "DataLoader, 2 workers": System(open=lambda at: loader(at, 2), files=_FLAT, against="Hasten, all mixed"),
     "DataLoader, listed __getitems__": System(open=loader_listed, files=_FLAT, against="Hasten, all mixed"),

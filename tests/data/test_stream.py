@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 
 from hasten.core.errors import CorruptError, DataError
 from hasten.data import MixedStream, PackedStream, Store, StoreWriter, Stream
-from hasten.data.store.gather import Strings
 from hasten.data.store.window import Window
 from hasten.data.stream.packed import best_fit
 
@@ -372,35 +371,6 @@ def test_batches_that_are_held_keep_their_content() -> None:
     assert len(addresses) <= 3  # let go, they are used again
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"strings": ["text"]},
-        {"form": "numpy", "views": ["raw"]},
-        {"form": "torch", "workers": 2},
-        {"bucket_by": "text", "window_blocks": 2},
-        {"window_blocks": 1, "rank": 1, "world_size": 3},
-        {"shuffle": False, "drop_last": True},
-    ],
-)
-def test_batches_gathered_together_are_those_gathered_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
-    together = Stream(numbers(500), batch_size=7, seed=3, **more)
-    found = [(_plain(batch), together.state_dict()) for batch in together]
-    monkeypatch.setattr("hasten.data.stream.stream._MOST_GATHERED", 1)
-    alone = Stream(numbers(500), batch_size=7, seed=3, **more)
-    assert found == [(_plain(batch), alone.state_dict()) for batch in alone]
-    assert len(found) > 20
-
-
-def _plain(batch: Any) -> dict[str, list[Any]]:
-    return {
-        name: [np.asarray(value).tolist() for value in values] if isinstance(values, list) else np.asarray(values).tolist()
-        for name, values in batch.items()
-    }
-
-
 def test_views_are_the_rows_in_place() -> None:
     stream = Stream(numbers(200), batch_size=64, shuffle=False, views=["raw"])
     batch = next(iter(stream))
@@ -469,25 +439,6 @@ def test_times_are_told() -> None:
     times = stream.times
     assert (times.batches, times.samples) == (10, 100)
     assert min(times.gather_s, times.form_s, times.transform_s, times.wait_s) > 0
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_strings_are_made_when_their_batch_is_asked_for(shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    made = Strings.made
-
-    def counted(strings: Strings) -> list[str | None]:
-        asked.append(len(strings))
-        return made(strings)
-
-    monkeypatch.setattr(Strings, "made", counted)
-    stream = Stream(numbers(1000), batch_size=10, shuffle=shuffle, strings=["text"])
-    texts = []
-    for number, batch in enumerate(stream, 1):
-        texts += batch["text"]
-        assert asked.count(10) <= number + 1, "those of a later batch were made too"
-    assert sorted(texts) == sorted(numbers(1000).take(np.arange(1000))["text"].to_pylist())
-    assert sum(asked) <= 1000 + 10  # a few more to see how long they are
 
 
 def test_one_window_of_all_blocks_serves_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

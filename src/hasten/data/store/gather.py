@@ -1,11 +1,10 @@
 """Rows picked from several Arrow blocks at once, each byte copied once.
 
-`pyarrow.compute.take` wants one contiguous array: to pick 256 rows of a window of 16 blocks it would first copy the window.
-But the blocks are mapped files, all of them in one address space. So the rows of a column of several blocks are seen as one
-long array without a copy: its data begin at the block that lies lowest, its offsets reach into all of them, and between the
-rows of one block and those of the next stands a row that nobody asks for. Arrow's own kernel picks from that, without the
-interpreter. A batch costs its own bytes and nothing else, in time and in memory. Types that are rarely met (dictionaries,
-unions, maps, views) do go through a copy of their blocks.
+`pyarrow.compute.take` copies all blocks of a chunked array of text into one before it picks a few hundred rows of them.
+But the blocks are mapped files in one address space, so the rows of a column of several blocks can be described as one long
+array without a copy: its data begin at the lowest block, its offsets reach into all of them, and between the rows of one
+block and those of the next stands a row that nobody asks for. Arrow's `take` picks from that and releases the GIL. Types
+without such ranges (numbers, booleans, and rare ones such as dictionaries and unions) go through a copy of their blocks.
 
 The arrays of a column are seen as one long column; `at` counts rows through all of them, and `before` says how many arrays
 come before each row's own.
@@ -15,21 +14,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow._compute import get_function
+import pyarrow.compute as pc
 
 from hasten.core.errors import CorruptError, DataError
-from hasten.data.store.copying import begin, kernels_for
-from hasten.data.store.later import Later, made
-from hasten.data.store.sharing import Arriving, Copy, Index, Rows
 
-_TAKE = get_function("array_take")
-_POOL = pa.jemalloc_memory_pool() if "jemalloc" in pa.supported_memory_backends() else None
-"""Where batches lie: Arrow's usual pool takes 4 MiB for itself at the first of them. None is that one."""
+Index: TypeAlias = npt.NDArray[np.int64]
+"""Numbers of rows or samples."""
 
 
 class Picker(ABC):
@@ -38,10 +33,6 @@ class Picker(ABC):
     @abstractmethod
     def take(self, at: Index, before: Index) -> pa.Array:
         """The rows, in the order asked for, as an array of its own memory, [rows]."""
-
-    def begin(self, at: Index, before: Index) -> pa.Array | Arriving:
-        """The same; where helpers copy, only begun."""
-        return self.take(at, before)
 
     def strings(self, at: Index, before: Index) -> list[str | None]:
         """The rows of a text column as strings, [rows].
@@ -52,62 +43,22 @@ class Picker(ABC):
         picked = self.take(at, before)
         if not (pa.types.is_string(picked.type) or pa.types.is_large_string(picked.type)):
             raise DataError(f"a column of {picked.type} holds no strings: name text columns alone.")
-        found: list[str | None] = picked.to_pylist()
-        return found
-
-
-class Strings(Later):
-    """Rows of a text column that become strings when they are asked for: those of several batches take room.
-
-    Args:
-        source: What they are picked from.
-        at: As `Picker.strings` has it.
-        before: As `Picker.strings` has it.
-    """
-
-    def __init__(self, source: Picker, at: Index, before: Index) -> None:
-        self._source, self._at, self._before = source, at, before
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-    def __getitem__(self, rows: slice) -> Strings:
-        return Strings(self._source, self._at[rows], self._before[rows])
-
-    def made(self) -> list[str | None]:
-        """The strings, [rows]."""
-        return self._source.strings(self._at, self._before)
+        strings: list[str | None] = picked.to_pylist()
+        return strings
 
 
 def picker(arrays: Sequence[pa.Array]) -> Picker:
     """What picks rows from these arrays, which are of one type and at least one."""
     kind = arrays[0].type
     if any(array.offset for array in arrays):
-        return _Other(arrays)
-    if pa.types.is_primitive(kind) and kind.bit_width >= 8:
-        return _Fixed(arrays)
+        return _Copied(arrays)
     if _is_bytes(kind) or (_is_list(kind) and _is_plain(kind.value_type) and not any(a.values.null_count for a in arrays)):
         return _Ranges(arrays)
     if _is_list(kind):
         return _Lists(arrays)
     if pa.types.is_struct(kind) and kind.num_fields:
         return _Structs(arrays)
-    return _Other(arrays)
-
-
-class _Fixed(Picker):
-    """Numbers, dates and times: as wide in every row."""
-
-    def __init__(self, arrays: Sequence[pa.Array]) -> None:
-        self._type = arrays[0].type
-        width = np.dtype(f"u{self._type.bit_width // 8}")
-        self._values = np.concatenate(
-            [np.frombuffer(a.buffers()[1], width, len(a)) if len(a) else np.empty(0, width) for a in arrays]
-        )
-        self._valid = _validity(arrays)
-
-    def take(self, at: Index, before: Index) -> pa.Array:
-        return pa.Array.from_buffers(self._type, len(at), [_bitmap(self._valid, at), pa.py_buffer(self._values[at])])
+    return _Copied(arrays)
 
 
 class _Ranges(Picker):
@@ -118,62 +69,20 @@ class _Ranges(Picker):
         self._wide = _is_wide(self._type)
         self._is_list = _is_list(self._type)
         self._item = self._type.value_type.bit_width // 8 if self._is_list else 1
-        self._is_text = bool(pa.types.is_string(self._type) or pa.types.is_large_string(self._type))
-        self._rows = _spanning(arrays, pa.large_string() if self._is_text else pa.large_binary(), self._item)
+        self._rows = _spanning(arrays, self._item)
         self._valid = _validity(arrays)
-        _, offsets, data = self._rows.buffers()
-        self._offsets = np.frombuffer(offsets, np.int64, len(self._rows) + 1)
-        self._base = data.address
-        self._mean = int(self._offsets[-1]) // max(len(self._rows), 1)
 
     def take(self, at: Index, before: Index) -> pa.Array:
-        return made(self.begin(at, before))
-
-    def begin(self, at: Index, before: Index) -> pa.Array | Arriving:
         if not len(at):
             return pa.array([], self._type)
-        picked, copy = self._picked(at, before)
-        array = self._of_type(picked, _bitmap(self._valid, at))
-        return array if copy is None else begin(copy, array)
-
-    def _of_type(self, picked: pa.Array, mask: Any) -> pa.Array:
-        """The same bytes as this column's type has them."""
-        _, offsets, data = picked.buffers()
+        _, offsets, data = pc.take(self._rows, _indices(at + before + 1)).buffers()
         if self._item > 1 or not self._wide:
-            offsets = _narrow(np.frombuffer(offsets, np.int64, len(picked) + 1), self._item, wide=self._wide)
+            offsets = _narrow(np.frombuffer(offsets, np.int64, len(at) + 1), self._item, wide=self._wide)
+        mask = _bitmap(self._valid, at)
         if not self._is_list:
-            return pa.Array.from_buffers(self._type, len(picked), [mask, offsets, data])
+            return pa.Array.from_buffers(self._type, len(at), [mask, offsets, data])
         values = pa.Array.from_buffers(self._type.value_type, data.size // self._item, [None, data])
-        return pa.Array.from_buffers(self._type, len(picked), [mask, offsets], children=[values])
-
-    def strings(self, at: Index, before: Index) -> list[str | None]:
-        if not self._is_text or not len(at):
-            return super().strings(at, before)
-        picked, copy = self._picked(at, before)
-        if copy is not None:
-            copy.need(0, len(at))
-        found: list[str | None] = picked.to_pylist()
-        if self._valid is not None:
-            for row in np.flatnonzero(~self._valid[at]).tolist():
-                found[row] = None
-        return found
-
-    def _picked(self, at: Index, before: Index) -> tuple[pa.Array, Copy | None]:
-        """The bytes of rows, one after another, with 64-bit offsets; and the copy, where kernels have yet to make it."""
-        if (found := kernels_for(self._mean * len(at), self._mean)) is not None:
-            return self._by_kernel(found, at + before + 1)
-        # Not `pa.array` and `take`: where pandas is installed they import it, and some megabytes more, to do the same.
-        places = pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at + before + 1)])
-        return _TAKE.call([self._rows, places], None, _POOL), None
-
-    def _by_kernel(self, kernel: Any, places: Index) -> tuple[pa.Array, Copy]:
-        starts, ends = np.empty(len(places), np.int64), np.empty(len(places) + 1, np.int64)
-        size = kernel.measure_ranges(self._offsets, places, starts, ends)
-        if size < 0:
-            raise IndexError(f"a row of {places.min() - 1} to {places.max() - 1} is out of range.")
-        data = pa.allocate_buffer(size, memory_pool=_POOL)
-        copy = Copy(kernel, Rows(self._base, starts, ends, self._rows), np.frombuffer(data, np.uint8))
-        return pa.Array.from_buffers(self._rows.type, len(places), [None, pa.py_buffer(ends), data]), copy
+        return pa.Array.from_buffers(self._type, len(at), [mask, offsets], children=[values])
 
 
 class _Lists(Picker):
@@ -212,14 +121,19 @@ class _Structs(Picker):
         return pa.Array.from_buffers(self._type, len(at), [_bitmap(self._valid, at)], children=children)
 
 
-class _Other(Picker):
+class _Copied(Picker):
     """Any other type: through a copy of its blocks."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._whole = pa.concat_arrays(list(arrays))
 
     def take(self, at: Index, before: Index) -> pa.Array:
-        return self._whole.take(pa.array(at))
+        return pc.take(self._whole, _indices(at))
+
+
+def _indices(rows: Index) -> pa.Array:
+    """Rows as Arrow has them. `pa.array` would import pandas where it is installed, and some megabytes with it."""
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -239,8 +153,8 @@ def _is_wide(kind: pa.DataType) -> bool:
     return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind))
 
 
-def _spanning(arrays: Sequence[pa.Array], kind: pa.DataType, item: int) -> pa.Array:
-    """The bytes of the rows of all arrays as one array of a kind with 64-bit offsets.
+def _spanning(arrays: Sequence[pa.Array], item: int) -> pa.Array:
+    """The bytes of the rows of all arrays as one array with 64-bit offsets.
 
     Row r, counted through all arrays, stands at 1 + b + r where b arrays come before its own. An item takes `item` bytes.
 
@@ -266,7 +180,7 @@ def _spanning(arrays: Sequence[pa.Array], kind: pa.DataType, item: int) -> pa.Ar
     room = num_bytes + num_bytes // 8  # so that a batch of longer rows than the mean needs no second place
     parts.append(np.array([room], dtype=np.int64))
     data = pa.foreign_buffer(base, max(size, room), base=tuple(arrays)) if size else pa.py_buffer(b"")
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.concatenate(parts)), data])
+    return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(np.concatenate(parts)), data])
 
 
 def _offsets(array: pa.Array, *, wide: bool) -> Index:

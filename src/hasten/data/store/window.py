@@ -12,10 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hasten.core.errors import CorruptError
-from hasten.data.store.copying import take_rows
-from hasten.data.store.gather import Picker, Strings, picker
+from hasten.data.store.gather import Index, Picker, picker
 from hasten.data.store.reading import Reader
-from hasten.data.store.sharing import Arriving, Index
 
 _FETCHING = 8
 """Blocks fetched at once: a remote store answers many requests as fast as one."""
@@ -45,13 +43,9 @@ class Window:
         """Rows of the store, all within these blocks, of a column kept in Arrow blocks, [rows]."""
         return self._picker(column).take(*self._at(rows))
 
-    def begin(self, column: str, rows: Index) -> pa.Array | Arriving:
-        """The same; where helpers copy, only begun."""
-        return self._picker(column).begin(*self._at(rows))
-
-    def strings(self, column: str, rows: Index) -> Strings:
-        """The same, to become strings, [rows]."""
-        return Strings(self._picker(column), *self._at(rows))
+    def strings(self, column: str, rows: Index) -> list[str | None]:
+        """The same of a text column as strings, [rows]."""
+        return self._picker(column).strings(*self._at(rows))
 
     def raw(self, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Rows of a raw column, [rows, *shape]; into `out`, where that is given."""
@@ -101,12 +95,6 @@ class Window:
 
 def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
     """Rows of a raw column from anywhere in the store, [rows, *shape]; into `out`, where that is given."""
-    shard = reader.shard_of(rows)
-    if shard is not None and out is not None:  # as in every store of one shard: nothing to sort out
-        at = rows - reader.shard_firsts[shard]
-        reader.need_raw(shard, column, at)
-        take_rows(reader.raw(shard, column), at, out)
-        return out
     shards = reader.shards_of(rows)
     firsts = rows - reader.shard_firsts[shards] if len(rows) else rows
     values = reader.raw(int(shards[0]) if len(rows) else 0, column)
@@ -120,3 +108,8 @@ def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] |
         else:
             out[picked] = reader.raw(shard, column)[firsts[picked]]
     return out
+
+
+def take_rows(values: npt.NDArray[Any], rows: Index, out: npt.NDArray[Any]) -> None:
+    """Copy rows of an array, all of which exist, into `out`; NumPy releases the GIL meanwhile."""
+    np.take(values, rows, axis=0, out=out, mode="clip")  # the other modes copy twice

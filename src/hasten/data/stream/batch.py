@@ -1,12 +1,18 @@
-"""A batch: columns by name, and how many samples they hold."""
+"""A batch: columns by name, how many samples they hold, and their form: Arrow, NumPy or torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import torch
+
+Form: TypeAlias = Literal["arrow", "numpy", "torch"]
+FORMS: tuple[Form, ...] = ("arrow", "numpy", "torch")
+Columns: TypeAlias = dict[str, Any]
+"""By name: a `pyarrow.Array`, a NumPy array of a raw column, or a list of strings or views."""
 
 
 class Batch(dict[str, Any]):
@@ -33,3 +39,39 @@ class Batch(dict[str, Any]):
                 array = pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
             arrays.append(array if isinstance(array, pa.Array) else pa.array(array))
         return pa.RecordBatch.from_arrays(arrays, names=list(self))
+
+
+def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
+    """The columns of a batch in a form.
+
+    Numbers become arrays or tensors without a copy. What is no block of numbers (text, lists of different lengths, columns
+    with nulls) stays Arrow in every form: `to_pylist()` makes Python objects of it.
+    """
+    convert = _FORMED[form]
+    return {name: convert(values) for name, values in columns.items()}
+
+
+def _arrow(values: Any) -> Any:
+    if not isinstance(values, np.ndarray):
+        return values
+    return pa.array(values) if values.ndim == 1 else pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+
+
+def _numpy(values: Any) -> Any:
+    if not isinstance(values, pa.Array) or values.null_count:
+        return values
+    kind = values.type
+    if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and kind.bit_width >= 8:
+        array = np.frombuffer(values.buffers()[1], kind.to_pandas_dtype(), len(values) + values.offset)[values.offset :]
+        return array if array.flags.writeable else array.copy()
+    if pa.types.is_boolean(kind):
+        return values.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _torch(values: Any) -> Any:
+    numbers = _numpy(values)
+    return torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else numbers
+
+
+_FORMED: Mapping[Form, Callable[[Any], Any]] = {"arrow": _arrow, "numpy": _numpy, "torch": _torch}

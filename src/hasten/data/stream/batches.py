@@ -6,21 +6,37 @@ made without the ones before it. So threads and worker processes share the steps
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Iterator
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hasten.core.errors import DataError
-from hasten.data.stream.making import Maker, Position, Step, made, made_ahead
 from hasten.data.stream.times import StageTimes, Times
 
+Position: TypeAlias = dict[str, Any]
+"""Where an epoch stands: integers by name, or lists of them."""
 _STATE = 1
+
+
+class Step(NamedTuple):
+    """One batch of an epoch. A tuple, since there is one for every batch.
+
+    Attributes:
+        task: What the batch is made of.
+        after: The position when it is given out.
+    """
+
+    task: Any
+    after: Position
 
 
 class Batches(IterableDataset[Any]):
@@ -33,7 +49,7 @@ class Batches(IterableDataset[Any]):
 
     Args:
         workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
-        read_ahead: Batches each thread is ahead at most; where several small ones are gathered at once, so many times those.
+        read_ahead: Batches each thread is ahead at most.
 
     Attributes:
         epoch: The epoch that is under way, or comes next.
@@ -118,42 +134,27 @@ class Batches(IterableDataset[Any]):
         """The steps of an epoch from a position on."""
 
     @abstractmethod
-    def _maker(self, epoch: int) -> Maker:
-        """What makes the batches of an epoch."""
-
-    @property
-    def _at_once(self) -> int:
-        """How many batches to gather at once."""
-        return 1
-
-    def _groups(self, steps: Iterator[Step]) -> Iterator[list[Step]]:
-        """The steps, as many together as are gathered at once."""
-        while group := list(islice(steps, self._at_once)):
-            yield group
+    def _making(self, epoch: int) -> AbstractContextManager[Callable[[Any], Any]]:
+        """What makes the batch of a task, in any thread, while an epoch goes on."""
 
     def _here(self) -> Iterator[Any]:
         """What is left of an epoch; then the stream stands at the start of the next one."""
         epoch, start = self.epoch, self._begin or self._start()
         self._begin, self._skip, self._position = None, None, start
-        maker = self._maker(epoch)
-        groups = self._groups(self._steps(epoch, start))
-        if self._workers:
-            batches = made_ahead(maker, groups, threads=self._workers, ahead=self._workers * self._read_ahead)
-        else:
-            batches = made(maker, groups)
-        waited = self._times.waited
-        before = perf_counter()
-        try:
-            for step, batch in batches:
-                waited(perf_counter() - before)
-                self._position = step.after
-                yield batch
-                del batch  # held no longer than whoever took it holds it: its memory is used again
-                before = perf_counter()
-            waited(perf_counter() - before)
-        finally:
-            batches.close()  # type: ignore[attr-defined]  # a generator
-            maker.close()
+        with self._making(epoch) as make:
+            steps = self._steps(epoch, start)
+            batches = _prepared(make, steps, threads=self._workers, ahead=self._workers * self._read_ahead)
+            before = perf_counter()
+            try:
+                for after, batch in batches:
+                    self._times.waited(perf_counter() - before)
+                    self._position = after
+                    yield batch
+                    del batch  # held no longer than whoever took it holds it: its memory is used again
+                    before = perf_counter()
+                self._times.waited(perf_counter() - before)
+            finally:
+                batches.close()
         self.epoch, self._position = epoch + 1, self._following(self._position)
 
     def _in_worker(self, worker: int, num_workers: int) -> Iterator[Any]:
@@ -164,19 +165,59 @@ class Batches(IterableDataset[Any]):
             self._heard = heard
         epoch, start, skip = self.epoch, self._begin or self._start(), worker if self._skip is None else self._skip
         self._begin, self._skip, self._position = None, skip, start
-        maker = self._maker(epoch)
-        try:
+        with self._making(epoch) as make:
             for step in self._steps(epoch, start):
                 if skip:
                     skip -= 1
                     continue
-                batch = maker.finish(maker.gather([step.task])[0])
+                batch = make(step.task)
                 skip = num_workers - 1
                 self._position, self._skip = step.after, skip
                 yield batch
-        finally:
-            maker.close()
         self.epoch, self._position, self._skip = epoch + 1, self._following(self._position), None
+
+
+def _prepared(
+    make: Callable[[Any], Any], steps: Iterable[Step], *, threads: int, ahead: int
+) -> Generator[tuple[Position, Any]]:
+    """The batches of steps in their order, each with the position after it.
+
+    Threads help where `make` waits or releases the GIL, as reading files, decoding and large copies do. An error is raised
+    where its batch would have come.
+
+    Args:
+        make: Makes the batch of a task.
+        steps: Read as far ahead as batches are.
+        threads: Those that make batches; 0 makes each when it is asked for.
+        ahead: Batches being made or waiting, at most.
+    """
+    if not threads:
+        for step in steps:
+            yield step.after, make(step.task)
+        return
+    stop = threading.Event()
+
+    def guarded(task: Any) -> Any:
+        return None if stop.is_set() else make(task)
+
+    waiting: deque[tuple[Position, Future[Any]]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="hasten-data")
+    try:
+        for step in steps:
+            waiting.append((step.after, pool.submit(guarded, step.task)))
+            if len(waiting) > ahead:
+                yield _result(waiting)
+        while waiting:
+            yield _result(waiting)
+    finally:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _result(waiting: deque[tuple[Position, Future[Any]]]) -> tuple[Position, Any]:
+    """The first batch, once it is made."""
+    after, future = waiting.popleft()
+    return after, future.result()
 
 
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:

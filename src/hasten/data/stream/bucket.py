@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 
 from hasten.core.seeding import mix
-from hasten.data.store.sharing import Index
+from hasten.data.store.gather import Index
 from hasten.data.stream.lengths import Lengths
 from hasten.data.stream.order import Order, Part
 

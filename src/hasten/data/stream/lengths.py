@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hasten.core.errors import DataError
-from hasten.data.store.sharing import Index
+from hasten.data.store.gather import Index
 from hasten.data.store.store import Store
 
 _KEPT = 256

@@ -8,6 +8,7 @@ state is a step and, for each store, how many samples were taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -17,11 +18,9 @@ import pyarrow as pa
 from hasten.core.errors import DataError
 from hasten.core.seeding import mix
 from hasten.data.store.store import Store
-from hasten.data.stream.batch import Batch
-from hasten.data.stream.batches import Batches, place
+from hasten.data.stream.batch import FORMS, Batch, Form, formed
+from hasten.data.stream.batches import Batches, Position, Step, place
 from hasten.data.stream.buffers import Buffers
-from hasten.data.stream.form import FORMS, Form, formed
-from hasten.data.stream.making import Maker, Position, Step
 from hasten.data.stream.opened import Opened, joined
 from hasten.data.stream.order import Order
 from hasten.data.stream.samples import RowSamples
@@ -148,7 +147,8 @@ class MixedStream(Batches):
             counts[max(range(len(counts)), key=wanted.__getitem__)] += 1
         return counts, [round(want - count, 9) for want, count in zip(wanted, counts, strict=True)]
 
-    def _maker(self, epoch: int) -> Maker:
+    @contextmanager
+    def _making(self, epoch: int) -> Iterator[Callable[[Any], Any]]:
         opened: dict[tuple[int, int], tuple[Order, Opened]] = {}
 
         def take(source: int, start: int, count: int) -> list[dict[str, Any]]:
@@ -185,11 +185,11 @@ class MixedStream(Batches):
             self._times.add(batches=1, samples=self._batch)
             return batch
 
-        def close() -> None:
+        try:
+            yield make
+        finally:
             for _, window in opened.values():
                 window.close()
-
-        return Maker(finish=make, close=close)
 
 
 def _shares(weights: Weights, step: int, count: int) -> list[float]:

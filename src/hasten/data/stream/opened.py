@@ -5,17 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from hasten.data.store.later import made
-from hasten.data.store.sharing import Arriving
+from hasten.data.stream.batch import Columns
 from hasten.data.stream.buffers import Buffers
-from hasten.data.stream.form import Columns
 from hasten.data.stream.order import Order, Part
 from hasten.data.stream.samples import Samples
 
@@ -41,31 +38,12 @@ class Opened:
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hasten-ahead") if samples.is_remote else None
 
     def take(self, parts: list[Part], buffers: Buffers) -> Columns:
-        """Samples, window after window, a column each; strings may be yet to be made."""
+        """Samples, window after window, a column each."""
         if not parts:
             parts = self._order.parts(0, 1)
             return {name: values[:0] for name, values in self._part(parts[0].window, parts[0].samples, buffers).items()}
-        taken = [_there(self._part(part.window, part.samples, buffers)) for part in parts]
+        taken = [self._part(part.window, part.samples, buffers) for part in parts]
         return taken[0] if len(taken) == 1 else {name: joined([part[name] for part in taken]) for name in taken[0]}
-
-    def take_all(self, batches: list[list[Part]], buffers: Buffers) -> list[Columns]:
-        """Samples of several batches: at once, where all lie within one window; rows of them may be yet to arrive."""
-        windows = {part.window for parts in batches for part in parts}
-        if len(batches) == 1 or len(windows) > 1 or not all(batches):
-            return [self.take(parts, buffers) for parts in batches]
-        samples = [part.samples for parts in batches for part in parts]
-        sizes = [sum(len(part.samples) for part in parts) for parts in batches]
-        return self.take_run(Part(windows.pop(), np.concatenate(samples)), sizes, buffers)
-
-    def take_run(self, part: Part, sizes: list[int], buffers: Buffers) -> list[Columns]:
-        """Samples of batches of these sizes, at once; rows of them may be yet to arrive."""
-        columns = self._part(part.window, part.samples, buffers)
-        if len(sizes) == 1:
-            return [_there(columns)]
-        ends = list(accumulate(sizes))
-        ranges = list(zip([0, *ends[:-1]], ends, strict=True))
-        cut = [_cut(values, ranges) for values in columns.values()]
-        return [dict(zip(columns, batch, strict=True)) for batch in zip(*cut, strict=True)]
 
     def close(self) -> None:
         """Open nothing more."""
@@ -116,28 +94,10 @@ class Opened:
         return opened
 
 
-def _there(columns: Columns) -> Columns:
-    """The same with all that arrives there; strings may still be made."""
-    return {name: values.made() if isinstance(values, Arriving) else values for name, values in columns.items()}
-
-
-def is_arriving(columns: Columns) -> bool:
-    """Whether helpers copy rows of a batch, and all else is there: what is yet to be made should not be held early."""
-    kinds = [type(values) for values in columns.values()]
-    return Arriving in kinds and all(kind is Arriving or issubclass(kind, np.ndarray | pa.Array) for kind in kinds)
-
-
-def _cut(values: Any, ranges: list[tuple[int, int]]) -> list[Any]:
-    """The rows of each range of a column, without a copy."""
-    if isinstance(values, pa.Array):
-        return [values.slice(start, end - start) for start, end in ranges]
-    return [values[start:end] for start, end in ranges]
-
-
 def joined(parts: list[Any]) -> Any:
     """The rows of several windows, one after another."""
     if isinstance(parts[0], pa.Array):
         return pa.concat_arrays(parts)
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
-    return [value for part in parts for value in made(part)]
+    return [value for part in parts for value in part]

@@ -12,14 +12,12 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hasten.core.seeding import mix
-from hasten.data.stream.shuffling import shuffle
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 _BLOCKS, _WITHIN = 1, 2
@@ -91,14 +89,6 @@ class Order:
             start = until
         return found
 
-    def run(self, ranges: list[tuple[int, int]]) -> Part | None:
-        """All of several ranges, where they follow one another within a window, as those of batches mostly do."""
-        start, end = ranges[0][0], ranges[-1][1]
-        if start < end and all(one[1] == other[0] for one, other in pairwise(ranges)):
-            parts = self.parts(start, end)
-            return parts[0] if len(parts) == 1 else None
-        return None
-
     def _samples(self, window: int) -> Rows:
         with self._guard:
             if window not in self._kept:
@@ -116,7 +106,7 @@ class Order:
             samples[end : end + count] = np.arange(first, first + count)
             end += count
         if self._shuffle:
-            shuffle(_generator(self._seed, self._epoch, _WITHIN, window), samples)
+            _generator(self._seed, self._epoch, _WITHIN, window).shuffle(samples)
         return samples
 
 

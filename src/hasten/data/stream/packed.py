@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -22,12 +23,10 @@ import pyarrow as pa
 from hasten.core.errors import DataError
 from hasten.core.seeding import mix
 from hasten.data.store.store import Store
-from hasten.data.stream.batch import Batch
-from hasten.data.stream.batches import Batches, place
+from hasten.data.stream.batch import FORMS, Batch, Form, formed
+from hasten.data.stream.batches import Batches, Position, Step, place
 from hasten.data.stream.buffers import Buffers
-from hasten.data.stream.form import FORMS, Form, formed
 from hasten.data.stream.lengths import Lengths
-from hasten.data.stream.making import Maker, Position, Step
 from hasten.data.stream.opened import Opened
 from hasten.data.stream.order import Order, Part
 from hasten.data.stream.samples import RowSamples
@@ -167,20 +166,21 @@ class PackedStream(Batches):
             after = waiting[0] if waiting else (last, 0)
             yield Step(task, {"pool": after[0], "row": after[1]})
 
-    def _maker(self, epoch: int) -> Maker:
+    @contextmanager
+    def _making(self, epoch: int) -> Iterator[Callable[[Any], Any]]:
         order = self._order(epoch)
-        opened = Opened(self._samples, order)
+        with closing(Opened(self._samples, order)) as opened:
 
-        def make(task: list[tuple[int, int]]) -> Batch:
-            with self._times.stage("gather"):
-                rows = [self._packed(order, epoch, pool)[number] for pool, number in task]
-                columns = self._filled(rows, opened)
-            with self._times.stage("form"):
-                batch = Batch(formed(columns, self._form), len(rows))
-            self._times.add(batches=1, samples=len(rows))
-            return batch
+            def make(task: list[tuple[int, int]]) -> Batch:
+                with self._times.stage("gather"):
+                    rows = [self._packed(order, epoch, pool)[number] for pool, number in task]
+                    columns = self._filled(rows, opened)
+                with self._times.stage("form"):
+                    batch = Batch(formed(columns, self._form), len(rows))
+                self._times.add(batches=1, samples=len(rows))
+                return batch
 
-        return Maker(finish=make, close=opened.close)
+            yield make
 
     def _order(self, epoch: int) -> Order:
         counts = self._samples.counts

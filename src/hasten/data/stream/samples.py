@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hasten.core.errors import DataError
-from hasten.data.store.copying import begin_rows
-from hasten.data.store.sharing import Arriving, Index
+from hasten.data.store.gather import Index
 from hasten.data.store.store import Store
-from hasten.data.store.window import Window
+from hasten.data.store.window import Window, take_rows
+from hasten.data.stream.batch import Columns
 from hasten.data.stream.buffers import Buffers
-from hasten.data.stream.form import Columns
 
 
 class Samples(ABC):
@@ -108,7 +107,7 @@ class RowSamples(Samples):
             elif name in self._strings:
                 taken[name] = opened.strings(name, samples)
             else:
-                taken[name] = opened.begin(name, samples)
+                taken[name] = opened.arrow(name, samples)
         return taken
 
 
@@ -146,12 +145,13 @@ class WindowSamples(Samples):
         """Nothing: the shards are mapped once."""
 
     def take(self, opened: None, samples: Index, buffers: Buffers) -> Columns:
-        """Windows by number, [windows, length]; they may be yet to arrive."""
+        """Windows by number, [windows, length]."""
         out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
         reader, firsts = self._store.reader, samples * self._stride
         shard = reader.shard_of(firsts, self._length)
         if shard is not None:  # as in every store of one shard: nothing to sort out
-            return {self._column: self._of_one(shard, firsts, out)}
+            self._take_of_one(shard, firsts, out)
+            return {self._column: out}
         shards, last = reader.shards_of(firsts), reader.shards_of(firsts + self._length - 1)
         for shard in np.unique(shards).tolist():
             whole = np.flatnonzero((shards == shard) & (last == shard))
@@ -163,7 +163,7 @@ class WindowSamples(Samples):
             self._stitch(int(firsts[number]), out[number])
         return {self._column: out}
 
-    def _of_one(self, shard: int, firsts: Index, out: npt.NDArray[Any]) -> npt.NDArray[Any] | Arriving:
+    def _take_of_one(self, shard: int, firsts: Index, out: npt.NDArray[Any]) -> None:
         """Windows that all lie in one shard, by where they begin; as rows of a table, where none overlap another."""
         reader, length = self._store.reader, self._length
         begin = int(reader.shard_firsts[shard])
@@ -172,10 +172,10 @@ class WindowSamples(Samples):
         values = reader.raw(shard, self._column)
         if self._stride % length:
             out[:] = _windows(values, starts, length)
-            return out
+            return
         before = -begin % length  # what belongs to a window that begins in the shard before
         table = values[before : before + (len(values) - before) // length * length].reshape(-1, length)
-        return begin_rows(table, starts // length, out)  # the remainder of each is `before`
+        take_rows(table, starts // length, out)  # the remainder of each is `before`
 
     def _stitch(self, first: int, out: npt.NDArray[Any]) -> None:
         """A window that reaches over the end of a shard, or of several."""

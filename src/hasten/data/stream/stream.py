@@ -7,38 +7,29 @@
     state = stream.state_dict()               # a few integers, at any time
 
 A batch is gathered from the mapped store at once, by threads where `workers` says so: gathering, decoding and large copies
-let the interpreter go.
+release the GIL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from os import PathLike
-from time import perf_counter
 from typing import Any
 
-import numpy as np
 from torch.utils.data import IterableDataset
 
 from hasten.core.errors import DataError
-from hasten.data.store.gather import Strings
 from hasten.data.store.store import Store
-from hasten.data.stream.batch import Batch
-from hasten.data.stream.batches import Batches, place
+from hasten.data.stream.batch import FORMS, Batch, Form, formed
+from hasten.data.stream.batches import Batches, Position, Step, place
 from hasten.data.stream.bucket import Buckets
 from hasten.data.stream.buffers import Buffers
-from hasten.data.stream.form import FORMS, Columns, Form, formed
 from hasten.data.stream.lengths import Lengths
-from hasten.data.stream.making import Maker, Position, Step
-from hasten.data.stream.opened import Opened, is_arriving
+from hasten.data.stream.opened import Opened
 from hasten.data.stream.order import Order
 from hasten.data.stream.samples import RowSamples, Samples, WindowSamples
 from hasten.data.stream.shares import Shares
-
-_GATHERED_BYTES = 2**22
-_MOST_GATHERED = 16
-"""Batches gathered at once: small ones, up to about so many bytes. What a gathering costs besides them is then shared."""
-_LOOKED_AT = 8
 
 
 class Stream(Batches):
@@ -57,8 +48,7 @@ class Stream(Batches):
         views: Raw columns that come as a list of read-only views into the mapped store, for a `transform` that reads each
             row once, such as one that makes pictures smaller: nothing is copied before.
         drop_last: Leave out what does not fill a batch on every rank.
-        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for, raw columns by torch's threads;
-            of rows that helpers copy, a few small batches are begun before.
+        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
         read_ahead: Batches each thread is ahead at most.
         window_blocks: Blocks whose samples are mixed with one another.
         length: Cut windows of so many numbers from the one column named, which must be raw; None takes rows as samples.
@@ -107,7 +97,6 @@ class Stream(Batches):
         self._lengths = _lengths(self.store, bucket_by, length)
         self._form, self._transform = form, transform
         self._buffers = Buffers(most=workers * read_ahead + 2)
-        self._together: int | None = None  # until a batch was seen
         super().__init__(workers=workers, read_ahead=read_ahead)
 
     def __len__(self) -> int:
@@ -142,62 +131,29 @@ class Stream(Batches):
         for first, end in self._shares.steps(position["sample"]):
             yield Step((first, end, bucket), {**position, "sample": end})
 
-    @property
-    def _at_once(self) -> int:
-        return self._together or 1
-
-    def _maker(self, epoch: int) -> Maker:
+    @contextmanager
+    def _making(self, epoch: int) -> Iterator[Callable[[Any], Any]]:
         order = Order(
             self._samples.counts, seed=self._seed, epoch=epoch, shuffle=self._shuffle, window_blocks=self._window_blocks
         )
-        opened = Opened(self._samples, order)
         buckets = Buckets(order, self._lengths, seed=self._seed, epoch=epoch) if self._lengths is not None else None
+        with closing(Opened(self._samples, order)) as opened:
 
-        def gather(tasks: list[tuple[int, int, int]]) -> list[tuple[Columns, int]]:
-            with self._times.stage("gather"):
-                shares = [self._shares.share(first, end, self._rank) for first, end, _ in tasks]
-                if buckets is not None:
-                    parts = [buckets.parts(*share, task[2]) for share, task in zip(shares, tasks, strict=True)]
-                    taken = opened.take_all(parts, self._buffers)
-                elif (run := order.run(shares)) is not None:
-                    taken = opened.take_run(run, [end - start for start, end in shares], self._buffers)
-                else:
-                    taken = opened.take_all([order.parts(*share) for share in shares], self._buffers)
-            num_rows = shares[0][1] - shares[0][0]
-            if self._together is None and num_rows:  # a rank's share of a last batch may be empty: it tells nothing
-                self._together = _fitting(taken[0], num_rows, self._shares.batch_size)
-            return [(columns, stop - start) for columns, (start, stop) in zip(taken, shares, strict=True)]
+            def make(task: tuple[int, int, int]) -> Any:
+                first, end, bucket = task
+                start, stop = self._shares.share(first, end, self._rank)
+                with self._times.stage("gather"):
+                    parts = order.parts(start, stop) if buckets is None else buckets.parts(start, stop, bucket)
+                    columns = opened.take(parts, self._buffers)
+                with self._times.stage("form"):
+                    batch: Any = Batch(formed(columns, self._form), stop - start)
+                if self._transform is not None:
+                    with self._times.stage("transform"):
+                        batch = self._transform(batch)
+                self._times.add(batches=1, samples=stop - start)
+                return batch
 
-        def finish(gathered: tuple[Columns, int]) -> Any:
-            columns, num_rows = gathered
-            started = perf_counter()
-            batch: Any = Batch(formed(columns, self._form), num_rows)
-            has_form = perf_counter()
-            if self._transform is not None:
-                batch = self._transform(batch)
-            self._times.made(num_rows, has_form - started, perf_counter() - has_form)
-            return batch
-
-        def arrives(gathered: tuple[Columns, int]) -> bool:
-            return is_arriving(gathered[0])
-
-        return Maker(gather=gather, finish=finish, close=opened.close, arrives=arrives)
-
-
-def _fitting(columns: Columns, num_rows: int, batch_size: int) -> int:
-    """How many batches of rows like these to gather at once."""
-    num_bytes = sum(map(_num_bytes, columns.values())) * batch_size // num_rows
-    return min(max(_GATHERED_BYTES // max(num_bytes, 1), 1), _MOST_GATHERED)
-
-
-def _num_bytes(values: Any) -> int:
-    """About what a column takes; of strings and views, by the first few."""
-    if not isinstance(values, list | Strings):
-        return int(values.nbytes)
-    few = values[:_LOOKED_AT]
-    few = few.made() if isinstance(few, Strings) else few
-    some = [value.nbytes if isinstance(value, np.ndarray) else len(value or "") for value in few]
-    return sum(some) * len(values) // max(len(some), 1)
+            yield make
 
 
 class _OneByOne(IterableDataset[dict[str, Any]]):

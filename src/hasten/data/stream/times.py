@@ -45,15 +45,6 @@ class Times:
         """Add what happens within a `with` to the stage `name` (without `_s`)."""
         return _Stage(self, f"{name}_s")
 
-    def made(self, samples: int, form_s: float, transform_s: float) -> None:
-        """Add a batch that was made; done for each, so without the names that `add` goes through."""
-        with self._guard:
-            sums = self.sums
-            sums.batches += 1
-            sums.samples += samples
-            sums.form_s += form_s
-            sums.transform_s += transform_s
-
     def waited(self, seconds: float) -> None:
         """Add what the loop waited: it alone does, so that nobody has to be kept out."""
         self.sums.wait_s += seconds
