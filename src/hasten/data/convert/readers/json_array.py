@@ -1,28 +1,26 @@
-"""JSON, one array of records in a file: read through a small window, whatever the size of the file."""
+"""JSON, one array of records in a file: parsed by ijson as it is read, whatever the size of the file."""
 
 from __future__ import annotations
 
 import codecs
 import json
-import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import ijson
 import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
-from hasten.data.convert.refusals import broken, cut, needed_types, no_records
+from hasten.data.convert.refusals import broken, needed_types, no_records
 from hasten.data.convert.typing import Found, record_of, tables_of, types_of
 
 ENDINGS = (".json",)
-_PART = 2**20
 _ROWS = 1024
-_LARGEST = 2**28
-"""Characters of one record; a longer one is a sign of a file that is no array of records."""
-_SPACE = re.compile(r"[ \t\n\r]*")
+_HEAD_BYTES = 4096
+"""Of a file, in which its first bracket must stand."""
 
 
 class JsonArray(Reader):
@@ -74,68 +72,20 @@ def _records(path: str) -> Iterator[tuple[int, Any]]:
     """The items of the array, each with its number.
 
     Raises:
-        DataError: The file is no array, or its JSON breaks off: what follows has no beginning then.
+        DataError: The file is no array, or its JSON is broken: nobody knows where the next record begins.
     """
-    decode = json.JSONDecoder().raw_decode
     with Path(path).open("rb") as file:
-        characters = _Characters(file, path)
-        if characters.next() != "[":
+        start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+        file.seek(start)
+        if not file.read(_HEAD_BYTES).lstrip().startswith(b"["):
             raise DataError(
                 f"{path} does not begin with '[': one record a line is a .jsonl file; a single record is no dataset."
             )
-        number = 0
-        while characters.next(peek=True) != "]":
-            while True:
-                try:
-                    item, end = decode(characters.text, characters.at)
-                except json.JSONDecodeError as error:
-                    if not characters.more() or len(characters.text) - characters.at > _LARGEST:
-                        raise broken(path, f"record {number} is no JSON: {error.msg}") from error
-                    continue
-                if end == len(characters.text) and characters.more():
-                    continue  # a number may go on
-                break
-            characters.at = end
-            yield number, item
-            number += 1
-            after = characters.next(peek=True)
-            if after == ",":
-                characters.next()
-            elif after != "]":
-                raise broken(path, f"after record {number - 1} stands {after!r} instead of ',' or ']'")
-
-
-class _Characters:
-    """The text of a file from a place on, read as far as somebody looks."""
-
-    def __init__(self, file: Any, path: str) -> None:
-        self._file, self._path = file, path
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._ended = False
-        self.text, self.at = "", 0
-
-    def more(self) -> bool:
-        """Read on, and forget what is done with; False at the end of the file."""
-        if self._ended:
-            return False
-        # At least as much as is held already: a record of many parts is not decoded anew for each of them.
-        part = self._file.read(max(_PART, len(self.text) - self.at))
-        self._ended = not part
+        file.seek(start)
+        number = -1
         try:
-            self.text = self.text[self.at :] + self._decoder.decode(part, final=self._ended)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self._path} is no UTF-8: {error.reason}. Convert it to UTF-8 first.") from error
-        self.at = 0
-        return True
-
-    def next(self, *, peek: bool = False) -> str:
-        """The next character that is no space; empty at the end of the file."""
-        while True:
-            found = _SPACE.match(self.text, self.at)
-            self.at = found.end() if found else self.at
-            if self.at < len(self.text):
-                character = self.text[self.at]
-                self.at += not peek
-                return character
-            if not self.more():
-                raise cut(self._path, "within its array")
+            for number, item in enumerate(ijson.items(file, "item", use_float=True)):
+                yield number, item
+        except ijson.JSONError:  # its message quotes the file
+            place = f" soon after record {number}" if number >= 0 else ""
+            raise broken(path, f"its JSON is broken or cut off{place}") from None
