@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data_layer.sizes import Sizes
-from hasten.data.cache import Cache, LmdbCache, MappedCache, MemoryCache, RedisCache
+from hasten.data.cache import Cache, LmdbCache, MemoryCache, RedisCache
 
 VALUES = {"1 KiB": 2**10, "150 KiB": 150 * 2**10}
 ROUNDS, MANY = 5, 64
@@ -34,7 +34,6 @@ def measure_caches(folder: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
             place = folder / value_name.replace(" ", "")
             homes: dict[str, Cache] = {
                 "memory": MemoryCache(LIMIT),
-                "mapped file": MappedCache(place / "mapped", LIMIT),
                 "LMDB": LmdbCache(place / "lmdb", LIMIT),
                 **({"Redis": RedisCache(url)} if url else {}),
             }

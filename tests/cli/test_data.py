@@ -112,7 +112,7 @@ def test_the_page_shows_its_plots(source: Path, tmp_path: Path) -> None:
 def test_a_cache_is_filled_and_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "things.py").write_text("def make():\n    return [{'x': n} for n in range(100)]\n")
     monkeypatch.chdir(tmp_path)
-    for place in ("cache", "cache.lmdb"):
+    for place in ("cache", "other"):
         code, said = run("cache", place, "--dataset", "things:make", "--version", "1", "--json")
         assert code == 0, said
         made = json.loads(said)

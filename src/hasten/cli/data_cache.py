@@ -22,9 +22,7 @@ SCHEMES = ("redis://", "rediss://", "unix://")
 def cache(
     place: Annotated[
         str,
-        typer.Argument(
-            help="A cache: redis://host:port/0, NAME.lmdb, or another folder. Or the URL of a store, to fetch ahead."
-        ),
+        typer.Argument(help="A cache: redis://host:port/0, or a folder. Or the URL of a store, to fetch ahead."),
     ],
     dataset: Annotated[
         str | None, typer.Option(help="Fill it with the samples of this: package.module:function that makes a dataset.")

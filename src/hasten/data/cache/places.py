@@ -7,7 +7,6 @@ from pathlib import Path
 from hasten.core.errors import DataError
 from hasten.data.cache.contract import Cache
 from hasten.data.cache.lmdb import LmdbCache
-from hasten.data.cache.mapped import MappedCache
 from hasten.data.cache.redis import RedisCache
 
 
@@ -15,8 +14,7 @@ def open_cache(place: str, max_bytes: int) -> Cache:
     """The cache at a place.
 
     Args:
-        place: `redis://host:port/0` (or `rediss://`, `unix://`), a folder whose name ends in `.lmdb` or that holds an LMDB
-            database, or any other folder, which holds a mapped file.
+        place: `redis://host:port/0` (or `rediss://`, `unix://`), or a folder, which holds an LMDB database.
         max_bytes: That values may take, where the cache is made now.
 
     Raises:
@@ -26,10 +24,8 @@ def open_cache(place: str, max_bytes: int) -> Cache:
     if found:
         if scheme in {"redis", "rediss", "unix"}:
             return RedisCache(place)
-        raise DataError(f"{place} is no cache: give redis://host:port/0, a folder NAME.lmdb, or any other folder.")
+        raise DataError(f"{place} is no cache: give redis://host:port/0, or a folder.")
     folder = Path(place)
     if folder.is_file():
         raise DataError(f"{place} is a file: give a folder.")
-    if folder.suffix == ".lmdb" or (folder / "data.mdb").exists():
-        return LmdbCache(folder, max_bytes)
-    return MappedCache(folder, max_bytes)
+    return LmdbCache(folder, max_bytes)

@@ -1,11 +1,18 @@
-"""Caches around what people have: functions and datasets."""
+"""Caches around what people have: functions, datasets, their metadata, and validations.
+
+Keys hold the content of arguments and weights and the source of the function that computes a value. A dataset is named by a
+version, since nothing else tells cheaply what it holds.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+from torch import nn
 from torch.utils.data import Dataset
 
 from hasten.core.errors import DataError
@@ -94,3 +101,63 @@ class CachedDataset(Dataset[Any]):
             made: list[Any] = several(list(indices))
             return made
         return [self.dataset[index] for index in indices]
+
+
+def known_metadata(
+    dataset: Any, describe: Callable[[Any], Mapping[str, float]], cache: Cache, *, version: str
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Numbers about each sample of a map-style dataset: lengths, sizes, classes.
+
+    Args:
+        dataset: Samples by number.
+        describe: Gives the numbers of a sample, under the same names for all.
+        cache: Where they are kept.
+        version: Names the dataset: another one is another dataset.
+
+    Returns:
+        By name, one number a sample, [samples].
+
+    Raises:
+        DataError: The version is empty, or samples have different names.
+    """
+    key = _named_key("metadata", version, describe, len(dataset))
+    found = cache.get(key)
+    if found is MISSING:
+        rows = [dict(describe(dataset[index])) for index in range(len(dataset))]
+        if any(row.keys() != rows[0].keys() for row in rows):
+            raise DataError("describe must give the same names for every sample.")
+        names = rows[0] if rows else {}
+        found = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
+        cache.put(key, found)
+    numbers: dict[str, npt.NDArray[np.float64]] = found
+    return numbers
+
+
+def known_validation(
+    model: nn.Module, validate: Callable[[nn.Module], Mapping[str, float]], cache: Cache, *, version: str
+) -> dict[str, float]:
+    """What a validation gives for these very weights.
+
+    Args:
+        model: Its parameters and buffers, and its mode (training or not), are part of the key.
+        validate: Measures it; deterministic.
+        cache: Where results are kept.
+        version: Names the held-out data.
+
+    Raises:
+        DataError: The version is empty.
+    """
+    weights = {name: tensor for name, tensor in model.state_dict().items() if hasattr(tensor, "detach")}
+    key = _named_key("validation", version, validate, weights, model.training, repr(model))
+    found = cache.get(key)
+    if found is MISSING:
+        found = {name: float(value) for name, value in validate(model).items()}
+        cache.put(key, found)
+    results: dict[str, float] = found
+    return results
+
+
+def _named_key(what: str, version: str, function: Callable[..., Any], *parts: Any) -> str:
+    if not version:
+        raise DataError("version must not be empty: it is what tells this dataset from another.")
+    return key_of(what, version, code_of(function), *parts)
