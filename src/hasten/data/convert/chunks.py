@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, spread
-from hasten.data.convert.refusals import cut, needed_types, no_records
-from hasten.data.convert.typing import Found, tables_of, types_of
+from hasten.data.convert.refusals import cut, no_records
+from hasten.data.convert.typing import read_records, types_of
 
 Decode: TypeAlias = Callable[[memoryview], Any]
 """A field from its bytes; a `ValueError` says why they are none."""
-_ROWS, _LOOKED_AT = 512, 256
+_LOOKED_AT = 256
 _U32 = np.dtype("<u4")
 
 
@@ -69,14 +69,9 @@ class Chunked(Reader):
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """The samples of a chunk file."""
-        schema = needed_types(choices)
-        found: list[Found] = []
-        for number, (data, record) in enumerate(cls.open(Path(unit.path).parent)(unit.path)):
-            found.append((f"sample {number}", record, data))
-            if len(found) >= _ROWS:
-                yield from tables_of(unit.path, found, schema, choices)
-                found = []
-        yield from tables_of(unit.path, found, schema, choices)
+        samples = enumerate(cls.open(Path(unit.path).parent)(unit.path))
+        found = ((f"sample {number}", record, data) for number, (data, record) in samples)
+        yield from read_records(unit.path, found, choices)
 
 
 def index_of(path: Path) -> dict[str, Any]:

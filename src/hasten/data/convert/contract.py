@@ -143,6 +143,11 @@ def files_under(path: Path, endings: Sequence[str]) -> list[Path]:
     return found
 
 
+def whole_files(path: Path, endings: Sequence[str]) -> list[Unit]:
+    """A unit for each of these files."""
+    return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files_under(path, endings)]
+
+
 def has_files(path: Path, endings: Sequence[str]) -> bool:
     """Whether the path is such a file, or a folder that holds one."""
     if path.is_file():

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices
+from hasten.data.convert.refusals import needed_types
 
 Found: TypeAlias = tuple[str, dict[str, Any] | str, Any]
 """What was read where a record should stand: its position in words, the record or why it is none, and its source."""
+_TABLE_ROWS = 256
+"""Of a table that is made at once: a record may be an image file."""
 _MOST = 0.9
 """Share of the values that must be of one kind for the others to be taken for mistakes."""
 
@@ -58,6 +62,15 @@ def record_of(value: Any) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else f"a {type(value).__name__} is no record: {{...}} is"
 
 
+def read_records(
+    path: str, found: Iterable[Found], choices: Choices, raw: Callable[[Any], bytes] = bytes
+) -> Iterator[pa.Table | Bad]:
+    """Records of a file as tables of a bounded number of rows; arguments as of `tables_of`."""
+    schema, remaining = needed_types(choices), iter(found)
+    while some := list(islice(remaining, _TABLE_ROWS)):
+        yield from tables_of(path, some, schema, choices, raw)
+
+
 def tables_of(
     path: str, found: Sequence[Found], schema: pa.Schema, choices: Choices, raw: Callable[[Any], bytes] = bytes
 ) -> Iterator[pa.Table | Bad]:
@@ -70,8 +83,6 @@ def tables_of(
         choices: The user's.
         raw: Makes the bytes of a bad record from its source.
     """
-    if not found:
-        return
     records = [record for _, record, _ in found if isinstance(record, dict)]
     table = table_of(records, schema, choices) if len(records) == len(found) else None
     if isinstance(table, pa.Table):

@@ -47,12 +47,8 @@ class Window:
         """The same of a text column as strings, [rows]."""
         return self._picker(column).strings(*self._at(rows))
 
-    def raw(self, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Rows of a raw column, [rows, *shape]; into `out`, where that is given."""
-        return gather_raw(self._reader, column, rows, out)
-
     def views(self, column: str, rows: Index) -> list[npt.NDArray[Any]]:
-        """The same without a copy: read-only views into the mapped files, [rows] of [*shape]."""
+        """Rows of a raw column without a copy: read-only views into the mapped files, [rows] of [*shape]."""
         found: list[npt.NDArray[Any]] = [np.empty(0)] * len(rows)
         shards = self._reader.shards_of(rows)
         for shard in np.unique(shards).tolist():

@@ -30,16 +30,6 @@ class Batch(dict[str, Any]):
         super().__init__(columns)
         self.num_rows = num_rows
 
-    def to_arrow(self) -> pa.RecordBatch:
-        """The columns as an Arrow record batch, numbers without a copy."""
-        arrays = []
-        for values in self.values():
-            array = values if isinstance(values, (pa.Array, list)) else np.asarray(values)
-            if isinstance(array, np.ndarray) and array.ndim > 1:
-                array = pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
-            arrays.append(array if isinstance(array, pa.Array) else pa.array(array))
-        return pa.RecordBatch.from_arrays(arrays, names=list(self))
-
 
 def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
     """The columns of a batch in a form.

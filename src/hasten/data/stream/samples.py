@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hasten.core.errors import DataError
 from hasten.data.store.gather import Index
 from hasten.data.store.store import Store
-from hasten.data.store.window import Window, take_rows
+from hasten.data.store.window import Window, gather_raw, take_rows
 from hasten.data.stream.batch import Columns
 from hasten.data.stream.buffers import Buffers
 
@@ -103,7 +103,7 @@ class RowSamples(Samples):
                 taken[name] = opened.views(name, samples)
             elif raw is not None:
                 out = buffers.empty((len(samples), *raw.shape), raw.numpy.newbyteorder("="))
-                taken[name] = opened.raw(name, samples, out)
+                taken[name] = gather_raw(self._store.reader, name, samples, out)
             elif name in self._strings:
                 taken[name] = opened.strings(name, samples)
             else:

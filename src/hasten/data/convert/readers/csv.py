@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
 from hasten.data.convert.refusals import broken
 
 ENDINGS = (".csv", ".tsv")
@@ -31,7 +31,7 @@ class Csv(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """A file each: a quoted field may hold the end of a line."""
-        return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files_under(path, ENDINGS)]
+        return whole_files(path, ENDINGS)
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:

@@ -13,12 +13,13 @@ import ijson
 import pyarrow as pa
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
-from hasten.data.convert.refusals import broken, needed_types, no_records
-from hasten.data.convert.typing import Found, record_of, tables_of, types_of
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
+from hasten.data.convert.refusals import broken, no_records
+from hasten.data.convert.typing import read_records, record_of, types_of
 
 ENDINGS = (".json",)
-_ROWS = 1024
+_LOOKED_AT = 2048
+"""Records of a file whose types are looked at."""
 _HEAD_BYTES = 4096
 """Of a file, in which its first bracket must stand."""
 
@@ -37,7 +38,7 @@ class JsonArray(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """A file each: where a record begins, only a reading from the start can tell."""
-        return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files_under(path, ENDINGS)]
+        return whole_files(path, ENDINGS)
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
@@ -45,7 +46,7 @@ class JsonArray(Reader):
         records = [
             record
             for unit in spread(units)
-            for record in islice((found for _, found in _records(unit.path) if isinstance(found, dict)), 2 * _ROWS)
+            for record in islice((found for _, found in _records(unit.path) if isinstance(found, dict)), _LOOKED_AT)
         ]
         if not records:
             raise no_records(units[0].path, "a file must be [{...}, {...}, ...]")
@@ -54,14 +55,8 @@ class JsonArray(Reader):
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """The records of a file."""
-        schema = needed_types(choices)
-        found: list[Found] = []
-        for number, item in _records(unit.path):
-            found.append((f"record {number}", record_of(item), item))
-            if len(found) >= _ROWS:
-                yield from tables_of(unit.path, found, schema, choices, _written)
-                found = []
-        yield from tables_of(unit.path, found, schema, choices, _written)
+        found = ((f"record {number}", record_of(item), item) for number, item in _records(unit.path))
+        yield from read_records(unit.path, found, choices, _written)
 
 
 def _written(item: Any) -> bytes:

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
-from hasten.data.convert.refusals import cut, needed_types, no_records
-from hasten.data.convert.typing import Found, tables_of, types_of
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
+from hasten.data.convert.refusals import cut, no_records
+from hasten.data.convert.typing import read_records, types_of
 
 ENDINGS = (".tar",)
-_ROWS = 256
+_FIRST = 256
 _TEXT = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
@@ -39,13 +39,13 @@ class WebDataset(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """A tar file each."""
-        return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files_under(path, ENDINGS)]
+        return whole_files(path, ENDINGS)
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Types that hold for the first samples of some files."""
         records = [
-            found for unit in spread(units) for _, found in islice(_samples(unit.path), _ROWS) if isinstance(found, dict)
+            found for unit in spread(units) for _, found in islice(_samples(unit.path), _FIRST) if isinstance(found, dict)
         ]
         if not records:
             raise no_records(units[0].path, "files that share the name before the first dot are one")
@@ -54,14 +54,8 @@ class WebDataset(Reader):
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """The samples of a tar file."""
-        schema = needed_types(choices)
-        found: list[Found] = []
-        for key, sample in _samples(unit.path):
-            found.append((f"sample {key}", sample, b""))
-            if len(found) >= _ROWS:
-                yield from tables_of(unit.path, found, schema, choices)
-                found = []
-        yield from tables_of(unit.path, found, schema, choices)
+        found = ((f"sample {key}", sample, b"") for key, sample in _samples(unit.path))
+        yield from read_records(unit.path, found, choices)
 
 
 def _samples(path: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
