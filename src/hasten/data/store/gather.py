@@ -52,9 +52,9 @@ def picker(arrays: Sequence[pa.Array]) -> Picker:
     kind = arrays[0].type
     if any(array.offset for array in arrays):
         return _Copied(arrays)
-    if _is_bytes(kind) or (_is_list(kind) and _is_plain(kind.value_type) and not any(a.values.null_count for a in arrays)):
+    if is_bytes(kind) or (is_list(kind) and _is_plain(kind.value_type) and not any(a.values.null_count for a in arrays)):
         return _Ranges(arrays)
-    if _is_list(kind):
+    if is_list(kind):
         return _Lists(arrays)
     if pa.types.is_struct(kind) and kind.num_fields:
         return _Structs(arrays)
@@ -67,7 +67,7 @@ class _Ranges(Picker):
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._type = arrays[0].type
         self._wide = _is_wide(self._type)
-        self._is_list = _is_list(self._type)
+        self._is_list = is_list(self._type)
         self._item = self._type.value_type.bit_width // 8 if self._is_list else 1
         self._rows = _spanning(arrays, self._item)
         self._valid = _validity(arrays)
@@ -136,12 +136,21 @@ def _indices(rows: Index) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def row_lengths(array: pa.Array) -> Index:
+    """The length of each row of text, bytes (in bytes) or lists (in items), [rows]; a null has 0."""
+    lengths = pc.list_value_length(array) if is_list(array.type) else pc.binary_length(array)
+    numbers: Index = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether rows of a type are text or bytes."""
     types = pa.types
     return bool(types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind))
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether rows of a type are lists of any length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
@@ -163,7 +172,7 @@ def _spanning(arrays: Sequence[pa.Array], item: int) -> pa.Array:
     Raises:
         CorruptError: A row reaches outside of its own array; Arrow would follow it.
     """
-    buffers = [a.values.buffers()[1] if _is_list(a.type) else a.buffers()[2] for a in arrays]
+    buffers = [a.values.buffers()[1] if is_list(a.type) else a.buffers()[2] for a in arrays]
     there = [buffer for buffer in buffers if buffer is not None and buffer.size]
     base = min((buffer.address for buffer in there), default=0)
     size = max((buffer.address + buffer.size for buffer in there), default=base) - base

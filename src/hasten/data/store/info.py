@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from hasten.data.store.gather import is_bytes, is_list, row_lengths
 from hasten.data.store.layout import described
 from hasten.data.store.store import Store
 from hasten.data.store.window import Window
@@ -44,10 +44,10 @@ def lengths(store: Store, column: str) -> dict[str, Any]:
         Rows looked at, `min`, `median`, `p95`, `max`, and a histogram: `edges` [bins + 1] and `counts` [bins].
     """
     blocks = np.unique(np.linspace(0, len(store.reader.block_counts) - 1, _LOOKED_AT).astype(np.int64))
-    found = np.concatenate([_lengths(store.reader.block(int(number)).column(column)) for number in blocks])
+    found = np.concatenate([row_lengths(store.reader.block(int(number)).column(column)) for number in blocks])
     counts, edges = np.histogram(found, bins=min(_BINS, max(1, int(found.max() - found.min()) if len(found) else 1)))
     return {
-        "unit": "items" if _is_list(store, column) else "bytes",
+        "unit": "items" if is_list(store.manifest.schema.field(column).type) else "bytes",
         "rows": len(found),
         "min": int(found.min()),
         "median": float(np.median(found)),
@@ -89,19 +89,4 @@ def _has_length(store: Store, name: str) -> bool:
     if store.manifest.raw_column(name) is not None or not len(store):
         return False
     kind = store.manifest.schema.field(name).type
-    types = pa.types
-    return bool(
-        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
-    ) or _is_list(store, name)
-
-
-def _is_list(store: Store, name: str) -> bool:
-    kind = store.manifest.schema.field(name).type
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _lengths(array: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The length of each row, [rows]; a null has 0."""
-    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_large_list(array.type)
-    offsets = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32, len(array) + 1)
-    return np.diff(offsets).astype(np.int64)
+    return is_bytes(kind) or is_list(kind)

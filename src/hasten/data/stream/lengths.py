@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hasten.core.errors import DataError
-from hasten.data.store.gather import Index
+from hasten.data.store.gather import Index, is_bytes, is_list, row_lengths
 from hasten.data.store.store import Store
 
 _KEPT = 256
@@ -33,7 +33,8 @@ class Lengths:
         if raw is not None:
             fits = raw.dtype.startswith(("int", "uint")) and not raw.shape
         else:
-            fits = _measure(store.manifest.schema.field(column).type) is not None
+            kind = store.manifest.schema.field(column).type
+            fits = is_bytes(kind) or is_list(kind) or pa.types.is_integer(kind)
         if not fits:
             raise DataError(
                 f"column {column!r} has no length: name text, bytes or lists, or whole numbers that are lengths."
@@ -66,25 +67,12 @@ class Lengths:
                 self._kept.move_to_end(number)
                 return self._kept[number]
         array = self.store.reader.block(number).column(self.column)
-        width = _measure(array.type)
-        if width is None:
-            raise DataError(f"column {self.column!r} has no length.")
-        if width:
-            found = np.diff(np.frombuffer(array.buffers()[1], f"i{width}", len(array) + 1)).astype(np.int64)
+        if pa.types.is_integer(array.type):
+            found: Index = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         else:
-            found = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            found = row_lengths(array)
         with self._guard:
             self._kept[number] = found
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return found
-
-
-def _measure(kind: pa.DataType) -> int | None:
-    """Bytes of the offsets that tell the lengths of a type; 0 for whole numbers, None for anything else."""
-    types = pa.types
-    if types.is_string(kind) or types.is_binary(kind) or types.is_list(kind):
-        return 4
-    if types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind):
-        return 8
-    return 0 if types.is_integer(kind) else None

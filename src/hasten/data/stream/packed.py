@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.core.seeding import mix
+from hasten.data.store.gather import is_list
 from hasten.data.store.store import Store
 from hasten.data.stream.batch import FORMS, Batch, Form, formed
 from hasten.data.stream.batches import Batches, Position, Step, place
@@ -277,4 +278,4 @@ def _pieces(sample: int, window: int, length: int, room: int) -> list[Piece]:
 
 def _is_list(store: Store, column: str) -> bool:
     kind = store.manifest.schema.field(column).type
-    return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_primitive(kind.value_type))
+    return bool(is_list(kind) and pa.types.is_primitive(kind.value_type))
