@@ -41,7 +41,7 @@ def main() -> None:
         put_between(ROOT / "docs" / "resume.md", checkpoint_table.table(found["checkpoints"]))
     if "recipes" in found:
         put_between(ROOT / "docs" / "detection.md", recipes.detection(found["recipes"]))
-        put_between(ROOT / "docs" / "ocr.md", recipes.ocr(found["recipes"]))
+        put_between(ROOT / "docs" / "ocr.md", recipes.ocr(found["recipes"]) + recipes.pruned(found["pruning_ocr"]))
     write_atomically(ROOT / "docs" / "results.md", details(found))
     catalogue.main()
 

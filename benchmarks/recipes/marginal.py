@@ -173,7 +173,7 @@ def decision(row: Mapping[str, Any]) -> str:
     if not phases:
         return f"deleted: {row['note']}"
     gain = max(1 - 1 / phase["ratio"] for phase in phases)
-    return "stays" if gain >= LEAST_GAIN else f"deleted: it brings less than {LEAST_GAIN:.0%}"
+    return "stays" if gain >= LEAST_GAIN else f"deleted: it saves less than {LEAST_GAIN:.0%}"
 
 
 def _measured(samples: list[dict[str, Any]], name: str, precision: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recipes import table
+from benchmarks.recipes import marginal, table
 from benchmarks.recipes.run import figures
+from benchmarks.tuning import results
 
 
 def interval(ratio: float) -> dict[str, float]:
@@ -93,3 +94,13 @@ def test_parts_of_another_machine_stand_under_its_name() -> None:
     assert page.rindex("Measured on a machine") < page.index("Target maps at")
     assert "another one" not in table.detection(result)
     assert table.headline(result).endswith("exact target maps 20x; on another one: OCR validation 8.90x")
+
+
+def test_what_the_pieces_brought_follows_from_the_recorded_samples() -> None:
+    recorded = results()["pruning_ocr"]
+    assert marginal.table(recorded["samples"], recorded["pieces"]) == recorded["rows"]
+    page = table.pruned(recorded)
+    for row in recorded["rows"]:
+        assert f"| {row['what']} | {row['lines']} |" in page
+    kept = {row["piece"] for row in recorded["rows"] if row["decision"] == "stays"}
+    assert kept <= marginal.PIECES.keys()
