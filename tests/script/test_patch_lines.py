@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hasten.optimizations import catalogue
 from tests.script.patch_samples import DDP, LOADER, MODULE_LEVEL, PLAIN, TWO_LOADERS, added, at, made, patched, swapped
 
 WORKERS = "num_workers=1, prefetch_factor=3, persistent_workers=True"
@@ -329,11 +330,18 @@ def test_what_cannot_be_written_says_why(
     assert re.search(reason, patch.left[name]), patch.left[name]
 
 
-@pytest.mark.parametrize("name", ["sample_cache", "async_logging", "one_cycle", "warmup_cosine", "microbatch"])
+@pytest.mark.parametrize("name", [name for name, kind in catalogue().items() if not kind().environment()])
 def test_the_lines_to_write_by_hand_are_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    lines = made(monkeypatch, tmp_path, PLAIN, name).left[name].splitlines()[1:]
-    assert lines
+    patch = made(monkeypatch, tmp_path, "import torch\nprint(1)\n", name)
+    reason, *lines = patch.left.get(name, "none.").splitlines()
+    assert reason.endswith(".")
+    assert bool(patch.diff) == (name in patch.written) != (name in patch.left)
     ast.parse("\n".join(line.removeprefix("    ") for line in lines))
+
+
+@pytest.mark.parametrize("name", ["sample_cache", "async_logging", "precision", "loader_workers", "garbage_collection"])
+def test_lines_to_write_by_hand_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    assert "\n" in made(monkeypatch, tmp_path, "print(1)\n", name).left[name]
 
 
 def test_two_loaders_that_both_train_are_left_with_their_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@
     ├── DataError         a store, its source or a cache cannot be used as it is
     │   ├── CorruptError  bytes are not what was written
     │   └── GoneError     a remote store does not answer
+    ├── UnwritableError   an optimization cannot be written into a script (`core/source_edits.py`)
     └── TrialError        a trial process crashed, hung, ran out of memory or produced NaN
 
 Each message says what happened, what was seen, and what to do next. A refusal (an optimization that does not fit)

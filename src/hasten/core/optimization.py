@@ -15,6 +15,7 @@ from hasten.core.card import Card, Check, Numerics, StepTrace
 from hasten.core.errors import PlanError
 from hasten.core.live import LiveJob
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 if TYPE_CHECKING:
     from hasten.core.facts import Facts
@@ -111,6 +112,30 @@ class Optimization:
     def computing(cls, *, parts: int = 1, merge: int = 1) -> Optimization | None:
         """The setting under which a job computes each micro-batch in `parts`, or `merge` of them at once; None for most."""
         return None
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Write it into the source of a user's script, and return one line that says what changes.
+
+        >>> def write_patch(self, script):
+        ...     return script.loader().set({"pin_memory": "True"})  # "pin_memory=True at train.py:12"
+
+        Raises:
+            UnwritableError: It cannot be written there. By default none can: the error says how to train under the plan.
+        """
+        raise UnwritableError(
+            f"it takes more than a change of lines; `hasten run --plan hasten.toml {script.script}` trains under it"
+        )
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The lines to write by hand where `write_patch` finds no place for them; none by default."""
+        return ()
+
+    def framework_arguments(self) -> dict[str, str]:
+        """What does the same in a framework that runs the training: full name of a class -> the argument to give it.
+
+        Shown where the patch does not have the optimization: `{"lightning.Trainer": 'precision="bf16-mixed"'}`.
+        """
+        return {}
 
     def settings(self) -> dict[str, Any]:
         """The settings as they stand in a plan."""

@@ -26,6 +26,7 @@ from hasten.core.live import LiveJob
 from hasten.core.modules import kept_buffers, repeated_blocks
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.activations import OpCall, choose, measure_activations
 
 BUDGET_MET = 0.9
@@ -126,6 +127,15 @@ class ActivationCheckpointing(Optimization):
     def framework_setting(self, framework: str, given: Any) -> str | None:
         """Nothing is left to do where the arguments have it."""
         return "" if getattr(given, "gradient_checkpointing", False) else super().framework_setting(framework, given)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: the model's own forward calls its blocks."""
+        chosen = f"each block, or of one in {self.every}" if self.every > 1 else "each block"
+        lines = (
+            f"# in the model's forward, for {chosen}",
+            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        )
+        raise UnwritableError("it goes into the model's own forward", *(() if self.save_frac else lines))
 
 
 def _checkpointed(

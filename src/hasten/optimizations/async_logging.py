@@ -15,6 +15,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +53,14 @@ class AsyncLogging(Optimization):
         """The thread wrote a line."""
         seen = int(trace.counters.get("reports_in_background", 0))
         return [Check("reports written in the background", seen > 0, f"{seen} in a rehearsal")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: each script reports in its own way."""
+        raise UnwritableError(
+            "how the script reports is its own",
+            "lines = queue.SimpleQueue()",
+            "handler = logging.handlers.QueueHandler(lines)",
+            "listener = logging.handlers.QueueListener(lines, *logging.getLogger().handlers)",
+            "logging.getLogger().handlers = [handler]",
+            "listener.start()  # and listener.stop() at the end",
+        )

@@ -17,6 +17,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to
+from hasten.core.source_edits import NothingToWriteError, SourceEdits
 
 Backend = Literal["flash", "efficient", "math", "cudnn"]
 
@@ -91,3 +92,24 @@ class AttentionBackend(Optimization):
             return [Check("softmax by the plain formula, no fused kernel", plain > 0 and not fused, seen_plain)]
         seen = sum(count for op, count in fused.items() if self.backend in op)
         return [Check(f"{self.backend} attention kernels", seen > 0, f"{seen} in one step")]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The kernel around the forward pass."""
+        allowed = ", ".join(f"SDPBackend.{name}" for name in self._allowed())
+        return (
+            "from torch.nn.attention import SDPBackend, sdpa_kernel",
+            f"with sdpa_kernel([{allowed}], set_priority=True):",
+            "    output = model(inputs)",
+        )
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Put the forward pass under `sdpa_kernel`."""
+        for call in script.calls("torch.nn.attention.sdpa_kernel"):
+            raise NothingToWriteError(f"sdpa_kernel is there already ({call.place})")
+        forward, allowed = script.forward(), self._allowed()
+        backends = ", ".join(f"{{torch.nn.attention.SDPBackend}}.{name}" for name in allowed)
+        forward.wrap(f"with {{torch.nn.attention.sdpa_kernel}}([{backends}], set_priority=True):")
+        return f"the forward pass at {forward.place} under sdpa_kernel, {' before '.join(allowed)}"
+
+    def _allowed(self) -> list[str]:
+        return list(dict.fromkeys([_KERNELS[self.backend].name, SDPBackend.MATH.name]))

@@ -16,6 +16,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MAX_MEMORY_FRAC = 0.9
 
@@ -63,3 +64,16 @@ class BackgroundCheckpoint(Optimization):
         """A checkpoint went to the background."""
         seen = int(trace.counters.get("checkpoints_in_background", 0))
         return [Check("checkpoints written in the background", seen > 0, f"{seen} in a rehearsal")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: the thread needs a variable, and an end."""
+        places = ", ".join(call.place for call in script.calls("torch.save")) or "where the weights are saved"
+        raise UnwritableError(
+            "a thread has to be waited for before the next checkpoint and at the end",
+            f"# {places}: copy, and let a thread write the copy",
+            "copied = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}",
+            "if saving is not None:",
+            "    saving.join()",
+            "saving = threading.Thread(target=torch.save, args=(copied, path))",
+            "saving.start()",
+        )

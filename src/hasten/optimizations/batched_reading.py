@@ -19,6 +19,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, add_to, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,14 @@ class BatchedReading(Optimization):
         """Samples came in calls of several."""
         calls, samples = (int(trace.counters.get(f"batched_reading_{what}", 0)) for what in ("calls", "samples"))
         return [Check("samples read in one call", samples > calls, f"{samples} samples in {calls} calls")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: the dataset gets another method."""
+        raise UnwritableError(
+            "it goes into the dataset",
+            "def __getitems__(self, indices):  # of the dataset: all samples of a batch in one reading",
+            "    ...",
+        )
 
 
 class _ReadMany:

@@ -22,6 +22,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to
+from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 
 _BLOCK = 16
 """Channels that oneDNN takes together with AVX-512; with less wide instructions fewer."""
@@ -84,6 +85,29 @@ class ChannelsLast(Optimization):
         """Convolutions really gave channels-last results."""
         seen = sum(count for op, count in trace.channels_last.items() if op.startswith("convolution"))
         return [Check("convolutions with channels-last results", seen > 0, f"{seen} in one step")]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The conversion of the model and of its inputs."""
+        return (
+            "model = model.to(memory_format=torch.channels_last)",
+            "x = x.contiguous(memory_format=torch.channels_last)",
+        )
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Convert the weights where the model is made, and the inputs that are plain variables."""
+        for place in script.mentions("torch.channels_last"):
+            raise NothingToWriteError(f"channels_last is there already ({place})")
+        model = script.model()
+        where = model.add(f"{model.name} = {model.name}.to(memory_format={{torch.channels_last}})", wrapped=False)
+        try:
+            forward = script.forward()
+        except UnwritableError:
+            return f"the weights {where}; the inputs not: no call of the model was seen"
+        convert = "    {0} = {0}.contiguous(memory_format={{torch.channels_last}})"
+        lines = [line for name in forward.inputs for line in (f"if {name}.dim() == 4:", convert.format(name))]
+        if not lines:
+            return f"the weights {where}; the inputs not, which have no plain name"
+        return f"the weights {where}; the inputs {', '.join(forward.inputs)} {forward.before(*lines)}"
 
 
 def _images_last(batch: Any) -> Any:

@@ -18,6 +18,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 VOLUME_DIMS = 5
 """Sample, channel, and three of space or time."""
@@ -62,6 +63,16 @@ class ChannelsLast3d(Optimization):
         """Convolutions really gave channels-last results."""
         seen = sum(count for op, count in trace.channels_last.items() if op.startswith("convolution"))
         return [Check("convolutions with channels-last results", seen > 0, f"{seen} in one step")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: which tensors of a batch are volumes is not read."""
+        raise UnwritableError(
+            "it depends on parts of the script that are not read here",
+            "for parameter in model.parameters():",
+            "    if parameter.dim() == 5:",
+            "        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)",
+            "x = x.contiguous(memory_format=torch.channels_last_3d)  # each batch",
+        )
 
 
 def _lay_out(weights: list[torch.nn.Parameter], form: torch.memory_format) -> None:

@@ -20,6 +20,7 @@ from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.packing import keep_out_of_graphs
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 
 RECOMPILE_ALLOWANCE = 6
 """Graphs of one function: two for changing shapes, twice that with validation; at 8 torch silently runs it plain."""
@@ -110,6 +111,41 @@ class Compile(Optimization):
     def framework_setting(self, framework: str, given: Any) -> str | None:
         """Nothing is left to do where the arguments have it."""
         return "" if getattr(given, "torch_compile", False) else super().framework_setting(framework, given)
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The call that compiles the model in place."""
+        return (f"model.compile({self._arguments()})",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Call `model.compile()`, which leaves the model as it is; `torch.compile(model)` for torch's own classes.
+
+        `Module.compile` passes over frames of torch's own modules, and over those of DistributedDataParallel, where it
+        compiles what that wraps. torch.compile gives torch's own modules a frame around, but not where
+        DistributedDataParallel stands between.
+        """
+        model, given = script.model(), self._arguments()
+        for place in (*(call.place for call in script.calls("torch.compile")), *model.calls("compile")):
+            raise NothingToWriteError(f"torch.compile is at work already ({place})")
+        if not model.is_torchs_own:
+            return f"{model.name}.compile({given}) {model.add(f'{model.name}.compile({given})', wrapped=True)}"
+        call = f"torch.compile({', '.join(filter(None, (model.name, given)))})"
+        for place in model.calls("state_dict", "load_state_dict"):
+            raise UnwritableError(
+                f"a compiled module of torch's own class has other names in its state_dict ({place}): compile it under "
+                f"another name, and call that in the loop",
+                f"compiled = {call}",
+                "output = compiled(inputs)",
+            )
+        line = f"{model.name} = {call.replace('torch.compile', '{torch.compile}', 1)}"
+        return f"{model.name} = {call} {model.add(line, wrapped=not model.is_parallel)}"
+
+    def _arguments(self) -> str:
+        mode = [f'mode="{self.mode}"'] if self.mode != "default" else []
+        return ", ".join([*mode, *{"yes": ["dynamic=True"], "no": ["dynamic=False"], "auto": []}[self.dynamic]])
+
+    def framework_arguments(self) -> dict[str, str]:
+        """The Trainer compiles the model itself."""
+        return {"transformers.TrainingArguments": "torch_compile=True"}
 
 
 def _forget() -> None:

@@ -17,6 +17,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits
 
 CROWDED_FRAC = 0.75
 """The share of the arithmetic that fewer threads are thought to save at most."""
@@ -79,3 +80,7 @@ class CPUThreads(Optimization):
         """The process has that many threads."""
         now = torch.get_num_threads()
         return [Check("threads within an operator", now == self.num_threads, str(now))]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set the number of threads once."""
+        return script.call_once("torch.set_num_threads", str(self.num_threads))

@@ -19,8 +19,10 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 CONVOLUTIONS = tuple(f"Conv{'Transpose' * transposed}{dims}d" for dims in (1, 2, 3) for transposed in (False, True))
+_SWITCH = "torch.backends.cudnn.benchmark"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,23 @@ class CudnnBenchmark(Optimization):
             return [*checks, Check("a search over kernels", passed=False, seen=f"the model runs on {live.device.type}")]
         first, second = _kernels_of_a_new_shape(live)
         return [*checks, Check("a search over kernels", first > second, f"{first} kernels at first, then {second}")]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The switch."""
+        return (f"{_SWITCH} = True",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set the switch once, unless the script asks for deterministic kernels."""
+        assigned = script.assignments("torch.backends.cudnn.deterministic")
+        asked = [place for place, value in assigned if value != "False"]
+        asked += [call.place for call in script.calls("torch.use_deterministic_algorithms")]
+        if asked:
+            raise UnwritableError(f"the script asks for deterministic kernels ({asked[0]})")
+        return script.assign_once({_SWITCH: "True"})
+
+    def framework_arguments(self) -> dict[str, str]:
+        """Lightning has the same switch."""
+        return {"lightning.Trainer": "benchmark=True"}
 
 
 def _kernels_of_a_new_shape(live: LiveJob) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import BatchOrder, LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,21 @@ class DropLast(Optimization):
             return [Check("no short batch", passed=False, seen="the plain order is in force")]
         plain, full = (sorted({len(batch) for batch in batches}) for batches in (order.plain(0), order(0)))
         return [Check("no short batch", len(full) == 1 < len(plain), f"batches of {full} samples, plain order {plain}")]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The loader's argument."""
+        return ("DataLoader(..., drop_last=True)",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set `drop_last`, unless a sampler makes the batches."""
+        loader = script.loader()
+        if loader.given.get("batch_sampler", "None") != "None":
+            raise UnwritableError(f"a sampler makes the batches ({loader.place})", "give that one drop_last=True")
+        return loader.set({"drop_last": "True"})
+
+    def framework_arguments(self) -> dict[str, str]:
+        """The Trainer makes the loader."""
+        return {"transformers.TrainingArguments": "dataloader_drop_last=True"}
 
 
 class _FullBatches:

@@ -24,6 +24,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.remake import remake_optimizer
 
 LISTED: dict[str, type[Optimizer]] = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
@@ -110,6 +111,14 @@ class EightBitStates(Optimization):
         """The optimizer stepped with states in 8 bits."""
         eight, states = (int(trace.counters.get(name, 0)) for name in ("states_in_8_bits", "optimizer_states"))
         return [Check("optimizer states in 8 bits", eight > 0, f"{eight} of {states} tensors of states")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: the optimizer's class changes, and its arguments with it."""
+        raise UnwritableError(
+            "the optimizer becomes one of another library",
+            "from torchao.optim import AdamW8bit",
+            "optimizer = AdamW8bit(model.parameters(), ...)  # or Adam8bit",
+        )
 
 
 def _in_eight_bits(parameter: torch.Tensor) -> bool:

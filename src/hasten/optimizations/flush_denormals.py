@@ -18,6 +18,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits
 from hasten.core.system import count_denormals_kept, take_denormals_for_zero
 
 WORTH = 1.1
@@ -69,3 +70,7 @@ class FlushDenormals(Optimization):
         total = _WORK * torch.get_num_threads()
         kept = count_denormals_kept(total)
         return [Check("denormal results that became zero", kept == 0, f"{total - kept} of {total}")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set the flag before other threads start, which inherit it."""
+        return script.call_once("torch.set_flush_denormal", "True")

@@ -17,6 +17,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import NothingToWriteError, SourceEdits
 from hasten.optimizations.parts.remake import remake_optimizer
 
 WITH_FOREACH: dict[str, type[torch.optim.Optimizer]] = {
@@ -74,3 +75,14 @@ class ForeachOptimizer(Optimization):
         """Operators on lists of tensors did the update."""
         seen = sum(count for op, count in trace.ops.items() if op.startswith(UPDATE_OPS))
         return [Check("foreach operators of the update", seen > 0, f"{seen} in one step")]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The optimizer's argument."""
+        return ("torch.optim.NAME(..., foreach=True)",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set `foreach`; PyTorch refuses it together with `fused`."""
+        optimizer = script.optimizer()
+        if optimizer.name not in WITH_FOREACH:
+            raise NothingToWriteError(f"{optimizer.name} ({optimizer.place}) has no such form")
+        return optimizer.set({"foreach": "True"}, where_given={"fused": "False"})

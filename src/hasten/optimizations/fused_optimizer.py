@@ -17,6 +17,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import NothingToWriteError, SourceEdits
 from hasten.optimizations.parts.remake import remake_optimizer
 
 FUSABLE: dict[str, type[torch.optim.Optimizer]] = {
@@ -65,3 +66,18 @@ class FusedOptimizer(Optimization):
         """The fused kernel ran."""
         seen = sum(count for op, count in trace.ops.items() if op.startswith(FUSED_OPS))
         return [Check("fused optimizer kernels", seen > 0, f"{seen} in one step")]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The optimizer's argument."""
+        return ("torch.optim.NAME(..., fused=True)",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set `fused`; PyTorch refuses it together with `foreach`."""
+        optimizer = script.optimizer()
+        if optimizer.name not in FUSABLE:
+            raise NothingToWriteError(f"{optimizer.name} ({optimizer.place}) has no such form")
+        return optimizer.set({"fused": "True"}, where_given={"foreach": "False"})
+
+    def framework_arguments(self) -> dict[str, str]:
+        """The Trainer makes the optimizer."""
+        return {"transformers.TrainingArguments": 'optim="adamw_torch_fused"'}

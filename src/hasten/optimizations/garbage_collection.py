@@ -16,6 +16,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to
+from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 
 LIKELY = 0.5
 """How likely what the collector was seen to take is saved."""
@@ -97,6 +98,31 @@ class GarbageCollection(Optimization):
             Check("the collector is off", not gc.isenabled(), "on" if gc.isenabled() else "off"),
             Check("batches counted towards a collection", counted > 0, f"{counted:.0f} in one step"),
         ]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The calls before the training, and those of each epoch."""
+        plain = (line.replace("{gc}", "gc") for line in self._lines())
+        return ("# before the training", *plain, *(("gc.collect()  # each epoch",) if self.mode == "epoch" else ()))
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Call the collector before the outermost loop; by the epoch, before the loop inside it as well."""
+        for call in script.calls("gc.freeze", "gc.disable"):
+            raise NothingToWriteError(f"gc.{call.name}() is called already ({call.place})")
+        loops = script.training_loops()
+        outer = loops[-1]
+        if self.mode == "freeze":
+            outer.before(*self._lines())
+            return f"gc.freeze() and a threshold of {self.threshold} before the loop at {outer.place}"
+        if len(loops) < 2:
+            raise UnwritableError("the training is one loop, without one over epochs around it")
+        outer.before(*self._lines())
+        loops[-2].before("{gc}.collect()")
+        return f"the collector is off from {outer.place} on, and garbage is collected before each pass of {loops[-2].place}"
+
+    def _lines(self) -> tuple[str, ...]:
+        if self.mode == "epoch":
+            return ("{gc}.disable()",)
+        return "{gc}.collect()", "{gc}.freeze()", f"{{gc}}.set_threshold({self.threshold}, *{{gc}}.get_threshold()[1:])"
 
 
 class _CollectEvery:

@@ -16,6 +16,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.buckets import BucketSync, check_ranks, why_no_sum
 
 MB = 2**20
@@ -95,3 +96,11 @@ class GradientBuckets(Optimization):
         if sent > sums:
             checks.append(Check("some left before the backward pass ended", early > 0, f"{early} of {sent}"))
         return checks
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: scripts are tuned in one process."""
+        graph = ", static_graph=True" if self.static_graph else ""
+        raise UnwritableError(
+            "it depends on parts of the script that are not read here",
+            f"DistributedDataParallel(model, bucket_cap_mb={self.bucket_mb:g}{graph})",
+        )

@@ -19,6 +19,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.buckets import Future, GradBucket, bucket_sync, why_no_sum
 
 
@@ -72,6 +73,15 @@ class GradientCompression(Optimization):
         """Fewer bytes were sent than the gradients hold."""
         sent, held = (int(trace.counters.get(name, 0)) for name in ("bucket_bytes_sent", "bucket_bytes"))
         return [Check("fewer bytes sent than the gradients hold", 0 < sent < held, f"{sent} of {held} bytes")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: scripts are tuned in one process."""
+        name = "bf16_compress_hook" if self.dtype == "bfloat16" else "fp16_compress_hook"
+        raise UnwritableError(
+            "it depends on parts of the script that are not read here",
+            "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
+            f"model.register_comm_hook(None, default_hooks.{name})  # of a DistributedDataParallel",
+        )
 
 
 def _average_rounded(dtype: torch.dtype, bucket: GradBucket) -> tuple[Future, int]:

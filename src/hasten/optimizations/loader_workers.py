@@ -10,6 +10,7 @@ Limits:    map-style datasets; processes take cores from the training where it n
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MAX_WAITING_WORKERS = 16
 MOSTLY_WAITING = 0.5
@@ -130,6 +132,36 @@ class LoaderWorkers(Optimization):
         found = [Check("worker processes alive", alive >= self.num_workers, f"{alive} of {self.num_workers}")]
         now = torch.get_num_threads()
         return [*found, Check("threads within an operator", now == self.threads, str(now))] if self.threads else found
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The loader's arguments."""
+        return (f"DataLoader(..., {', '.join(f'{name}={value}' for name, value in self._arguments().items())})",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set the loader's arguments, and the threads of the process."""
+        unused = {} if self.num_workers else {"prefetch_factor": "None", "persistent_workers": "False"}
+        loader, forks = script.loader(), multiprocessing.get_all_start_methods()[0] == "fork"
+        if self.num_workers and not forks and (place := script.trains_on_import()):
+            raise UnwritableError(
+                f"each worker imports the script here, and {place} would train again in it: put the training into a "
+                f'function that is called under `if __name__ == "__main__":` first'
+            )
+        words = loader.set(self._arguments(), where_given=unused)
+        return f"{words}; {script.call_once('torch.set_num_threads', str(self.threads))}" if self.threads else words
+
+    def _arguments(self) -> dict[str, str]:
+        values = {"num_workers": str(self.num_workers)}
+        if self.num_workers:
+            values |= {"prefetch_factor": str(self.prefetch_factor), "persistent_workers": str(self.persistent)}
+        return values | ({"pin_memory": "True"} if self.pin_memory else {})
+
+    def framework_arguments(self) -> dict[str, str]:
+        """The Trainer makes the loader."""
+        arguments = (
+            f"dataloader_num_workers={self.num_workers}, dataloader_prefetch_factor={self.prefetch_factor}, "
+            f"dataloader_persistent_workers={self.persistent}"
+        )
+        return {"transformers.TrainingArguments": arguments}
 
 
 def _guesses(facts: Facts) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,11 +23,17 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 
 REDUCED_ERROR = 1e-5
 """Relative error between that of float32 products (2 ** -24 a rounding) and that of tf32 (2 ** -11) or bf16 (2 ** -8)."""
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear")
-
+_SWITCHES = {
+    "tf32": ("cuda.matmul", "cudnn.conv", "cudnn.rnn"),
+    "bf16": ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
+}
+"""What holds `fp32_precision`, below torch.backends, by the kind of arithmetic."""
+_OLDER = ("torch.backends.cuda.matmul.allow_tf32", "torch.backends.cudnn.allow_tf32")
 _SIZE = 256
 
 
@@ -98,6 +105,21 @@ class MatmulPrecision(Optimization):
                 checks.append(Check(f"{words} in {self.kind}", error > REDUCED_ERROR, f"{seen}, relative error {error:.1e}"))
         return checks or [Check("products of float32 tensors", passed=False, seen="0 in one step")]
 
+    def by_hand(self) -> tuple[str, ...]:
+        """The switches."""
+        return tuple(f'{name} = "{self.kind}"' for name in _names(self.kind))
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set the switches once."""
+        older = [call.place for call in script.calls("torch.set_float32_matmul_precision")]
+        older += [place for name in _OLDER for place, _ in script.assignments(name)]
+        if older:
+            raise UnwritableError(f"PyTorch refuses to mix these switches with the older ones that are set at {older[0]}")
+        for name in _names(self.kind):
+            for place, _ in script.assignments(name):
+                raise NothingToWriteError(f"fp32_precision is set already ({place})")
+        return script.assign_once(dict.fromkeys(_names(self.kind), f'"{self.kind}"'))
+
 
 def relative_error(compute: Callable[[Any, Any], torch.Tensor], shape: tuple[int, ...], device: torch.device) -> float:
     """Error of `compute(a, b)` in float32 against float64, relative to the result; random `a`, `b` of a shape."""
@@ -108,7 +130,8 @@ def relative_error(compute: Callable[[Any, Any], torch.Tensor], shape: tuple[int
 
 
 def _switches(kind: str) -> list[Any]:
-    backends: Any = torch.backends
-    if kind == "tf32":
-        return [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
-    return [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+    return [attrgetter(name)(torch.backends) for name in _SWITCHES[kind]]
+
+
+def _names(kind: str) -> list[str]:
+    return [f"torch.backends.{name}.fp32_precision" for name in _SWITCHES[kind]]

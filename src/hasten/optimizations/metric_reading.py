@@ -15,6 +15,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +66,11 @@ class MetricReading(Optimization):
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The interval is in force."""
         return [Check("updates between readings", live.read_every == self.every, str(live.read_every))]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: each script reads its loss in its own way."""
+        raise UnwritableError(
+            "where the script reads the loss is its own",
+            f"if step % {self.every} == 0:",
+            "    print(loss.item())  # whatever reads the loss",
+        )

@@ -16,6 +16,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 CANDIDATES = (2, 4)
 
@@ -83,3 +84,12 @@ class Microbatch(Optimization):
     def computing(cls, *, parts: int = 1, merge: int = 1) -> Optimization | None:
         """Each micro-batch in parts."""
         return cls(parts=parts) if parts > 1 else None
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: only the user knows what of a batch can be divided."""
+        raise UnwritableError(
+            "how a batch is cut depends on what it holds",
+            f"for x_part, y_part in zip(x.chunk({self.parts}), y.chunk({self.parts})):",
+            "    loss = loss_fn(model(x_part), y_part) * len(x_part) / len(x)",
+            "    loss.backward()",
+        )

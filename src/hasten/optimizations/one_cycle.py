@@ -20,6 +20,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.schedules import first_rate, replace_schedule, why_no_schedule
 
 PEAKS = (3.0, 10.0)
@@ -87,6 +88,15 @@ class OneCycle(Optimization):
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The traced update ran at the rate that the cycle begins with."""
         return [first_rate(live, trace, _Cycle, lambda group: group["max_lr"])]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: the number of updates is not in the source."""
+        arguments = f"max_lr={self.max_lr_factor:g} * lr, total_steps=updates, pct_start={self.pct_start:g}"
+        raise UnwritableError(
+            "it needs the number of updates and the script's own rate",
+            f"schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, {arguments})",
+            "schedule.step()  # after each optimizer.step()",
+        )
 
 
 class _Cycle(OneCycleLR):

@@ -16,6 +16,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,3 +60,17 @@ class PinnedMemory(Optimization):
         """The step's batches were page-locked."""
         count = int(trace.counters.get("pinned_batches", 0))
         return [Check("batches page-locked", count > 0, f"{count} batches")]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The loader's argument."""
+        return ("DataLoader(..., pin_memory=True)",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Set `pin_memory`, and let copies to the device not wait."""
+        words = [script.loader().set({"pin_memory": "True"})]
+        words += [copy.set({"non_blocking": "True"}) for copy in script.copies_to_device()]
+        return ", ".join(words)
+
+    def framework_arguments(self) -> dict[str, str]:
+        """The Trainer makes the loader."""
+        return {"transformers.TrainingArguments": "dataloader_pin_memory=True"}

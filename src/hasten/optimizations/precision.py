@@ -22,9 +22,14 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to, replace_attribute
+from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 
 MIN_MATMUL_GAIN = 1.05
 _ATTENTION = "scaled_dot_product_attention"
+_AUTOCASTS = (
+    "torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast",
+    "torch.cuda.amp.autocast_mode.autocast", "torch.cpu.amp.autocast",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +121,46 @@ class Precision(Optimization):
             return "" if given.precision == mixed else f'set Trainer(precision="{mixed}").'
         switch = {"bfloat16": "bf16", "float16": "fp16"}[self.dtype]
         return "" if getattr(given, switch) else f"set TrainingArguments({switch}=True)."
+
+    def by_hand(self) -> tuple[str, ...]:
+        """Autocast around the forward pass and the loss; float16 with a gradient scaler."""
+        lines = [
+            f"with torch.autocast(device_type, dtype=torch.{self.dtype}):",
+            "    output = model(inputs)",
+            "    loss = ...",
+        ]
+        if self.attention == "float32":
+            lines += ["with torch.autocast(device_type, enabled=False):", "    # attention in float32", "    ..."]
+        if self.dtype == "float16":
+            scaled = ["scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"]
+            lines = ["scaler = torch.amp.GradScaler(device_type)", *lines, *scaled]
+        return tuple(lines)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Put the forward pass and the loss under autocast."""
+        for call in script.calls(*_AUTOCASTS):
+            if call.given.get("enabled") != "False":  # part of a model that keeps out of it
+                raise NothingToWriteError(f"autocast is there already ({call.place}): give it dtype=torch.{self.dtype}")
+        if self.dtype == "float16":
+            raise UnwritableError("float16 also needs a gradient scaler around the backward pass and the optimizer's step")
+        if self.attention == "float32":
+            raise UnwritableError("attention stays in float32, which is a change within the model")
+        forward = script.forward()
+        if forward.library:
+            raise UnwritableError(f"{forward.library} runs the backward pass, and has a setting of its own for this")
+        forward.wrap(f"with {{torch.autocast}}({forward.device_type}, dtype={{torch.{self.dtype}}}):")
+        return f"the forward pass and the loss at {forward.place} under autocast in {self.dtype}"
+
+    def framework_arguments(self) -> dict[str, str]:
+        """Frameworks that run the training have autocast, and the gradient scaler with it."""
+        short = {"bfloat16": "bf16", "float16": "fp16"}[self.dtype]
+        mixed = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}[self.dtype]
+        return {
+            "accelerate.Accelerator": f'mixed_precision="{short}"',
+            "lightning.Fabric": f'precision="{mixed}"',
+            "lightning.Trainer": f'precision="{mixed}"',
+            "transformers.TrainingArguments": f"{short}=True",
+        }
 
 
 def _in_float32(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -15,6 +15,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, why_nothing_is_kept
 
 MEMORY_SHARE = 0.25
@@ -72,6 +73,23 @@ class SampleCache(Optimization):
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Samples really came from the cache."""
         return [hit_check(trace, self.card.name)]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: only the user knows which part of a sample never changes."""
+        room = f" and len(self.cached) < {self.max_samples}" if self.max_samples else ""
+        found = "self.cached.get(index) or self.dataset[index]" if room else "self.cached[index]"
+        raise UnwritableError(
+            "which part of a sample is the same at every visit is for you to say",
+            "class Cached(torch.utils.data.Dataset):  # around the dataset, below anything random",
+            "    def __init__(self, dataset):",
+            "        self.dataset, self.cached = dataset, {}",
+            "    def __len__(self):",
+            "        return len(self.dataset)",
+            "    def __getitem__(self, index):",
+            f"        if index not in self.cached{room}:",
+            "            self.cached[index] = self.dataset[index]",
+            f"        return {found}",
+        )
 
 
 class _Memory:

@@ -21,6 +21,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MIN_DIMS = 2
 """A padded tensor is [batch, length, ...]."""
@@ -78,6 +79,14 @@ class TrimPadding(Optimization):
         """Positions were really cut away."""
         cut, kept = trace.counters.get("positions_cut", 0), trace.counters.get("positions_kept", 0)
         return [Check("positions cut away", cut > 0, f"{cut / max(cut + kept, 1):.0%} of all positions")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: the script's collate function pads."""
+        raise UnwritableError(
+            "how samples are padded is its collate function's own",
+            "# in collate_fn: to the longest of the batch",
+            "ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)",
+        )
 
 
 class _Trim:

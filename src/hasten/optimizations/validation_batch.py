@@ -16,6 +16,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MEMORY_SHORT = 0.8
 
@@ -74,3 +75,9 @@ class ValidationBatch(Optimization):
         """Batches larger than those of training were measured."""
         seen = int(trace.counters.get("validation_large_batches", 0))
         return [Check("validation batches larger than those of training", seen > 0, f"{seen} in a rehearsal")]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: which loader evaluates is not read."""
+        raise UnwritableError(
+            "which loader evaluates is not read here", f"DataLoader(valid_data, batch_size={self.times} * batch_size)"
+        )

@@ -22,6 +22,7 @@ from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.packing import keep_out_of_graphs
 from hasten.core.seams import Seam, Undo, append_to
+from hasten.core.source_edits import SourceEdits, UnwritableError
 
 COUNTER = "validation_compiled_graphs"
 
@@ -72,6 +73,13 @@ class ValidationCompile(Optimization):
             Check("compiled graphs run in validation", graphs > 0, f"{graphs} runs in a rehearsal"),
             Check("training runs the plain call", outside, "plain" if outside else "compiled"),
         ]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: where the script evaluates is not read."""
+        raise UnwritableError(
+            "where the script evaluates is not read here",
+            "compiled = torch.compile(model)  # call this one where the model is evaluated",
+        )
 
 
 class _CompiledCalls:

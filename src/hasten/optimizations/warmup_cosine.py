@@ -20,6 +20,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
+from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.schedules import first_rate, replace_schedule, why_no_schedule
 
 PEAKS = (1.0, 2.0)
@@ -89,6 +90,16 @@ class WarmupCosine(Optimization):
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """The traced update ran at the rate that the schedule begins with."""
         return [first_rate(live, trace, _Schedule, lambda group: group["initial_lr"] * self.peak_factor)]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Not written: the number of updates is not in the source."""
+        schedules = "torch.optim.lr_scheduler"
+        raise UnwritableError(
+            "it needs the number of updates and the script's own rate",
+            f"warmup = {schedules}.LinearLR(optimizer, 1e-3, total_iters=int({self.warmup_frac:g} * updates))",
+            f"cosine = {schedules}.CosineAnnealingLR(optimizer, updates, eta_min={self.final_frac:g} * lr)",
+            f"# with a rate of {self.peak_factor:g} * lr at its highest: first the one, then the other (SequentialLR)",
+        )
 
 
 class _Schedule(LambdaLR):

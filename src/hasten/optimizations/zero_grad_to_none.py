@@ -15,6 +15,9 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
+from hasten.core.source_edits import SourceEdits, UnwritableError
+
+_ARGUMENT = "set_to_none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +55,19 @@ class ZeroGradToNone(Optimization):
         left = int(trace.counters.get("gradients_held", -1))
         seen = f"{left} gradients still held" if left >= 0 else "not traced"
         return [Check("gradients freed after the update", left == 0, seen)]
+
+    def by_hand(self) -> tuple[str, ...]:
+        """The call as PyTorch has it by default."""
+        return ("optimizer.zero_grad()",)
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Remove `set_to_none=False`."""
+        calls = [call for call in script.method_calls("zero_grad", _ARGUMENT) if _ARGUMENT in call.given]
+        zeros = [call for call in calls if call.given[_ARGUMENT] == "False"]
+        unclear = [call.place for call in calls if call.given[_ARGUMENT] not in ("False", "True")]
+        if not zeros:
+            where = f" (set_to_none is not plain at {', '.join(unclear)})" if unclear else ""
+            raise UnwritableError(f"no zero_grad(set_to_none=False) was found{where}")
+        for call in zeros:
+            call.remove(_ARGUMENT)
+        return f"gradients are freed, not filled with zeros, at {', '.join(call.place for call in zeros)}"

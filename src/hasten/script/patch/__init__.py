@@ -1,13 +1,7 @@
 """A plan written into the user's own source, as a patch to read and apply.
 
 suggest.py     goes through the plan, technique by technique, and makes the diff
-writers.py     which function writes which technique
-starting.py    what is set once for the process
-loading.py     the loader's arguments
-optimizing.py  the optimizer's arguments
-forwarding.py  autocast, attention kernels, memory layout, torch.compile
-leaving.py     what is left, and the lines to write by hand
-hints.py       what a framework that trains by itself has a setting for
+script.py      what a technique sees of the script while it writes itself into it (`Optimization.write_patch`)
 find.py        where the script's loops, loader and optimizer are
 model.py       where its model is made
 step.py        where it computes the loss

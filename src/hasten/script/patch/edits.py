@@ -6,12 +6,15 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hasten.core.source_edits import UnwritableError
 from hasten.script.patch.project import Project
 from hasten.script.patch.scopes import LOOPS, Scope
-from hasten.script.patch.source import Edit, Source, UnwritableError
+from hasten.script.patch.source import Edit, Source
 
 LONG_LINE = 100
 """Columns from which on new arguments get a line of their own."""
+_IMPORTED_APART = ("torch.nn.attention.",)
+"""Modules that `import torch` alone does not load."""
 SHORT_ARGUMENTS = 20
 """Letters of arguments that are not worth one."""
 
@@ -121,6 +124,10 @@ class Changes:
         else:
             self.add(source, Edit(before.start if before.string == "," else start, source.end(value), ""))
 
+    def replace(self, value: ast.expr, source: Source, new: str) -> None:
+        """Put a text in the place of an expression."""
+        self.add(source, Edit(source.start(value), source.end(value), new))
+
     # Lines.
 
     def before(self, statement: ast.stmt, source: Source, *lines: str) -> None:
@@ -169,23 +176,14 @@ class Changes:
         Raises:
             UnwritableError: The name that would be imported means something else there.
         """
+        apart = dotted.startswith(_IMPORTED_APART)
         for short, full in _visible(self.project, scope, top=top):
-            if full and (full == dotted or dotted.startswith(f"{full}.")):
+            if full and (full == dotted or (dotted.startswith(f"{full}.") and not apart)):
                 return f"{short}{dotted.removeprefix(full)}"
-        package = dotted.partition(".")[0]
-        self._free(package, package, scope)
-        self.import_line(scope.source, f"import {package}")
-        return dotted
-
-    def spell_all(self, module: str, names: Sequence[str], scope: Scope) -> list[str]:
-        """The same for names of a module that is not there as an attribute until somebody imports it."""
-        known = {full: short for short, full in _visible(self.project, scope, top=False)}
-        missing = [name for name in names if f"{module}.{name}" not in known]
-        for name in missing:
-            self._free(name, f"{module}.{name}", scope)
-        if missing:
-            self.import_line(scope.source, f"from {module} import {', '.join(missing)}")
-        return [known.get(f"{module}.{name}", name) for name in names]
+        module, _, name = dotted.rpartition(".") if apart else ("", "", dotted.partition(".")[0])
+        self._free(name, dotted if apart else name, scope)
+        self.import_line(scope.source, f"from {module} import {name}" if apart else f"import {name}")
+        return name if apart else dotted
 
     def _free(self, name: str, dotted: str, scope: Scope) -> None:
         if scope.lookup(name) is not None and self.project.dotted(ast.Name(name), scope) != dotted:

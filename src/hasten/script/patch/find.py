@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from hasten.core.source_edits import UnwritableError
 from hasten.script.patch.flow import Origin, origins
 from hasten.script.patch.project import Project
 from hasten.script.patch.scopes import FUNCTIONS, LOOPS, Function, Scope
-from hasten.script.patch.source import UnwritableError
 
 DATALOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 

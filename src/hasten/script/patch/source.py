@@ -18,17 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from hasten.core.source_edits import UnwritableError
+
 DEFAULT_INDENT = "    "
 _BLOCKS = ("body", "orelse", "finalbody")
 _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})
-
-
-class UnwritableError(Exception):
-    """A change cannot be written into the source; says why, and what to write by hand."""
-
-    def __init__(self, reason: str, *lines: str) -> None:
-        super().__init__(reason)
-        self.reason, self.lines = reason, lines
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from hasten.core.source_edits import UnwritableError
 from hasten.script.patch.find import Place, backward_calls, names_of
 from hasten.script.patch.flow import Origin, origins
 from hasten.script.patch.model import is_module, the_model
 from hasten.script.patch.project import Project
 from hasten.script.patch.scopes import FUNCTIONS, Function, Scope
-from hasten.script.patch.source import UnwritableError
 
 _NO_FORWARD = (frozenset(dir(nn.Module)) | {"step", "backward", "no_sync"}) - {"forward", "__call__"}
 FRAMEWORKS = ("accelerate", "lightning", "pytorch_lightning", "deepspeed")

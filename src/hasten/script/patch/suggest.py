@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
-from hasten.core.optimization import Optimization
+from hasten.core.errors import MachineError, PlanError
+from hasten.core.optimization import Optimization, required_environment
 from hasten.core.plan import Plan
+from hasten.core.source_edits import NothingToWriteError, UnwritableError
 from hasten.script.patch.edits import Changes
-from hasten.script.patch.hints import framework_hints
-from hasten.script.patch.leaving import leave, leave_environment
 from hasten.script.patch.project import Project, follow
-from hasten.script.patch.source import Text, UnwritableError, parse
-from hasten.script.patch.writers import WRITERS
+from hasten.script.patch.script import Script
+from hasten.script.patch.source import Text, parse
 
 FAILED = "Hasten failed to read the source"
+_OTHER_NAMES = {
+    "lightning.Fabric": ("lightning.fabric.Fabric",),
+    "lightning.Trainer": ("lightning.pytorch.Trainer", "pytorch_lightning.Trainer"),
+}
+"""The other full names of classes that `Optimization.framework_arguments` names."""
 _BOM = "\ufeff"
 
 
@@ -52,16 +59,15 @@ def suggest(plan: Plan, script: Path) -> Patch:
         return Patch(left=dict.fromkeys(plan.names, reason))
     texts, written, left = dict(before), dict[str, str](), dict[str, str]()
     project = Project(start, texts)
-    hints = framework_hints(project)
-    outside = [item for item in plan.optimizations if item.card.name not in WRITERS and _has_variables(item)]
+    outside = [item for item in plan.optimizations if _only_environment(item)]
     for item in plan.optimizations:
         name = item.card.name
         try:
             if item in outside:
-                leave_environment(outside, _shown(start))
+                _leave_environment(outside, _shown(start))
             changed, written[name] = _written(project, texts, item)
         except UnwritableError as error:
-            left[name] = "\n    ".join([f"{error.reason}.", *error.lines, *hints(item)])
+            left[name] = "\n    ".join([f"{error.reason}.", *_by_hand(item, error), *_arguments(project, item)])
         except Exception as error:  # noqa: BLE001 - a source that is read wrongly must not cost the plan itself
             left[name] = f"{FAILED}: {type(error).__name__}: {error}. Please report it."
         else:
@@ -74,7 +80,7 @@ def suggest(plan: Plan, script: Path) -> Patch:
 def _written(project: Project, texts: Mapping[Path, Text], item: Optimization) -> tuple[dict[Path, Text], str]:
     """The texts with one technique more, and what was changed. Raises UnwritableError; what is given stays as it is."""
     changes = Changes(project)
-    words = WRITERS.get(item.card.name, leave)(changes, item)
+    words = item.write_patch(Script(changes))
     done = dict(texts)
     for source, edits in changes.edits.items():
         done[source.path] = texts[source.path].edited(edits)
@@ -85,8 +91,34 @@ def _written(project: Project, texts: Mapping[Path, Text], item: Optimization) -
     return done, words
 
 
-def _has_variables(item: Optimization) -> bool:
-    return type(item).environment is not Optimization.environment
+def _only_environment(item: Optimization) -> bool:
+    kind = type(item)
+    return kind.environment is not Optimization.environment and kind.write_patch is Optimization.write_patch
+
+
+def _leave_environment(items: Sequence[Optimization], script: Path) -> NoReturn:
+    """Raise UnwritableError with the command that sets all variables the plan needs, which no line of the script can."""
+    try:
+        variables = required_environment(items)
+    except (MachineError, PlanError) as error:
+        raise UnwritableError(str(error).rstrip(".")) from error
+    given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    raise UnwritableError(
+        "it is read before Python starts, so it stands in the command", f"{given} python {shlex.quote(str(script))}"
+    )
+
+
+def _by_hand(item: Optimization, error: UnwritableError) -> tuple[str, ...]:
+    return () if isinstance(error, NothingToWriteError) else error.lines or item.by_hand()
+
+
+def _arguments(project: Project, item: Optimization) -> list[str]:
+    """What the frameworks that the project uses have for an optimization."""
+    return [
+        f"{name.rpartition('.')[2]}(..., {argument})"
+        for name, argument in item.framework_arguments().items()
+        if project.calls_of(name, *_OTHER_NAMES.get(name, ()))
+    ]
 
 
 # The diff.

@@ -1,0 +1,393 @@
+"""A script as optimizations see it while they write themselves into it: `hasten.core.source_edits` on its syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from hasten.core.source_edits import NothingToWriteError, UnwritableError
+from hasten.script.patch.edits import Changes
+from hasten.script.patch.find import Place, backward_calls, loops_around, the_optimizer, training_loader, training_loops
+from hasten.script.patch.flow import Origin, origins
+from hasten.script.patch.model import Model, the_model
+from hasten.script.patch.project import Project
+from hasten.script.patch.scopes import Scope
+from hasten.script.patch.step import Step, forward_step, plain_inputs
+
+ACCELERATORS = ("cuda", "mps", "xpu")
+_DEVICES = ("device", "gpu", "rank", "cuda")
+_LOSS_NAMES = ("loss", "train_loss", "loss_value", "step_loss")
+_NAME = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+
+
+class Call:
+    """A call in the script; see SourceCall.
+
+    Args:
+        changes: Where edits are noted.
+        call: The call.
+        scope: Where it stands.
+        parameters: The names of the positional parameters of what is called.
+        role: What it makes, for messages.
+    """
+
+    def __init__(
+        self, changes: Changes, call: ast.Call, scope: Scope, parameters: Sequence[str] = (), role: str = "call"
+    ) -> None:
+        self._changes, self._call, self._scope, self._parameters, self._role = changes, call, scope, parameters, role
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        return self._scope.source.line_of(self._call)
+
+    @property
+    def name(self) -> str:
+        """The last part of the full name of what is called."""
+        return self._changes.project.called(self._call, self._scope).rpartition(".")[2]
+
+    @cached_property
+    def given(self) -> Mapping[str, str]:
+        """Argument name -> the text of its value."""
+        return {name: self._scope.source.segment(value) for name, value in self._arguments().items()}
+
+    def _arguments(self) -> dict[str, ast.expr]:
+        starred = [isinstance(item, ast.Starred) for item in self._call.args]
+        plain = self._call.args[: starred.index(True)] if any(starred) else self._call.args
+        named = {keyword.arg: keyword.value for keyword in self._call.keywords if keyword.arg is not None}
+        return {**dict(zip(self._parameters, plain, strict=False)), **named}
+
+    def set(self, values: Mapping[str, str], where_given: Mapping[str, str] | None = None) -> str:
+        """Set keyword arguments, and return what changes and where."""
+        wanted = {**values, **{name: value for name, value in (where_given or {}).items() if name in self.given}}
+        words = self._changes.set_arguments(self._call, self._scope, wanted, self._parameters)
+        if not words:
+            raise NothingToWriteError(f"the {self._role} has it already ({self.place})")
+        return f"{', '.join(words)} at {self.place}"
+
+    def remove(self, name: str) -> None:
+        """Remove an argument that is given."""
+        self._changes.remove_argument(self._call, self._scope.source, self._arguments()[name])
+
+
+class ModelVariable:
+    """The variable that holds the model; see SourceModel."""
+
+    def __init__(self, changes: Changes, model: Model) -> None:
+        self._changes, self._project, self._model = changes, changes.project, model
+
+    @property
+    def name(self) -> str:
+        """How it is written where the model is made."""
+        return self._model.text
+
+    @property
+    def is_torchs_own(self) -> bool:
+        """Whether its class is one of torch's own, as `nn.Sequential`."""
+        roots = [item for item in self._model.calls if not _is_parallel(self._project, item)]
+        return bool(roots) and self._project.called(roots[0].call, roots[0].scope).startswith("torch.nn.")
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it is wrapped for several processes."""
+        return any(_is_parallel(self._project, item) for item in self._model.calls)
+
+    def calls(self, *methods: str) -> list[str]:
+        """Where one of these methods of the model is called."""
+        return [
+            scope.source.line_of(call)
+            for call, scope in self._project.calls
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr in methods
+            and not self._project.called(call, scope)
+            and not (isinstance(call.func.value, ast.Attribute) and call.func.value.attr == "module")
+            and self._is_model(call.func.value, scope)
+        ]
+
+    def _is_model(self, expression: ast.expr, scope: Scope) -> bool:
+        made = {item.call for item in origins(self._project, expression, scope)}
+        return ast.unparse(expression) == self.name or bool(made & {item.call for item in self._model.calls})
+
+    def add(self, line: str, *, wrapped: bool) -> str:
+        """Add a line after the model is made, or after the last statement that wraps it."""
+        place = self._model.last if wrapped else self._model.first
+        at = place or self._model.before
+        text = _spelled(self._changes, at.scope, line)
+        if not isinstance(at.node, ast.stmt):
+            raise UnwritableError(f"{at.words} is no statement", text)
+        if place is None:
+            self._changes.before(at.node, at.scope.source, text)
+            return f"before {at.words}"
+        self._changes.after(at.node, at.scope.source, text)
+        return f"after {at.words}"
+
+
+class Forward:
+    """The forward pass with the loss; see SourceForward."""
+
+    def __init__(self, changes: Changes, step: Step) -> None:
+        self._changes, self._project, self._step = changes, changes.project, step
+
+    @property
+    def place(self) -> str:
+        """Its first and its last line."""
+        source = self._step.scope.source
+        first, last = source.line_of(self._step.statements[0]), source.line_of(self._step.statements[-1])
+        return first if first == last else f"{first} to {last}"
+
+    @property
+    def library(self) -> str:
+        """The package that runs the backward pass; empty where the script does."""
+        return self._step.library
+
+    @property
+    def inputs(self) -> list[str]:
+        """The variables that the model is called with, where they may be assigned anew."""
+        return plain_inputs(self._step)
+
+    @property
+    def device_type(self) -> str:
+        """A variable of the script, a constant, or what a parameter says."""
+        scope = self._step.scope
+        known = scope.lookup("device")
+        if known is not None:
+            made = origins(self._project, ast.Name("device"), scope)
+            if made and all(self._project.called(item.call, item.scope) == "torch.device" for item in made):
+                return "device.type"
+            texts = [text for bind in known[1] if bind.kind == "value" for text in _texts(bind.value)]
+            if texts and None not in texts and len(known[1]) == 1:
+                return "device"
+        if not any(_names_accelerator(node) for source in self._project.sources.values() for node in ast.walk(source.tree)):
+            return '"cpu"'
+        if not self._step.calls:
+            raise UnwritableError("no name of the device and none of the model is seen where the loss is computed")
+        return f"next({ast.unparse(self._step.calls[0].func)}.parameters()).device.type"
+
+    def wrap(self, header: str) -> None:
+        """Put the statements under a `with` line; a call of `.backward()` on the loss itself comes after the block."""
+        step = self._step
+        line = _spelled(self._changes, step.scope, header)
+        if step.inline is None:
+            self._changes.wrap(step.statements, step.scope, line)
+            return
+        name = next((name for name in _LOSS_NAMES if step.scope.lookup(name) is None), "")
+        if not name:
+            raise UnwritableError("every name for the loss is taken", line)
+        self._changes.wrap_split(step.statements, step.scope, line, name)
+
+    def before(self, *lines: str) -> str:
+        """Add lines before the statements, and return where."""
+        first, scope = self._step.statements[0], self._step.scope
+        self._changes.before(first, scope.source, *(_spelled(self._changes, scope, line) for line in lines))
+        return f"before {scope.source.line_of(first)}"
+
+
+class Loop:
+    """A loop of the training; see SourceLoop."""
+
+    def __init__(self, changes: Changes, loop: Place) -> None:
+        self._changes, self._loop = changes, loop
+
+    @property
+    def place(self) -> str:
+        """Where it begins."""
+        return self._loop.words
+
+    def before(self, *lines: str) -> None:
+        """Add lines before it."""
+        source, scope = self._loop.scope.source, self._loop.scope
+        texts = [_spelled(self._changes, scope, line) for line in lines]
+        self._changes.before(source.statement(self._loop.node), source, *texts)
+
+
+class Script:
+    """A script while one optimization is written into it; see SourceEdits."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes, self._project = changes, changes.project
+
+    @property
+    def script(self) -> str:
+        """The name of the script."""
+        return self._project.script.path.name
+
+    # Look.
+
+    def calls(self, *names: str) -> list[Call]:
+        """The calls of functions and classes of libraries."""
+        return [Call(self._changes, call, scope) for call, scope in self._project.calls_of(*names)]
+
+    def method_calls(self, method: str, *parameters: str) -> list[Call]:
+        """The calls of a method of any object."""
+        return [
+            Call(self._changes, call, scope, parameters)
+            for call, scope in self._project.calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == method
+        ]
+
+    def mentions(self, name: str) -> list[str]:
+        """Where a full name stands."""
+        return [
+            source.line_of(node)
+            for source in self._project.sources.values()
+            for node, scope in self._project.scopes(source).of.items()
+            if isinstance(node, ast.Attribute) and self._project.dotted(node, scope) == name
+        ]
+
+    def assignments(self, name: str) -> list[tuple[str, str]]:
+        """Where an attribute of a library is assigned, and the text of the value."""
+        return [(scope.source.line_of(value), scope.source.segment(value)) for value, scope in self._assigned(name)]
+
+    def _assigned(self, name: str) -> list[tuple[ast.expr, Scope]]:
+        found = []
+        for source in self._project.sources.values():
+            for target, bind, scope in self._project.scopes(source).attributes.get(name.rpartition(".")[2], []):
+                if bind.value is not None and self._project.dotted(target, scope) == name:
+                    found.append((bind.value, scope))
+        return found
+
+    def loader(self) -> Call:
+        """The call that makes the DataLoader of the training."""
+        place = training_loader(self._project)
+        return self._making(place, torch.utils.data.DataLoader, "loader")
+
+    def optimizer(self) -> Call:
+        """The call that makes the optimizer."""
+        place, name = the_optimizer(self._project)
+        return self._making(place, getattr(torch.optim, name), "optimizer")
+
+    def _making(self, place: Place, kind: type, role: str) -> Call:
+        parameters = list(inspect.signature(kind).parameters)
+        if not isinstance(place.node, ast.Call):
+            raise UnwritableError(f"{place.words} is no call")
+        return Call(self._changes, place.node, place.scope, parameters, role)
+
+    def model(self) -> ModelVariable:
+        """The model that the optimizer trains."""
+        return ModelVariable(self._changes, the_model(self._project))
+
+    def forward(self) -> Forward:
+        """The forward pass of the training step, with the loss."""
+        return Forward(self._changes, forward_step(self._project))
+
+    def training_loops(self) -> list[Loop]:
+        """The loops around the training step, innermost first."""
+        return [Loop(self._changes, loop) for loop in training_loops(self._project)]
+
+    def copies_to_device(self) -> list[Call]:
+        """The copies to a device, within the loops of the training, of what is no module."""
+        found: dict[ast.Call, Scope] = {}
+        for place in backward_calls(self._project):
+            for loop in list(loops_around(self._project, place))[:1]:
+                scopes = self._project.scopes(loop.scope.source)
+                for node in ast.walk(loop.node):
+                    if isinstance(node, ast.Call) and _copies(node) and not self._project.defines_method(_method(node)):
+                        found[node] = scopes.of[node]
+        return [Call(self._changes, call, scope) for call, scope in found.items()]
+
+    def trains_on_import(self) -> str:
+        """Where the script trains when it is merely imported."""
+        for place in backward_calls(self._project):
+            for loop in loops_around(self._project, place):
+                source = loop.scope.source
+                if source is self._project.script and loop.scope.parent is None:
+                    guards = [node for node in source.up(loop.node) if isinstance(node, ast.If)]
+                    if not any("__name__" in ast.unparse(guard.test) for guard in guards):
+                        return loop.words
+        return ""
+
+    # Change.
+
+    def call_once(self, name: str, value: str) -> str:
+        """Call a function with one argument at the start; an existing call gets the value."""
+        known = self._project.calls_of(name)
+        if len(known) > 1:
+            places = ", ".join(scope.source.line_of(call) for call, scope in known)
+            raise UnwritableError(f"{name} is called in more than one place ({places})", f"{name}({value})")
+        for call, scope in known:
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            if len(given) != 1:
+                raise UnwritableError(f"{scope.source.line_of(call)} calls it in another way", f"{name}({value})")
+            return self._replaced(given[0], scope, value, name)
+        return self._at_the_start(f"{{{name}}}({value})", said=f"{name}({value})")
+
+    def assign_once(self, values: Mapping[str, str]) -> str:
+        """Assign attributes at the start; existing assignments get the values."""
+        words, lines = [], []
+        for name, value in values.items():
+            known = self._assigned(name)
+            if len(known) > 1:
+                raise UnwritableError(f"{name} is set in more than one place")
+            if known:
+                words.append(self._replaced(*known[0], value, name))
+            else:
+                lines.append((name, value))
+        if lines:
+            said = ", ".join(f"{name} = {value}" for name, value in lines)
+            words.append(self._at_the_start(*(f"{{{name}}} = {value}" for name, value in lines), said=said))
+        return ", ".join(words)
+
+    def _at_the_start(self, *lines: str, said: str) -> str:
+        script = self._project.script
+        module = self._project.scopes(script).module
+        self._changes.setting(script, *(_spelled(self._changes, module, line, top=True) for line in lines))
+        return f"{said} below the imports of {script.path.name}"
+
+    def _replaced(self, value: ast.expr, scope: Scope, new: str, name: str) -> str:
+        was, place = scope.source.segment(value), scope.source.line_of(value)
+        if was == new:
+            raise NothingToWriteError(f"{name} is {new} already ({place})")
+        self._changes.replace(value, scope.source, new)
+        return f"{name}: {new} (was {was}) at {place}"
+
+
+def _spelled(changes: Changes, scope: Scope, line: str, *, top: bool = False) -> str:
+    """A line with the names in braces written as they are in a scope."""
+    return _NAME.sub(lambda match: changes.spell(match[1], scope, top=top), line)
+
+
+def _is_parallel(project: Project, origin: Origin) -> bool:
+    return project.called(origin.call, origin.scope).startswith("torch.nn.parallel.")
+
+
+def _method(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _copies(call: ast.Call) -> bool:
+    """Whether a call copies a value to a device, and does not say whether to wait."""
+    func = call.func
+    if not isinstance(func, ast.Attribute) or any(part.arg in ("non_blocking", None) for part in call.keywords):
+        return False
+    if not isinstance(func.value, ast.Name | ast.Subscript | ast.Attribute):
+        return False
+    if func.attr == "cuda":
+        return len(call.args) < 2
+    if func.attr != "to" or len(call.args) + len(call.keywords) != 1:
+        return False
+    words = ast.unparse(call.args[0] if call.args else call.keywords[0].value).lower()
+    return any(word in words for word in _DEVICES)
+
+
+def _texts(value: ast.expr | None) -> list[str | None]:
+    """The strings that an expression may be, each the plain type of a device; None for anything else."""
+    if isinstance(value, ast.IfExp):
+        return _texts(value.body) + _texts(value.orelse)
+    plain = isinstance(value, ast.Constant) and isinstance(value.value, str) and ":" not in value.value
+    return [str(value.value)] if plain and isinstance(value, ast.Constant) else [None]
+
+
+def _names_accelerator(node: ast.AST) -> bool:
+    """Whether a node has to do with devices: then the CPU is not the only one that the script may run on."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        return name in (*ACCELERATORS, "device", "accelerator")
+    if isinstance(node, ast.arg | ast.keyword):
+        return node.arg == "device"
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, str) and value.partition(":")[0] in ACCELERATORS
