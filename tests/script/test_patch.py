@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import libcst as cst
 import pytest
 
 from hasten.script.patch import Patch, suggest
@@ -155,6 +156,19 @@ def test_a_file_that_cannot_be_read_is_left(monkeypatch: pytest.MonkeyPatch, tmp
         patch = suggest(plan("cpu_threads"), Path(f"{name}.py"))
         assert not patch.diff
         assert reason in patch.left["cpu_threads"]
+
+
+def test_a_file_that_libcst_cannot_take_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deep = PLAIN.replace("def main():\n", f"def main():\n    x = {'1 + ' * 600}1\n")
+    assert "nested too deeply" in made(monkeypatch, tmp_path, {"train.py": deep}, "precision").left["precision"]
+
+    def refuse(text: str) -> cst.Module:
+        raise cst.ParserSyntaxError("no such syntax", lines=text.splitlines(), raw_line=1, raw_column=1)
+
+    monkeypatch.setattr(cst, "parse_module", refuse)
+    patch = made(monkeypatch, tmp_path, {"train.py": PLAIN}, "precision")
+    assert not patch.diff
+    assert patch.left["precision"].startswith("libcst cannot parse train.py: ")
 
 
 def test_files_outside_of_the_present_folder_name_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

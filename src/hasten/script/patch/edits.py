@@ -1,43 +1,102 @@
-"""The ways a source is changed: arguments of a call, whole lines, an indented block, an import."""
+"""The ways a source is changed: arguments of a call, whole lines, a `with` block, an import.
+
+What is changed is noted first, by node, and then done in one pass over the tree of libcst.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import libcst as cst
 
 from hasten.core.source_edits import UnwritableError
 from hasten.script.patch.project import Project
 from hasten.script.patch.scopes import LOOPS, Scope
-from hasten.script.patch.source import Edit, Source
+from hasten.script.patch.source import Source
 
 LONG_LINE = 100
 """Columns from which on new arguments get a line of their own."""
-_IMPORTED_APART = ("torch.nn.attention.",)
-"""Modules that `import torch` alone does not load."""
 SHORT_ARGUMENTS = 20
 """Letters of arguments that are not worth one."""
+_IMPORTED_APART = ("torch.nn.attention.",)
+"""Modules that `import torch` alone does not load."""
+_SPACE = cst.SimpleWhitespace(" ")
+_EMPTY_LINE = cst.EmptyLine(indent=False)
+
+Statements = Sequence[cst.BaseStatement | cst.BaseSmallStatement]
+Change = Callable[[Any], cst.CSTNode]
+"""Takes a node whose inner nodes are changed already, and gives the changed node."""
 
 
 @dataclass
+class _FileEdits:
+    """The edits of one file.
+
+    Attributes:
+        changes: Node -> how it changes.
+        before: Statement -> the lines to add before it.
+        after: The same, after it; for None, at the beginning of the file.
+        withs: First statement of a block -> the last one, the `with` statement, and lines that follow it.
+        imports: Module -> the names to import from it; none for the module itself.
+        gap_before: Statements that an empty line comes before.
+        tops: The statements of the module that something changes within.
+    """
+
+    changes: dict[cst.CSTNode, list[Change]] = field(default_factory=dict)
+    before: dict[cst.CSTNode, list[cst.BaseStatement]] = field(default_factory=dict)
+    after: dict[cst.CSTNode | None, list[cst.BaseStatement]] = field(default_factory=dict)
+    withs: dict[cst.CSTNode, tuple[cst.CSTNode, cst.With, list[cst.BaseStatement]]] = field(default_factory=dict)
+    imports: dict[str, list[str]] = field(default_factory=dict)
+    gap_before: set[cst.CSTNode] = field(default_factory=set)
+    tops: set[cst.CSTNode] = field(default_factory=set)
+
+
 class Changes:
-    """The edits of one technique, by file.
+    """The edits of one optimization, by file.
 
     Attributes:
         project: What is changed.
-        edits: File -> its edits.
     """
 
-    project: Project
-    edits: dict[Source, list[Edit]]
-    _imports: set[tuple[Source, str]]
-
     def __init__(self, project: Project) -> None:
-        self.project, self.edits, self._imports = project, {}, set()
+        self.project = project
+        self._files: dict[Source, _FileEdits] = {}
 
-    def add(self, source: Source, *edits: Edit) -> None:
-        """Note edits of a file."""
-        self.edits.setdefault(source, []).extend(edits)
+    def _of(self, source: Source) -> _FileEdits:
+        return self._files.setdefault(source, _FileEdits())
+
+    def _change(self, source: Source, node: cst.CSTNode, change: Change) -> None:
+        self._of(source).changes.setdefault(node, []).append(change)
+
+    def _expression(self, node: ast.expr, source: Source) -> cst.BaseExpression:
+        self._of(source).tops.add(source.top(node))
+        return source.expression(node)
+
+    def _lines(self, statement: ast.stmt, source: Source) -> cst.BaseStatement:
+        self._of(source).tops.add(source.top(statement))
+        return source.lines(statement)
+
+    def texts(self) -> dict[Source, str]:
+        """The changed files, with their new texts."""
+        return {source: self._text(source, edits) for source, edits in self._files.items()}
+
+    def _text(self, source: Source, edits: _FileEdits) -> str:
+        anchor, joined = _anchor(self.project, source)
+        lines = [
+            f"from {module} import {', '.join(sorted(names))}" if names else f"import {module}"
+            for module, names in edits.imports.items()
+        ]
+        if lines:
+            statements = _parsed(lines)
+            if anchor is not None and not joined:
+                statements[0] = _with_gap(statements[0])
+            key = None if anchor is None else source.lines(anchor)
+            edits.after[key] = [*statements, *edits.after.get(key, [])]
+        module = source.module.visit(_Writer(edits, source.module))
+        return module.with_changes(has_trailing_newline=module.has_trailing_newline or not source.text).code
 
     # Arguments.
 
@@ -57,116 +116,91 @@ class Changes:
             UnwritableError: Positional or keyword arguments are unpacked in a way that hides what is set.
         """
         source = scope.source
-        words, missing = [], []
+        node = cst.ensure_type(self._expression(call, source), cst.Call)
+        words, missing = [], {}
         for name, value in values.items():
-            given = _given(call, name, order)
-            if given is None:
-                missing.append((name, value))
-            elif source.segment(given) != value:
-                self.add(source, Edit(source.start(given), source.end(given), value))
-                words.append(f"{name}={value} (was {source.segment(given)})")
+            at = _index(node, name, order)
+            if at is None:
+                missing[name] = value
+            elif (was := source.code(node.args[at].value)) != value:
+                self._change(source, node, _setter(at, value))
+                words.append(f"{name}={value} (was {was})")
         if missing:
-            words += self._append(call, source, missing)
+            words += self._append(call, node, source, missing)
         return words
 
-    def _append(self, call: ast.Call, source: Source, missing: list[tuple[str, str]]) -> list[str]:
-        unpacked = [keyword.value for keyword in call.keywords if keyword.arg is None]
+    def _append(self, call: ast.Call, node: cst.Call, source: Source, missing: dict[str, str]) -> list[str]:
+        unpacked = [arg for arg in node.args if arg.star == "**"]
         if len(unpacked) > 1:
             raise UnwritableError(f"{source.line_of(call)} takes its arguments from more than one `**`")
-        if unpacked and isinstance(unpacked[0], ast.Dict):
-            return self._set_items(unpacked[0], source, missing)
         if unpacked:
-            inner = unpacked[0]
-            simple = isinstance(inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
-            items = ", ".join(f'"{name}": {value}' for name, value in missing)
-            self.add(source, Edit(source.start(inner), source.start(inner), "{**" if simple else "{**("))
-            self.add(source, Edit(source.end(inner), source.end(inner), f", {items}}}" if simple else f"), {items}}}"))
+            inner = unpacked[0].value
+            if isinstance(inner, cst.Dict):
+                return self._set_items(inner, source, missing)
+            self._change(source, inner, lambda value: _merged(value, missing))
         else:
-            only = call.args[0] if len(call.args) == 1 and not call.keywords else None
-            texts = [f"{name}={value}" for name, value in missing]
-            opening = next(token for token in source.between(source.end(call.func), source.end(call)) if token.string == "(")
-            if isinstance(only, ast.GeneratorExp) and source.start(only) == opening.start:
-                self.add(source, Edit(opening.end, opening.end, "("), Edit(source.end(call) - 1, source.end(call) - 1, ")"))
-            last = call.args[-1:] + [keyword.value for keyword in call.keywords]
-            anchor = max(last, key=source.start, default=None)
-            self.add(source, _appended(source, opening.end, source.end(call) - 1, texts, anchor))
-        return [f"{name}={value}" for name, value in missing]
+            length = len(", ".join(f"{name}={value}" for name, value in missing.items()))
+            layout = _layout(source, call, node, length)
+            self._change(source, node, lambda node: _appended(node, missing, layout))
+        return [f"{name}={value}" for name, value in missing.items()]
 
-    def _set_items(self, literal: ast.Dict, source: Source, missing: list[tuple[str, str]]) -> list[str]:
-        words, new = [], []
-        for name, value in missing:
-            known = [
-                item
-                for key, item in zip(literal.keys, literal.values, strict=True)
-                if isinstance(key, ast.Constant) and key.value == name
-            ]
+    def _set_items(self, literal: cst.Dict, source: Source, wanted: dict[str, str]) -> list[str]:
+        words, missing = [], {}
+        for name, value in wanted.items():
+            known = [item for item in literal.elements if isinstance(item, cst.DictElement) and _key(item) == name]
             if not known:
-                new.append((name, value))
-            elif source.segment(known[-1]) != value:
-                self.add(source, Edit(source.start(known[-1]), source.end(known[-1]), value))
-                words.append(f"{name}={value} (was {source.segment(known[-1])})")
-        if new:
-            texts = [f'"{name}": {value}' for name, value in new]
-            anchor = literal.values[-1] if literal.values else None
-            self.add(source, _appended(source, source.start(literal) + 1, source.end(literal) - 1, texts, anchor))
-        return words + [f"{name}={value}" for name, value in new]
+                missing[name] = value
+            elif (was := source.code(known[-1].value)) != value:
+                self._change(source, known[-1].value, _replacer(cst.parse_expression(value)))
+                words.append(f"{name}={value} (was {was})")
+        if missing:
+            self._change(source, literal, lambda node: _with_items(node, missing))
+        return words + [f"{name}={value}" for name, value in missing.items()]
 
     def remove_argument(self, call: ast.Call, source: Source, value: ast.expr) -> None:
-        """Take an argument out of a call, with its name and one comma."""
-        keyword = next((item for item in call.keywords if item.value is value), None)
-        start = source.start(value) if keyword is None else source.offset(keyword.lineno, keyword.col_offset)
-        tokens = source.between(source.end(call.func), source.end(call))
-        before = [token for token in tokens if token.end <= start][-1]
-        after = next(token for token in tokens if token.start >= source.end(value))
-        if after.string == ",":
-            following = next(token for token in tokens if token.start >= after.end)
-            self.add(source, Edit(start, following.start if following.string != ")" else after.end, ""))
-        else:
-            self.add(source, Edit(before.start if before.string == "," else start, source.end(value), ""))
+        """Take an argument out of a call."""
+        node, argument = cst.ensure_type(self._expression(call, source), cst.Call), source.expression(value)
+        at = next(place for place, arg in enumerate(node.args) if arg.value is argument)
+        self._change(source, node, lambda call: _without(call, at))
 
     def replace(self, value: ast.expr, source: Source, new: str) -> None:
         """Put a text in the place of an expression."""
-        self.add(source, Edit(source.start(value), source.end(value), new))
+        self._change(source, self._expression(value, source), _replacer(cst.parse_expression(new)))
 
     # Lines.
 
     def before(self, statement: ast.stmt, source: Source, *lines: str) -> None:
-        """Put lines before a statement, indented as it is."""
-        indent, at = source.indent(statement), source.first_line(statement)
-        self.add(source, Edit(at, at, "".join(f"{indent}{line}{source.newline}" for line in lines)))
+        """Put lines before a statement."""
+        self._of(source).before.setdefault(self._lines(statement, source), []).extend(_parsed(lines))
 
     def after(self, statement: ast.stmt, source: Source, *lines: str) -> None:
-        """Put lines after a statement, indented as it is."""
-        source.whole_lines(statement)
-        indent = source.indent(statement)
-        self.add(source, _line_after(source, source.end(statement), [indent + line for line in lines]))
+        """Put lines after a statement."""
+        self._of(source).after.setdefault(self._lines(statement, source), []).extend(_parsed(lines))
 
-    def wrap(self, statements: Sequence[ast.stmt], scope: Scope, header: str) -> None:
-        """Put statements of one block under a `with` line."""
-        source = scope.source
-        for statement in statements:
-            source.whole_lines(statement)
-        indent, unit = source.indent(statements[0]), source.indent_unit(statements[0])
-        start, end = source.first_line(statements[0]), source.end(statements[-1])
-        self.add(source, Edit(start, start, f"{indent}{header}{source.newline}"))
-        self.add(source, *(Edit(at, at, unit) for at in source.line_starts(start, end)))
+    def wrap(self, statements: Sequence[ast.stmt], scope: Scope, header: str, name: str = "") -> None:
+        """Put statements of one block under a `with` line.
 
-    def wrap_split(self, statements: Sequence[ast.stmt], scope: Scope, header: str, name: str) -> None:
-        """The same where the last statement computes something and calls a method of it: the call comes after the block."""
-        source, last = scope.source, statements[-1]
-        for statement in statements:
-            source.whole_lines(statement)
-        call = last.value if isinstance(last, ast.Expr) else None
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-            raise UnwritableError(f"{source.line_of(last)} is no call of a method")
-        dot = source.between(source.end(call.func.value), source.end(call.func))[-2]  # and the name after it
-        indent, unit = source.indent(last), source.indent_unit(last)
-        start = source.first_line(statements[0])
-        self.add(source, Edit(start, start, f"{indent}{header}{source.newline}"))
-        self.add(source, *(Edit(at, at, unit) for at in source.line_starts(start, dot.start)))
-        self.add(source, Edit(source.start(last), source.start(last), f"{name} = "))
-        ends = max(token.end for token in source.tokens if token.end <= dot.start)
-        self.add(source, Edit(ends, dot.start, f"{source.newline}{indent}{name}"))
+        Args:
+            statements: The statements.
+            scope: Where they stand.
+            header: The line.
+            name: The last statement computes something and calls a method of it: the block assigns it to this name, and the
+                call comes after the block. Empty for any other statements.
+        """
+        source, edits = scope.source, self._of(scope.source)
+        nodes = [self._lines(statement, source) for statement in statements]
+        later: list[cst.BaseStatement] = []
+        if name:
+            match nodes[-1]:
+                case cst.SimpleStatementLine(body=[cst.Expr(value=cst.Call(func=cst.Attribute() as func) as call)]):
+                    call = call.with_changes(func=func.with_changes(value=cst.Name(name), dot=cst.Dot()))
+                    later = [cst.SimpleStatementLine([cst.Expr(call)])]
+                case _:
+                    raise UnwritableError(f"{source.line_of(statements[-1])} is no call of a method")
+            self._change(source, nodes[-1], lambda line: _assigning(line, name))
+        edits.withs[nodes[0]] = nodes[-1], cst.ensure_type(cst.parse_statement(f"{header}\n    pass\n"), cst.With), later
+        for string, text in source.long_strings(statements[0]):  # `{x = }` prints its white space: it is not indented
+            self._change(source, string, _replacer(string.with_changes(parts=[cst.FormattedStringText(text)])))
 
     # Names and the top of a file.
 
@@ -182,23 +216,18 @@ class Changes:
                 return f"{short}{dotted.removeprefix(full)}"
         module, _, name = dotted.rpartition(".") if apart else ("", "", dotted.partition(".")[0])
         self._free(name, dotted if apart else name, scope)
-        self.import_line(scope.source, f"from {module} import {name}" if apart else f"import {name}")
+        self.import_line(scope.source, *((module, name) if apart else (name,)))
         return name if apart else dotted
 
     def _free(self, name: str, dotted: str, scope: Scope) -> None:
         if scope.lookup(name) is not None and self.project.dotted(ast.Name(name), scope) != dotted:
             raise UnwritableError(f"`{name}` means something else in {scope.source.path.name}")
 
-    def import_line(self, source: Source, text: str) -> None:
+    def import_line(self, source: Source, module: str, name: str = "") -> None:
         """Add an import after the last one at the top of a file."""
-        if (source, text) not in self._imports:
-            self._imports.add((source, text))
-            anchor, imported = _anchor(self.project, source)
-            if anchor is None:
-                at = source.first_line(source.tree.body[0]) if source.tree.body else 0
-                self.add(source, Edit(at, at, f"{text}{source.newline}"))
-            else:
-                self.add(source, _line_after(source, source.end(anchor), [text] if imported else ["", text]))
+        names = self._of(source).imports.setdefault(module, [])
+        if name and name not in names:
+            names.append(name)
 
     def setting(self, source: Source, *lines: str) -> None:
         """Add lines below the imports of a file, beside others that set up torch."""
@@ -212,67 +241,198 @@ class Changes:
         if settings:
             self.after(settings[-1], source, *lines)
             return
-        below = [] if at < len(block) and _gap_after(source, anchor) else [""]
-        if anchor is None:
-            start = source.first_line(block[0]) if block else 0
-            above = [""] if any(item is source for item, _ in self._imports) else []
-            text = source.newline.join([*above, *lines, *below, ""])
-            self.add(source, Edit(start, start, text))
-        else:
-            self.add(source, _line_after(source, source.end(anchor), ["", *lines, *below]))
+        edits, statements = self._of(source), _parsed(lines)
+        if anchor is not None or edits.imports:
+            statements[0] = _with_gap(statements[0])
+        edits.after.setdefault(None if anchor is None else source.lines(anchor), []).extend(statements)
+        if at < len(block):
+            edits.gap_before.add(source.lines(block[at]))
 
 
-def _given(call: ast.Call, name: str, order: Sequence[str]) -> ast.expr | None:
-    """The value that a call gives an argument itself; None where it gives none."""
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    if any(isinstance(item, ast.Starred) for item in call.args):
+class _Writer(cst.CSTTransformer):
+    """Makes the edits of one file."""
+
+    def __init__(self, edits: _FileEdits, module: cst.Module) -> None:
+        super().__init__()
+        self._edits, self._unchanged = edits, set[cst.CSTNode](module.body) - edits.tops
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Pass over statements of the module that nothing changes within."""
+        return node not in self._unchanged
+
+    def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> Any:
+        """Change a node; give a block its new lines."""
+        updated: Any = super().on_leave(original_node, updated_node)
+        for change in self._edits.changes.get(original_node, ()):
+            updated = change(updated)
+        if isinstance(original_node, cst.IndentedBlock | cst.Module):
+            updated = updated.with_changes(body=self._body(original_node, updated.body))
+        return updated
+
+    def _body(self, original: cst.IndentedBlock | cst.Module, statements: Statements) -> list[Any]:
+        edits = self._edits
+        body: list[Any] = [*edits.after.get(None, ())] if isinstance(original, cst.Module) else []
+        opened, last = len(body), None
+        for old, statement in zip(original.body, statements, strict=True):
+            new: Any = statement
+            if old in edits.gap_before and not (new.leading_lines and new.leading_lines[0].comment is None):
+                new = _with_gap(new)
+            if old in edits.before:
+                first, *more = edits.before[old]
+                body += [first.with_changes(leading_lines=new.leading_lines), *more]
+                new = new.with_changes(leading_lines=[])
+            if old in edits.withs:
+                opened, last = len(body), edits.withs[old][0]
+                header, later = edits.withs[old][1:]
+                header = header.with_changes(leading_lines=new.leading_lines)
+                new = new.with_changes(leading_lines=[])
+            body.append(new)
+            if old is last:
+                indent = original.indent if isinstance(original, cst.IndentedBlock) else None
+                inner = cst.IndentedBlock(body[opened:], indent=indent)
+                body[opened:] = [header.with_changes(body=inner), *later]
+            body += edits.after.get(old, ())
+        return body
+
+
+def _parsed(lines: Sequence[str]) -> list[Any]:
+    return list(cst.parse_module("\n".join([*lines, ""])).body)
+
+
+def _assigning(line: cst.SimpleStatementLine, name: str) -> cst.SimpleStatementLine:
+    """`value.method()` as `name = value`."""
+    call = cst.ensure_type(cst.ensure_type(line.body[0], cst.Expr).value, cst.Call)
+    value = cst.ensure_type(call.func, cst.Attribute).value
+    return line.with_changes(body=[cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
+
+
+def _with_gap(statement: Any) -> Any:
+    return statement.with_changes(leading_lines=[_EMPTY_LINE, *statement.leading_lines])
+
+
+# Arguments.
+
+
+def _index(call: cst.Call, name: str, order: Sequence[str]) -> int | None:
+    """The place of an argument that a call gives itself; None where it gives none."""
+    for place, arg in enumerate(call.args):
+        if arg.keyword is not None and arg.keyword.value == name:
+            return place
+    if any(arg.star == "*" for arg in call.args):
         raise UnwritableError("its positional arguments are unpacked from another value")
     position = list(order).index(name) if name in order else len(call.args)
-    return call.args[position] if position < len(call.args) else None
+    positional = [place for place, arg in enumerate(call.args) if arg.keyword is None and not arg.star]
+    return positional[position] if position < len(positional) else None
 
 
-def _appended(source: Source, opened: int, closed: int, texts: list[str], anchor: ast.expr | None) -> Edit:
-    """Arguments put behind the last one, as the call is laid out."""
-    tokens = source.between(opened, closed)
-    if not tokens or anchor is None:
-        return Edit(opened, opened, ", ".join(texts))
-    last = tokens[-1]
-    comma = last.string == ","
-    line = source.line_start(source.start(anchor))
-    prefix = source.text[line : line + len(source.text[line:]) - len(source.text[line:].lstrip(" \t"))]
-    if source.line_start(last.start) != source.line_start(closed):  # the closing bracket has a line of its own
-        end = source.line_end(last.end)
-        kept = source.text[last.end : end]  # a comment, perhaps
-        own_line = "," not in source.text[line : source.start(anchor)]
-        lines = prefix + (f",{source.newline}{prefix}" if own_line else ", ").join(texts)
-        return Edit(last.end, end, f"{'' if comma else ','}{kept}{source.newline}{lines}{',' if comma else ''}")
-    inline = ", ".join(texts)
-    column = closed - source.line_start(closed)
-    if column + len(inline) > LONG_LINE and len(inline) > SHORT_ARGUMENTS:
-        begin = source.line_start(opened)
-        if begin != line:  # the last argument has a line of its own already
-            deeper = prefix
-        elif "\t" in prefix:
-            deeper = f"{prefix}    "
-        else:
-            deeper = " " * (opened - begin)  # under the first argument
-        return Edit(last.end, last.end, f"{'' if comma else ','}{source.newline}{deeper}{inline}")
-    return Edit(last.end, last.end, f"{' ' if comma else ', '}{inline}")
+def _replacer(new: cst.CSTNode) -> Change:
+    return lambda _: new
 
 
-def _line_after(source: Source, offset: int, lines: list[str]) -> Edit:
-    """Lines behind that of an offset; where the file ends there without a line end, it still does."""
-    at = source.line_end(offset)
-    return Edit(at, at, "".join(f"{source.newline}{line}" for line in lines))
+def _setter(at: int, value: str) -> Change:
+    def change(call: cst.Call) -> cst.Call:
+        args = list(call.args)
+        args[at] = args[at].with_changes(value=cst.parse_expression(value))
+        return call.with_changes(args=args)
+
+    return change
 
 
-def _gap_after(source: Source, anchor: ast.stmt | None) -> bool:
-    if anchor is None:
-        return False
-    at = source.next_line(source.end(anchor))
-    return not source.text[at : source.line_end(at)].strip()
+def _without(call: cst.Call, at: int) -> cst.Call:
+    args = list(call.args)
+    removed = args.pop(at)
+    if args and at == len(args):
+        args[-1] = args[-1].with_changes(comma=removed.comma, whitespace_after_arg=removed.whitespace_after_arg)
+    return call.with_changes(args=args)
+
+
+def _key(item: cst.DictElement) -> object:
+    return item.key.evaluated_value if isinstance(item.key, cst.SimpleString) else None
+
+
+def _with_items(literal: cst.Dict, missing: Mapping[str, str]) -> cst.Dict:
+    """A dict literal with more items behind the last one."""
+    elements = list(literal.elements)
+    if elements:
+        elements[-1] = elements[-1].with_changes(comma=cst.Comma(whitespace_after=_SPACE))
+    elements += [
+        cst.DictElement(cst.SimpleString(f'"{name}"'), cst.parse_expression(value)) for name, value in missing.items()
+    ]
+    return literal.with_changes(elements=elements)
+
+
+def _merged(value: cst.BaseExpression, missing: Mapping[str, str]) -> cst.Dict:
+    """`{**value, "name": ...}`."""
+    simple = isinstance(value, cst.Name | cst.Attribute | cst.Call | cst.Subscript) or value.lpar
+    inner = value if simple else value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    return _with_items(cst.Dict([cst.StarredDictElement(inner)], lpar=value.lpar, rpar=value.rpar), missing)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What stands between arguments: before the first new one, and before each other new one."""
+
+    before: cst.BaseParenthesizableWhitespace = _SPACE
+    between: cst.BaseParenthesizableWhitespace = _SPACE
+
+
+def _layout(source: Source, call: ast.Call, node: cst.Call, length: int) -> _Layout:
+    """How new arguments of so many letters are laid out: as the last argument is, or on a line of their own."""
+    if not node.args:
+        return _Layout()
+    commas = [arg.comma.whitespace_after for arg in node.args[:-1] if isinstance(arg.comma, cst.Comma)]
+    spaces = [node.whitespace_before_args, *commas]
+    breaks = [space for space in spaces if isinstance(space, cst.ParenthesizedWhitespace)]
+    new_line = _new_line(breaks[-1].last_line.value, indent=breaks[-1].indent) if breaks else None
+    if isinstance(_closing(node.args[-1]), cst.ParenthesizedWhitespace):  # the closing bracket has a line of its own
+        before = new_line or _new_line("")
+        return _Layout(before, before if new_line and spaces[-1] is breaks[-1] else _SPACE)
+    end_line = call.end_lineno or call.lineno
+    column = source.column(end_line, call.end_col_offset or 0) - 1
+    if column + length <= LONG_LINE or length <= SHORT_ARGUMENTS:
+        return _Layout()
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    first = min(arguments, key=lambda item: (item.lineno, item.col_offset))
+    indent = source.indent(first.lineno)
+    under_first = f"{indent}    " if "\t" in indent else " " * source.column(first.lineno, first.col_offset)
+    return _Layout(new_line or _new_line(under_first, indent=False))
+
+
+def _closing(arg: cst.Arg) -> cst.BaseParenthesizableWhitespace:
+    """What stands between the last argument and the closing bracket."""
+    return arg.comma.whitespace_after if isinstance(arg.comma, cst.Comma) else arg.whitespace_after_arg
+
+
+def _new_line(text: str, *, indent: bool = True) -> cst.ParenthesizedWhitespace:
+    return cst.ParenthesizedWhitespace(indent=indent, last_line=cst.SimpleWhitespace(text))
+
+
+def _appended(call: cst.Call, missing: Mapping[str, str], layout: _Layout) -> cst.Call:
+    """A call with arguments behind the last one, as the call is laid out."""
+    args, space = list(call.args), layout.before
+    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    new = [
+        cst.Arg(cst.parse_expression(value), cst.Name(name), equal, comma=cst.Comma(whitespace_after=layout.between))
+        for name, value in missing.items()
+    ]
+    new[-1] = new[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    if args:
+        last, closing = args[-1], _closing(args[-1])
+        if isinstance(last.value, cst.GeneratorExp) and not last.value.lpar:
+            value = last.value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+            last = last.with_changes(value=value)
+        if isinstance(closing, cst.ParenthesizedWhitespace) and isinstance(space, cst.ParenthesizedWhitespace):
+            ending = closing.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
+            if isinstance(last.comma, cst.Comma):
+                new[-1] = new[-1].with_changes(comma=cst.Comma(whitespace_after=ending))
+            else:
+                new[-1] = new[-1].with_changes(whitespace_after_arg=ending)
+            space = closing.with_changes(indent=space.indent, last_line=space.last_line)  # with its comment
+        args[-1] = last.with_changes(comma=cst.Comma(whitespace_after=space), whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*args, *new])
+
+
+# The top of a file.
 
 
 def _visible(project: Project, scope: Scope, *, top: bool) -> list[tuple[str, str]]:
@@ -331,13 +491,13 @@ def _only_imports(statement: ast.stmt) -> bool:
 
 
 def _of_torch(project: Project, node: ast.Name, source: Source) -> bool:
-    meaning = project.meaning(node, project.scopes(source).module)
+    meaning = project.meaning(node, source.scopes.module)
     return meaning is not None and (meaning.source is not None or meaning.dotted.partition(".")[0] == "torch")
 
 
 def _is_setting(project: Project, statement: ast.stmt, source: Source) -> bool:
     """Whether a statement sets up torch or the collector, as `torch.set_num_threads(4)` does."""
-    module = project.scopes(source).module
+    module = source.scopes.module
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         dotted = project.dotted(statement.value.func, module)
         return dotted.startswith(("torch.set_", "torch.backends.")) and dotted != "torch.set_default_device"

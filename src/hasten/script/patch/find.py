@@ -165,7 +165,7 @@ def _read_elsewhere(project: Project) -> set[ast.Call]:
     return {
         item.call
         for source in project.sources.values()
-        for node, scope in project.scopes(source).of.items()
+        for node, scope in source.scopes.of.items()
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension) and node not in training
         for item in origins(project, node.iter, scope)
     }
@@ -173,7 +173,7 @@ def _read_elsewhere(project: Project) -> set[ast.Call]:
 
 def _next_calls(project: Project, node: ast.AST, scope: Scope, depth: int = 0) -> list[tuple[ast.expr, Scope]]:
     """What `next(...)` is called on in a node, or in functions of the project called there, where gradients are on."""
-    scopes, found = project.scopes(scope.source), []
+    scopes, found = scope.source.scopes, []
     for call in ast.walk(node):
         if not isinstance(call, ast.Call):
             continue
@@ -187,7 +187,7 @@ def _next_calls(project: Project, node: ast.AST, scope: Scope, depth: int = 0) -
             found.append((call.args[0], inner))
         callee = project.callee(call, inner)
         if isinstance(callee, FUNCTIONS) and depth < 2:
-            found += _next_calls(project, callee, project.scopes(project.home(callee)).inner[callee], depth + 1)
+            found += _next_calls(project, callee, project.home(callee).scopes.inner[callee], depth + 1)
     return found
 
 
@@ -244,7 +244,7 @@ def _stepped(project: Project) -> set[ast.expr | ast.stmt]:
     made: set[ast.expr | ast.stmt] = set()
     for place in backward_calls(project):
         for loop in loops_around(project, place):
-            scopes = project.scopes(loop.scope.source)
+            scopes = loop.scope.source.scopes
             for node in ast.walk(loop.node):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
                     made |= {item.call for item in origins(project, node.func.value, scopes.of[node])}

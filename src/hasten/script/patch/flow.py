@@ -83,7 +83,7 @@ class _Trace:
         elif isinstance(node, ast.Dict):
             parts = node.values
         elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
-            inner = self.project.scopes(scope.source).inner[node]
+            inner = scope.source.scopes.inner[node]
             parts = [node.value if isinstance(node, ast.DictComp) else node.elt]
         for part in parts:
             yield from self.of(part, inner)
@@ -95,7 +95,7 @@ class _Trace:
         home, binds = found
         for bind in binds:
             yield from self._bind(name, bind, home)
-        for _, value, inner in self.project.scopes(home.source).items.get(name, []):
+        for _, value, inner in home.source.scopes.items.get(name, []):
             if inner.lookup(name) == found:
                 yield from self.of(value, inner)
 
@@ -106,9 +106,9 @@ class _Trace:
             meaning = self.project.meaning(ast.Name(name), home)
             module = self.project.find(home.source, bind.module, bind.level)
             if meaning is None and module is not None and bind.name is not None:
-                yield from self._name(bind.name, self.project.scopes(module).module)
+                yield from self._name(bind.name, module.scopes.module)
         elif bind.kind in ("value", "element") and bind.value is not None:
-            scope = self.project.scopes(home.source).of.get(bind.value, home)
+            scope = home.source.scopes.of.get(bind.value, home)
             if bind.at is None or bind.kind == "element":
                 yield from self.of(bind.value, scope)
             else:
@@ -157,7 +157,7 @@ class _Trace:
                 self._entered[function] = outer
 
     def _returns(self, function: Function) -> Iterator[tuple[ast.expr, Scope]]:
-        scopes = self.project.scopes(self.project.home(function))
+        scopes = self.project.home(function).scopes
         for node in ast.walk(function):
             if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
                 inner = scopes.of[node]
@@ -182,7 +182,7 @@ class _Trace:
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Iterator[Origin]:
         meaning = self.project.meaning(node.value, scope)
         if meaning is not None and meaning.source is not None:
-            yield from self._name(node.attr, self.project.scopes(meaning.source).module)
+            yield from self._name(node.attr, meaning.source.scopes.module)
             return
         kinds = self._classes(node.value, scope)
         found = False
@@ -227,7 +227,7 @@ class _Trace:
             for bind in found[1]:
                 if bind.kind == "value" and bind.at is None and isinstance(bind.value, ast.Dict | ast.Tuple | ast.List):
                     yield from self._with_key(bind.value, key, found[0])
-            for label, item, inner in self.project.scopes(found[0].source).items.get(expression.id, []):
+            for label, item, inner in found[0].source.scopes.items.get(expression.id, []):
                 if label == key and inner.lookup(expression.id) == found:
                     yield item, inner
 
@@ -235,7 +235,7 @@ class _Trace:
 def assigned_attributes(project: Project, kind: ast.ClassDef, name: str) -> Iterator[tuple[ast.expr, int | None, Scope]]:
     """What is assigned to `self.NAME` in a class and its bases in the project, with the place in what is unpacked."""
     source = project.home(kind)
-    for target, bind, scope in project.scopes(source).attributes.get(name, []):
+    for target, bind, scope in source.scopes.attributes.get(name, []):
         owner = scope.owner
         of_self = isinstance(target.value, ast.Name) and target.value.id == "self"
         if of_self and owner is not None and owner[0] is kind and bind.value is not None:

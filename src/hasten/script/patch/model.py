@@ -63,10 +63,10 @@ def _owners(project: Project, value: ast.expr, scope: Scope, depth: int = 0) -> 
     """The expressions whose `.parameters()` are in a value."""
     if depth > MAX_DEPTH:
         return []
-    found = _owners_in(project, value, scope)
+    found = _owners_in(value, scope)
     if found:
         return found
-    scopes = project.scopes(scope.source)
+    scopes = scope.source.scopes
     for node in ast.walk(value):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             known = scopes.of.get(node, scope).lookup(node.id)
@@ -76,13 +76,13 @@ def _owners(project: Project, value: ast.expr, scope: Scope, depth: int = 0) -> 
         elif isinstance(node, ast.Call):
             callee = project.callee(node, scopes.of.get(node, scope))
             if isinstance(callee, FUNCTIONS):
-                found += _owners_in(project, callee, project.scopes(project.home(callee)).inner[callee])
+                found += _owners_in(callee, project.home(callee).scopes.inner[callee])
     return found
 
 
-def _owners_in(project: Project, node: ast.AST, scope: Scope) -> list[Place]:
+def _owners_in(node: ast.AST, scope: Scope) -> list[Place]:
     """The same for the `.parameters()` that stand in a node itself."""
-    scopes = project.scopes(scope.source)
+    scopes = scope.source.scopes
     return [
         Place(item.func.value, scopes.of.get(item, scope))
         for item in ast.walk(node)
@@ -138,7 +138,7 @@ class _Homes:
             module = self.project.find(home.source, binds[0].module, binds[0].level)
             if module is None or binds[0].name is None:
                 return None
-            return self.of(Place(ast.Name(binds[0].name), self.project.scopes(module).module), depth + 1)
+            return self.of(Place(ast.Name(binds[0].name), module.scopes.module), depth + 1)
         statements = [home.source.statement(bind.node) for bind in binds if bind.kind == "value"]
         return self._made(Place(node, scope), statements, home) if statements else None
 

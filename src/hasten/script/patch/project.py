@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hasten.script.patch.scopes import FUNCTIONS, Bind, Function, Scope, Scopes, read_scopes
-from hasten.script.patch.source import Source, Text
+from hasten.script.patch.scopes import FUNCTIONS, Bind, Function, Scope
+from hasten.script.patch.source import Source
 
 MAX_FILES = 64
 MAX_DEPTH = 12
@@ -41,8 +41,7 @@ class Project:
 
     Args:
         script: The script's file.
-        texts: Path -> what stands in it, of the script and all files that are followed.
-        like: A project most of whose files may be the same, and need not be read again.
+        sources: Path -> file, of the script and all files that are followed.
 
     Attributes:
         script: The script.
@@ -50,36 +49,23 @@ class Project:
         notes: (question, node) -> what was found out about it; for those who ask often.
     """
 
-    def __init__(self, script: Path, texts: Mapping[Path, Text], like: Project | None = None) -> None:
-        self.sources: dict[Path, Source] = {}
-        self._scopes: dict[Path, Scopes] = {}
-        for path, item in texts.items():
-            old = None if like is None else like.sources.get(path)
-            if like is not None and old is not None and old.text == item.text:
-                self.sources[path], self._scopes[path] = old, like._scopes[path]  # noqa: SLF001 - one more of this class
-            else:
-                self.sources[path] = Source(path, item.text, item.lines)
-                self._scopes[path] = read_scopes(self.sources[path])
-        self.script = self.sources[script]
+    def __init__(self, script: Path, sources: Mapping[Path, Source]) -> None:
+        self.sources, self.script = dict(sources), sources[script]
         self.notes: dict[tuple[str, ast.AST], Any] = {}
         self._bases = search_bases(script)
         self._files: dict[tuple[Source, str, int], Source | None] = {}
         self._names: dict[tuple[Scope, str], Meaning | None] = {}
 
-    def scopes(self, source: Source) -> Scopes:
-        """The scopes of a file."""
-        return self._scopes[source.path]
-
     def scope(self, node: ast.AST, source: Source) -> Scope:
         """The scope in which a node is evaluated."""
-        return self.scopes(source).of[node]
+        return source.scopes.of[node]
 
     @cached_property
     def calls(self) -> list[tuple[ast.Call, Scope]]:
         """Every call in the project, in the order of the files and of their text."""
         found = []
         for source in self.sources.values():
-            nodes = self.scopes(source).of
+            nodes = source.scopes.of
             calls = [(node, scope) for node, scope in nodes.items() if isinstance(node, ast.Call)]
             found += sorted(calls, key=lambda item: (item[0].lineno, item[0].col_offset))
         return found
@@ -131,10 +117,7 @@ class Project:
     def _homes(self) -> dict[ast.AST, Source]:
         definitions = (*FUNCTIONS, ast.ClassDef)
         return {
-            node: source
-            for source in self.sources.values()
-            for node in self.scopes(source).of
-            if isinstance(node, definitions)
+            node: source for source in self.sources.values() for node in source.scopes.of if isinstance(node, definitions)
         }
 
     def _name(self, name: str, scope: Scope, depth: int) -> Meaning | None:
@@ -171,7 +154,7 @@ class Project:
     def _member(self, source: Source, name: str, depth: int) -> Meaning | None:
         if depth > MAX_DEPTH:
             return None
-        found = self._name(name, self.scopes(source).module, depth)
+        found = self._name(name, source.scopes.module, depth)
         if found is None and source.path.name == "__init__.py":
             inner = self.sources.get(source.path.parent / f"{name}.py")
             return None if inner is None else Meaning(source=inner)
@@ -237,7 +220,7 @@ class Project:
     def _methods(self) -> dict[str, list[Function]]:
         found: dict[str, list[Function]] = {}
         for source in self.sources.values():
-            for node in self.scopes(source).of:
+            for node in source.scopes.of:
                 if isinstance(node, ast.ClassDef):
                     for item in node.body:
                         if isinstance(item, FUNCTIONS):
@@ -285,28 +268,28 @@ class Project:
         return call.args[position] if 0 <= position < len(call.args) else None
 
 
-def follow(script: Path) -> tuple[dict[Path, Text], dict[Path, str]]:
+def follow(script: Path) -> tuple[dict[Path, Source], dict[Path, str]]:
     """Read the script and the files that it imports from its folder tree.
 
     Returns:
-        Path -> text of those that can be changed, and path -> why not of the others.
+        Path -> file, of those that can be changed, and path -> why not of the others.
     """
-    texts: dict[Path, Text] = {}
+    sources: dict[Path, Source] = {}
     refused: dict[Path, str] = {}
     bases, waiting = search_bases(script), [script]
-    while waiting and len(texts) < MAX_FILES:
+    while waiting and len(sources) < MAX_FILES:
         path = waiting.pop(0)
-        if path in texts or path in refused:
+        if path in sources or path in refused:
             continue
         try:
-            text = read_text(path)
-            source = Source(path, text)
+            source = Source(path, read_text(path))
+            imported = [found for found in _imported_files(source, bases) if found.is_file()]
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             refused[path] = f"{path.name} cannot be read as Python in UTF-8: {error}"
             continue
-        texts[path] = Text.of(text)
-        waiting += [found for found in _imported_files(source, bases) if found.is_file()]
-    return texts, refused
+        sources[path] = source
+        waiting += imported
+    return sources, refused
 
 
 def read_text(path: Path) -> str:

@@ -172,13 +172,10 @@ class Forward:
         """Put the statements under a `with` line; a call of `.backward()` on the loss itself comes after the block."""
         step = self._step
         line = _spelled(self._changes, step.scope, header)
-        if step.inline is None:
-            self._changes.wrap(step.statements, step.scope, line)
-            return
-        name = next((name for name in _LOSS_NAMES if step.scope.lookup(name) is None), "")
-        if not name:
+        name = next((name for name in _LOSS_NAMES if step.scope.lookup(name) is None), "") if step.inline else ""
+        if step.inline and not name:
             raise UnwritableError("every name for the loss is taken", line)
-        self._changes.wrap_split(step.statements, step.scope, line, name)
+        self._changes.wrap(step.statements, step.scope, line, name)
 
     def before(self, *lines: str) -> str:
         """Add lines before the statements, and return where."""
@@ -235,7 +232,7 @@ class Script:
         return [
             source.line_of(node)
             for source in self._project.sources.values()
-            for node, scope in self._project.scopes(source).of.items()
+            for node, scope in source.scopes.of.items()
             if isinstance(node, ast.Attribute) and self._project.dotted(node, scope) == name
         ]
 
@@ -246,7 +243,7 @@ class Script:
     def _assigned(self, name: str) -> list[tuple[ast.expr, Scope]]:
         found = []
         for source in self._project.sources.values():
-            for target, bind, scope in self._project.scopes(source).attributes.get(name.rpartition(".")[2], []):
+            for target, bind, scope in source.scopes.attributes.get(name.rpartition(".")[2], []):
                 if bind.value is not None and self._project.dotted(target, scope) == name:
                     found.append((bind.value, scope))
         return found
@@ -284,7 +281,7 @@ class Script:
         found: dict[ast.Call, Scope] = {}
         for place in backward_calls(self._project):
             for loop in list(loops_around(self._project, place))[:1]:
-                scopes = self._project.scopes(loop.scope.source)
+                scopes = loop.scope.source.scopes
                 for node in ast.walk(loop.node):
                     if isinstance(node, ast.Call) and _copies(node) and not self._project.defines_method(_method(node)):
                         found[node] = scopes.of[node]
@@ -334,7 +331,7 @@ class Script:
 
     def _at_the_start(self, *lines: str, said: str) -> str:
         script = self._project.script
-        module = self._project.scopes(script).module
+        module = script.scopes.module
         self._changes.setting(script, *(_spelled(self._changes, module, line, top=True) for line in lines))
         return f"{said} below the imports of {script.path.name}"
 

@@ -1,46 +1,27 @@
-"""One file of the user's: its text, its tree and its tokens, and where in the text each stands.
+"""One file of the user's: its syntax tree for reading, and its libcst tree for writing.
 
-Edits are changes of the text by position, so that comments and formatting stay the user's own. Trees come from `ast` and
-are never written back. (libcst would write trees back as they were; what is changed here are arguments, whole lines and
-indentation, which positions say just as well without another package.)
+Scripts are read (what a name means, which call makes the loader) on the tree of `ast`, which takes a thirtieth of the time
+that libcst takes with its metadata. libcst, which keeps comments and formatting, parses only the files that are changed. A
+place found in the one tree is looked up in the other by its position.
 """
 
 from __future__ import annotations
 
 import ast
-import io
-import re
-import tokenize
+import difflib
 import warnings
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import cast
+
+import libcst as cst
+from libcst.metadata import CodePosition, CodeRange, MetadataWrapper, PositionProvider
 
 from hasten.core.source_edits import UnwritableError
+from hasten.script.patch.scopes import read_scopes
 
-DEFAULT_INDENT = "    "
 _BLOCKS = ("body", "orelse", "finalbody")
-_NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Put `new` in the place of the characters from `start` up to `end`; an insertion where both are one."""
-
-    start: int
-    end: int
-    new: str
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token that is code (no comment, no line end), by its place in the text."""
-
-    string: str
-    start: int
-    end: int
 
 
 def parse(text: str) -> ast.Module:
@@ -53,92 +34,63 @@ def parse(text: str) -> ast.Module:
 
 
 class Source:
-    """A file's text with its tree. Raises SyntaxError where it is no Python.
+    """A file's text with its trees. Raises SyntaxError where it is no Python, RecursionError where it is nested too deeply.
+
+    Args:
+        path: The file.
+        text: Its text now, without a byte order mark.
+        before: The file before its last change; None for the file on disk, which line numbers in messages are of.
 
     Attributes:
-        path: The file.
-        text: What stands in it, without a byte order mark.
-        lines: For each line its number in the file as it was before any change; empty where nothing was changed.
-        tree: Its tree.
-        newline: How its lines end.
+        path: As given.
+        text: As given.
+        tree: The tree of `ast`.
+        scopes: Which names are bound where.
     """
 
-    def __init__(self, path: Path, text: str, lines: Sequence[int] = ()) -> None:
-        self.path, self.text, self.lines = path, text, lines
+    def __init__(self, path: Path, text: str, before: Source | None = None) -> None:
+        self.path, self.text, self._before = path, text, before
         self.tree = parse(text)
-        self.newline = "\r\n" if "\r\n" in text else "\n"
-        self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
+        self.scopes = read_scopes(self)
+        self._places: dict[cst.CSTNode, dict[cst.CSTNode, CodeRange]] = {}
+
+    # Messages.
+
+    def line_of(self, node: ast.expr | ast.stmt) -> str:
+        """`train.py:12`, for messages: as the file is on disk."""
+        return f"{self.path.name}:{self.disk_lines[min(node.lineno, len(self.disk_lines)) - 1]}"
+
+    @cached_property
+    def disk_lines(self) -> list[int]:
+        """For each line, the number of its line on disk, whatever its indentation; for a new one, of a line beside it."""
+        if self._before is None:
+            return list(range(1, len(self.rows) + 1))
+        before, now = ([line.strip() for line in source.rows] for source in (self._before, self))
+        old, numbers = self._before.disk_lines, list[int]()
+        for kind, first, end, start, stop in difflib.SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+            if kind == "insert":  # what opens a block belongs to the line after it
+                numbers += [old[max(first - (not now[line].endswith(":")), 0)] for line in range(start, stop)]
+            else:
+                numbers += [old[min(first + line - start, end - 1)] for line in range(start, stop)]
+        return numbers
+
+    def segment(self, node: ast.expr) -> str:
+        """The text of an expression."""
+        return ast.get_source_segment(self.text, node) or ast.unparse(node)
+
+    # The tree of ast.
 
     @cached_property
     def parent(self) -> dict[ast.AST, ast.AST]:
         """Node -> the node that holds it."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
-    @cached_property
-    def tokens(self) -> list[Token]:
-        """The tokens that are code, in order."""
-        code = (item for item in self._raw_tokens if item.type not in _NO_CODE and item.string)
-        return [Token(item.string, *self._span(item)) for item in code]
-
-    @cached_property
-    def _raw_tokens(self) -> list[tokenize.TokenInfo]:
-        return list(tokenize.generate_tokens(io.StringIO(self.text, newline="").readline))
-
-    def _span(self, token: tokenize.TokenInfo) -> tuple[int, int]:
-        (row, column), (last_row, last_column) = token.start, token.end
-        return self._lines[row - 1] + column, self._lines[last_row - 1] + last_column
-
-    # Places.
-
-    def start(self, node: ast.expr | ast.stmt) -> int:
-        """Where a node begins."""
-        return self.offset(node.lineno, node.col_offset)
-
-    def end(self, node: ast.expr | ast.stmt) -> int:
-        """Where a node ends."""
-        return self.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
-
-    def offset(self, line: int, column_bytes: int) -> int:
-        """Where a line and column of `ast` stand; it counts columns in bytes of UTF-8."""
-        begin = self._lines[line - 1]
-        stop = self._lines[line] if line < len(self._lines) else len(self.text)
-        return begin + len(self.text[begin:stop].encode()[:column_bytes].decode())
-
-    def segment(self, node: ast.expr | ast.stmt) -> str:
-        """The text of a node."""
-        return self.text[self.start(node) : self.end(node)]
-
-    def line_start(self, offset: int) -> int:
-        """Where the line of an offset begins."""
-        return self.text.rfind("\n", 0, offset) + 1
-
-    def line_end(self, offset: int) -> int:
-        """Where the line of an offset ends, before its line end."""
-        stop = self.text.find("\n", offset)
-        stop = len(self.text) if stop < 0 else stop
-        return stop - 1 if stop > offset and self.text[stop - 1] == "\r" else stop
-
-    def next_line(self, offset: int) -> int:
-        """Where the line after that of an offset begins; the end of the text where there is none."""
-        stop = self.text.find("\n", offset)
-        return len(self.text) if stop < 0 else stop + 1
-
-    def between(self, start: int, end: int) -> list[Token]:
-        """The tokens of code within a stretch of the text."""
-        return [token for token in self.tokens if start <= token.start and token.end <= end]
-
-    def line_of(self, node: ast.expr | ast.stmt) -> str:
-        """`train.py:12`, for messages: as the file is on disk."""
-        return f"{self.path.name}:{self.lines[node.lineno - 1] if self.lines else node.lineno}"
-
-    # Statements.
-
     def up(self, node: ast.AST) -> Iterator[ast.AST]:
         """The node, and what holds it, up to the module."""
-        at: ast.AST | None = node
-        while at is not None:
-            yield at
-            at = self.parent.get(at)
+        holder: ast.AST | None = node
+        while holder is not None:
+            yield holder
+            holder = self.parent.get(holder)
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that holds a node."""
@@ -153,96 +105,92 @@ class Source:
                 return block
         raise UnwritableError(f"{self.line_of(statement)} stands where no line can be added")
 
-    def first_line(self, statement: ast.stmt) -> int:
-        """Where the first line of a statement begins, decorators included."""
-        decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-        return self.line_start(min([self.start(statement), *(self.start(item) for item in decorators)]))
+    # The tree of libcst.
 
-    def indent(self, statement: ast.stmt) -> str:
-        """The white space before a statement. Raises UnwritableError where something else stands there."""
-        begin = self.line_start(self.start(statement))
-        space = self.text[begin : self.start(statement)]
-        if space.strip():
-            raise UnwritableError(f"{self.line_of(statement)} holds several statements in one line")
-        return space
+    @cached_property
+    def module(self) -> cst.Module:
+        """The tree of libcst. Raises UnwritableError where libcst cannot parse the file."""
+        try:
+            module = cst.parse_module(self.text)
+        except cst.ParserSyntaxError as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise UnwritableError(f"libcst cannot parse {self.path.name}: {reason}") from error
+        if self._before is None and module.code != self.text:
+            raise UnwritableError(f"libcst would change the formatting of {self.path.name}")
+        return module
 
-    def whole_lines(self, statement: ast.stmt) -> None:
-        """Raise UnwritableError unless the lines of a statement hold nothing else but comments."""
-        self.indent(statement)
-        end = self.end(statement)
-        rest = self.text[end : self.line_end(end)].strip()
-        if rest and not rest.startswith("#"):
-            raise UnwritableError(f"{self.line_of(statement)} holds several statements in one line")
+    @cached_property
+    def _tops(self) -> dict[ast.AST, cst.BaseStatement]:
+        """Statement of the module -> its lines; both trees have them in the same order."""
+        lines = [(line, len(line.body) if isinstance(line, cst.SimpleStatementLine) else 1) for line in self.module.body]
+        tops = [cast("cst.BaseStatement", line) for line, count in lines for _ in range(count)]
+        return dict(zip(self.tree.body, tops, strict=True))
 
-    def indent_unit(self, statement: ast.stmt) -> str:
-        """One step of indentation, as it is around a statement."""
-        own = self.indent(statement)
-        holder = self.parent.get(statement)
-        if isinstance(holder, ast.stmt):
-            outer = self.text[self.line_start(self.start(holder)) : self.start(holder)]
-            if not outer.strip() and own.startswith(outer) and own != outer:
-                return own[len(outer) :]
-        found = re.search(r"^([ \t]+)\S", self.text, re.MULTILINE)
-        return "\t" if found and found[1].startswith("\t") else DEFAULT_INDENT
+    def top(self, node: ast.AST) -> cst.BaseStatement:
+        """The lines of the statement of the module that holds a node."""
+        return next(self._tops[item] for item in self.up(node) if item in self._tops)
 
-    def line_starts(self, start: int, end: int) -> list[int]:
-        """The beginnings of the lines in a stretch that may be indented: not blank, and not inside of a string."""
-        strings = self._string_spans()
-        found, at = [], self.line_start(start)
-        while at < end:
-            inside = any(first < at <= last for first, last in strings)
-            if not inside and self.text[at : self.line_end(at)].strip():
-                found.append(at)
-            at = self.next_line(at)
-        return found
+    def places(self, top: cst.CSTNode) -> dict[cst.CSTNode, CodeRange]:
+        """Where the nodes of libcst are that a statement of the module holds."""
+        if top not in self._places:
+            module = self.module.with_changes(header=[], footer=[], body=[top])
+            found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+            self._places[top] = dict(found)
+        return self._places[top]
 
-    def _string_spans(self) -> list[tuple[int, int]]:
-        spans, opened = [], []
-        for item in self._raw_tokens:
-            kind = tokenize.tok_name[item.type]
-            if kind == "STRING":
-                spans.append(self._span(item))
-            elif kind in ("FSTRING_START", "TSTRING_START"):
-                opened.append(self._span(item)[0])
-            elif kind in ("FSTRING_END", "TSTRING_END"):
-                spans.append((opened.pop(), self._span(item)[1]))
-        return spans
+    def expression(self, node: ast.expr) -> cst.BaseExpression:
+        """The node of libcst of an expression. Raises UnwritableError where there is none."""
+        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        shift, places = self._shifted(node)
+        wanted = CodeRange(
+            (node.lineno - shift, self.column(node.lineno, node.col_offset)), (end_line - shift, self.column(end_line, end))
+        )
+        for found, place in places.items():
+            if isinstance(found, cst.BaseExpression) and place == wanted:
+                return found
+        raise UnwritableError(f"{self.line_of(node)} is written in a way that is not known here")
 
+    def lines(self, statement: ast.stmt) -> cst.BaseStatement:
+        """The node of libcst of a statement. Raises UnwritableError where it shares its line with others."""
+        shift, places = self._shifted(statement)
+        start = CodePosition(statement.lineno - shift, self.column(statement.lineno, statement.col_offset))
+        for found, place in places.items():
+            if place.start == start and isinstance(found, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+                if isinstance(found, cst.SimpleStatementLine) and len(found.body) > 1:
+                    break
+                return found
+        raise UnwritableError(f"{self.line_of(statement)} holds several statements in one line")
 
-@dataclass(frozen=True)
-class Text:
-    """A file's text while it is changed.
+    def long_strings(self, statement: ast.stmt) -> Iterator[tuple[cst.FormattedString, str]]:
+        """The f-strings over several lines in the statement of the module around one, with what is between their quotes."""
+        shift, places = self._shifted(statement)
+        for found, place in places.items():
+            if isinstance(found, cst.FormattedString) and place.start.line != place.end.line:
+                rows = self.rows[place.start.line + shift - 1 : place.end.line + shift]
+                text = "\n".join([*rows[:-1], rows[-1][: place.end.column]])[place.start.column :]
+                yield found, text.removeprefix(found.start).removesuffix(found.end)
 
-    Attributes:
-        text: As it is now.
-        lines: For each line its number in the file as it was at first.
-    """
+    def _shifted(self, node: ast.AST) -> tuple[int, dict[cst.CSTNode, CodeRange]]:
+        """The places of the nodes around one, and how many lines of the file are above them."""
+        top = self.top(node)
+        places = self.places(top)
+        first = next(item for item in self.tree.body if self._tops[item] is top)
+        return first.lineno - places[top].start.line, places
 
-    text: str
-    lines: tuple[int, ...]
+    def column(self, line: int, column_bytes: int) -> int:
+        """A column of `ast`, which counts bytes of UTF-8, in characters."""
+        return len(self.rows[line - 1].encode()[:column_bytes].decode())
 
-    @classmethod
-    def of(cls, text: str) -> Text:
-        """A text that nothing was changed in."""
-        return cls(text, tuple(range(1, text.count("\n") + 2)))
+    def indent(self, line: int) -> str:
+        """The white space that a line begins with."""
+        text = self.rows[line - 1]
+        return text[: len(text) - len(text.lstrip())]
 
-    def edited(self, edits: Iterable[Edit]) -> Text:
-        """The text with all edits made; several insertions at one place keep their order.
+    @cached_property
+    def rows(self) -> list[str]:
+        """The lines of the text."""
+        return self.text.split("\n")
 
-        Raises:
-            UnwritableError: Two edits change the same characters.
-        """
-        pieces: list[tuple[str, int, int]] = []  # what it is, where it comes from, and how far each letter of it moves on
-        at = 0
-        for edit in sorted(edits, key=lambda item: (item.start, item.end)):
-            if edit.start < at:
-                raise UnwritableError("two changes meet at the same place")
-            pieces += [(self.text[at : edit.start], at, 1), (edit.new, edit.start, 0)]
-            at = edit.end
-        pieces = [piece for piece in (*pieces, (self.text[at:], at, 1)) if piece[0]]
-        letters = [(letter, start + place * step) for text, start, step in pieces for place, letter in enumerate(text)]
-        begins = [0, *(place + 1 for place, (letter, _) in enumerate(letters) if letter == "\n")]
-        breaks = [place for place, letter in enumerate(self.text) if letter == "\n"]
-        old = [letters[place][1] if place < len(letters) else len(self.text) for place in begins]
-        numbers = tuple(self.lines[bisect_left(breaks, place)] for place in old)
-        return Text("".join(letter for letter, _ in letters), numbers)
+    def code(self, node: cst.CSTNode) -> str:
+        """The text of a node of libcst."""
+        return self.module.code_for_node(node)

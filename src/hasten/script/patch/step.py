@@ -125,15 +125,15 @@ class _Search:
 
     def _calls(self, node: ast.AST, scope: Scope, depth: int = 0) -> bool:
         """Whether a node calls the model, or a function that does."""
-        scopes = self.project.scopes(scope.source)
+        scopes = scope.source.scopes
         calls = [item for item in ast.walk(node) if isinstance(item, ast.Call)]
         return any(self._runs_model(call, scopes.of.get(call, scope), depth) for call in calls)
 
     def _direct(self, nodes: Iterable[ast.AST], scope: Scope) -> tuple[ast.Call, ...]:
         """The calls whose function is the model that the optimizer trains."""
-        scopes = self.project.scopes(scope.source)
+        scopes = scope.source.scopes
         calls = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Call) and _is_variable(item.func)]
-        return tuple(sorted((call for call in calls if self._is_trained(call, scopes.of[call])), key=scope.source.start))
+        return tuple(sorted((call for call in calls if self._is_trained(call, scopes.of[call])), key=_position))
 
     def _is_trained(self, call: ast.Call, scope: Scope) -> bool:
         if self.project.callee(call, scope) is not None:
@@ -145,7 +145,7 @@ class _Search:
         if isinstance(callee, ast.ClassDef) or self.project.called(call, scope):
             return False
         if isinstance(callee, FUNCTIONS):
-            inner = self.project.scopes(self.project.home(callee)).inner[callee]
+            inner = self.project.home(callee).scopes.inner[callee]
             return depth < 3 and any(self._calls(item, inner, depth + 1) for item in callee.body)
         if isinstance(call.func, ast.Attribute) and call.func.attr in _NO_FORWARD:
             return False
@@ -169,6 +169,10 @@ def _computes(loss: ast.expr) -> bool:
     if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr in ("scale", "mean", "sum"):
         return any(isinstance(node, ast.Call) for part in (loss.func.value, *loss.args) for node in ast.walk(part))
     return any(isinstance(node, ast.Call) for node in ast.walk(loss))
+
+
+def _position(call: ast.Call) -> tuple[int, int]:
+    return call.lineno, call.col_offset
 
 
 def is_split(statement: ast.stmt, call: ast.AST) -> bool:

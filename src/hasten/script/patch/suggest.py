@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +16,7 @@ from hasten.core.source_edits import NothingToWriteError, UnwritableError
 from hasten.script.patch.edits import Changes
 from hasten.script.patch.project import Project, follow
 from hasten.script.patch.script import Script
-from hasten.script.patch.source import Text, parse
+from hasten.script.patch.source import Source
 
 FAILED = "Hasten failed to read the source"
 _OTHER_NAMES = {
@@ -57,38 +57,40 @@ def suggest(plan: Plan, script: Path) -> Patch:
     if start not in before:
         reason = refused.get(start, f"there is no file {script}")
         return Patch(left=dict.fromkeys(plan.names, reason))
-    texts, written, left = dict(before), dict[str, str](), dict[str, str]()
-    project = Project(start, texts)
+    sources, written, left = before, dict[str, str](), dict[str, str]()
+    project = Project(start, sources)
     outside = [item for item in plan.optimizations if _only_environment(item)]
     for item in plan.optimizations:
         name = item.card.name
         try:
             if item in outside:
                 _leave_environment(outside, _shown(start))
-            changed, written[name] = _written(project, texts, item)
+            changed, written[name] = _written(project, item)
         except UnwritableError as error:
             left[name] = "\n    ".join([f"{error.reason}.", *_by_hand(item, error), *_arguments(project, item)])
+        except RecursionError:
+            left[name] = "\n    ".join(["the source is nested too deeply.", *item.by_hand()])
         except Exception as error:  # noqa: BLE001 - a source that is read wrongly must not cost the plan itself
             left[name] = f"{FAILED}: {type(error).__name__}: {error}. Please report it."
         else:
-            texts, project = changed, Project(start, changed, project)
-    folder = _folder(start, [path for path in texts if texts[path] != before[path]])
-    diffs = [_diff(path, before[path].text, texts[path].text, folder) for path in sorted(texts)]
+            sources = {**sources, **changed}
+            project = Project(start, sources)
+    folder = _folder(start, [path for path in sources if sources[path] is not before[path]])
+    diffs = [_diff(path, before[path].text, sources[path].text, folder) for path in sorted(sources)]
     return Patch(diff="".join(diffs), folder=folder, written=written, left=left)
 
 
-def _written(project: Project, texts: Mapping[Path, Text], item: Optimization) -> tuple[dict[Path, Text], str]:
-    """The texts with one technique more, and what was changed. Raises UnwritableError; what is given stays as it is."""
+def _written(project: Project, item: Optimization) -> tuple[dict[Path, Source], str]:
+    """The files that one technique changes, and what is changed. Raises UnwritableError; the project stays as it is."""
     changes = Changes(project)
     words = item.write_patch(Script(changes))
-    done = dict(texts)
-    for source, edits in changes.edits.items():
-        done[source.path] = texts[source.path].edited(edits)
+    changed = {}
+    for source, text in changes.texts().items():
         try:
-            parse(done[source.path].text)
+            changed[source.path] = Source(source.path, text, source)
         except SyntaxError as error:
             raise UnwritableError(f"{source.path.name} would not be Python any more: {error}") from error
-    return done, words
+    return changed, words
 
 
 def _only_environment(item: Optimization) -> bool:

@@ -16,7 +16,6 @@ from hasten.core.optimization import Optimization
 from hasten.core.stats import NonInferiority
 from hasten.optimizations import catalogue
 from hasten.optimizations.parts.sample_caching import disk_words, quoted_source
-from hasten.script.patch.suggest import suggest
 from hasten.script.plan.live import ScriptJob
 from hasten.script.plan.reach import why_beyond
 from hasten.tune.proof.compare import Comparison
@@ -134,6 +133,8 @@ class ScriptSession(Session):
         plan, script = self.record.applied_plan(), Path(self.request.command[0])
         if not plan.optimizations or script.suffix != ".py":
             return
+        from hasten.script.patch import suggest  # noqa: PLC0415 - libcst takes most of a second to import
+
         found = suggest(plan, script)
         if found.diff:
             (self.request.out / PATCH).write_bytes(found.diff.encode("utf-8"))  # line ends are the files' own
