@@ -7,9 +7,9 @@ model.py       where its model is made
 step.py        where it computes the loss
 flow.py        which calls may have made a value
 project.py     what names mean, across the script's files
-scopes.py      which names are bound where
+source.py      one file for reading: its tree, and which names are bound where
+formatted.py   one file for writing: its tree of libcst
 edits.py       arguments, lines, blocks and imports
-source.py      text and tree of one file
 """
 
 from __future__ import annotations

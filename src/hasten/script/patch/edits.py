@@ -13,9 +13,9 @@ from typing import Any
 import libcst as cst
 
 from hasten.core.source_edits import UnwritableError
+from hasten.script.patch.formatted import Formatted
 from hasten.script.patch.project import Project
-from hasten.script.patch.scopes import LOOPS, Scope
-from hasten.script.patch.source import Source
+from hasten.script.patch.source import LOOPS, Scope, Source
 
 LONG_LINE = 100
 """Columns from which on new arguments get a line of their own."""
@@ -36,6 +36,7 @@ class _FileEdits:
     """The edits of one file.
 
     Attributes:
+        file: The file's tree.
         changes: Node -> how it changes.
         before: Statement -> the lines to add before it.
         after: The same, after it; for None, at the beginning of the file.
@@ -45,6 +46,7 @@ class _FileEdits:
         tops: The statements of the module that something changes within.
     """
 
+    file: Formatted
     changes: dict[cst.CSTNode, list[Change]] = field(default_factory=dict)
     before: dict[cst.CSTNode, list[cst.BaseStatement]] = field(default_factory=dict)
     after: dict[cst.CSTNode | None, list[cst.BaseStatement]] = field(default_factory=dict)
@@ -66,18 +68,18 @@ class Changes:
         self._files: dict[Source, _FileEdits] = {}
 
     def _of(self, source: Source) -> _FileEdits:
-        return self._files.setdefault(source, _FileEdits())
+        return self._files.setdefault(source, _FileEdits(Formatted(source)))
 
     def _change(self, source: Source, node: cst.CSTNode, change: Change) -> None:
         self._of(source).changes.setdefault(node, []).append(change)
 
     def _expression(self, node: ast.expr, source: Source) -> cst.BaseExpression:
-        self._of(source).tops.add(source.top(node))
-        return source.expression(node)
+        self._of(source).tops.add(self._of(source).file.top(node))
+        return self._of(source).file.expression(node)
 
     def _lines(self, statement: ast.stmt, source: Source) -> cst.BaseStatement:
-        self._of(source).tops.add(source.top(statement))
-        return source.lines(statement)
+        self._of(source).tops.add(self._of(source).file.top(statement))
+        return self._of(source).file.lines(statement)
 
     def texts(self) -> dict[Source, str]:
         """The changed files, with their new texts."""
@@ -93,9 +95,9 @@ class Changes:
             statements = _parsed(lines)
             if anchor is not None and not joined:
                 statements[0] = _with_gap(statements[0])
-            key = None if anchor is None else source.lines(anchor)
+            key = None if anchor is None else self._of(source).file.lines(anchor)
             edits.after[key] = [*statements, *edits.after.get(key, [])]
-        module = source.module.visit(_Writer(edits, source.module))
+        module = edits.file.module.visit(_Writer(edits))
         return module.with_changes(has_trailing_newline=module.has_trailing_newline or not source.text).code
 
     # Arguments.
@@ -122,7 +124,7 @@ class Changes:
             at = _index(node, name, order)
             if at is None:
                 missing[name] = value
-            elif (was := source.code(node.args[at].value)) != value:
+            elif (was := self._of(source).file.code(node.args[at].value)) != value:
                 self._change(source, node, _setter(at, value))
                 words.append(f"{name}={value} (was {was})")
         if missing:
@@ -150,7 +152,7 @@ class Changes:
             known = [item for item in literal.elements if isinstance(item, cst.DictElement) and _key(item) == name]
             if not known:
                 missing[name] = value
-            elif (was := source.code(known[-1].value)) != value:
+            elif (was := self._of(source).file.code(known[-1].value)) != value:
                 self._change(source, known[-1].value, _replacer(cst.parse_expression(value)))
                 words.append(f"{name}={value} (was {was})")
         if missing:
@@ -159,7 +161,7 @@ class Changes:
 
     def remove_argument(self, call: ast.Call, source: Source, value: ast.expr) -> None:
         """Take an argument out of a call."""
-        node, argument = cst.ensure_type(self._expression(call, source), cst.Call), source.expression(value)
+        node, argument = cst.ensure_type(self._expression(call, source), cst.Call), self._of(source).file.expression(value)
         at = next(place for place, arg in enumerate(node.args) if arg.value is argument)
         self._change(source, node, lambda call: _without(call, at))
 
@@ -199,7 +201,9 @@ class Changes:
                     raise UnwritableError(f"{source.line_of(statements[-1])} is no call of a method")
             self._change(source, nodes[-1], lambda line: _assigning(line, name))
         edits.withs[nodes[0]] = nodes[-1], cst.ensure_type(cst.parse_statement(f"{header}\n    pass\n"), cst.With), later
-        for string, text in source.long_strings(statements[0]):  # `{x = }` prints its white space: it is not indented
+        for string, text in self._of(source).file.long_strings(
+            statements[0]
+        ):  # `{x = }` prints its white space: it is not indented
             self._change(source, string, _replacer(string.with_changes(parts=[cst.FormattedStringText(text)])))
 
     # Names and the top of a file.
@@ -244,17 +248,17 @@ class Changes:
         edits, statements = self._of(source), _parsed(lines)
         if anchor is not None or edits.imports:
             statements[0] = _with_gap(statements[0])
-        edits.after.setdefault(None if anchor is None else source.lines(anchor), []).extend(statements)
+        edits.after.setdefault(None if anchor is None else self._of(source).file.lines(anchor), []).extend(statements)
         if at < len(block):
-            edits.gap_before.add(source.lines(block[at]))
+            edits.gap_before.add(self._of(source).file.lines(block[at]))
 
 
 class _Writer(cst.CSTTransformer):
     """Makes the edits of one file."""
 
-    def __init__(self, edits: _FileEdits, module: cst.Module) -> None:
+    def __init__(self, edits: _FileEdits) -> None:
         super().__init__()
-        self._edits, self._unchanged = edits, set[cst.CSTNode](module.body) - edits.tops
+        self._edits, self._unchanged = edits, set[cst.CSTNode](edits.file.module.body) - edits.tops
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         """Pass over statements of the module that nothing changes within."""

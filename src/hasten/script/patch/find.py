@@ -11,7 +11,7 @@ import torch
 from hasten.core.source_edits import UnwritableError
 from hasten.script.patch.flow import Origin, origins
 from hasten.script.patch.project import Project
-from hasten.script.patch.scopes import FUNCTIONS, LOOPS, Function, Scope
+from hasten.script.patch.source import FUNCTIONS, LOOPS, Function, Scope
 
 DATALOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 

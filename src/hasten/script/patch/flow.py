@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hasten.script.patch.project import Project
-from hasten.script.patch.scopes import FUNCTIONS, Bind, Function, Scope
+from hasten.script.patch.source import FUNCTIONS, Bind, Function, Scope
 
 RETURNS_ITSELF = frozenset(
     "to cuda cpu train eval float double half bfloat16 requires_grad_ apply share_memory xpu items values get copy".split()  # noqa: SIM905

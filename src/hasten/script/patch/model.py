@@ -9,7 +9,7 @@ from hasten.core.source_edits import UnwritableError
 from hasten.script.patch.find import Place, the_optimizer, training_line
 from hasten.script.patch.flow import Origin, assigned_attributes, origins
 from hasten.script.patch.project import Project
-from hasten.script.patch.scopes import FUNCTIONS, Bind, Scope
+from hasten.script.patch.source import FUNCTIONS, Bind, Scope
 
 MAX_DEPTH = 5
 """How many calls a model is followed through."""

@@ -10,8 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hasten.script.patch.scopes import FUNCTIONS, Bind, Function, Scope
-from hasten.script.patch.source import Source
+from hasten.script.patch.source import FUNCTIONS, Bind, Function, Scope, Source
 
 MAX_FILES = 64
 MAX_DEPTH = 12

@@ -16,7 +16,7 @@ from hasten.script.patch.find import Place, backward_calls, loops_around, the_op
 from hasten.script.patch.flow import Origin, origins
 from hasten.script.patch.model import Model, the_model
 from hasten.script.patch.project import Project
-from hasten.script.patch.scopes import Scope
+from hasten.script.patch.source import Scope
 from hasten.script.patch.step import Step, forward_step, plain_inputs
 
 ACCELERATORS = ("cuda", "mps", "xpu")

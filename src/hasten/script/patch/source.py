@@ -1,8 +1,7 @@
-"""One file of the user's: its syntax tree for reading, and its libcst tree for writing.
+"""One file for reading: its text, its tree, and which names it binds in which scope.
 
-Scripts are read (what a name means, which call makes the loader) on the tree of `ast`, which takes a thirtieth of the time
-that libcst takes with its metadata. libcst, which keeps comments and formatting, parses only the files that are changed. A
-place found in the one tree is looked up in the other by its position.
+Scripts are read on the tree of `ast`, which takes a thirtieth of the time that libcst takes with its metadata. libcst parses
+only the files that are changed (`formatted.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +10,12 @@ import ast
 import difflib
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast
-
-import libcst as cst
-from libcst.metadata import CodePosition, CodeRange, MetadataWrapper, PositionProvider
+from typing import Literal, TypeAlias
 
 from hasten.core.source_edits import UnwritableError
-from hasten.script.patch.scopes import read_scopes
 
 _BLOCKS = ("body", "orelse", "finalbody")
 
@@ -52,7 +48,11 @@ class Source:
         self.path, self.text, self._before = path, text, before
         self.tree = parse(text)
         self.scopes = read_scopes(self)
-        self._places: dict[cst.CSTNode, dict[cst.CSTNode, CodeRange]] = {}
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether nothing is changed yet."""
+        return self._before is None
 
     # Messages.
 
@@ -105,77 +105,10 @@ class Source:
                 return block
         raise UnwritableError(f"{self.line_of(statement)} stands where no line can be added")
 
-    # The tree of libcst.
-
     @cached_property
-    def module(self) -> cst.Module:
-        """The tree of libcst. Raises UnwritableError where libcst cannot parse the file."""
-        try:
-            module = cst.parse_module(self.text)
-        except cst.ParserSyntaxError as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise UnwritableError(f"libcst cannot parse {self.path.name}: {reason}") from error
-        if self._before is None and module.code != self.text:
-            raise UnwritableError(f"libcst would change the formatting of {self.path.name}")
-        return module
-
-    @cached_property
-    def _tops(self) -> dict[ast.AST, cst.BaseStatement]:
-        """Statement of the module -> its lines; both trees have them in the same order."""
-        lines = [(line, len(line.body) if isinstance(line, cst.SimpleStatementLine) else 1) for line in self.module.body]
-        tops = [cast("cst.BaseStatement", line) for line, count in lines for _ in range(count)]
-        return dict(zip(self.tree.body, tops, strict=True))
-
-    def top(self, node: ast.AST) -> cst.BaseStatement:
-        """The lines of the statement of the module that holds a node."""
-        return next(self._tops[item] for item in self.up(node) if item in self._tops)
-
-    def places(self, top: cst.CSTNode) -> dict[cst.CSTNode, CodeRange]:
-        """Where the nodes of libcst are that a statement of the module holds."""
-        if top not in self._places:
-            module = self.module.with_changes(header=[], footer=[], body=[top])
-            found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
-            self._places[top] = dict(found)
-        return self._places[top]
-
-    def expression(self, node: ast.expr) -> cst.BaseExpression:
-        """The node of libcst of an expression. Raises UnwritableError where there is none."""
-        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
-        shift, places = self._shifted(node)
-        wanted = CodeRange(
-            (node.lineno - shift, self.column(node.lineno, node.col_offset)), (end_line - shift, self.column(end_line, end))
-        )
-        for found, place in places.items():
-            if isinstance(found, cst.BaseExpression) and place == wanted:
-                return found
-        raise UnwritableError(f"{self.line_of(node)} is written in a way that is not known here")
-
-    def lines(self, statement: ast.stmt) -> cst.BaseStatement:
-        """The node of libcst of a statement. Raises UnwritableError where it shares its line with others."""
-        shift, places = self._shifted(statement)
-        start = CodePosition(statement.lineno - shift, self.column(statement.lineno, statement.col_offset))
-        for found, place in places.items():
-            if place.start == start and isinstance(found, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-                if isinstance(found, cst.SimpleStatementLine) and len(found.body) > 1:
-                    break
-                return found
-        raise UnwritableError(f"{self.line_of(statement)} holds several statements in one line")
-
-    def long_strings(self, statement: ast.stmt) -> Iterator[tuple[cst.FormattedString, str]]:
-        """The f-strings over several lines in the statement of the module around one, with what is between their quotes."""
-        shift, places = self._shifted(statement)
-        for found, place in places.items():
-            if isinstance(found, cst.FormattedString) and place.start.line != place.end.line:
-                rows = self.rows[place.start.line + shift - 1 : place.end.line + shift]
-                text = "\n".join([*rows[:-1], rows[-1][: place.end.column]])[place.start.column :]
-                yield found, text.removeprefix(found.start).removesuffix(found.end)
-
-    def _shifted(self, node: ast.AST) -> tuple[int, dict[cst.CSTNode, CodeRange]]:
-        """The places of the nodes around one, and how many lines of the file are above them."""
-        top = self.top(node)
-        places = self.places(top)
-        first = next(item for item in self.tree.body if self._tops[item] is top)
-        return first.lineno - places[top].start.line, places
+    def rows(self) -> list[str]:
+        """The lines of the text."""
+        return self.text.split("\n")
 
     def column(self, line: int, column_bytes: int) -> int:
         """A column of `ast`, which counts bytes of UTF-8, in characters."""
@@ -186,11 +119,229 @@ class Source:
         text = self.rows[line - 1]
         return text[: len(text) - len(text.lstrip())]
 
-    @cached_property
-    def rows(self) -> list[str]:
-        """The lines of the text."""
-        return self.text.split("\n")
 
-    def code(self, node: cst.CSTNode) -> str:
-        """The text of a node of libcst."""
-        return self.module.code_for_node(node)
+# Scopes.
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+ScopeNode: TypeAlias = (
+    ast.Module | Function | ast.ClassDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass(frozen=True, eq=False)
+class Bind:
+    """One place that binds a name.
+
+    Attributes:
+        kind: `value` (an assignment), `element` (a loop over `value`), `param`, `def`, `class`, `import`, `other`.
+        node: The statement, argument, definition or alias.
+        value: What is assigned, or looped over.
+        at: Position in an unpacked value; None for the whole of it.
+        module: The module that an import names, relative to `level`.
+        level: Dots before it.
+        name: What is taken of the module; None for the module itself.
+    """
+
+    kind: Literal["value", "element", "param", "def", "class", "import", "other"]
+    node: ast.AST
+    value: ast.expr | None = None
+    at: int | None = None
+    module: str = ""
+    level: int = 0
+    name: str | None = None
+
+
+@dataclass(eq=False)
+class Scope:
+    """The names of a module, class, function or comprehension.
+
+    Attributes:
+        node: What opens it.
+        parent: The scope around it.
+        source: The file.
+        binds: Name -> the places that bind it, in order.
+        stars: Modules (with dots before them) whose names are all taken over.
+        elsewhere: Names that belong to another scope, by `global` or `nonlocal`.
+    """
+
+    node: ScopeNode
+    parent: Scope | None
+    source: Source
+    binds: dict[str, list[Bind]] = field(default_factory=dict)
+    stars: list[tuple[str, int]] = field(default_factory=list)
+    elsewhere: dict[str, Scope] = field(default_factory=dict)
+
+    def add(self, name: str, bind: Bind) -> None:
+        """Note one more place that binds a name."""
+        self.elsewhere.get(name, self).binds.setdefault(name, []).append(bind)
+
+    def lookup(self, name: str) -> tuple[Scope, list[Bind]] | None:
+        """The scope that a name used here belongs to, and the places that bind it."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.binds and (scope is self or not isinstance(scope.node, ast.ClassDef)):
+                return scope, scope.binds[name]
+            scope = scope.parent
+        return None
+
+    @property
+    def module(self) -> Scope:
+        """The scope of the file."""
+        return self if self.parent is None else self.parent.module
+
+    @property
+    def function(self) -> Function | None:
+        """The function around; None at the level of the module or a class."""
+        scope: Scope | None = self
+        while scope is not None:
+            if isinstance(scope.node, FUNCTIONS):
+                return scope.node
+            scope = scope.parent
+        return None
+
+    @property
+    def owner(self) -> tuple[ast.ClassDef, Scope] | None:
+        """The class whose method is around, and the class's scope."""
+        scope: Scope | None = self
+        while scope is not None:
+            if isinstance(scope.node, ast.ClassDef):
+                return scope.node, scope
+            scope = scope.parent
+        return None
+
+
+@dataclass(eq=False)
+class Scopes:
+    """The scopes of one file.
+
+    Attributes:
+        module: The outermost.
+        of: Node -> the scope in which it is evaluated.
+        inner: Function, class, lambda or comprehension -> the scope that it opens.
+        attributes: Attribute name -> (target, bind, scope) of each assignment to it, as in `self.model = ...`.
+        items: Name -> (key, value, scope) of each assignment to one of its items, as in `loaders["train"] = ...`.
+    """
+
+    module: Scope
+    of: dict[ast.AST, Scope] = field(default_factory=dict)
+    inner: dict[ast.AST, Scope] = field(default_factory=dict)
+    attributes: dict[str, list[tuple[ast.Attribute, Bind, Scope]]] = field(default_factory=dict)
+    items: dict[str, list[tuple[object, ast.expr, Scope]]] = field(default_factory=dict)
+
+
+def read_scopes(source: Source) -> Scopes:
+    """Find the scopes of a file."""
+    module = Scope(source.tree, None, source)
+    scopes = Scopes(module)
+    _Reader(scopes).visit_all(source.tree.body, module)
+    return scopes
+
+
+class _Reader:
+    def __init__(self, scopes: Scopes) -> None:
+        self.scopes = scopes
+
+    def visit_all(self, nodes: list[ast.stmt], scope: Scope) -> None:
+        for node in nodes:
+            self.visit(node, scope)
+
+    def visit(self, node: ast.AST, scope: Scope) -> None:
+        self.scopes.of[node] = scope
+        if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            self._function(node, scope)
+            return
+        if isinstance(node, ast.ClassDef):
+            scope.add(node.name, Bind("class", node))
+            self._open(node, scope, [*node.decorator_list, *node.bases, *node.keywords], node.body)
+            return
+        if isinstance(node, _COMPREHENSIONS):
+            self._open(node, scope, [], list(ast.iter_child_nodes(node)))
+            return
+        self._bind(node, scope)
+        for child in ast.iter_child_nodes(node):
+            self.visit(child, scope)
+
+    def _open(self, node: ScopeNode, scope: Scope, outside: list[ast.AST], inside: list[ast.AST] | list[ast.stmt]) -> Scope:
+        inner = self.scopes.inner[node] = Scope(node, scope, scope.source)
+        for child in outside:
+            self.visit(child, scope)
+        for child in inside:
+            self.visit(child, inner)
+        return inner
+
+    def _function(self, node: Function | ast.Lambda, scope: Scope) -> None:
+        outside: list[ast.AST] = [item for item in (*node.args.defaults, *node.args.kw_defaults) if item is not None]
+        inner = self.scopes.inner[node] = Scope(node, scope, scope.source)
+        if not isinstance(node, ast.Lambda):
+            scope.add(node.name, Bind("def", node))
+            outside += node.decorator_list
+        for child in outside:
+            self.visit(child, scope)
+        for parameter in _parameters(node.args):
+            inner.add(parameter.arg, Bind("param", parameter))
+        for child in [node.body] if isinstance(node, ast.Lambda) else node.body:
+            self.visit(child, inner)
+
+    def _bind(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            _bind_imports(node, scope)
+        elif isinstance(node, ast.Global):
+            scope.elsewhere.update(dict.fromkeys(node.names, scope.module))
+        elif isinstance(node, ast.Nonlocal):
+            for name in node.names:
+                found = scope.parent.lookup(name) if scope.parent else None
+                scope.elsewhere[name] = found[0] if found else scope
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            scope.add(node.name, Bind("other", node))
+        for target, kind, value in _assignments(node):
+            self._target(target, Bind(kind, node, value), scope)
+
+    def _target(self, target: ast.expr, bind: Bind, scope: Scope) -> None:
+        if isinstance(target, ast.Name):
+            scope.add(target.id, bind)
+        elif isinstance(target, ast.Attribute):
+            self.scopes.attributes.setdefault(target.attr, []).append((target, bind, scope))
+        elif isinstance(target, ast.Subscript):
+            if isinstance(target.value, ast.Name) and isinstance(target.slice, ast.Constant) and bind.value is not None:
+                self.scopes.items.setdefault(target.value.id, []).append((target.slice.value, bind.value, scope))
+        elif isinstance(target, ast.Starred):
+            self._target(target.value, Bind("other", bind.node), scope)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for position, item in enumerate(target.elts):
+                kind = bind.kind if bind.at is None else "other"  # deeper than one level is not followed
+                self._target(item, Bind(kind, bind.node, bind.value, position), scope)
+
+
+def _assignments(node: ast.AST) -> list[tuple[ast.expr, Literal["value", "element", "other"], ast.expr | None]]:
+    """What a statement, or a part of one, assigns to: target, kind, value."""
+    if isinstance(node, ast.Assign):
+        return [(target, "value", node.value) for target in node.targets]
+    if isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        return [(node.target, "value", node.value)]
+    if isinstance(node, ast.AugAssign):
+        return [(node.target, "other", None)]
+    if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+        return [(node.target, "element", node.iter)]
+    if isinstance(node, ast.withitem) and node.optional_vars is not None:
+        return [(node.optional_vars, "value", node.context_expr)]
+    return []
+
+
+def _parameters(arguments: ast.arguments) -> list[ast.arg]:
+    more = [item for item in (arguments.vararg, arguments.kwarg) if item is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *more]
+
+
+def _bind_imports(node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            module = alias.name if alias.asname else alias.name.partition(".")[0]
+            scope.add(alias.asname or module, Bind("import", node, module=module))
+        elif alias.name == "*":
+            scope.stars.append((node.module or "", node.level))
+        else:
+            bind = Bind("import", node, module=node.module or "", level=node.level, name=alias.name)
+            scope.add(alias.asname or alias.name, bind)

@@ -13,7 +13,7 @@ from hasten.script.patch.find import Place, backward_calls, names_of
 from hasten.script.patch.flow import Origin, origins
 from hasten.script.patch.model import is_module, the_model
 from hasten.script.patch.project import Project
-from hasten.script.patch.scopes import FUNCTIONS, Function, Scope
+from hasten.script.patch.source import FUNCTIONS, Function, Scope
 
 _NO_FORWARD = (frozenset(dir(nn.Module)) | {"step", "backward", "no_sync"}) - {"forward", "__call__"}
 FRAMEWORKS = ("accelerate", "lightning", "pytorch_lightning", "deepspeed")

@@ -1,0 +1,101 @@
+"""One file for writing: its tree of libcst, which keeps comments and formatting, and how places of `ast` are found in it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cached_property
+from typing import cast
+
+import libcst as cst
+from libcst.metadata import CodePosition, CodeRange, MetadataWrapper, PositionProvider
+
+from hasten.core.source_edits import UnwritableError
+from hasten.script.patch.source import Source
+
+
+class Formatted:
+    """The tree of libcst of a file, parsed when something is looked up in it.
+
+    Attributes:
+        source: The file.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._places: dict[cst.CSTNode, dict[cst.CSTNode, CodeRange]] = {}
+
+    @cached_property
+    def module(self) -> cst.Module:
+        """The tree of libcst. Raises UnwritableError where libcst cannot parse the file."""
+        try:
+            module = cst.parse_module(self.source.text)
+        except cst.ParserSyntaxError as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise UnwritableError(f"libcst cannot parse {self.source.path.name}: {reason}") from error
+        if self.source.is_on_disk and module.code != self.source.text:
+            raise UnwritableError(f"libcst would change the formatting of {self.source.path.name}")
+        return module
+
+    @cached_property
+    def _tops(self) -> dict[ast.AST, cst.BaseStatement]:
+        """Statement of the module -> its lines; both trees have them in the same order."""
+        lines = [(line, len(line.body) if isinstance(line, cst.SimpleStatementLine) else 1) for line in self.module.body]
+        tops = [cast("cst.BaseStatement", line) for line, count in lines for _ in range(count)]
+        return dict(zip(self.source.tree.body, tops, strict=True))
+
+    def top(self, node: ast.AST) -> cst.BaseStatement:
+        """The lines of the statement of the module that holds a node."""
+        return next(self._tops[item] for item in self.source.up(node) if item in self._tops)
+
+    def places(self, top: cst.CSTNode) -> dict[cst.CSTNode, CodeRange]:
+        """Where the nodes of libcst are that a statement of the module holds."""
+        if top not in self._places:
+            module = self.module.with_changes(header=[], footer=[], body=[top])
+            found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+            self._places[top] = dict(found)
+        return self._places[top]
+
+    def expression(self, node: ast.expr) -> cst.BaseExpression:
+        """The node of libcst of an expression. Raises UnwritableError where there is none."""
+        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        shift, places = self._shifted(node)
+        wanted = CodeRange(
+            (node.lineno - shift, self.source.column(node.lineno, node.col_offset)),
+            (end_line - shift, self.source.column(end_line, end)),
+        )
+        for found, place in places.items():
+            if isinstance(found, cst.BaseExpression) and place == wanted:
+                return found
+        raise UnwritableError(f"{self.source.line_of(node)} is written in a way that is not known here")
+
+    def lines(self, statement: ast.stmt) -> cst.BaseStatement:
+        """The node of libcst of a statement. Raises UnwritableError where it shares its line with others."""
+        shift, places = self._shifted(statement)
+        start = CodePosition(statement.lineno - shift, self.source.column(statement.lineno, statement.col_offset))
+        for found, place in places.items():
+            if place.start == start and isinstance(found, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+                if isinstance(found, cst.SimpleStatementLine) and len(found.body) > 1:
+                    break
+                return found
+        raise UnwritableError(f"{self.source.line_of(statement)} holds several statements in one line")
+
+    def long_strings(self, statement: ast.stmt) -> Iterator[tuple[cst.FormattedString, str]]:
+        """The f-strings over several lines in the statement of the module around one, with what is between their quotes."""
+        shift, places = self._shifted(statement)
+        for found, place in places.items():
+            if isinstance(found, cst.FormattedString) and place.start.line != place.end.line:
+                rows = self.source.rows[place.start.line + shift - 1 : place.end.line + shift]
+                text = "\n".join([*rows[:-1], rows[-1][: place.end.column]])[place.start.column :]
+                yield found, text.removeprefix(found.start).removesuffix(found.end)
+
+    def _shifted(self, node: ast.AST) -> tuple[int, dict[cst.CSTNode, CodeRange]]:
+        """The places of the nodes around one, and how many lines of the file are above them."""
+        top = self.top(node)
+        places = self.places(top)
+        first = next(item for item in self.source.tree.body if self._tops[item] is top)
+        return first.lineno - places[top].start.line, places
+
+    def code(self, node: cst.CSTNode) -> str:
+        """The text of a node of libcst."""
+        return self.module.code_for_node(node)
