@@ -375,3 +375,11 @@ Trainer().fit(Net())
     patch = made(monkeypatch, tmp_path, text, "precision", "loader_workers", "fused_optimizer")
     assert patch.left["precision"].endswith('\n    Trainer(..., precision="bf16-mixed")')
     assert added(patch) == ["return optim.SGD(self.parameters(), lr=1, fused=True)", f"return DataLoader([1], {WORKERS})"]
+
+
+def test_arguments_of_a_trainer_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "from transformers import TrainingArguments\nTrainingArguments('out')\n"
+    left = made(monkeypatch, tmp_path, text, "precision", "compile", "fused_optimizer").left
+    assert left["precision"].endswith("\n    TrainingArguments(..., bf16=True)")
+    assert left["compile"].endswith("\n    TrainingArguments(torch_compile=True)")
+    assert left["fused_optimizer"].endswith('\n    TrainingArguments(..., optim="adamw_torch_fused")')

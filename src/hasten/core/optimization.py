@@ -133,7 +133,8 @@ class Optimization:
     def framework_arguments(self) -> dict[str, str]:
         """What does the same in a framework that runs the training: full name of a class -> the argument to give it.
 
-        Shown where the patch does not have the optimization: `{"lightning.Trainer": 'precision="bf16-mixed"'}`.
+        Shown where the patch does not have the optimization, beside what `Card.left_to` says:
+        `{"lightning.Trainer": 'precision="bf16-mixed"'}`.
         """
         return {}
 

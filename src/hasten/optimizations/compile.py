@@ -143,10 +143,6 @@ class Compile(Optimization):
         mode = [f'mode="{self.mode}"'] if self.mode != "default" else []
         return ", ".join([*mode, *{"yes": ["dynamic=True"], "no": ["dynamic=False"], "auto": []}[self.dynamic]])
 
-    def framework_arguments(self) -> dict[str, str]:
-        """The Trainer compiles the model itself."""
-        return {"transformers.TrainingArguments": "torch_compile=True"}
-
 
 def _forget() -> None:
     """Forget all graphs and what was counted of them: the counts are the process's, not the model's."""

@@ -81,10 +81,6 @@ class DropLast(Optimization):
             raise UnwritableError(f"a sampler makes the batches ({loader.place})", "give that one drop_last=True")
         return loader.set({"drop_last": "True"})
 
-    def framework_arguments(self) -> dict[str, str]:
-        """The Trainer makes the loader."""
-        return {"transformers.TrainingArguments": "dataloader_drop_last=True"}
-
 
 class _FullBatches:
     """The order of an epoch without its short batches; an epoch of one batch keeps it."""

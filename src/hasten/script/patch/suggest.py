@@ -24,6 +24,8 @@ _OTHER_NAMES = {
     "lightning.Trainer": ("lightning.pytorch.Trainer", "pytorch_lightning.Trainer"),
 }
 """The other full names of classes that `Optimization.framework_arguments` names."""
+_TRAINERS = {"lightning": "lightning.Trainer", "transformers": "transformers.TrainingArguments"}
+"""The framework that `Card.left_to` names -> the class that its settings go to."""
 _BOM = "\ufeff"
 
 
@@ -67,7 +69,7 @@ def suggest(plan: Plan, script: Path) -> Patch:
                 _leave_environment(outside, _shown(start))
             changed, written[name] = _written(project, item)
         except UnwritableError as error:
-            left[name] = "\n    ".join([f"{error.reason}.", *_by_hand(item, error), *_arguments(project, item)])
+            left[name] = "\n    ".join([f"{error.reason}.", *_by_hand(item, error), *_hints(project, item)])
         except RecursionError:
             left[name] = "\n    ".join(["the source is nested too deeply.", *item.by_hand()])
         except Exception as error:  # noqa: BLE001 - a source that is read wrongly must not cost the plan itself
@@ -114,13 +116,15 @@ def _by_hand(item: Optimization, error: UnwritableError) -> tuple[str, ...]:
     return () if isinstance(error, NothingToWriteError) else error.lines or item.by_hand()
 
 
-def _arguments(project: Project, item: Optimization) -> list[str]:
+def _hints(project: Project, item: Optimization) -> list[str]:
     """What the frameworks that the project uses have for an optimization."""
-    return [
-        f"{name.rpartition('.')[2]}(..., {argument})"
-        for name, argument in item.framework_arguments().items()
-        if project.calls_of(name, *_OTHER_NAMES.get(name, ()))
-    ]
+
+    def used(name: str) -> bool:
+        return bool(project.calls_of(name, *_OTHER_NAMES.get(name, ())))
+
+    arguments, settings = item.framework_arguments(), item.card.left_to.items()
+    hints = [f"{name.rpartition('.')[2]}(..., {argument})" for name, argument in arguments.items() if used(name)]
+    return hints + [words for framework, words in settings if used(name := _TRAINERS[framework]) and name not in arguments]
 
 
 # The diff.
