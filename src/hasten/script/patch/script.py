@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from hasten.core.source_edits import NothingToWriteError, UnwritableError
+from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 from hasten.script.patch.edits import Changes
 from hasten.script.patch.find import Place, backward_calls, loops_around, the_optimizer, training_loader, training_loops
 from hasten.script.patch.flow import Origin, origins
@@ -25,7 +25,12 @@ _LOSS_NAMES = ("loss", "train_loss", "loss_value", "step_loss")
 _NAME = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
-class Call:
+def script_edits(changes: Changes) -> SourceEdits:
+    """What an optimization sees of a script while it writes itself into it."""
+    return _Script(changes)
+
+
+class _Call:
     """A call in the script; see SourceCall.
 
     Args:
@@ -43,17 +48,14 @@ class Call:
 
     @property
     def place(self) -> str:
-        """Where it is."""
         return self._scope.source.line_of(self._call)
 
     @property
     def name(self) -> str:
-        """The last part of the full name of what is called."""
         return self._changes.project.called(self._call, self._scope).rpartition(".")[2]
 
     @cached_property
     def given(self) -> Mapping[str, str]:
-        """Argument name -> the text of its value."""
         return {name: self._scope.source.segment(value) for name, value in self._arguments().items()}
 
     def _arguments(self) -> dict[str, ast.expr]:
@@ -63,7 +65,6 @@ class Call:
         return {**dict(zip(self._parameters, plain, strict=False)), **named}
 
     def set(self, values: Mapping[str, str], where_given: Mapping[str, str] | None = None) -> str:
-        """Set keyword arguments, and return what changes and where."""
         wanted = {**values, **{name: value for name, value in (where_given or {}).items() if name in self.given}}
         words = self._changes.set_arguments(self._call, self._scope, wanted, self._parameters)
         if not words:
@@ -71,11 +72,10 @@ class Call:
         return f"{', '.join(words)} at {self.place}"
 
     def remove(self, name: str) -> None:
-        """Remove an argument that is given."""
         self._changes.remove_argument(self._call, self._scope.source, self._arguments()[name])
 
 
-class ModelVariable:
+class _Model:
     """The variable that holds the model; see SourceModel."""
 
     def __init__(self, changes: Changes, model: Model) -> None:
@@ -83,22 +83,18 @@ class ModelVariable:
 
     @property
     def name(self) -> str:
-        """How it is written where the model is made."""
         return self._model.text
 
     @property
     def is_torchs_own(self) -> bool:
-        """Whether its class is one of torch's own, as `nn.Sequential`."""
         roots = [item for item in self._model.calls if not _is_parallel(self._project, item)]
         return bool(roots) and self._project.called(roots[0].call, roots[0].scope).startswith("torch.nn.")
 
     @property
     def is_parallel(self) -> bool:
-        """Whether it is wrapped for several processes."""
         return any(_is_parallel(self._project, item) for item in self._model.calls)
 
     def calls(self, *methods: str) -> list[str]:
-        """Where one of these methods of the model is called."""
         return [
             scope.source.line_of(call)
             for call, scope in self._project.calls
@@ -114,7 +110,6 @@ class ModelVariable:
         return ast.unparse(expression) == self.name or bool(made & {item.call for item in self._model.calls})
 
     def add(self, line: str, *, wrapped: bool) -> str:
-        """Add a line after the model is made, or after the last statement that wraps it."""
         place = self._model.last if wrapped else self._model.first
         at = place or self._model.before
         text = _spelled(self._changes, at.scope, line)
@@ -127,7 +122,7 @@ class ModelVariable:
         return f"after {at.words}"
 
 
-class Forward:
+class _Forward:
     """The forward pass with the loss; see SourceForward."""
 
     def __init__(self, changes: Changes, step: Step) -> None:
@@ -135,24 +130,20 @@ class Forward:
 
     @property
     def place(self) -> str:
-        """Its first and its last line."""
         source = self._step.scope.source
         first, last = source.line_of(self._step.statements[0]), source.line_of(self._step.statements[-1])
         return first if first == last else f"{first} to {last}"
 
     @property
     def library(self) -> str:
-        """The package that runs the backward pass; empty where the script does."""
         return self._step.library
 
     @property
     def inputs(self) -> list[str]:
-        """The variables that the model is called with, where they may be assigned anew."""
         return plain_inputs(self._step)
 
     @property
     def device_type(self) -> str:
-        """A variable of the script, a constant, or what a parameter says."""
         scope = self._step.scope
         known = scope.lookup("device")
         if known is not None:
@@ -169,7 +160,6 @@ class Forward:
         return f"next({ast.unparse(self._step.calls[0].func)}.parameters()).device.type"
 
     def wrap(self, header: str) -> None:
-        """Put the statements under a `with` line; a call of `.backward()` on the loss itself comes after the block."""
         step = self._step
         line = _spelled(self._changes, step.scope, header)
         name = next((name for name in _LOSS_NAMES if step.scope.lookup(name) is None), "") if step.inline else ""
@@ -178,13 +168,12 @@ class Forward:
         self._changes.wrap(step.statements, step.scope, line, name)
 
     def before(self, *lines: str) -> str:
-        """Add lines before the statements, and return where."""
         first, scope = self._step.statements[0], self._step.scope
         self._changes.before(first, scope.source, *(_spelled(self._changes, scope, line) for line in lines))
         return f"before {scope.source.line_of(first)}"
 
 
-class Loop:
+class _Loop:
     """A loop of the training; see SourceLoop."""
 
     def __init__(self, changes: Changes, loop: Place) -> None:
@@ -192,17 +181,15 @@ class Loop:
 
     @property
     def place(self) -> str:
-        """Where it begins."""
         return self._loop.words
 
     def before(self, *lines: str) -> None:
-        """Add lines before it."""
         source, scope = self._loop.scope.source, self._loop.scope
         texts = [_spelled(self._changes, scope, line) for line in lines]
         self._changes.before(source.statement(self._loop.node), source, *texts)
 
 
-class Script:
+class _Script:
     """A script while one optimization is written into it; see SourceEdits."""
 
     def __init__(self, changes: Changes) -> None:
@@ -210,25 +197,21 @@ class Script:
 
     @property
     def script(self) -> str:
-        """The name of the script."""
         return self._project.script.path.name
 
     # Look.
 
-    def calls(self, *names: str) -> list[Call]:
-        """The calls of functions and classes of libraries."""
-        return [Call(self._changes, call, scope) for call, scope in self._project.calls_of(*names)]
+    def calls(self, *names: str) -> list[_Call]:
+        return [_Call(self._changes, call, scope) for call, scope in self._project.calls_of(*names)]
 
-    def method_calls(self, method: str, *parameters: str) -> list[Call]:
-        """The calls of a method of any object."""
+    def method_calls(self, method: str, *parameters: str) -> list[_Call]:
         return [
-            Call(self._changes, call, scope, parameters)
+            _Call(self._changes, call, scope, parameters)
             for call, scope in self._project.calls
             if isinstance(call.func, ast.Attribute) and call.func.attr == method
         ]
 
     def mentions(self, name: str) -> list[str]:
-        """Where a full name stands."""
         return [
             source.line_of(node)
             for source in self._project.sources.values()
@@ -237,7 +220,6 @@ class Script:
         ]
 
     def assignments(self, name: str) -> list[tuple[str, str]]:
-        """Where an attribute of a library is assigned, and the text of the value."""
         return [(scope.source.line_of(value), scope.source.segment(value)) for value, scope in self._assigned(name)]
 
     def _assigned(self, name: str) -> list[tuple[ast.expr, Scope]]:
@@ -248,36 +230,30 @@ class Script:
                     found.append((bind.value, scope))
         return found
 
-    def loader(self) -> Call:
-        """The call that makes the DataLoader of the training."""
+    def loader(self) -> _Call:
         place = training_loader(self._project)
         return self._making(place, torch.utils.data.DataLoader, "loader")
 
-    def optimizer(self) -> Call:
-        """The call that makes the optimizer."""
+    def optimizer(self) -> _Call:
         place, name = the_optimizer(self._project)
         return self._making(place, getattr(torch.optim, name), "optimizer")
 
-    def _making(self, place: Place, kind: type, role: str) -> Call:
+    def _making(self, place: Place, kind: type, role: str) -> _Call:
         parameters = list(inspect.signature(kind).parameters)
         if not isinstance(place.node, ast.Call):
             raise UnwritableError(f"{place.words} is no call")
-        return Call(self._changes, place.node, place.scope, parameters, role)
+        return _Call(self._changes, place.node, place.scope, parameters, role)
 
-    def model(self) -> ModelVariable:
-        """The model that the optimizer trains."""
-        return ModelVariable(self._changes, the_model(self._project))
+    def model(self) -> _Model:
+        return _Model(self._changes, the_model(self._project))
 
-    def forward(self) -> Forward:
-        """The forward pass of the training step, with the loss."""
-        return Forward(self._changes, forward_step(self._project))
+    def forward(self) -> _Forward:
+        return _Forward(self._changes, forward_step(self._project))
 
-    def training_loops(self) -> list[Loop]:
-        """The loops around the training step, innermost first."""
-        return [Loop(self._changes, loop) for loop in training_loops(self._project)]
+    def training_loops(self) -> list[_Loop]:
+        return [_Loop(self._changes, loop) for loop in training_loops(self._project)]
 
-    def copies_to_device(self) -> list[Call]:
-        """The copies to a device, within the loops of the training, of what is no module."""
+    def copies_to_device(self) -> list[_Call]:
         found: dict[ast.Call, Scope] = {}
         for place in backward_calls(self._project):
             for loop in list(loops_around(self._project, place))[:1]:
@@ -285,10 +261,9 @@ class Script:
                 for node in ast.walk(loop.node):
                     if isinstance(node, ast.Call) and _copies(node) and not self._project.defines_method(_method(node)):
                         found[node] = scopes.of[node]
-        return [Call(self._changes, call, scope) for call, scope in found.items()]
+        return [_Call(self._changes, call, scope) for call, scope in found.items()]
 
     def trains_on_import(self) -> str:
-        """Where the script trains when it is merely imported."""
         for place in backward_calls(self._project):
             for loop in loops_around(self._project, place):
                 source = loop.scope.source
@@ -301,7 +276,6 @@ class Script:
     # Change.
 
     def call_once(self, name: str, value: str) -> str:
-        """Call a function with one argument at the start; an existing call gets the value."""
         known = self._project.calls_of(name)
         if len(known) > 1:
             places = ", ".join(scope.source.line_of(call) for call, scope in known)
@@ -314,7 +288,6 @@ class Script:
         return self._at_the_start(f"{{{name}}}({value})", said=f"{name}({value})")
 
     def assign_once(self, values: Mapping[str, str]) -> str:
-        """Assign attributes at the start; existing assignments get the values."""
         words, lines = [], []
         for name, value in values.items():
             known = self._assigned(name)

@@ -15,7 +15,7 @@ from hasten.core.plan import Plan
 from hasten.core.source_edits import NothingToWriteError, UnwritableError
 from hasten.script.patch.edits import Changes
 from hasten.script.patch.project import Project, follow
-from hasten.script.patch.script import Script
+from hasten.script.patch.script import script_edits
 from hasten.script.patch.source import Source
 
 FAILED = "Hasten failed to read the source"
@@ -85,7 +85,7 @@ def suggest(plan: Plan, script: Path) -> Patch:
 def _written(project: Project, item: Optimization) -> tuple[dict[Path, Source], str]:
     """The files that one technique changes, and what is changed. Raises UnwritableError; the project stays as it is."""
     changes = Changes(project)
-    words = item.write_patch(Script(changes))
+    words = item.write_patch(script_edits(changes))
     changed = {}
     for source, text in changes.texts().items():
         try:
