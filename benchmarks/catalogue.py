@@ -22,6 +22,7 @@ from hasten.core.facts import Facts, JobFacts
 from hasten.core.files import write_atomically
 from hasten.core.machine import Machine, Reading
 from hasten.optimizations import catalogue
+from hasten.report import Evidence, parse, schema
 from hasten.report.catalogue import (
     NOT_TRIED,
     Kind,
@@ -42,8 +43,6 @@ PAGE = ROOT / "docs" / "catalogue.md"
 COMMAND = "python -m benchmarks.catalogue"
 
 _NAMES_GPU = re.compile(r"\b(cuda|gpus?|nvidia|runs on (the )?cpu)\b", re.IGNORECASE)
-
-Evidence = Mapping[str, Any]
 
 
 def main() -> None:
@@ -84,7 +83,7 @@ def tunings(found: Mapping[str, Any]) -> list[Evidence]:
     def inside(result: Any) -> Iterator[Evidence]:
         if isinstance(result, Mapping):
             if "rungs" in result and "job" in result:
-                yield result
+                yield parse(result)
             else:
                 for value in result.values():
                     yield from inside(value)
@@ -107,10 +106,10 @@ def measurements(
     table = {}
     for name, kind in kinds.items():
         rows = [
-            {**measurement(rung, evidence), "could_bring": rung["predicted_max_gain"]}
+            {**measurement(candidate, evidence), "could_bring": candidate.predicted_max_gain}
             for evidence in evidences
-            for rung in evidence["rungs"]
-            if rung["name"] == name
+            for candidate in evidence.rungs
+            if candidate.name == name
         ]
         run = [{key: value for key, value in row.items() if key != "could_bring"} for row in rows if row["ratio"]]
         alone = (made or {}).get(name, [])
@@ -159,11 +158,12 @@ def _missing_gpu(kind: Kind, evidence: Evidence) -> str:
 
 def _facts(evidence: Evidence) -> Facts:
     """What the evidence keeps of the facts of its job and its machine; a reading that was not yet taken is empty."""
-    known = {item.name: evidence["job"][item.name] for item in fields(JobFacts) if item.name in evidence["job"]}
-    readings: dict[str, Any] = {"cpu_flags": frozenset(evidence["machine"]["cpu_flags"])}
+    job = schema.write(evidence.job)
+    known = {item.name: job[item.name] for item in fields(JobFacts) if item.name in job}
+    readings: dict[str, Any] = {"cpu_flags": frozenset(evidence.machine["cpu_flags"])}
     for item in fields(Machine):
         empty = {"value": [] if "tuple" in str(item.type) else "", "reason": "not recorded"}
-        value = evidence["machine"].get(item.name, empty)
+        value = evidence.machine.get(item.name, empty)
         if isinstance(value, dict):
             plain = value["value"]
             value = Reading(tuple(plain) if isinstance(plain, list) else plain, value["reason"])
@@ -171,8 +171,8 @@ def _facts(evidence: Evidence) -> Facts:
     return Facts(
         machine=Machine(**readings),
         job=JobFacts(**known),
-        phase_frac=evidence["phases"],
-        ceilings=evidence["ceilings"],
+        phase_frac=evidence.phases,
+        ceilings=evidence.ceilings,
         memory_limit_bytes=readings["memory_limit_bytes"].value,
     )
 

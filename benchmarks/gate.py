@@ -28,6 +28,7 @@ from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.optimizations import ENTRY_POINT_GROUP, catalogue
 from hasten.tune.proof.compare import compare, held_out_verdict
+from hasten.tune.search.job_processes import JobProcesses
 from hasten.tune.search.screening import FUTILE_TURNS, Screen
 from hasten.tune.trials.pair import TURNS, Design
 from hasten.tune.trials.trial import Trial, TrialSetting
@@ -133,7 +134,7 @@ def judge_cases(chosen: Sequence[Case], say: Callable[[str], None] = lambda _: N
             setting = TrialSetting(target=f"{JOBS}:{job}", folder=Path(folder) / job)
             uneven = load_job(setting.target).overrides("length")
             others = [_other_seed(setting)]
-            screen = Screen(setting, Plan(), uneven=uneven, others=others, seed=0)
+            screen = Screen(JobProcesses(setting=setting, seed=0), Plan(), uneven=uneven, others=others)
             try:
                 for case in chosen:
                     if case.job == job:
@@ -214,9 +215,7 @@ def _prove(case: Case, plan: Plan, screen: Screen) -> tuple[bool, str, str]:
     job = load_job(screen.setting.target)
     if job.quality is None:
         return False, "", "the job does not say what is not worse"
-    for resident in (screen.base, screen.challenger):
-        if resident is not None:
-            resident.trial.freeze()
+    screen.freeze()
     design = Design(
         updates=PROOF_UPDATES, uneven=job.overrides("length"), seed=0, quality=job.quality, turns=TURNS,
         deadline=monotonic() + PROOF_S,

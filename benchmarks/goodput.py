@@ -15,9 +15,8 @@ from benchmarks.record import ROOT, record
 from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
-from hasten.tune.proof.time_to_target import TargetComparison
+from hasten.tune.proof.time_to_target import TargetComparison, pair_words
 from hasten.tune.proof.whole_runs import POINTS, TargetDesign, compare_to_target
-from hasten.tune.search.by_target import pair_words
 from hasten.tune.search.verdict import decide_to_target
 from hasten.tune.trials.trial import TrialSetting
 

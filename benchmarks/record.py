@@ -10,7 +10,7 @@ from typing import Any
 
 from hasten.core.machine import read_machine
 from hasten.core.provenance import commit_of, versions
-from hasten.report import evidence
+from hasten.report.evidence import write_json
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
@@ -20,7 +20,7 @@ def record(name: str, result: dict[str, Any], command: str) -> Path:
     """Write `result` to benchmarks/results/NAME.json and say where."""
     path = RESULTS / f"{name}.json"
     head = {"name": name, "command": command, **provenance()}
-    evidence.save(without_paths({**head, **result}), path)
+    write_json(without_paths({**head, **result}), path)
     return path
 
 

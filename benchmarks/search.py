@@ -14,6 +14,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -24,14 +25,16 @@ from benchmarks.rows import Row, Rows
 from benchmarks.search_space import MAX_SUBSETS, Settings, declare, subsets
 from benchmarks.search_verdict import arms_of, latest, summary
 from benchmarks.tuning import EXAMPLES
-from hasten.core.errors import HastenError, TrialError
+from hasten.core.errors import HastenError
 from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
 from hasten.core.provenance import commit_of
 from hasten.optimizations import catalogue
+from hasten.report.evidence import Candidate
+from hasten.tune.request import TuneRequest
+from hasten.tune.search.job_processes import JobProcesses
 from hasten.tune.search.screening import FUTILE_TURNS, Screen
-from hasten.tune.search.search import Ladder
-from hasten.tune.session import Session, TuneRequest
+from hasten.tune.session import Session
 from hasten.tune.trials.pair import Design, run_in_turns
 from hasten.tune.trials.trial import TrialSetting
 
@@ -109,52 +112,44 @@ def measure(name: str, rows: Rows, budget_s: float, space: Row | None = None) ->
         _side_by_side(rows, setting, climbed)
 
 
-class Climb(Session):
-    """A tuning up to its proof, of candidates that are declared when the plain job is known and nothing else was tried.
-
-    Attributes:
-        space: The candidates, as JSON.
-        facts: Updates of a turn, seconds of an update, and what else the exhaustive search needs to know of the job.
-    """
-
-    def __init__(self, request: TuneRequest, kept: dict[str, Any], space: Row | None = None) -> None:
-        super().__init__(request, lambda words: print(f"  {words}", flush=True))
-        self.space: Row = space or {}
-        self.facts: Row = {}
-        self._kept = kept
-
-    def _prepare(self) -> Ladder:
-        ladder = super()._prepare()
-        self.space = self.space or declare(ladder.facts, catalogue(), self._kept).to_dict()
-        ladder.catalogue = {item["name"]: catalogue()[item["name"]] for item in self.space["chosen"]}
-        return ladder
-
-    def _prove(self, ladder: Ladder) -> None:
-        self.facts = {
-            "seconds": self.budget.spent,
-            "updates": ladder.updates,
-            "update_s": ladder.update_s,
-            "floor_frac": ladder.screen.floor_frac,
-            "uneven": self.job.overrides("length"),
-            "seed": self.seed,
-        }
-
-
 def _climb(target: str, name: str, out: Path, space: Row | None) -> Row:
-    climb = Climb(TuneRequest(target=target, out=out, budget_s=LADDER_BUDGET_S), recorded_plan(name), space)
-    evidence = climb.run()
-    if not climb.facts:
-        raise TrialError(f"The ladder did not come to its end: {evidence.get('failure', evidence['ended'])}", kind="raised")
-    rungs = [_brief(rung) for rung in evidence["rungs"]]
-    plan = climb.record.applied_plan().to_dict()
-    found = {**climb.facts, "budget_s": LADDER_BUDGET_S, "plan": plan, "rungs": rungs}
-    return {**found, "space": climb.space, "max_subsets": MAX_SUBSETS}
+    """Tune up to the proof, over candidates that are declared once the plain job is known, before anything else is tried."""
+    session = Session(
+        TuneRequest(target=target, out=out, budget_s=LADDER_BUDGET_S), lambda words: print(f"  {words}", flush=True)
+    )  # fmt: skip
+    try:
+        search = session.prepare()
+        config, facts = search.state.config, search.state.facts
+        space = space or declare(facts, catalogue(), recorded_plan(name)).to_dict()
+        chosen = {item["name"]: catalogue()[item["name"]] for item in space["chosen"]}
+        search.state.config = replace(config, catalogue=chosen)
+        search.run()
+        search.prune()
+    finally:
+        session.close("done")
+    return {
+        "seconds": session.budget.spent,
+        "updates": config.updates,
+        "update_s": search.state.update_s,
+        "floor_frac": config.floor_frac,
+        "uneven": config.design.uneven,
+        "seed": session.seed,
+        "budget_s": LADDER_BUDGET_S,
+        "plan": session.record.applied_plan().to_dict(),
+        "rungs": [_brief(candidate) for candidate in session.record.candidates],
+        "space": space,
+        "max_subsets": MAX_SUBSETS,
+    }
 
 
-def _brief(rung: Row) -> Row:
-    """A rung without its samples."""
-    found = {key: rung[key] for key in ("name", "settings", "outcome", "reason")}
-    return found | {"ratio": (rung["comparison"] or {}).get("ratio"), "numerics": (rung["numerics"] or {}).get("verdict")}
+def _brief(candidate: Candidate) -> Row:
+    """A candidate without its samples."""
+    comparison, numerics = candidate.comparison, candidate.numerics
+    return {
+        **{key: getattr(candidate, key) for key in ("name", "settings", "outcome", "reason")},
+        "ratio": comparison.ratio if comparison else None,
+        "numerics": numerics.verdict if numerics else None,
+    }
 
 
 def recorded_plan(name: str) -> dict[str, Any]:
@@ -182,7 +177,8 @@ def _exhaust(rows: Rows, setting: TrialSetting, climbed: Row, budget_s: float) -
     spent = sum(row["seconds"] for row in rows.of("subset"))
     if all(_is_settled(rows, plan) for plan in plans):
         return
-    with closing(Screen(setting, Plan(), uneven=climbed["uneven"], others=[], seed=climbed["seed"])) as screen:
+    processes = JobProcesses(setting=setting, seed=climbed["seed"])
+    with closing(Screen(processes, Plan(), uneven=climbed["uneven"], others=[])) as screen:
         for plan in todo:
             if _is_settled(rows, plan):
                 continue

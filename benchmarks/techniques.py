@@ -37,6 +37,7 @@ from hasten.tune.proof.numerics import MIN_UPDATES, judge_exact
 from hasten.tune.proof.time_to_target import TargetComparison
 from hasten.tune.proof.whole_runs import TargetDesign, compare_to_target
 from hasten.tune.search.event_screening import screen_event
+from hasten.tune.search.job_processes import JobProcesses
 from hasten.tune.search.screening import FUTILE_TURNS, Screen, Screening
 from hasten.tune.trials.pair import Design, turns_that_fit
 from hasten.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS
@@ -143,7 +144,8 @@ class Bench:
         self.job, self.effort = case.job_class()(), effort
         self.setting = TrialSetting(target=case.target, folder=folder)
         self.uneven = self.job.overrides("length")
-        self.screen = Screen(self.setting, Plan(), uneven=self.uneven, others=[], seed=self.job.seed)
+        processes = JobProcesses(setting=self.setting, seed=self.job.seed)
+        self.screen = Screen(processes, Plan(), uneven=self.uneven, others=[])
         try:
             answer = self.screen.profile(slice_s=effort.slice_s, quick=False)
         except BaseException:
@@ -220,9 +222,7 @@ class Bench:
                 self.screen.others = [trial.call("run", updates=FUTILE_TURNS * self._updates(self.effort.gate_s))["losses"]]
         updates = self._updates(self.effort.gate_s)
         screened = self.screen.screen(optimization, plan, updates, most_turns=FUTILE_TURNS)
-        for resident in (self.screen.base, self.screen.challenger):
-            if resident is not None:
-                resident.trial.freeze()
+        self.screen.freeze()
         return screened
 
     def _design(self, case: Case, numerics: Numerics) -> Design:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hasten.report import parse
 from hasten.report.words import headline
 
 GOALS: Mapping[str, float] = {"scripts": 5, "faster": 3, "ratio": 1.3}
@@ -24,7 +25,7 @@ def judge_tuning(evidence: Mapping[str, Any]) -> Row:
     quality = (final.get("quality") or {}).get("verdict")
     return {
         **{name: final.get(name) for name in ("ratio", "low", "high", "pairs", "verdict")},
-        "words": headline(evidence).line,
+        "words": headline(parse(evidence)).line,
         "plan": {rung["name"]: rung["settings"] for rung in applied},
         "gates": gates,
         "within_gate": all(verdict == "passed" for verdict in gates.values()) and quality != "worse",

@@ -25,6 +25,7 @@ from benchmarks.public.prepare import MAKERS
 from benchmarks.public.run import PublicRun, call, copy_sources, last_words, run_public, shortened, whole
 from benchmarks.public.verdict import is_faster, judge_tuning, score
 from hasten.core.errors import HastenError, TargetError
+from tests.report.sample import bare, rung
 
 ENTRY: dict[str, Any] = {
     "repository": "owner/thing",
@@ -228,20 +229,16 @@ PROFILE: dict[str, Any] = {
 def evidence(ratio: float | None, low: float | None, *, gate: str = "passed", quality: str | None = None) -> dict[str, Any]:
     final = None
     if ratio is not None:
-        judged = None if quality is None else {"metric": "loss", "verdict": quality}
+        figures = {"baseline": 1.0, "tuned": 1.0, "margin": 0.1}
+        judged = None if quality is None else {"metric": "loss", "verdict": quality, **figures}
         final = {"ratio": ratio, "low": low, "high": ratio * 1.1, "pairs": 5, "verdict": "faster", "quality": judged}
-    numerics = {"class": "exact", "verdict": gate}
+    numerics = {"class": "exact", "verdict": gate, "why": "as it is"}
+    measured = {"ratio": 1.5, "low": 1.4, "high": 1.6, "pairs": 5, "verdict": "faster"}
     rungs = [
-        {
-            "name": "sample_cache",
-            "settings": {"where": "ram"},
-            "outcome": "applied",
-            "reason": "faster",
-            "numerics": numerics,
-        },
-        {"name": "compile", "settings": {}, "outcome": "refused", "reason": "no compiler", "numerics": None},
+        rung("sample_cache", "applied", "faster", settings={"where": "ram"}, numerics=numerics, comparison=measured),
+        rung("compile", "refused", "no compiler"),
     ]
-    return {"final": final, "rungs": rungs if ratio else rungs[1:], "ended": "budget"}
+    return {**bare(), "final": final, "rungs": rungs if ratio else rungs[1:], "ended": "budget"}
 
 
 @pytest.fixture

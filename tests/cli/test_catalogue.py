@@ -28,9 +28,9 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam
 from hasten.optimizations import catalogue, measured
 from hasten.report import catalogue as told
-from hasten.report.evidence import save
+from hasten.report.evidence import parse, save
 from tests.optimizations.contract import Pictures, facts
-from tests.report.sample import full
+from tests.report.sample import bare, full
 
 NAMES = sorted(catalogue())
 
@@ -67,7 +67,7 @@ def call(*arguments: str) -> Any:
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
-    save(full(), tmp_path / "evidence.json")
+    save(parse(full()), tmp_path / "evidence.json")
     return tmp_path
 
 
@@ -208,10 +208,10 @@ def test_the_shipped_measurements_and_the_page_are_those_of_the_recorded_results
 
 def test_every_measured_figure_is_one_of_a_recorded_rung_or_of_the_benchmark_of_techniques() -> None:
     recorded = {
-        (evidence["job"]["target"], rung["name"], rung["comparison"]["ratio"])
+        (evidence.job.target, rung.name, rung.comparison.ratio)
         for evidence in generator.tunings(results())
-        for rung in evidence["rungs"]
-        if rung["comparison"]
+        for rung in evidence.rungs
+        if rung.comparison
     }
     recorded |= {
         (row["job"], row["technique"], row["comparison"]["ratio"])
@@ -227,6 +227,7 @@ def tuning(*rungs: dict[str, Any], **job: Any) -> dict[str, Any]:
     """Evidence of a CPU job, with rungs."""
     machine = facts().machine
     return {
+        **bare(),
         "job": {"target": "jobs.py:Pictures", "device": "cpu", "batch_size": Pictures.batch_size, **job},
         "machine": {"summary": "a machine", **machine.to_dict()},
         "phases": {"forward": 0.5},
@@ -263,7 +264,7 @@ FASTER = {"ratio": 1.5, "low": 1.2, "high": 1.9, "pairs": 5, "verdict": "faster"
     ],
 )
 def test_why_nothing_was_measured_is_decided_by_facts(evidence: Any, why: str) -> None:
-    found = generator.measurements({"only_gpu": OnlyGPU}, [evidence])
+    found = generator.measurements({"only_gpu": OnlyGPU}, [parse(evidence)])
     assert found == {"only_gpu": {"measured": None, "why_not_measured": why}}
 
 
@@ -272,7 +273,7 @@ def test_a_refusal_from_facts_that_were_not_recorded_proves_nothing() -> None:
     evidence = tuning()
     del evidence["machine"]["cxx_compiler"]
     found = generator.measurements(
-        {"compile": catalogue()["compile"], "trim_padding": catalogue()["trim_padding"]}, [evidence]
+        {"compile": catalogue()["compile"], "trim_padding": catalogue()["trim_padding"]}, [parse(evidence)]
     )
     assert {item["why_not_measured"] for item in found.values()} == {told.NOT_TRIED}
 

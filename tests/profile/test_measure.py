@@ -20,8 +20,8 @@ from hasten.core.job import Job
 from hasten.optimizations.allocator import Allocator
 from hasten.profile.ceilings import CeilingRun, measure_ceilings
 from hasten.profile.measure import own_cost_frac, phase_shares, profile_loop
+from hasten.profile.periodic import Around
 from hasten.profile.probes import job_facts, peak_memory_bytes, probe_input, reset_peak_memory
-from hasten.profile.surroundings import Around
 from hasten.train.build import build
 from hasten.train.clock import NoClock
 from hasten.train.loop import Loop

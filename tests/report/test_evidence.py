@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hasten.core.errors import HastenError
-from hasten.report import load, save, validate
+from hasten.report import load, parse, save, validate
 from tests.report.sample import SAMPLES, full
 
 
@@ -66,21 +67,45 @@ def test_more_keys_may_be_present() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_round_trip(name: str, tmp_path: Path) -> None:
-    evidence = SAMPLES[name]()
-    save(evidence, tmp_path / "deep" / "evidence.json")
-    assert load(tmp_path / "deep" / "evidence.json") == evidence
+    evidence = {**SAMPLES[name](), "note": {"mine": None}}
+    path = tmp_path / "deep" / "evidence.json"
+    save(parse(evidence), path)
+    assert json.loads(path.read_text(encoding="utf-8")) == evidence
+    assert load(path) == parse(evidence)
+
+
+def recorded(value: Any) -> Iterator[dict[str, Any]]:
+    """Every evidence within a recorded result."""
+    if isinstance(value, dict) and "rungs" in value and "final" in value:
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from recorded(item)
+
+
+@pytest.mark.parametrize("name", ["tune_text", "tune_image", "tune_diagnosis"])
+def test_the_evidence_of_a_real_tuning_is_written_as_it_was_read(name: str, tmp_path: Path) -> None:
+    result = json.loads((Path("benchmarks/results") / f"{name}.json").read_text(encoding="utf-8"))
+    tunings = list(recorded(result))
+    assert tunings
+    for data in tunings:
+        save(parse(data), tmp_path / "evidence.json")
+        assert json.loads((tmp_path / "evidence.json").read_text(encoding="utf-8")) == data
 
 
 def test_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
-    evidence = full()
-    evidence["losses"]["tuned"][5] = math.nan
-    save(evidence, tmp_path / "evidence.json")
-    assert load(tmp_path / "evidence.json")["losses"]["tuned"][5] is None
+    evidence = parse(full())
+    assert evidence.losses is not None
+    broken = replace(evidence.losses, tuned=(math.nan, 1.0))
+    save(replace(evidence, losses=broken), tmp_path / "evidence.json")
+    read = load(tmp_path / "evidence.json").losses
+    assert read is not None
+    assert read.tuned == (None, 1.0)
 
 
 def test_save_refuses_what_json_cannot_carry(tmp_path: Path) -> None:
     with pytest.raises(HastenError, match="cannot be written as JSON"):
-        save({**full(), "model": object()}, tmp_path / "evidence.json")
+        save(parse({**full(), "model": object()}), tmp_path / "evidence.json")
     assert list(tmp_path.iterdir()) == []
 
 

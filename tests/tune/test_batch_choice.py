@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hasten.tune.batch.choice import (
-    Candidate,
+    MeasuredSize,
     Size,
     behind,
     candidate_sizes,
@@ -133,14 +133,14 @@ def test_a_speed_of_zero_is_refused() -> None:
 # The choice.
 
 
-def sized(size: int, speed: float, spread: float = 0.01, **changes: Any) -> Candidate:
+def sized(size: int, speed: float, spread: float = 0.01, **changes: Any) -> MeasuredSize:
     values: dict[str, Any] = {
         "low": speed * (1 - spread),
         "high": speed * (1 + spread),
         "peak_bytes": size * 100,
         "fits": True,
     }
-    return Candidate(size=size, samples_per_s=speed, **{**values, **changes})
+    return MeasuredSize(size=size, samples_per_s=speed, **{**values, **changes})
 
 
 def test_the_largest_that_fits_is_not_taken_where_a_smaller_one_is_faster() -> None:
@@ -176,7 +176,7 @@ def test_the_own_size_does_not_stay_where_another_is_faster() -> None:
 
 
 def test_what_does_not_fit_or_was_not_timed_is_not_chosen() -> None:
-    untimed = Candidate(size=64, fits=True, peak_bytes=1, why="fits, not timed: the time was up")
+    untimed = MeasuredSize(size=64, fits=True, peak_bytes=1, why="fits, not timed: the time was up")
     found = choose([sized(4, 100.0), sized(8, 500.0, fits=False, why="out of memory"), untimed])
     assert found is not None
     assert found.size == 4

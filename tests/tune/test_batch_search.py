@@ -25,9 +25,8 @@ from hasten.optimizations import catalogue
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.tune.batch import search as batch_search
-from hasten.tune.batch.bench import Held, Race, Scouted, Turn
 from hasten.tune.batch.choice import Size
-from hasten.tune.batch.measure import TrialLab
+from hasten.tune.batch.measure import Race, Survey, TrialLab, Turn, WorstCase
 from hasten.tune.batch.search import Finding, search_batch
 from hasten.tune.budget import Budget
 from hasten.tune.trials.longest_samples import find_longest, hold_longest, micro_batch_size, sample_bytes
@@ -62,13 +61,13 @@ class Played:
     raced: list[tuple[list[int], bool]] = field(default_factory=list)
     turned: list[int] = field(default_factory=list)
 
-    def scout(self) -> Scouted:
-        return Scouted(
+    def survey(self) -> Survey:
+        return Survey(
             batch_size=self.batch_size, accumulation=self.accumulation, refused=self.refused,
             host_limit_bytes=self.host_limit_bytes,
         )  # fmt: skip
 
-    def hold(self, size: Size, updates: int) -> Held:
+    def hold(self, size: Size, updates: int) -> WorstCase:
         self.held.append((size.samples, updates))
         if size.samples in self.clash:
             raise PlanError(self.clash[size.samples])
@@ -78,7 +77,7 @@ class Played:
         peak = self.peaks.get(size.samples, 100 + 10 * size.samples)
         whole = self.batch_size * self.accumulation
         seconds = whole / self._speed(size.samples)
-        return Held(update_s=seconds, typical_s=seconds, peak_bytes=peak, limit_bytes=1000)
+        return WorstCase(update_s=seconds, typical_s=seconds, peak_bytes=peak, limit_bytes=1000)
 
     @contextmanager
     def race(self, sizes: Sequence[Size], *, together: bool) -> Iterator[Race]:
@@ -378,7 +377,7 @@ def test_holding_runs_the_longest_the_step_and_a_held_out_batch(
     monkeypatch.setattr(Watched, "seen", [])
     monkeypatch.setattr("hasten.tune.trials.longest_samples.end_this_process_first", lambda: None)
     loop = Loop(build(Watched(), Plan.from_dict(plan, catalogue()), device=CPU))
-    held = hold_longest(loop, indices=[17, 2, 5, 8, 11, 14], updates=2)
+    worst = hold_longest(loop, indices=[17, 2, 5, 8, 11, 14], updates=2)
     each = len(computed)
     assert [entry[:2] for entry in Watched.seen[: 2 * each]] == computed * 2
     assert {entry[3] for entry in Watched.seen[:each]} == {0}
@@ -388,8 +387,8 @@ def test_holding_runs_the_longest_the_step_and_a_held_out_batch(
     assert held_out[2] is False
     assert typical  # one update of the run's own, after the peak was read
     assert all(entry[2] for entry in typical)
-    assert 0 < held["peak_bytes"] < held["limit_bytes"]
-    assert held["retries"] == 0
+    assert 0 < worst["peak_bytes"] < worst["limit_bytes"]
+    assert worst["retries"] == 0
 
 
 # Real processes.

@@ -1,4 +1,4 @@
-"""The part of the climb that is judged by the time of an epoch: its order, its room and what it leaves behind."""
+"""The part of the search that is judged by the time of an epoch: its order, its room and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hasten.core.errors import TrialError
 from hasten.core.facts import Facts
 from hasten.core.optimization import Optimization
 from hasten.tune.search import by_epoch as module
+from hasten.tune.search.candidate import NOT_TRIED
 from hasten.tune.search.event_design import design_event
 from hasten.tune.search.event_screening import EventScreening
-from hasten.tune.search.noting import NOT_TRIED
 from tests.optimizations.contract import facts
 from tests.tune.test_search import FAILED, PASSED, FakeScreen, make, measured, technique
 
@@ -34,7 +34,7 @@ def play(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> list[str]:
     def screened(screen: Any, optimization: Optimization, plan: Any, known: Facts) -> EventScreening:
         name = optimization.card.name
         tried.append(name)
-        screen.challenger = type(screen.base)(losses=[1.0], trial=screen.base.trial, plan=plan)
+        screen.challenger = type(screen.base)(trial=screen.base.trial, plan=plan)
         answer = answers.get(name, 1.0)
         if isinstance(answer, Exception):
             raise answer
@@ -48,50 +48,50 @@ def play(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> list[str]:
     return tried
 
 
-def outcomes(ladder: Any) -> dict[str, str]:
-    return {rung.name: rung.outcome for rung in ladder.rungs}
+def outcomes(search: Any) -> dict[str, str]:
+    return {candidate.name: candidate.outcome for candidate in search.state.candidates}
 
 
 def test_events_come_after_updates_and_leave_the_update_screen_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = play(monkeypatch, {"sooner": 1.3, "small": 1.0})
     screen = FakeScreen(answers={"usual": 1.2})
-    ladder = make([SOONER, SMALL, USUAL], screen, on=FACTS)
-    ladder.climb()
+    search = make([SOONER, SMALL, USUAL], screen, on=FACTS)
+    search.run()
     assert screen.tried == ["usual"]
     assert tried[0] == "sooner"
-    assert outcomes(ladder)["sooner"] == "applied"
-    rung = next(rung for rung in ladder.rungs if rung.name == "sooner")
-    assert "of an epoch's time; each validation costs 0.05 s where it cost 0.25 s" in rung.reason
+    assert outcomes(search)["sooner"] == "applied"
+    candidate = next(candidate for candidate in search.state.candidates if candidate.name == "sooner")
+    assert "of an epoch's time; each validation costs 0.05 s where it cost 0.25 s" in candidate.reason
     assert {"usual", "sooner"} <= set(screen.plan.names)
 
 
 def test_what_an_event_costs_now_is_remembered_and_it_is_not_pruned_by_update_time(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, {"sooner": 1.3})
     screen = FakeScreen(answers={"usual": 1.2})
-    ladder = make([SOONER, USUAL], screen, on=FACTS)
-    ladder.climb()
-    assert ladder.facts.validation_s == pytest.approx(0.05)
-    assert ladder.facts.checkpoint_s == pytest.approx(0.05)
-    ladder.prune()
+    search = make([SOONER, USUAL], screen, on=FACTS)
+    search.run()
+    assert search.state.facts.validation_s == pytest.approx(0.05)
+    assert search.state.facts.checkpoint_s == pytest.approx(0.05)
+    search.prune()
     assert "without sooner" not in screen.tried
-    assert outcomes(ladder)["sooner"] == "applied"
+    assert outcomes(search)["sooner"] == "applied"
 
 
 def test_a_failed_gate_and_a_dead_trial_are_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, {"sooner": -1.3, "small": TrialError("it died", kind="killed")})
-    ladder = make([SOONER, SMALL], FakeScreen(), on=FACTS)
-    ladder.climb()
-    assert outcomes(ladder) == {"sooner": "refused", "small": "failed"}
-    assert ladder.screen.plan.names == ()
+    search = make([SOONER, SMALL], FakeScreen(), on=FACTS)
+    search.run()
+    assert outcomes(search) == {"sooner": "refused", "small": "failed"}
+    assert search.screen.plan.names == ()
 
 
 def test_without_room_or_without_a_measured_epoch_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = play(monkeypatch, {"sooner": 1.3})
     short = make([SOONER], FakeScreen(), on=FACTS, seconds=5.0)
-    short.climb()
-    assert short.rungs[0].outcome == "undecided"
-    assert short.rungs[0].reason.startswith(NOT_TRIED)
+    short.run()
+    assert short.state.candidates[0].outcome == "undecided"
+    assert short.state.candidates[0].reason.startswith(NOT_TRIED)
     unknown = make([SOONER], FakeScreen(), on=replace(FACTS, epoch_s=0.0))
-    unknown.climb()
+    unknown.run()
     assert outcomes(unknown) == {"sooner": "failed"}
     assert tried == []

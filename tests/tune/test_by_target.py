@@ -1,8 +1,9 @@
-"""The ladder with candidates that are judged by time to target: their turn, their room, their outcomes; and their proof."""
+"""The search with candidates that are judged by time to target: their turn, their room, their outcomes; and their proof."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -15,25 +16,25 @@ from hasten.core.errors import TrialError
 from hasten.core.job import Quality
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.report import validate
+from hasten.report import load
+from hasten.report.evidence import NumericsResult
 from hasten.report.words import headline
-from hasten.tune import session as session_module
-from hasten.tune.budget import Budget, Costs
+from hasten.tune.budget import Budget
 from hasten.tune.objective import Goal, Objective
 from hasten.tune.proof import final as proof_module
+from hasten.tune.proof.final import FinalProof
 from hasten.tune.proof.numerics import GateVerdict
 from hasten.tune.proof.time_to_target import TargetComparison
 from hasten.tune.proof.whole_runs import TargetDesign
+from hasten.tune.record import Record
 from hasten.tune.search import by_target as module
-from hasten.tune.search.candidate import Candidate
-from hasten.tune.search.noting import NOT_TRIED
+from hasten.tune.search.candidate import NOT_TRIED
 from hasten.tune.search.screening import Screening
-from hasten.tune.search.search import Ladder
-from hasten.tune.session import Session, TuneRequest
-from tests.optimizations.contract import facts
-from tests.tune.jobs import write_job
+from hasten.tune.search.search import Search
+from hasten.tune.trials.pair import Design
 from tests.tune.test_final_proof import play as play_updates
-from tests.tune.test_search import PASSED, FakeScreen, make, measured, outcomes, reason, technique
+from tests.tune.test_final_proof import proof_in
+from tests.tune.test_search import PASSED, FakeScreen, configure, make, measured, outcomes, reason, technique
 from tests.tune.test_time_to_target import compared, curve, falling, jittered
 
 QUALITY = Quality(margin=0.05)
@@ -56,14 +57,13 @@ def screened(gate: GateVerdict = PENDING, ratio: float = 1.0) -> Screening:
     return Screening(comparison=measured(ratio), gate=gate, evidence=checks, setup_s=3.0, peak_bytes={"A": 1, "B": 1})
 
 
-def to_target(kinds: list[type[Optimization]], screen: FakeScreen, *, seconds: float = 1e6, design: bool = True) -> Ladder:
-    """A ladder on facts whose update takes 10 ms; its screen answers with a pending gate unless told otherwise."""
+def to_target(kinds: list[type[Optimization]], screen: FakeScreen, *, seconds: float = 1e6, design: bool = True) -> Search:
+    """A search on facts whose update takes 10 ms; its screen answers with a pending gate unless told otherwise."""
     for kind in kinds:
         if kind.card.judged_by is Judge.TIME_TO_TARGET:
             screen.answers.setdefault(kind.card.name, screened())
-    ladder = make(kinds, screen, seconds=seconds)
-    ladder.target_design = TargetDesign(quality=QUALITY) if design else None
-    return ladder
+    target_design = TargetDesign(quality=QUALITY) if design else None
+    return make(kinds, screen, seconds=seconds, target_design=target_design)
 
 
 @pytest.fixture
@@ -90,39 +90,39 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Asked]:
 def test_it_comes_last_and_on_top_of_what_was_kept(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(2.0)))
     screen = FakeScreen(answers={"good": 1.5})
-    ladder = to_target([schedule(prior=1.0), technique("good", gain=0.3), technique("idle", gain=0.2)], screen)
-    ladder.climb()
+    search = to_target([schedule(prior=1.0), technique("good", gain=0.3), technique("idle", gain=0.2)], screen)
+    search.run()
     assert screen.tried == ["good", "idle", "cycle"]
     assert [(base, plan) for base, plan, _ in asked] == [(("good",), ("good", "cycle"))]
-    assert outcomes(ladder) == {"good": "applied", "idle": "refused", "cycle": "applied"}
+    assert outcomes(search) == {"good": "applied", "idle": "refused", "cycle": "applied"}
     assert screen.plan.names == ("good", "cycle")
-    rung = ladder.rungs[-1]
-    assert rung.predicted_max_gain is None
-    assert rung.comparison is not None
-    assert rung.comparison["kind"] == "time_to_target"
-    assert rung.update_time is not None
-    assert rung.update_time["kind"] == "screening"
-    assert rung.numerics is not None
-    assert (rung.numerics["class"], rung.numerics["verdict"]) == ("training", "pending")
+    candidate = search.state.candidates[-1]
+    assert candidate.predicted_max_gain is None
+    assert candidate.comparison is not None
+    assert candidate.comparison.kind == "time_to_target"
+    assert candidate.update_time is not None
+    assert candidate.update_time.kind == "screening"
+    assert candidate.numerics is not None
+    assert (candidate.numerics.kind, candidate.numerics.verdict) == ("training", "pending")
 
 
 def test_being_no_faster_per_update_refuses_nothing(play: Callable[[Any], Asked]) -> None:
     play(compared(jittered(2.0)))
     screen = FakeScreen(answers={"cycle": screened(ratio=0.8)})
-    ladder = to_target([schedule()], screen)
-    ladder.climb()
-    ladder.prune()
-    assert outcomes(ladder) == {"cycle": "applied"}
+    search = to_target([schedule()], screen)
+    search.run()
+    search.prune()
+    assert outcomes(search) == {"cycle": "applied"}
     assert screen.tried == ["cycle"]
 
 
 def test_pruning_takes_out_others_but_not_what_no_update_can_judge(play: Callable[[Any], Asked]) -> None:
     play(compared(jittered(2.0)))
     screen = FakeScreen(answers={"a": 1.3, "b": 1.5}, without={"a": 1.0, "cycle": 1.0})
-    ladder = to_target([technique("a", gain=0.8), technique("b", gain=0.7), schedule()], screen)
-    ladder.climb()
-    ladder.prune()
-    assert outcomes(ladder) == {"a": "pruned", "b": "applied", "cycle": "applied"}
+    search = to_target([technique("a", gain=0.8), technique("b", gain=0.7), schedule()], screen)
+    search.run()
+    search.prune()
+    assert outcomes(search) == {"a": "pruned", "b": "applied", "cycle": "applied"}
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_every_outcome_has_its_reason(
     play: Callable[[Any], Asked], found: Any, outcome: str, words: str, numerics: str
 ) -> None:
     play(found)
-    ladder = to_target([schedule()], FakeScreen())
-    ladder.climb()
-    assert outcomes(ladder) == {"cycle": outcome}
-    assert words in reason(ladder, "cycle")
-    rung = ladder.rungs[0]
-    assert rung.numerics is not None
-    assert rung.numerics["verdict"] == numerics
-    assert (rung.comparison is None) == (found.interval is None)
-    assert bool(rung.unused_samples) == (found.interval is None)
+    search = to_target([schedule()], FakeScreen())
+    search.run()
+    assert outcomes(search) == {"cycle": outcome}
+    assert words in reason(search, "cycle")
+    candidate = search.state.candidates[0]
+    assert candidate.numerics is not None
+    assert candidate.numerics.verdict == numerics
+    assert (candidate.comparison is None) == (found.interval is None)
+    assert bool(candidate.unused_samples) == (found.interval is None)
 
 
 @pytest.mark.parametrize(
@@ -160,28 +160,28 @@ def test_without_mechanism_or_sound_numbers_no_whole_run_is_spent(
     play: Callable[[Any], Asked], answer: Any, words: str
 ) -> None:
     asked = play(compared(jittered(2.0)))
-    ladder = to_target([schedule()], FakeScreen(answers={"cycle": answer}))
-    ladder.climb()
+    search = to_target([schedule()], FakeScreen(answers={"cycle": answer}))
+    search.run()
     assert asked == []
-    assert outcomes(ladder) == {"cycle": "refused"}
-    assert words in reason(ladder, "cycle")
+    assert outcomes(search) == {"cycle": "refused"}
+    assert words in reason(search, "cycle")
 
 
 @pytest.mark.parametrize(("kind", "outcome"), [("nan", "refused"), ("out_of_memory", "failed")])
 def test_a_whole_run_that_fails_is_recorded(play: Callable[[Any], Asked], kind: Any, outcome: str) -> None:
     play(TrialError("It broke.", kind=kind))
-    ladder = to_target([schedule(), technique("good")], FakeScreen(answers={"good": 1.5}))
-    ladder.climb()
-    assert outcomes(ladder) == {"cycle": outcome, "good": "applied"}
+    search = to_target([schedule(), technique("good")], FakeScreen(answers={"good": 1.5}))
+    search.run()
+    assert outcomes(search) == {"cycle": outcome, "good": "applied"}
 
 
 def test_a_budget_without_room_says_what_would_do(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(2.0)))
-    ladder = to_target([schedule(), technique("good")], FakeScreen(answers={"good": 1.5}), seconds=25.0)
-    ladder.climb()
+    search = to_target([schedule(), technique("good")], FakeScreen(answers={"good": 1.5}), seconds=25.0)
+    search.run()
     assert asked == []
-    assert outcomes(ladder) == {"cycle": "undecided", "good": "applied"}
-    words = reason(ladder, "cycle")
+    assert outcomes(search) == {"cycle": "undecided", "good": "applied"}
+    words = reason(search, "cycle")
     assert words.startswith(f"{NOT_TRIED}: a whole run takes {RUN_S:.0f} s")
     assert "3 pairs of them, and 3 more for the final proof, do not fit in the budget; give --budget 1m" in words
 
@@ -190,7 +190,7 @@ def test_a_budget_without_room_says_what_would_do(play: Callable[[Any], Asked]) 
 def test_the_room_sets_the_looks_before_the_first_pair(play: Callable[[Any], Asked], seconds: float, looks: Any) -> None:
     """A pair takes 4.7 s; besides there must be room for 3 of them in the proof, and for a screening of 9.7 s."""
     asked = play(compared(jittered(1.0)))
-    to_target([schedule()], FakeScreen(), seconds=seconds).climb()
+    to_target([schedule()], FakeScreen(), seconds=seconds).run()
     assert [design.looks for _, _, design in asked] == ([looks] if looks else [])
     for _, _, design in asked:
         assert design.deadline is not None
@@ -200,7 +200,7 @@ def test_the_room_sets_the_looks_before_the_first_pair(play: Callable[[Any], Ask
 
 def test_of_several_the_first_leaves_room_for_the_others(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(1.0)))
-    to_target([schedule("one", prior=0.9), schedule("two", prior=0.1)], FakeScreen(), seconds=80.0).climb()
+    to_target([schedule("one", prior=0.9), schedule("two", prior=0.1)], FakeScreen(), seconds=80.0).run()
     assert [plan for _, plan, _ in asked] == [("one",), ("two",)]
     assert [len(design.looks) for _, _, design in asked] == [1, 3]  # played runs take no time
 
@@ -208,89 +208,85 @@ def test_of_several_the_first_leaves_room_for_the_others(play: Callable[[Any], A
 def test_schedules_exclude_each_other_and_without_a_metric_none_is_tried(play: Callable[[Any], Asked]) -> None:
     play(compared(jittered(2.0)))
     both = [schedule("one", prior=0.9, claims=frozenset({"schedule"})), schedule("two", claims=frozenset({"schedule"}))]
-    ladder = to_target(both, FakeScreen())
-    ladder.climb()
-    assert outcomes(ladder) == {"one": "applied", "two": "refused"}
-    assert "both claim schedule" in reason(ladder, "two")
-    ladder = to_target(both, FakeScreen(), design=False)
-    ladder.climb()
-    assert outcomes(ladder) == {"one": "refused", "two": "refused"}
-    assert "no held-out metric" in reason(ladder, "one")
+    search = to_target(both, FakeScreen())
+    search.run()
+    assert outcomes(search) == {"one": "applied", "two": "refused"}
+    assert "both claim schedule" in reason(search, "two")
+    search = to_target(both, FakeScreen(), design=False)
+    search.run()
+    assert outcomes(search) == {"one": "refused", "two": "refused"}
+    assert "no held-out metric" in reason(search, "one")
 
 
 def test_where_memory_is_wanted_it_is_not_tried(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(2.0)))
-    ladder = to_target([schedule()], FakeScreen())
-    ladder.objective = Objective(goal=Goal.MEMORY)
-    ladder.climb()
+    search = to_target([schedule()], FakeScreen())
+    configure(search, objective=Objective(goal=Goal.MEMORY))
+    search.run()
     assert asked == []
-    assert "lowers no peak memory" in reason(ladder, "cycle")
+    assert "lowers no peak memory" in reason(search, "cycle")
 
 
 # The final proof.
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    """A session that stands before its proof, with a schedule and a faster update applied."""
-    made = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", budget_s=300.0))
-    made.costs = Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0)
-    made.turns, made.max_batches, made.planned_updates = 1, None, 100
-    made.record.evidence["memory"] = {"baseline_peak_bytes": 1, "tuned_peak_bytes": None, "limit_bytes": 9}
-    numerics = {"class": "training", "verdict": "pending", "why": "held-out quality decides"}
-    made.record.rungs += [
-        Candidate(
-            name="one_cycle", settings={"max_lr_factor": 3.0}, outcome="applied", reason="sooner", numerics=numerics,
-            comparison=compared(jittered(2.0)).to_dict(),
-        ),
-        Candidate(
-            name="zero_grad_to_none", settings={}, outcome="applied", reason="faster", comparison=measured(2.0).to_dict()
-        ),
-    ]  # fmt: skip
+def proof(tmp_path: Path) -> FinalProof:
+    """A proof that was not run yet, with a schedule and a faster update applied."""
+    applied = {"one_cycle": {"max_lr_factor": 3.0}, "zero_grad_to_none": {}}
+    made = proof_in(tmp_path, applied, planned_updates=100, design=Design(updates=1, quality=QUALITY))
+    cycle, zero = made.record.candidates
+    pending = NumericsResult(kind=Numerics.TRAINING, verdict="pending", why="held-out quality decides")
+    made.record.candidates[:] = [
+        replace(cycle, numerics=pending, comparison=compared(jittered(2.0)).to_evidence()),
+        replace(zero, comparison=measured(2.0).to_evidence()),
+    ]
     return made
 
 
-def ladder_of(session: Session, budget_s: float = 300.0) -> Any:
-    session.budget = Budget(budget_s, monotonic())
-    return SimpleNamespace(
-        update_s=0.01, trial_update_s=0.01, facts=facts(), costs=session.costs, target_design=TargetDesign(quality=QUALITY),
+def prove(
+    proof: FinalProof, monkeypatch: pytest.MonkeyPatch, budget_s: float = 300.0
+) -> tuple[Record, list[tuple[Plan, float]]]:
+    """Run the proof with invented comparisons; gives the record, and the plans that were compared by update time."""
+    seen: list[tuple[Plan, float]] = []
+    monkeypatch.setattr(proof_module, "compare", play_updates({}, seen))
+    state: Any = SimpleNamespace(
+        trial_update_s=0.01, config=SimpleNamespace(target_design=TargetDesign(quality=QUALITY)),
         whole_pair_s=lambda _: 2 * RUN_S,
     )  # fmt: skip
-
-
-def prove(session: Session, monkeypatch: pytest.MonkeyPatch, budget_s: float = 300.0) -> list[tuple[Plan, float]]:
-    seen: list[tuple[Plan, float]] = []
-    monkeypatch.setattr(session_module, "compare", play_updates({}, seen))
-    session._prove(ladder_of(session, budget_s))
-    session.record.finish("done")
-    return seen
+    replace(proof, budget=Budget(budget_s, monotonic())).prove(state)
+    proof.record.finish("done")
+    return proof.record, seen
 
 
 def test_the_final_proof_holds_both_ratios(
-    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
+    proof: FinalProof, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
 ) -> None:
     asked = play(compared(jittered(1.5)))
-    seen = prove(session, monkeypatch)
+    record, seen = prove(proof, monkeypatch)
     assert [(base, sorted(plan)) for base, plan, _ in asked] == [((), ["one_cycle", "zero_grad_to_none"])]
     assert [sorted(plan.names) for plan, _ in seen] == [["one_cycle", "zero_grad_to_none"]]
-    evidence = session.record.evidence
-    assert validate(evidence) == []
-    final = evidence["final"]
-    assert final["ratio"] == pytest.approx(2.0, rel=0.01)
-    assert final["time_to_target"]["ratio"] == pytest.approx(1.5, rel=0.01)
-    assert (final["time_to_target"]["verdict"], final["time_to_target"]["pairs"]) == ("faster", 5)
-    assert final["quality"]["verdict"] == "not_worse"
-    assert final["quality"]["seeds"]["A"] == [0.25] * 5  # of the whole runs
-    assert session.record.proved
-    assert session.record.applied_plan().names
-    rung = evidence["rungs"][0]
-    assert rung["numerics"]["verdict"] == "passed"
+    evidence = load(record.out / "evidence.json")
+    final = evidence.final
+    assert final is not None
+    assert final.ratio == pytest.approx(2.0, rel=0.01)
+    assert final.time_to_target is not None
+    assert final.time_to_target.ratio == pytest.approx(1.5, rel=0.01)
+    assert (final.time_to_target.verdict, final.time_to_target.pairs) == ("faster", 5)
+    assert final.quality is not None
+    assert final.quality.verdict == "not_worse"
+    assert (final.quality.seeds or {})["A"] == (0.25,) * 5  # of the whole runs
+    assert record.proved
+    assert record.applied_plan().names
+    numerics = evidence.rungs[0].numerics
+    assert numerics is not None
+    assert numerics.verdict == "passed"
     told = headline(evidence)
     assert told.line.startswith("1.49x sooner at the target, proved over whole runs (")
     assert "held-out loss not worse; per update 2.0x" in told.line
     assert told.tone == "good"
-    assert "time_to_target = 1.49" in session.record.evidence["plan_toml"]
-    page = (session.request.out / "report.html").read_text(encoding="utf-8")
+    assert "time_to_target = 1.49" in (evidence.plan_toml or "")
+    page = (record.out / "report.html").read_text(encoding="utf-8")
     assert "as soon (" in page
     assert "whole runs, time to target" in page
 
@@ -299,38 +295,38 @@ def test_the_final_proof_holds_both_ratios(
     ("found", "outcome"), [(compared(jittered(1.0)), "refused"), (compared(jittered(2.0, pairs=2)), "undecided")]
 )
 def test_what_the_whole_runs_do_not_prove_is_taken_out_and_the_rest_proved(
-    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked], found: Any, outcome: str
+    proof: FinalProof, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked], found: Any, outcome: str
 ) -> None:
     play(found)
-    seen = prove(session, monkeypatch)
+    record, seen = prove(proof, monkeypatch)
     assert [plan.names for plan, _ in seen] == [("zero_grad_to_none",)]
-    evidence = session.record.evidence
-    assert validate(evidence) == []
-    cycle, zero = session.record.rungs
+    final = load(record.out / "evidence.json").final
+    cycle, zero = record.candidates
     assert (cycle.outcome, zero.outcome) == (outcome, "applied")
     assert "taken out again because the final proof by time to target says" in cycle.reason
     assert (cycle.proof is None) == (found.interval is None)
-    assert "time_to_target" not in evidence["final"]
-    assert session.record.proved
+    assert final is not None
+    assert final.time_to_target is None
+    assert record.proved
 
 
 def test_without_room_for_the_proof_it_is_not_applied(
-    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
+    proof: FinalProof, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
 ) -> None:
     asked = play(compared(jittered(2.0)))
-    prove(session, monkeypatch, budget_s=20.0)
+    record, _ = prove(proof, monkeypatch, budget_s=20.0)
     assert asked == []
-    cycle = session.record.rungs[0]
-    assert cycle.outcome == "undecided"
-    assert "no room left for the final proof" in cycle.reason
+    assert record.candidates[0].outcome == "undecided"
+    assert "no room left for the final proof" in record.candidates[0].reason
 
 
 def test_whole_runs_alone_that_prove_nothing_leave_an_empty_plan(
-    session: Session, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
+    proof: FinalProof, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
 ) -> None:
     play(compared(jittered(1.0)))
-    session.record.rungs.pop()
-    assert prove(session, monkeypatch) == []
-    assert session.record.applied_plan().names == ()
-    assert not session.record.proved
-    assert session.record.evidence["final"] is None
+    proof.record.candidates.pop()
+    record, seen = prove(proof, monkeypatch)
+    assert seen == []
+    assert record.applied_plan().names == ()
+    assert not record.proved
+    assert record.evidence.final is None

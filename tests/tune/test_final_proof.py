@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -11,29 +12,55 @@ from typing import Any
 import pytest
 
 import hasten
+from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
-from hasten.core.stats import LOOKS
-from hasten.tune import session as module
-from hasten.tune.budget import Costs
+from hasten.core.stats import LOOKS, non_inferior
+from hasten.report.evidence import Candidate, Final, Memory
+from hasten.tune.budget import Budget, Costs
+from hasten.tune.objective import TIME, Objective
+from hasten.tune.proof import final as module
 from hasten.tune.proof.compare import Comparison, held_out_verdict, read_look
-from hasten.tune.search.candidate import Candidate
-from hasten.tune.session import FIRST_PROOF_SHARE, Session, TuneRequest
+from hasten.tune.proof.final import FIRST_PROOF_FRAC, FinalProof, what_would_settle
+from hasten.tune.record import Record, new_evidence
 from hasten.tune.trials.pair import Design
+from hasten.tune.trials.trial import TrialSetting
 from tests.optimizations.contract import facts
-from tests.tune.jobs import write_job
 from tests.tune.test_compare import sample
 
 BUDGET_S = 100.0
+QUALITY = hasten.Quality(metric="loss", direction="min", margin=0.1)
+STATE: Any = SimpleNamespace(trial_update_s=0.005, facts=facts(), config=SimpleNamespace(target_design=None))
+BUCKETS = {"length_bucketing": {"window_batches": 20}, "zero_grad_to_none": {}}
 
 
-@pytest.fixture
-def session(tmp_path: Path) -> Session:
-    """A session that stands before its proof."""
-    made = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", budget_s=BUDGET_S))
-    made.costs = Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0)
-    made.turns, made.max_batches = 1, None
-    made.record.evidence["memory"] = {}
-    return made
+def proof_in(
+    folder: Path, applied: Mapping[str, Mapping[str, Any]], *, objective: Objective = TIME, **more: Any
+) -> FinalProof:
+    """A proof of applied candidates (name -> settings), before anything of it was run."""
+    machine, budget = read_machine(), Budget.begin(BUDGET_S)
+    evidence = new_evidence(
+        target="job.py:J", name="J", fingerprint="f", commands=(), machine=machine, ranks=1, budget_s=BUDGET_S,
+        objective=objective,
+    )  # fmt: skip
+    record = Record(evidence, machine, folder / "out", budget)
+    record.note(memory=Memory(baseline_peak_bytes=1, tuned_peak_bytes=None, limit_bytes=9))
+    record.candidates += [
+        Candidate(name=name, settings=settings, outcome="applied", reason="faster") for name, settings in applied.items()
+    ]
+    given = {
+        "setting": TrialSetting(target="job.py:J", folder=folder),
+        "design": Design(updates=1, quality=QUALITY),
+        "costs": Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0),
+        **more,
+    }
+    return FinalProof(record=record, budget=budget, objective=objective, **given)
+
+
+def with_peaks(comparison: Comparison, *, baseline: int, tuned: int) -> Comparison:
+    """The comparison with the peak memory of each arm."""
+    peaks = {"A": baseline, "B": tuned}
+    comparison.samples = [replace(one, peak_bytes=peaks[one.arm]) for one in comparison.samples]
+    return comparison
 
 
 def play(harm: dict[str, float], seen: list[tuple[Plan, float]]) -> Any:
@@ -55,33 +82,31 @@ def play(harm: dict[str, float], seen: list[tuple[Plan, float]]) -> Any:
 
 @pytest.mark.parametrize(("harm", "kept"), [(5.0, ["zero_grad_to_none"]), (0.0, ["length_bucketing", "zero_grad_to_none"])])
 def test_what_harms_is_dropped_and_the_rest_is_proved(
-    session: Session, monkeypatch: pytest.MonkeyPatch, harm: float, kept: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: float, kept: list[str]
 ) -> None:
     seen: list[tuple[Plan, float]] = []
     monkeypatch.setattr(module, "compare", play({"length_bucketing": harm}, seen))
-    session.record.rungs += [
-        Candidate(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
-        Candidate(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
-    ]
-    ladder: Any = SimpleNamespace(trial_update_s=0.005, facts=facts())
-    session._prove(ladder)
-    assert sorted(session.record.applied_plan().names) == kept
-    assert session.record.proved
+    proof = proof_in(tmp_path, BUCKETS)
+    proof.prove(STATE)
+    assert sorted(proof.record.applied_plan().names) == kept
+    assert proof.record.proved
     assert sorted(seen[-1][0].names) == kept
-    assert seen[0][1] == pytest.approx(FIRST_PROOF_SHARE * BUDGET_S, rel=0.1)
+    assert seen[0][1] == pytest.approx(FIRST_PROOF_FRAC * BUDGET_S, rel=0.1)
     if harm:
         assert len(seen) == 2
         assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has all of it
-        assert "held-out" in session.record.rungs[0].reason
-        kept_proof = session.record.rungs[0].proof or {}
-        assert len(kept_proof["samples"]) == 2 * LOOKS[0]
-        assert kept_proof["quality"]["seeds"]["B"] == [1.0 + harm] * LOOKS[0]
-    assert session.record.rungs[1].proof is None
+        assert "held-out" in proof.record.candidates[0].reason
+        kept_proof = proof.record.candidates[0].proof
+        assert isinstance(kept_proof, Final)
+        assert len(kept_proof.samples or ()) == 2 * LOOKS[0]
+        assert kept_proof.quality is not None
+        assert (kept_proof.quality.seeds or {})["B"] == (1.0 + harm,) * LOOKS[0]
+    assert proof.record.candidates[1].proof is None
 
 
 @pytest.mark.parametrize(("planned", "whole"), [(500, True), (50_000, False)])
 def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
-    session: Session, monkeypatch: pytest.MonkeyPatch, planned: int, whole: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: int, whole: bool
 ) -> None:
     designs: list[Design] = []
     answer = play({"length_bucketing": 5.0}, [])
@@ -93,16 +118,11 @@ def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
         return found
 
     monkeypatch.setattr(module, "compare", compare)
-    session.planned_updates = planned
-    session.record.rungs += [
-        Candidate(name="length_bucketing", settings={"window_batches": 20}, outcome="applied", reason="faster"),
-        Candidate(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
-    ]
-    ladder: Any = SimpleNamespace(trial_update_s=0.005, facts=facts())
-    session._prove(ladder)
+    proof = proof_in(tmp_path, BUCKETS, planned_updates=planned)
+    proof.prove(STATE)
     assert (designs[0].updates == planned) == whole
     assert designs[1].updates != planned  # what is left changes no mathematics: no whole runs are needed
-    assert ("Whole runs would say more: --budget" in session.record.rungs[0].reason) == (not whole)
+    assert ("Whole runs would say more: --budget" in proof.record.candidates[0].reason) == (not whole)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +135,49 @@ def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
     ],
 )
 def test_what_acts_around_the_updates_outlives_a_proof_that_times_updates_alone(
-    session: Session, ratio: float, harm: float, kept: list[str]
+    tmp_path: Path, ratio: float, harm: float, kept: list[str]
 ) -> None:
-    session.record.evidence["memory"] = {"baseline_peak_bytes": 100, "tuned_peak_bytes": 100}
-    session.record.rungs += [
-        Candidate(name="zero_grad_to_none", settings={}, outcome="applied", reason="faster"),
-        Candidate(name="validation_batch", settings={"times": 4}, outcome="applied", reason="faster, of an epoch's time"),
-    ]
+    proof = proof_in(tmp_path, {"zero_grad_to_none": {}, "validation_batch": {"times": 4}})
     found = Comparison()
     for pair in range(LOOKS[0]):
         found.samples += [sample("A", pair, ratio * (1.0 + 0.001 * pair)), sample("B", pair, 1.0)]
         found.metrics["A"].append({"loss": 1.0 + 0.001 * pair})
         found.metrics["B"].append({"loss": 1.0 + harm})
     read_look(found, 0, 0.03)
-    quality = held_out_verdict(found, hasten.Quality(metric="loss", direction="min", margin=0.1))
-    session._judge(session.record.applied_plan(), found, quality)
-    assert sorted(session.record.applied_plan().names) == kept
-    assert session.record.proved == bool(kept)
+    proof._adopt(proof.record.applied_plan(), with_peaks(found, baseline=100, tuned=100), held_out_verdict(found, QUALITY))
+    assert sorted(proof.record.applied_plan().names) == kept
+    assert proof.record.proved == bool(kept)
+
+
+# What would settle a held-out metric that a proof left open.
+
+
+def said(tuned: list[float], *, whole_runs: bool = True) -> str:
+    found = non_inferior([0.0] * len(tuned), tuned, direction="min", margin=0.02)
+    return what_would_settle(
+        found, replace(QUALITY, margin=0.02), whole_runs=whole_runs, budget_of=lambda pairs: f"--budget {pairs}h"
+    )
+
+
+def test_a_proof_of_beginnings_is_sent_to_whole_runs() -> None:
+    assert said([0.5, 0.6, 0.4], whole_runs=False) == f". Whole runs would say more: --budget {LOOKS[0]}h"
+
+
+def test_a_few_pairs_more_are_named_with_the_budget_of_the_next_look() -> None:
+    words = said([-0.04, 0.03, 0.0, -0.02, 0.02])
+    assert words.endswith(f"About {LOOKS[1]} pairs of whole runs would settle it: --budget {LOOKS[1]}h")
+
+
+def test_a_metric_that_no_proof_can_hold_is_told_so() -> None:
+    words = said([-0.4, 0.3, 0.0, -0.2, 0.2])
+    assert "would steady the metric" in words
+    assert "--budget" not in words
+
+
+@pytest.mark.parametrize(
+    "tuned",
+    [[0.5, 0.5, 0.6], [0.019, 0.03, 0.02, 0.025], [0.01]],
+    ids=["it is worse", "its mean is beyond the margin", "one seed"],
+)
+def test_nothing_is_promised_where_more_pairs_would_not_help(tuned: list[float]) -> None:
+    assert said(tuned) == ""

@@ -1,9 +1,8 @@
-"""What is wanted: time, memory within a slowdown, or a cheap run; on the ladder, in the proof and in words."""
+"""What is wanted: time, memory within a slowdown, or a cheap run; in the search, in the proof and in words."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +11,15 @@ from typer.testing import CliRunner
 from hasten.cli.main import app
 from hasten.core.card import Numerics
 from hasten.core.errors import HastenError
+from hasten.report import parse
 from hasten.report.words import headline
 from hasten.tune.objective import Goal, Objective, run_cost
-from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict
-from hasten.tune.search.candidate import Candidate
 from hasten.tune.search.screening import Screening
-from hasten.tune.session import Session, TuneRequest
 from tests.optimizations.contract import facts
+from tests.report.sample import full
 from tests.tune.jobs import write_job
+from tests.tune.test_final_proof import proof_in, with_peaks
 from tests.tune.test_search import FakeScreen, make, measured, outcomes, reason, technique
 
 PASSED = GateVerdict(numerics=Numerics.EXACT, verdict="passed", why="bit-equal")
@@ -62,49 +61,45 @@ def test_for_memory_only_what_saves_memory_is_tried_and_free_savings_first() -> 
         technique("smaller", gain=0.0, saves_memory=True, prior=0.1),
     ]
     screen = FakeScreen(answers={"again": screening(0.8, memory=0.6), "smaller": screening(1.1, memory=0.9)})
-    ladder = make(kinds, screen)
-    ladder.objective = Objective(goal=Goal.MEMORY)
-    ladder.climb()
+    search = make(kinds, screen, objective=Objective(goal=Goal.MEMORY))
+    search.run()
     assert screen.tried == ["smaller", "again"]
-    assert outcomes(ladder) == {"quick": "refused", "smaller": "applied", "again": "applied"}
-    assert "lowers no peak memory" in reason(ladder, "quick")
-    assert "saves 40% of the memory" in reason(ladder, "again")
-    ladder.prune()
+    assert outcomes(search) == {"quick": "refused", "smaller": "applied", "again": "applied"}
+    assert "lowers no peak memory" in reason(search, "quick")
+    assert "saves 40% of the memory" in reason(search, "again")
+    search.prune()
     assert screen.tried == ["smaller", "again"], "what was kept for its memory must not be taken out for its time"
 
 
 def test_slowdowns_add_up_to_what_is_allowed() -> None:
     kinds = [technique(name, gain=0.0, saves_memory=True, prior=prior) for name, prior in (("one", 0.9), ("two", 0.5))]
     answers = {"one": screening(0.8, memory=0.8), "two": screening(0.8, memory=0.8)}
-    allowed = make(kinds, FakeScreen(answers=answers))
-    allowed.objective = Objective(goal=Goal.MEMORY, max_slowdown=1.7)
-    allowed.climb()
+    allowed = make(kinds, FakeScreen(answers=answers), objective=Objective(goal=Goal.MEMORY, max_slowdown=1.7))
+    allowed.run()
     assert outcomes(allowed) == {"one": "applied", "two": "applied"}
-    strict = make(kinds, FakeScreen(answers=answers))
-    strict.objective = Objective(goal=Goal.MEMORY, max_slowdown=1.4)
-    strict.climb()
+    strict = make(kinds, FakeScreen(answers=answers), objective=Objective(goal=Goal.MEMORY, max_slowdown=1.4))
+    strict.run()
     assert outcomes(strict) == {"one": "applied", "two": "refused"}
     assert "at most 1.40 times as long is allowed" in reason(strict, "two")
 
 
 def test_a_small_saving_is_refused() -> None:
-    ladder = make(
-        [technique("thin", gain=0.0, saves_memory=True)], FakeScreen(answers={"thin": screening(1.2, memory=0.97)})
-    )
-    ladder.objective = Objective(goal=Goal.MEMORY)
-    ladder.climb()
-    assert outcomes(ladder) == {"thin": "refused"}
-    assert "-3%" in reason(ladder, "thin")
+    screen = FakeScreen(answers={"thin": screening(1.2, memory=0.97)})
+    kinds = [technique("thin", gain=0.0, saves_memory=True)]
+    search = make(kinds, screen, objective=Objective(goal=Goal.MEMORY))
+    search.run()
+    assert outcomes(search) == {"thin": "refused"}
+    assert "-3%" in reason(search, "thin")
 
 
 @pytest.mark.parametrize(("goal", "outcome"), [(Goal.COST, "refused"), (Goal.TIME, "applied")])
 def test_for_a_cheap_run_the_set_up_must_be_earned_back(goal: Goal, outcome: str) -> None:
     screen = FakeScreen(answers={"slow_start": screening(1.25, setup_s=40.0)})
-    ladder = make([technique("slow_start")], screen, on=facts(job={"planned_updates": 1000}))
-    ladder.objective = Objective(goal=goal, price_per_hour=2.0 if goal is Goal.COST else None)
-    ladder.climb()
-    assert outcomes(ladder) == {"slow_start": outcome}
-    assert ("the run has 1000" in reason(ladder, "slow_start")) == (outcome == "refused")
+    wanted = Objective(goal=goal, price_per_hour=2.0 if goal is Goal.COST else None)
+    search = make([technique("slow_start")], screen, on=facts(job={"planned_updates": 1000}), objective=wanted)
+    search.run()
+    assert outcomes(search) == {"slow_start": outcome}
+    assert ("the run has 1000" in reason(search, "slow_start")) == (outcome == "refused")
 
 
 def test_a_run_costs_its_hours() -> None:
@@ -118,28 +113,28 @@ def test_a_run_costs_its_hours() -> None:
 )
 def test_the_proof_of_a_memory_plan(tmp_path: Path, ratio: float, peak: int, why: str) -> None:
     wanted = Objective(goal=Goal.MEMORY, max_slowdown=1.5)
-    session = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", objective=wanted))
-    session.record.evidence["memory"] = {"baseline_peak_bytes": 1000, "tuned_peak_bytes": peak}
-    session.record.rungs.append(Candidate(name="precision", settings={}, outcome="applied", reason="saves"))
-    comparison: Comparison = measured(ratio)
-    session._judge(SimpleNamespace(optimizations=()), comparison, None)  # type: ignore[arg-type]
-    assert session.record.proved is not bool(why)
-    assert why in session.record.rungs[0].reason
-    assert session.record.evidence["objective"] == {"goal": "memory", "max_slowdown": 1.5, "price_per_hour": None}
+    proof = proof_in(tmp_path, {"precision": {}}, objective=wanted)
+    comparison = with_peaks(measured(ratio), baseline=1000, tuned=peak)
+    proof._adopt(proof.record.applied_plan(), comparison, None)
+    assert proof.record.proved is not bool(why)
+    assert why in proof.record.candidates[0].reason
+    objective = proof.record.evidence.objective
+    assert objective is not None
+    assert (objective.goal, objective.max_slowdown, objective.price_per_hour) == ("memory", 1.5, None)
 
 
 def test_the_headline_speaks_of_what_was_wanted() -> None:
-    final = {"ratio": 0.8, "low": 0.75, "high": 0.85, "pairs": 5, "verdict": "slower", "quality": None}
-    memory = {"baseline_peak_bytes": 2**30, "tuned_peak_bytes": 2**29, "limit_bytes": None}
-    evidence: Any = {
-        "final": final, "memory": memory, "objective": {"goal": "memory"}, "rungs": [{"name": "x", "outcome": "applied"}],
-    }  # fmt: skip
-    found = headline(evidence)
-    assert found.big == "50 % less memory"
-    assert "1.0 GiB before" in found.detail
-    assert found.tone == "good"
-    evidence["rungs"][0]["outcome"] = "refused"
-    assert headline(evidence).big == "Not proved"
-    final |= {"ratio": 2.0, "low": 1.9, "high": 2.1, "verdict": "faster"}
-    evidence["objective"] = {"goal": "cost", "baseline_cost": 4.0, "tuned_cost": 2.0}
-    assert "the whole run costs 2 instead of 4" in headline(evidence).detail
+    evidence = full()
+    evidence["final"] |= {"ratio": 0.8, "low": 0.75, "high": 0.85, "verdict": "slower", "quality": None}
+    evidence["memory"] = {"baseline_peak_bytes": 2**30, "tuned_peak_bytes": 2**29, "limit_bytes": None}
+    evidence["objective"] = {"goal": "memory", "max_slowdown": 1.5, "price_per_hour": None}
+    told = headline(parse(evidence))
+    assert told.big == "50 % less memory"
+    assert "1.0 GiB before" in told.detail
+    assert told.tone == "good"
+    for rung in evidence["rungs"]:
+        rung["outcome"] = "refused"
+    assert headline(parse(evidence)).big == "Not proved"
+    evidence["final"] |= {"ratio": 2.0, "low": 1.9, "high": 2.1, "verdict": "faster"}
+    evidence["objective"] |= {"goal": "cost", "price_per_hour": 2.5, "baseline_cost": 4.0, "tuned_cost": 2.0}
+    assert "the whole run costs 2 instead of 4" in headline(parse(evidence)).detail

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.report import validate
-from hasten.report.evidence import load
+from hasten.report import schema
+from hasten.report.evidence import Candidate, Evidence, load
 from hasten.tune import budget
-from hasten.tune import session as module
+from hasten.tune import subject as module
 from hasten.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective, run_cost
-from hasten.tune.search.noting import NOT_TRIED
-from hasten.tune.session import Session, TuneRequest
+from hasten.tune.request import TuneRequest
+from hasten.tune.search.candidate import NOT_TRIED
+from hasten.tune.session import Session
 from tests.tune.jobs import children, write_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -67,7 +67,7 @@ SLOW_IN_PARTS = HUNGRY.replace("wait_s = 0.0", "wait_s = 0.02")
 """A part costs as long as a whole: computing a batch in parts takes far longer than is allowed."""
 
 
-def tuned(folder: Path, body: str, names: tuple[str, ...], wanted: Objective, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def tuned(folder: Path, body: str, names: tuple[str, ...], wanted: Objective, patch: pytest.MonkeyPatch) -> Evidence:
     """Tune a job for real among some candidates; the evidence as it lies on disk."""
     patch.setattr(module, "catalogue", lambda: {name: catalogue()[name] for name in names})
     patch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
@@ -76,57 +76,60 @@ def tuned(folder: Path, body: str, names: tuple[str, ...], wanted: Objective, pa
     Session(request).run()
     assert children() <= before
     evidence = load(out / "evidence.json")
-    assert validate(evidence) == []
-    assert evidence["finished"]
+    assert evidence.finished
     assert set(Plan.load(out / "hasten.toml", catalogue()).names) == applied(evidence)
     return evidence
 
 
-def applied(evidence: dict[str, Any]) -> set[str]:
+def applied(evidence: Evidence) -> set[str]:
     """What stands in the plan."""
-    return {rung["name"] for rung in evidence["rungs"] if rung["outcome"] == "applied"}
+    return {rung.name for rung in evidence.applied}
 
 
-def rungs(evidence: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Every rung of a technique."""
-    found = [rung for rung in evidence["rungs"] if rung["name"] == name]
+def rungs(evidence: Evidence, name: str) -> list[Candidate]:
+    """Every candidate of a technique."""
+    found = [rung for rung in evidence.rungs if rung.name == name]
     assert found
-    if all(rung["reason"].startswith(NOT_TRIED) for rung in found):
-        pytest.skip(f"too slow a machine for this budget: {found[0]['reason']}")
+    if all(rung.reason.startswith(NOT_TRIED) for rung in found):
+        pytest.skip(f"too slow a machine for this budget: {found[0].reason}")
     return found
 
 
 def test_a_plan_for_memory_saves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Objective(goal=Goal.MEMORY, max_slowdown=4.0)
     evidence = tuned(tmp_path, HUNGRY, ("microbatch", "cpu_threads"), wanted, monkeypatch)
-    assert evidence["objective"] == wanted.to_dict()
+    assert schema.write(evidence.objective) == wanted.to_dict()
     (threads,) = rungs(evidence, "cpu_threads")
-    assert threads["outcome"] == "refused"
-    assert "lowers no peak memory" in threads["reason"]
+    assert threads.outcome == "refused"
+    assert "lowers no peak memory" in threads.reason
     parts = rungs(evidence, "microbatch")[0]
-    assert parts["memory_ratio"] < 1.0 - MEMORY_PROVED_FRAC
-    assert parts["evidence"][0]["passed"]
-    assert parts["numerics"]["verdict"] == "passed"
-    memory, final = evidence["memory"], evidence["final"]
+    assert (parts.memory_ratio or 1.0) < 1.0 - MEMORY_PROVED_FRAC
+    assert parts.evidence
+    assert parts.evidence[0].passed
+    assert parts.numerics is not None
+    assert parts.numerics.verdict == "passed"
+    memory, final = evidence.memory, evidence.final
     if applied(evidence):
         assert applied(evidence) == {"microbatch"}
-        assert memory["tuned_peak_bytes"] <= (1.0 - MEMORY_PROVED_FRAC) * memory["baseline_peak_bytes"]
-        assert wanted.allows(final["low"])
+        assert memory is not None
+        assert (memory.tuned_peak_bytes or 0) <= (1.0 - MEMORY_PROVED_FRAC) * (memory.baseline_peak_bytes or 0)
+        assert final is not None
+        assert wanted.allows(final.low or 0.0)
     else:  # only a machine too busy to give an interval, or one that parts make four times slower, may leave it out
-        assert parts["outcome"] in ("undecided", "refused")
-        assert final is None or final["low"] is None or not wanted.allows(final["low"])
+        assert parts.outcome in ("undecided", "refused")
+        assert final is None or final.low is None or not wanted.allows(final.low)
 
 
 def test_what_would_be_too_slow_is_refused_however_much_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Objective(goal=Goal.MEMORY, max_slowdown=1.05)
     evidence = tuned(tmp_path, SLOW_IN_PARTS, ("microbatch",), wanted, monkeypatch)
     assert applied(evidence) == set()
-    assert evidence["final"] is None
+    assert evidence.final is None
     for rung in rungs(evidence, "microbatch"):
-        assert rung["outcome"] in ("refused", "undecided")
-        if rung["comparison"]:
-            assert rung["memory_ratio"] < 1.0 - MEMORY_PROVED_FRAC
-            assert "at most 1.05 times as long is allowed" in rung["reason"]
+        assert rung.outcome in ("refused", "undecided")
+        if rung.comparison:
+            assert (rung.memory_ratio or 1.0) < 1.0 - MEMORY_PROVED_FRAC
+            assert "at most 1.05 times as long is allowed" in rung.reason
 
 
 SLOW_TO_COMPILE = """
@@ -160,16 +163,16 @@ def test_a_short_run_does_not_pay_for_compiling(tmp_path: Path, monkeypatch: pyt
         pytest.skip("torch.compile needs a C++ compiler")
     wanted = Objective(goal=Goal.COST, price_per_hour=2.5)
     evidence = tuned(tmp_path, SLOW_TO_COMPILE, ("sample_cache", "compile"), wanted, monkeypatch)
-    assert evidence["objective"].items() >= wanted.to_dict().items()
+    assert schema.write(evidence.objective).items() >= wanted.to_dict().items()
     (compiled,) = rungs(evidence, "compile")
-    assert compiled["outcome"] != "applied"
-    if compiled["comparison"] and compiled["comparison"]["verdict"] == "faster":
-        assert compiled["outcome"] == "refused"
-        assert f"its set-up of {compiled['setup_seconds']:.0f} s is earned back after" in compiled["reason"]
-        assert "the run has 300" in compiled["reason"]
-        assert compiled["break_even_updates"] > 300
-    if evidence["final"] is not None:
-        setup_s = sum(rung["setup_seconds"] for rung in evidence["rungs"] if rung["outcome"] == "applied")
+    assert compiled.outcome != "applied"
+    if compiled.comparison and compiled.comparison.verdict == "faster":
+        assert compiled.outcome == "refused"
+        assert f"its set-up of {compiled.setup_seconds:.0f} s is earned back after" in compiled.reason
+        assert "the run has 300" in compiled.reason
+        assert (compiled.break_even_updates or 0) > 300
+    if evidence.final is not None:
+        step_ms, objective = schema.write(evidence.step_ms), schema.write(evidence.objective)
+        setup_s = sum(rung.setup_seconds or 0.0 for rung in evidence.applied)
         for arm, setup in (("baseline", 0.0), ("tuned", setup_s)):
-            cost = run_cost(evidence["step_ms"][arm], setup, 300, 2.5)
-            assert evidence["objective"][f"{arm}_cost"] == pytest.approx(cost)
+            assert objective[f"{arm}_cost"] == pytest.approx(run_cost(step_ms[arm], setup, 300, 2.5))

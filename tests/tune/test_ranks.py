@@ -17,10 +17,11 @@ import torch
 from hasten.core.errors import MachineError, TrialError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.report import validate
 from hasten.report.evidence import load
 from hasten.train.process_group import rank_environment, read_shared_machine, shared_environment, stay_with_launcher
-from hasten.tune import session
+from hasten.tune import subject
+from hasten.tune.request import TuneRequest
+from hasten.tune.session import Session
 from hasten.tune.trials.ranks import checks_of, ended_words, failure_of, merged, peak_of
 from hasten.tune.trials.trial import Trial, TrialSetting, trial_environment
 from tests.tune.jobs import children, is_running, write_job
@@ -303,17 +304,17 @@ def test_compare_sums_gradients_in_both_ways(tmp_path: Path) -> None:
 def test_tune_tunes_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether buckets pay here is for the machine to say; that they were weighed, among ranks, is what counts."""
     names = ("gradient_buckets", "gradient_compression")
-    monkeypatch.setattr(session, "catalogue", lambda: {name: catalogue()[name] for name in names})
+    monkeypatch.setattr(subject, "catalogue", lambda: {name: catalogue()[name] for name in names})
     before, out = children(), tmp_path / "out"
-    request = session.TuneRequest(target=write_job(tmp_path, BROAD), out=out, budget_s=50.0, ranks=2)
-    session.Session(request).run()
+    request = TuneRequest(target=write_job(tmp_path, BROAD), out=out, budget_s=50.0, ranks=2)
+    Session(request).run()
     assert children() <= before
     evidence = load(out / "evidence.json")
-    assert validate(evidence) == []
-    assert evidence["machine"]["ranks"] == evidence["job"]["ranks"] == 2
-    assert evidence["phases"]["sync"] > 0.0
-    assert all("--ranks 2" in line for line in evidence["commands"])
-    assert {rung["name"] for rung in evidence["rungs"]} == set(names)
+    assert evidence.machine["ranks"] == evidence.job.more["ranks"] == 2
+    assert evidence.phases["sync"] > 0.0
+    assert evidence.commands
+    assert all("--ranks 2" in line for line in evidence.commands)
+    assert {rung.name for rung in evidence.rungs} == set(names)
 
 
 # What a group makes of its answers.

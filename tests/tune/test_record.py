@@ -10,39 +10,43 @@ import pytest
 from hasten.core.errors import HastenError
 from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
-from hasten.core.target import load_job
+from hasten.core.stats import Verdict
 from hasten.optimizations import catalogue
+from hasten.report.evidence import Candidate, Comparison, Outcome
 from hasten.tune.budget import Budget
-from hasten.tune.record import Record
-from hasten.tune.search.candidate import Candidate
-from tests.tune.jobs import write_job
+from hasten.tune.objective import TIME
+from hasten.tune.record import Record, new_evidence
 
 
 def make(folder: Path) -> Record:
-    target = write_job(folder)
-    return Record(target, load_job(target), read_machine(), folder / "out", Budget.begin(60.0))
+    machine = read_machine()
+    evidence = new_evidence(
+        target="job.py:J", name="J", fingerprint="f", commands=("hasten tune job.py:J",), machine=machine, ranks=1,
+        budget_s=60.0, objective=TIME,
+    )  # fmt: skip
+    return Record(evidence, machine, folder / "out", Budget.begin(60.0))
 
 
-def rung(outcome: str, name: str = "zero_grad_to_none") -> Candidate:
-    seen = {"ratio": 1.2, "low": 1.1, "high": 1.3, "pairs": 5, "verdict": "faster", "samples": []}
-    return Candidate(name=name, settings={}, outcome=outcome, reason="measured", comparison=seen)  # type: ignore[arg-type]
+def candidate(outcome: Outcome, name: str = "zero_grad_to_none") -> Candidate:
+    measured = Comparison(ratio=1.2, low=1.1, high=1.3, pairs=5, verdict=Verdict.FASTER, samples=())
+    return Candidate(name=name, settings={}, outcome=outcome, reason="measured", comparison=measured)
 
 
 def test_the_plan_holds_the_applied_rungs_and_says_that_it_is_not_proved(tmp_path: Path) -> None:
     record = make(tmp_path)
-    record.rungs += [rung("applied"), rung("refused", "fused_optimizer")]
+    record.candidates += [candidate("applied"), candidate("refused", "fused_optimizer")]
     record.save()
     plan = Plan.load(record.out / "hasten.toml", catalogue())
     assert plan.names == ("zero_grad_to_none",)
     assert plan.proved["state"] == "not proved"
 
 
-def test_an_earlier_tuning_is_set_aside_and_not_overwritten(tmp_path: Path) -> None:
+def test_an_earlier_tuning_is_move_previous_and_not_overwritten(tmp_path: Path) -> None:
     first = make(tmp_path)
-    first.rungs.append(rung("applied"))
+    first.candidates.append(candidate("applied"))
     first.finish("done")
     second = make(tmp_path)
-    second.set_aside()
+    second.move_previous()
     second.save()
     old = json.loads((second.out / "previous" / "evidence.json").read_text(encoding="utf-8"))
     assert [item["name"] for item in old["rungs"]] == ["zero_grad_to_none"]
@@ -53,7 +57,7 @@ def test_an_earlier_tuning_is_set_aside_and_not_overwritten(tmp_path: Path) -> N
 def test_taking_up_keeps_what_was_measured_and_looks_again_at_the_rest(tmp_path: Path) -> None:
     first = make(tmp_path)
     untried = Candidate(name="compile", settings={}, outcome="undecided", reason="not tried: no time")
-    first.rungs += [rung("applied"), untried]
+    first.candidates += [candidate("applied"), untried]
     first.note_profile(
         {
             "bottleneck": {"name": "compute", "share": 1.0, "words": "w"},
@@ -66,14 +70,14 @@ def test_taking_up_keeps_what_was_measured_and_looks_again_at_the_rest(tmp_path:
     )
     first.finish("interrupted")
     second = make(tmp_path)
-    second.take_up()
-    assert [item.name for item in second.rungs] == ["zero_grad_to_none"]
+    second.resume()
+    assert [item.name for item in second.candidates] == ["zero_grad_to_none"]
     assert second.applied_plan().names == ("zero_grad_to_none",)
 
 
-def test_there_must_be_something_to_take_up(tmp_path: Path) -> None:
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
     with pytest.raises(HastenError, match="nothing to resume"):
-        make(tmp_path).take_up()
+        make(tmp_path).resume()
 
 
 class _Facts:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from hasten.optimizations.cpu_threads import CPUThreads
+from hasten.report.evidence import Candidate
 from hasten.tune.budget import MARGIN, MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
-from hasten.tune.search.candidate import Candidate, break_even_updates
+from hasten.tune.search.candidate import break_even_updates, is_about, put
 from hasten.tune.trials import machine_load
 from hasten.tune.trials.machine_load import SPOILT_FRAC, Account, Meter, begin_on
 from hasten.tune.trials.samples import MIN_BLOCK_UPDATES, NUM_BLOCKS, make_sample
@@ -49,7 +51,7 @@ def test_unequal_updates_are_the_total_time_over_the_total_number() -> None:
     sample = make_sample("B", 2, answer([1.0, 3.0], [1, 7]), uneven=True, peak_bytes=5)
     assert sample.seconds_per_item == pytest.approx(0.5)
     assert (sample.arm, sample.pair, sample.items, sample.updates, sample.seconds) == ("B", 2, 8, 2, 4.0)
-    assert sample.to_dict()["peak_bytes"] == 5
+    assert sample.to_evidence().peak_bytes == 5
 
 
 def test_too_few_updates_for_blocks_are_totalled() -> None:
@@ -212,7 +214,7 @@ def test_a_budget_counts_from_its_start_and_keeps_time_for_the_report() -> None:
     assert Budget(1.0, monotonic() - 5.0).left < 0.0
 
 
-# Rungs.
+# Candidates.
 
 
 @pytest.mark.parametrize(
@@ -223,11 +225,14 @@ def test_break_even_is_when_the_setup_is_earned_back(setup: Any, base: Any, cand
     assert break_even_updates(setup, base, candidate) == updates
 
 
-def test_a_rung_survives_the_evidence_file() -> None:
-    rung = Candidate(name="cpu_threads", settings={"num_threads": 3}, outcome="refused", reason="slower", memory_ratio=0.9)
-    assert Candidate.from_dict({**rung.to_dict(), "more": 1}) == rung
-    assert rung.is_about(CPUThreads(num_threads=3))
-    assert not rung.is_about(CPUThreads(num_threads=2))
+def test_a_candidate_is_one_technique_with_its_settings() -> None:
+    candidate = Candidate(name="cpu_threads", settings={"num_threads": 3}, outcome="refused", reason="slower")
+    assert is_about(candidate, CPUThreads(num_threads=3))
+    assert not is_about(candidate, CPUThreads(num_threads=2))
+    known = [candidate]
+    put(known, replace(candidate, outcome="applied"))
+    put(known, replace(candidate, settings={"num_threads": 2}))
+    assert [(item.settings["num_threads"], item.outcome) for item in known] == [(3, "applied"), (2, "refused")]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux says where a thread runs")

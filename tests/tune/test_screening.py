@@ -1,4 +1,4 @@
-"""Screening with real resident processes, and what the ladder and the proof need of it."""
+"""Screening with real resident processes, and what the search and the proof need of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hasten.core.plan import Plan
 from hasten.core.stats import MIN_FLOOR_FRAC, Interval, paired_interval
 from hasten.optimizations import catalogue
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison
+from hasten.tune.search.job_processes import JobProcesses
 from hasten.tune.search.resident_process import Resident
 from hasten.tune.search.screening import (
     FUTILE_TURNS,
@@ -57,7 +58,7 @@ def screen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screen]:
     folder: Path = tmp_path_factory.mktemp("screen")
     before = children()
     setting = TrialSetting(target=write_job(folder, JOB), folder=folder / "trials", hang_s=60.0)
-    found = Screen(setting, Plan(), uneven=False, others=OTHERS)
+    found = Screen(JobProcesses(setting=setting), Plan(), uneven=False, others=OTHERS)
     yield found
     found.close()
     assert children() <= before
@@ -83,24 +84,27 @@ class _Still:
         return {"seconds": 0.0}
 
 
+class _StillProcesses(JobProcesses):
+    """Starts resident processes that do nothing."""
+
+    def start(self, plan: Plan) -> Resident:
+        return Resident(trial=_Still())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("spoilt", "taken", "counted"), [((), TURNS, TURNS), ((1, 3), TURNS + 2, TURNS), (range(99), TURNS + MAX_RETAKES, 0)]
 )
 def test_a_spoilt_turn_is_taken_again_and_never_counted(spoilt: Container[int], taken: int, counted: int) -> None:
     class Played(Screen):
-        def _start_base(self, plan: Plan) -> Resident:
-            return Resident(trial=_Still())  # type: ignore[arg-type]
-
         def _turn(self, challenger: Resident, turn: int, updates: int) -> list[Sample]:
             foreign = 0.5 if turn in spoilt else 0.0
             return [
                 sample(arm, turn, 1.0 + 0.1 * (turn % 2) + 0.2 * (arm == "B") * (turn % 3), foreign=foreign) for arm in "AB"
             ]
 
-    found = Played(TrialSetting(target="", folder=Path()), Plan(), uneven=False, others=OTHERS)
-    found.challenger = Resident(trial=_Still())  # type: ignore[arg-type]
+    found = Played(_StillProcesses(setting=TrialSetting(target="", folder=Path())), Plan(), uneven=False, others=OTHERS)
     screening = Screening(comparison=Comparison(kind="screening"))
-    found._turns(screening, 3, TURNS)
+    found._turns(screening, Resident(trial=_Still()), 3, TURNS)  # type: ignore[arg-type]
     comparison = screening.comparison
     assert len(comparison.samples) == 2 * taken
     assert len(comparison.times("A")) == len(comparison.times("B")) == counted
@@ -136,9 +140,6 @@ def test_a_loud_moment_is_measured_again(scatters: list[float | None], asked: li
     turns_asked: list[int] = []
 
     class Played(Screen):
-        def _start_base(self, plan: Plan) -> Resident:
-            return Resident(trial=_Still())  # type: ignore[arg-type]
-
         def screen(  # type: ignore[override]  # as calibrate calls it
             self, *_: Any, most_turns: int, **__: Any
         ) -> Screening:
@@ -152,7 +153,7 @@ def test_a_loud_moment_is_measured_again(scatters: list[float | None], asked: li
                 comparison.interval = paired_interval(comparison.times("A"), comparison.times("B"), 0.95)
             return Screening(comparison=comparison)
 
-    found = Played(TrialSetting(target="", folder=Path()), Plan(), uneven=False, others=OTHERS)
+    found = Played(_StillProcesses(setting=TrialSetting(target="", folder=Path())), Plan(), uneven=False, others=OTHERS)
     found.calibrate(5)
     assert turns_asked == asked
     if floor is not None:
@@ -226,7 +227,7 @@ class J(Good):
 """
     setting = TrialSetting(target=write_job(tmp_path, body), folder=tmp_path / "trials", hang_s=60.0)
     with pytest.raises(TrialError, match="never"):
-        Screen(setting, Plan(), uneven=False, others=[])
+        Screen(JobProcesses(setting=setting), Plan(), uneven=False, others=[])
     assert children() <= before
 
 

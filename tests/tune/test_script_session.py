@@ -11,14 +11,13 @@ import pytest
 from hasten.core.errors import HastenError, TargetError, TrialError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.optimizations.sample_cache import SampleCache
-from hasten.report import validate
 from hasten.report.evidence import load
 from hasten.tune import budget
 from hasten.tune.proof.compare import NEIGHBOUR
-from hasten.tune.scripts.session import ScriptSession
-from hasten.tune.search.noting import NOT_TRIED
-from hasten.tune.session import TuneRequest
+from hasten.tune.request import TuneRequest
+from hasten.tune.scripts.subject import script_subject
+from hasten.tune.search.candidate import NOT_TRIED
+from hasten.tune.session import Session
 from tests.tune.jobs import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -29,35 +28,45 @@ BUDGET_S = 240.0
 PROOF_UPDATES = 24
 
 
-def request_of(folder: Path, *arguments: str, ranks: int = 1) -> TuneRequest:
-    return TuneRequest(target="loop.py", out=folder / "out", budget_s=BUDGET_S, ranks=ranks, command=(LOOP, *arguments))
+def request_of(folder: Path, *arguments: str, ranks: int = 1, only: tuple[str, ...] = ()) -> TuneRequest:
+    command, out = (LOOP, *arguments), folder / "out"
+    return TuneRequest(target="loop.py", out=out, budget_s=BUDGET_S, ranks=ranks, command=command, only=only)
+
+
+def tune(request: TuneRequest) -> None:
+    Session(request, subject=script_subject(request)).run()
 
 
 def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptSession, "kinds", lambda _: {"sample_cache": SampleCache})
     monkeypatch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
     before, out = children(), tmp_path / "out"
     arguments = ("--wait", "0.004", "--seed", "1", "--epochs", "500")
-    ScriptSession(request_of(tmp_path, *arguments)).run()
+    tune(request_of(tmp_path, *arguments, only=("sample_cache",)))
     assert children() <= before
     assert not list((out / "trials").glob("script-*"))
     evidence = load(out / "evidence.json")
-    assert validate(evidence) == []
-    assert evidence["job"]["name"] == "loop.py"
-    assert evidence["bottleneck"]["name"] == "input"
-    (cache,) = [rung for rung in evidence["rungs"] if rung["name"] == "sample_cache"]
-    if cache["reason"].startswith(NOT_TRIED):
-        pytest.skip(f"too slow a machine for this budget: {cache['reason']}")
-    assert cache["numerics"]["verdict"] == "passed", cache["numerics"]["why"]
-    if NEIGHBOUR in cache["reason"]:
-        pytest.skip(f"too busy a machine: {cache['reason']}")
-    assert cache["outcome"] == "applied", cache["reason"]
-    assert evidence["final"]["ratio"] > 1.0
-    assert evidence["final"]["quality"]["verdict"] != "worse"
-    assert evidence["final"]["quality"]["seeds"]["A"] == evidence["final"]["quality"]["seeds"]["B"]
-    refused = {rung["name"]: rung["reason"] for rung in evidence["rungs"] if rung["outcome"] == "refused"}
+    assert evidence.job.name == "loop.py"
+    assert evidence.bottleneck is not None
+    assert evidence.bottleneck.name == "input"
+    (cache,) = [rung for rung in evidence.rungs if rung.name == "sample_cache"]
+    if cache.reason.startswith(NOT_TRIED):
+        pytest.skip(f"too slow a machine for this budget: {cache.reason}")
+    assert cache.numerics is not None
+    assert cache.numerics.verdict == "passed", cache.numerics.why
+    if NEIGHBOUR in cache.reason:
+        pytest.skip(f"too busy a machine: {cache.reason}")
+    assert cache.outcome == "applied", cache.reason
+    final = evidence.final
+    assert final is not None
+    assert (final.ratio or 0.0) > 1.0
+    assert final.quality is not None
+    assert final.quality.verdict != "worse"
+    assert final.quality.seeds is not None
+    assert final.quality.seeds["A"] == final.quality.seeds["B"]
+    refused = {rung.name: rung.reason for rung in evidence.rungs if rung.outcome == "refused"}
     assert "not on an unmodified script" in refused["sequence_packing"]
-    assert "sample_cache" in evidence["patch"]["left"]
+    assert evidence.patch is not None
+    assert "sample_cache" in evidence.patch.left
     plan = out / "hasten.toml"
     assert Plan.load(plan, catalogue()).names == ("sample_cache",)
     command = [sys.executable, "-m", "hasten", "run", "--plan", str(plan), LOOP, "--", "--epochs", "3", "--seed", "1"]
@@ -69,7 +78,7 @@ def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: 
 
 def test_a_script_that_ends_at_once_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="too few to measure"):
-        ScriptSession(request_of(tmp_path, "--epochs", "1")).run()
+        tune(request_of(tmp_path, "--epochs", "1"))
 
 
 @pytest.mark.parametrize("text", ["print('no torch')\n", "import torch\nprint(torch.ones(1))\n"])
@@ -77,16 +86,16 @@ def test_a_file_that_does_not_train_is_told_so(tmp_path: Path, text: str) -> Non
     path = tmp_path / "idle.py"
     path.write_text(text)
     with pytest.raises(TrialError, match="without a step of a torch optimizer"):
-        ScriptSession(TuneRequest(target="idle.py", out=tmp_path / "out", command=(str(path),))).run()
+        tune(TuneRequest(target="idle.py", out=tmp_path / "out", command=(str(path),)))
 
 
 def test_a_script_that_refuses_its_arguments_is_heard(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="unrecognized arguments: fast_pages"):
-        ScriptSession(request_of(tmp_path, "fast_pages")).run()
+        tune(request_of(tmp_path, "fast_pages"))
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HastenError, match="in one process"):
-        ScriptSession(request_of(tmp_path, ranks=2))
+        script_subject(request_of(tmp_path, ranks=2))
     with pytest.raises(TargetError, match="no script"):
-        ScriptSession(TuneRequest(target="x.py", out=tmp_path, command=("x.py",)))
+        script_subject(TuneRequest(target="x.py", out=tmp_path, command=("x.py",)))

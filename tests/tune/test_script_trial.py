@@ -14,7 +14,8 @@ import torch
 from hasten.core.errors import TrialError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.tune.scripts.screen import ScriptScreen
+from hasten.tune.scripts.processes import ScriptProcesses
+from hasten.tune.search.screening import Screen
 from hasten.tune.trials.trial import Trial, TrialSetting
 from tests.tune.jobs import children
 
@@ -150,7 +151,8 @@ def test_a_screening_holds_both_arms_at_the_same_steps(tmp_path: Path) -> None:
     with trial_of(tmp_path, seed=1) as trial:
         trial.call("warm", updates=13)
         others = [trial.call("run", updates=60)["losses"]]
-    screen = ScriptScreen(setting_of(tmp_path), Plan(), uneven=False, others=others, seed=0)
+    processes = ScriptProcesses(setting=setting_of(tmp_path), seed=0, draws=False)
+    screen = Screen(processes, Plan(), uneven=False, others=others)
     try:
         found = screen.screen(fused.optimizations[0], fused, 10)
         assert screen.challenger is not None
@@ -166,14 +168,15 @@ def test_a_screening_holds_both_arms_at_the_same_steps(tmp_path: Path) -> None:
 
 
 def test_a_short_script_has_shorter_turns_and_too_short_a_one_is_refused(tmp_path: Path) -> None:
-    screen = ScriptScreen(setting_of(tmp_path, "--epochs", "6"), Plan(), uneven=False, others=[[]], seed=0)
+    processes = ScriptProcesses(setting=setting_of(tmp_path, "--epochs", "6"), seed=0, draws=False)
+    screen = Screen(processes, Plan(), uneven=False, others=[[]])
     try:
         found = screen.screen(None, Plan(), 100)
-        assert screen.most_steps == 48
+        assert processes.most_steps == 48
         assert {sample.updates for sample in found.comparison.samples} == {2}
-        screen.setting = setting_of(tmp_path, "--epochs", "2")
-        screen.most_steps = 16
-        with pytest.raises(TrialError, match="has 16 steps"):
+        processes.setting = setting_of(tmp_path, "--epochs", "2")
+        processes.most_steps = 16
+        with pytest.raises(TrialError, match="more to do, with more data or epochs"):
             screen.screen(None, Plan(), 100)
     finally:
         screen.close()

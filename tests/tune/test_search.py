@@ -1,9 +1,9 @@
-"""The ladder: order, refusals and outcomes are pure decisions, so the screen here is an invented one."""
+"""The search: order, refusals and outcomes are pure decisions, so the screen here is an invented one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +20,15 @@ from hasten.core.seams import Seam, Undo
 from hasten.core.stats import judge, paired_interval
 from hasten.optimizations import catalogue
 from hasten.profile.diagnosis import Diagnosis
+from hasten.report.evidence import Candidate, NumericsResult
 from hasten.tune.budget import Budget, Costs
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict
-from hasten.tune.search import search as module
-from hasten.tune.search.candidate import Candidate
-from hasten.tune.search.noting import NOT_TRIED
+from hasten.tune.search import confirm as module
+from hasten.tune.search.candidate import NOT_TRIED
 from hasten.tune.search.screening import Screening
-from hasten.tune.search.search import Ladder
+from hasten.tune.search.search import Search
+from hasten.tune.search.state import SearchConfig, SearchState
 from hasten.tune.trials.pair import Design
 from hasten.tune.trials.samples import Sample
 from tests.optimizations.contract import GIB, facts
@@ -110,7 +111,7 @@ class FakeScreen:
 
     def __post_init__(self) -> None:
         trial = SimpleNamespace(freeze=lambda: None, thaw=lambda: None)
-        self.base = SimpleNamespace(losses=[1.0, 2.0], trial=trial)
+        self.base = SimpleNamespace(trial=trial)
         self.challenger: Any = None
         self.setting: Any = None
 
@@ -129,14 +130,22 @@ class FakeScreen:
             words = " ".join([candidate.card.name, *(str(value) for value in candidate.settings().values())])
             answer = self.answers.get(words, self.answers.get(candidate.card.name, 1.0))
             self.tried.append(words)
-        self.challenger = SimpleNamespace(losses=[1.0, 2.0], trial=self.base.trial, plan=plan)
+        self.challenger = SimpleNamespace(trial=self.base.trial, plan=plan)
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, Screening):
             return answer
         evidence = [{"name": "seen", "passed": True, "seen": "1"}]
-        peaks = {"A": 100, "B": 50}
-        return Screening(comparison=measured(answer), gate=PASSED, evidence=evidence, setup_s=3.0, peak_bytes=peaks)
+        peaks, losses = {"A": 100, "B": 50}, {"A": [1.0, 2.0], "B": [1.0, 2.0]}
+        return Screening(
+            comparison=measured(answer), gate=PASSED, evidence=evidence, setup_s=3.0, peak_bytes=peaks, losses=losses
+        )
+
+    def say(self, words: str) -> None:
+        """Nobody listens."""
+
+    def freeze(self) -> None:
+        """Nothing runs."""
 
     def challenges(self, plan: Plan) -> bool:
         return bool(self.challenger.plan == plan)
@@ -145,7 +154,7 @@ class FakeScreen:
         self.tried.append(f"started {plan.to_dict()}")
         if isinstance(self.again, Exception):
             raise self.again
-        self.challenger = SimpleNamespace(losses=[], trial=self.base.trial, plan=plan)
+        self.challenger = SimpleNamespace(trial=self.base.trial, plan=plan)
 
     def promote(self) -> None:
         self.plan, self.challenger = self.challenger.plan, None
@@ -164,32 +173,40 @@ def make(
     *,
     bottleneck: Bottleneck = Bottleneck.COMPUTE,
     seconds: float = 1e6,
-    rungs: list[Candidate] | None = None,
+    candidates: list[Candidate] | None = None,
     on: Facts | None = None,
-) -> Ladder:
+    **wanted: Any,
+) -> Search:
     fake: Any = screen
-    return Ladder(
-        catalogue={kind.card.name: kind for kind in kinds},
+    config = {
+        "catalogue": {kind.card.name: kind for kind in kinds},
+        "costs": Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0),
+        "budget": Budget(seconds, monotonic()),
+        "reserve_s": lambda _: 0.0,
+        "updates": 10,
+        "design": Design(updates=10),
+        "floor_frac": FLOOR,
+    }
+    state = SearchState(
+        config=SearchConfig(**{**config, **wanted}),
         facts=on or facts(),
         diagnosis=Diagnosis(name=bottleneck, share=0.5, words="-"),
-        screen=fake,
-        costs=Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0),
-        budget=Budget(seconds, monotonic()),
-        reserve_s=lambda _: 0.0,
-        updates=10,
-        design=Design(updates=10),
-        save=lambda: None,
-        say=lambda _: None,
-        rungs=rungs if rungs is not None else [],
+        candidates=candidates if candidates is not None else [],
     )
+    return Search(state, fake, save=lambda: None)
 
 
-def outcomes(ladder: Ladder) -> dict[str, str]:
-    return {rung.name: rung.outcome for rung in ladder.rungs}
+def configure(search: Search, **changes: Any) -> None:
+    """Change what the search was given."""
+    search.state.config = replace(search.state.config, **changes)
 
 
-def reason(ladder: Ladder, name: str) -> str:
-    return next(rung.reason for rung in ladder.rungs if rung.name == name)
+def outcomes(search: Search) -> dict[str, str]:
+    return {candidate.name: candidate.outcome for candidate in search.state.candidates}
+
+
+def reason(search: Search, name: str) -> str:
+    return next(candidate.reason for candidate in search.state.candidates if candidate.name == name)
 
 
 def test_the_highest_ceiling_is_tried_first_and_the_bottleneck_before_that() -> None:
@@ -200,102 +217,101 @@ def test_the_highest_ceiling_is_tried_first_and_the_bottleneck_before_that() -> 
         technique("unlikely", gain=0.6, prior=0.1),
     ]
     screen = FakeScreen()
-    make(kinds, screen, bottleneck=Bottleneck.COMPUTE).climb()
+    make(kinds, screen, bottleneck=Bottleneck.COMPUTE).run()
     assert screen.tried == ["large", "middle", "small", "unlikely"]
     screen = FakeScreen()
-    make(kinds, screen, bottleneck=Bottleneck.INPUT).climb()
+    make(kinds, screen, bottleneck=Bottleneck.INPUT).run()
     assert screen.tried[:2] == ["middle", "large"]
 
 
 def test_what_is_faster_is_applied_and_the_bottleneck_measured_again() -> None:
     screen = FakeScreen(answers={"good": 1.5})
-    ladder = make([technique("good"), technique("idle", gain=0.3)], screen)
-    ladder.climb()
-    assert outcomes(ladder) == {"good": "applied", "idle": "refused"}
+    search = make([technique("good"), technique("idle", gain=0.3)], screen)
+    search.run()
+    assert outcomes(search) == {"good": "applied", "idle": "refused"}
     assert screen.plan.names == ("good",)
     assert screen.profiles == 1
-    assert ladder.phases == {"forward": 0.5, "backward": 0.5}
-    rung = ladder.rungs[0]
-    assert rung.comparison is not None
-    assert rung.comparison["verdict"] == "faster"
-    assert rung.predicted_max_gain == pytest.approx(2.0)
-    assert rung.setup_seconds == 3.0
-    assert rung.break_even_updates is not None
-    assert rung.numerics == {
-        "class": "exact", "verdict": "passed", "why": "bit-equal", "baseline_losses": [1.0, 2.0],
-        "candidate_losses": [1.0, 2.0],
-    }  # fmt: skip
-    assert rung.memory_ratio == 0.5
+    assert search.state.phases == {"forward": 0.5, "backward": 0.5}
+    candidate = search.state.candidates[0]
+    assert candidate.comparison is not None
+    assert candidate.comparison.verdict == "faster"
+    assert candidate.predicted_max_gain == pytest.approx(2.0)
+    assert candidate.setup_seconds == 3.0
+    assert candidate.break_even_updates is not None
+    assert candidate.numerics == NumericsResult(
+        kind=Numerics.EXACT, verdict="passed", why="bit-equal", baseline_losses=(1.0, 2.0), candidate_losses=(1.0, 2.0)
+    )
+    assert candidate.memory_ratio == 0.5
 
 
 @pytest.mark.parametrize(("together", "outcome"), [(1.5, "applied"), (1.0, "refused"), (0.8, "refused")])
 def test_what_may_only_pay_together_is_tried_together(together: float, outcome: str) -> None:
     screen = FakeScreen(answers={"layout+half": together})
-    ladder = make([technique("half"), technique("layout", gain=0.3, pays_with=("half",)), technique("other")], screen)
-    ladder.climb()
+    search = make([technique("half"), technique("layout", gain=0.3, pays_with=("half",)), technique("other")], screen)
+    search.run()
     assert screen.tried == ["half", "other", "layout", "layout+half"]
-    assert outcomes(ladder) == {"half": outcome, "other": "refused", "layout": outcome}
+    assert outcomes(search) == {"half": outcome, "other": "refused", "layout": outcome}
     assert screen.plan.names == (("layout", "half") if outcome == "applied" else ())
     for name, beside in (("half", "layout"), ("layout", "half")):
-        assert f"together with {beside}" in reason(ladder, name)
+        assert f"together with {beside}" in reason(search, name)
 
 
 def test_a_pair_is_split_afterwards() -> None:
     screen = FakeScreen(answers={"layout+half": 1.5}, without={"layout": 1.0, "half": 0.7})
-    ladder = make([technique("half"), technique("layout", gain=0.3, pays_with=("half",))], screen)
-    ladder.climb()
-    ladder.prune()
+    search = make([technique("half"), technique("layout", gain=0.3, pays_with=("half",))], screen)
+    search.run()
+    search.prune()
     assert sorted(screen.tried[-2:]) == ["without half", "without layout"]
-    assert outcomes(ladder) == {"half": "applied", "layout": "pruned"}
+    assert outcomes(search) == {"half": "applied", "layout": "pruned"}
     assert screen.plan.names == ("half",)
 
 
 @pytest.mark.parametrize("alone", [1.5, TrialError("It crashed.", kind="killed")], ids=["paid", "failed"])
 def test_what_paid_or_failed_alone_is_not_tried_together(alone: Any) -> None:
     screen = FakeScreen(answers={"half": alone})
-    make([technique("half"), technique("layout", gain=0.3, pays_with=("half",))], screen).climb()
+    make([technique("half"), technique("layout", gain=0.3, pays_with=("half",))], screen).run()
     assert "layout+half" not in screen.tried
 
 
 def test_a_ceiling_below_the_floor_is_refused_without_a_run() -> None:
     screen = FakeScreen()
-    ladder = make([technique("tiny", gain=0.02)], screen)
-    ladder.climb()
+    search = make([technique("tiny", gain=0.02)], screen)
+    search.run()
     assert screen.tried == []
-    assert outcomes(ladder) == {"tiny": "refused"}
-    assert "1.02x at most" in reason(ladder, "tiny")
+    assert outcomes(search) == {"tiny": "refused"}
+    assert "1.02x at most" in reason(search, "tiny")
 
 
 def test_a_technique_that_does_not_fit_is_refused_in_its_own_words() -> None:
-    ladder = make([technique("alien", refuses="there is no such kernel here")], FakeScreen())
-    ladder.climb()
-    assert outcomes(ladder) == {"alien": "refused"}
-    assert reason(ladder, "alien") == "there is no such kernel here"
-    assert ladder.rungs[0].predicted_max_gain is None
+    search = make([technique("alien", refuses="there is no such kernel here")], FakeScreen())
+    search.run()
+    assert outcomes(search) == {"alien": "refused"}
+    assert reason(search, "alien") == "there is no such kernel here"
+    assert search.state.candidates[0].predicted_max_gain is None
 
 
 def test_a_memory_technique_is_tried_only_where_memory_is_short() -> None:
     kind = technique("thrift", gain=0.0, memory_technique=True)
     screen = FakeScreen(answers={"thrift": 0.8})
-    ladder = make([kind], screen)
-    ladder.climb()
-    assert (screen.tried, outcomes(ladder)) == ([], {"thrift": "refused"})
-    assert "memory is not short: 1.0 of 8.0 GiB" in reason(ladder, "thrift")
+    search = make([kind], screen)
+    search.run()
+    assert (screen.tried, outcomes(search)) == ([], {"thrift": "refused"})
+    assert "memory is not short: 1.0 of 8.0 GiB" in reason(search, "thrift")
     short = FakeScreen(answers={"thrift": 0.8})
-    ladder = make([kind], short, on=facts(peak_memory_bytes=7 * GIB))
-    ladder.climb()
+    search = make([kind], short, on=facts(peak_memory_bytes=7 * GIB))
+    search.run()
     assert short.tried == ["thrift"]
-    assert "saves memory" in reason(ladder, "thrift")
+    assert "saves memory" in reason(search, "thrift")
 
 
 def test_a_failed_trial_is_recorded_and_climbing_goes_on() -> None:
     error = TrialError("The trial process was ended by SIGKILL.", kind="out_of_memory")
     screen = FakeScreen(answers={"greedy": error, "good": 1.5})
-    ladder = make([technique("greedy", gain=0.8), technique("good")], screen)
-    ladder.climb()
-    assert outcomes(ladder) == {"greedy": "failed", "good": "applied"}
-    assert reason(ladder, "greedy").startswith("out of memory: The trial process was ended")
-    assert ladder.rungs[0].comparison is None
+    search = make([technique("greedy", gain=0.8), technique("good")], screen)
+    search.run()
+    assert outcomes(search) == {"greedy": "failed", "good": "applied"}
+    assert reason(search, "greedy").startswith("out of memory: The trial process was ended")
+    assert search.state.candidates[0].comparison is None
 
 
 @pytest.mark.parametrize(
@@ -319,10 +335,10 @@ def test_a_failed_trial_is_recorded_and_climbing_goes_on() -> None:
 )
 def test_speed_without_proof_is_refused(screening: Any, words: Any) -> None:
     screen = FakeScreen(answers={"magic": screening})
-    ladder = make([technique("magic")], screen)
-    ladder.climb()
-    assert outcomes(ladder) == {"magic": "refused"}
-    assert words in reason(ladder, "magic")
+    search = make([technique("magic")], screen)
+    search.run()
+    assert outcomes(search) == {"magic": "refused"}
+    assert words in reason(search, "magic")
     assert screen.plan.names == ()
 
 
@@ -338,10 +354,10 @@ def test_speed_without_proof_is_refused(screening: Any, words: Any) -> None:
 def test_every_outcome_of_a_screening_has_its_reason(comparison: Any, outcome: Any, words: Any) -> None:
     checks = [{"name": "x", "passed": True, "seen": "1"}]
     screening = Screening(comparison=comparison, gate=PASSED, evidence=checks)
-    ladder = make([technique("one")], FakeScreen(answers={"one": screening}))
-    ladder.climb()
-    assert outcomes(ladder) == {"one": outcome}
-    assert words in reason(ladder, "one")
+    search = make([technique("one")], FakeScreen(answers={"one": screening}))
+    search.run()
+    assert outcomes(search) == {"one": outcome}
+    assert words in reason(search, "one")
 
 
 @pytest.mark.parametrize(("fresh", "outcome"), [(1.06, "applied"), (1.0, "refused")])
@@ -353,10 +369,10 @@ def test_a_small_gain_is_left_to_fresh_processes(monkeypatch: pytest.MonkeyPatch
         return measured(fresh)
 
     monkeypatch.setattr(module, "compare", compared)
-    ladder = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
-    ladder.climb()
+    search = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
+    search.run()
     assert asked == [((), ("slight",))]
-    assert outcomes(ladder) == {"slight": outcome}
+    assert outcomes(search) == {"slight": outcome}
 
 
 @pytest.mark.parametrize(
@@ -375,16 +391,16 @@ def test_what_fresh_processes_leave_open_gets_a_longer_look_when_all_else_was_tr
 
     monkeypatch.setattr(module, "compare", compared)
     screen = FakeScreen(answers={"slight": 1.05, "large": 2.0})
-    ladder = make([technique("slight", prior=1.0), technique("large", prior=0.1)], screen)
-    ladder.climb()
+    search = make([technique("slight", prior=1.0), technique("large", prior=0.1)], screen)
+    search.run()
     (first, before), (second, after) = asked
     assert (first, second) == (("slight",), ("large", "slight"))
     assert after > 1.5 * before
-    assert outcomes(ladder) == {"slight": outcome, "large": "applied"}
+    assert outcomes(search) == {"slight": outcome, "large": "applied"}
     assert ("slight" in screen.plan.names) == (outcome == "applied")
-    assert "fresh processes leave it open" in reason(ladder, "slight")
-    assert "a second, longer look: " in reason(ladder, "slight")
-    assert ladder.newest == ("slight" if outcome == "applied" else "large")
+    assert "fresh processes leave it open" in reason(search, "slight")
+    assert "a second, longer look: " in reason(search, "slight")
+    assert search.state.newest == ("slight" if outcome == "applied" else "large")
 
 
 @pytest.mark.parametrize("seen", [measured(1.0, 0.2, pairs=4), measured(0.9, 0.3)])
@@ -397,10 +413,10 @@ def test_what_would_bring_nothing_is_not_looked_at_again(monkeypatch: pytest.Mon
         return seen
 
     monkeypatch.setattr(module, "compare", compared)
-    ladder = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
-    ladder.climb()
+    search = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
+    search.run()
     assert len(asked) == 1
-    assert outcomes(ladder) == {"slight": "undecided"}
+    assert outcomes(search) == {"slight": "undecided"}
 
 
 def test_a_small_gain_that_fails_in_fresh_processes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,94 +424,96 @@ def test_a_small_gain_that_fails_in_fresh_processes_is_a_failure(monkeypatch: py
         raise TrialError("it hung", kind="hung")
 
     monkeypatch.setattr(module, "compare", compared)
-    ladder = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
-    ladder.climb()
-    assert outcomes(ladder) == {"slight": "failed"}
-    assert reason(ladder, "slight") == "hung: it hung"
+    search = make([technique("slight")], FakeScreen(answers={"slight": 1.05}))
+    search.run()
+    assert outcomes(search) == {"slight": "failed"}
+    assert reason(search, "slight") == "hung: it hung"
 
 
 def test_without_time_for_fresh_processes_a_small_gain_stays_undecided() -> None:
     screen = FakeScreen(answers={"slight": 1.05})
-    ladder = make([technique("slight")], screen)
-    ladder.reserve_s = lambda _: 1e9 if screen.tried else 0.0  # the screening itself still had its time
-    ladder.climb()
-    assert outcomes(ladder) == {"slight": "undecided"}
-    assert "too small to trust" in reason(ladder, "slight")
+    reserve = lambda _: 1e9 if screen.tried else 0.0  # noqa: E731  the screening itself still had its time
+    search = make([technique("slight")], screen, reserve_s=reserve)
+    search.run()
+    assert outcomes(search) == {"slight": "undecided"}
+    assert "too small to trust" in reason(search, "slight")
 
 
 def test_a_loss_that_breaks_is_the_gates_no_and_no_failure() -> None:
     error = TrialError("The loss became inf at update 5.", kind="nan")
-    ladder = make([technique("breaks")], FakeScreen(answers={"breaks": error}))
-    ladder.climb()
-    assert outcomes(ladder) == {"breaks": "refused"}
-    assert "numerics gate" in reason(ladder, "breaks")
-    assert ladder.rungs[0].numerics is not None
-    assert ladder.rungs[0].numerics["verdict"] == "failed"
+    search = make([technique("breaks")], FakeScreen(answers={"breaks": error}))
+    search.run()
+    assert outcomes(search) == {"breaks": "refused"}
+    assert "numerics gate" in reason(search, "breaks")
+    assert search.state.candidates[0].numerics is not None
+    assert search.state.candidates[0].numerics.verdict == "failed"
 
 
 def test_what_the_budget_does_not_allow_is_said_and_not_run() -> None:
     screen = FakeScreen(answers={"good": 1.5, "dear": 9.0})
-    ladder = make([technique("dear", gain=0.9, setup_s=1e7), technique("good")], screen)
-    ladder.climb()
+    search = make([technique("dear", gain=0.9, setup_s=1e7), technique("good")], screen)
+    search.run()
     assert screen.tried == ["good"]
-    assert outcomes(ladder) == {"dear": "undecided", "good": "applied"}
-    assert reason(ladder, "dear").startswith(NOT_TRIED)
+    assert outcomes(search) == {"dear": "undecided", "good": "applied"}
+    assert reason(search, "dear").startswith(NOT_TRIED)
 
 
 def test_one_that_clashes_with_the_plan_is_refused_with_both_names() -> None:
     kinds = [technique("first", gain=0.8, conflicts=("second",)), technique("second")]
-    ladder = make(kinds, FakeScreen(answers={"first": 2.0, "second": 2.0}))
-    ladder.climb()
-    assert outcomes(ladder) == {"first": "applied", "second": "refused"}
-    assert "`first` and `second` exclude each other" in reason(ladder, "second")
+    search = make(kinds, FakeScreen(answers={"first": 2.0, "second": 2.0}))
+    search.run()
+    assert outcomes(search) == {"first": "applied", "second": "refused"}
+    assert "`first` and `second` exclude each other" in reason(search, "second")
 
 
 def test_pruning_takes_out_what_no_longer_pays_and_keeps_the_rest() -> None:
     screen = FakeScreen(answers={"a": 1.3, "b": 1.5, "c": 1.4}, without={"a": 1.0, "b": 0.6})
-    ladder = make([technique("a", gain=0.8), technique("b", gain=0.7), technique("c", gain=0.6)], screen)
-    ladder.climb()
+    search = make([technique("a", gain=0.8), technique("b", gain=0.7), technique("c", gain=0.6)], screen)
+    search.run()
     screen.tried.clear()
-    ladder.prune()
+    search.prune()
     assert screen.tried == ["without a", "without b"]  # the smallest gain first; the last to be applied was just measured
-    assert outcomes(ladder) == {"a": "pruned", "b": "applied", "c": "applied"}
+    assert outcomes(search) == {"a": "pruned", "b": "applied", "c": "applied"}
     assert screen.plan.names == ("b", "c")
-    assert "no longer pays" in reason(ladder, "a")
-    assert "without it the job runs at 0.60x" in reason(ladder, "b")
+    assert "no longer pays" in reason(search, "a")
+    assert "without it the job runs at 0.60x" in reason(search, "b")
 
 
 def test_pruning_survives_a_trial_that_fails_and_leaves_a_single_rung_alone() -> None:
     error = TrialError("gone", kind="killed")
     screen = FakeScreen(answers={"a": 1.3, "b": 1.5}, without={"a": error})
-    ladder = make([technique("a", gain=0.8), technique("b", gain=0.7)], screen)
-    ladder.climb()
-    ladder.prune()
-    assert outcomes(ladder) == {"a": "applied", "b": "applied"}
-    assert "could not be measured: gone" in reason(ladder, "a")
+    search = make([technique("a", gain=0.8), technique("b", gain=0.7)], screen)
+    search.run()
+    search.prune()
+    assert outcomes(search) == {"a": "applied", "b": "applied"}
+    assert "could not be measured: gone" in reason(search, "a")
     single = FakeScreen(answers={"a": 1.3})
-    ladder = make([technique("a")], single)
-    ladder.climb()
-    ladder.prune()
+    search = make([technique("a")], single)
+    search.run()
+    search.prune()
     assert single.tried == ["a"]
 
 
 def test_pruning_is_skipped_when_the_budget_is_spent() -> None:
     screen = FakeScreen(answers={"a": 1.3, "b": 1.5})
-    ladder = make([technique("a", gain=0.8), technique("b", gain=0.7)], screen)
-    ladder.climb()
+    search = make([technique("a", gain=0.8), technique("b", gain=0.7)], screen)
+    search.run()
     screen.tried.clear()
-    ladder.budget = Budget(1.0, monotonic() - 100.0)
-    ladder.prune()
+    configure(search, budget=Budget(1.0, monotonic() - 100.0))
+    search.prune()
     assert screen.tried == []
-    assert outcomes(ladder) == {"a": "applied", "b": "applied"}
+    assert outcomes(search) == {"a": "applied", "b": "applied"}
 
 
-def test_settled_rungs_of_an_earlier_session_are_not_tried_again() -> None:
-    old = Candidate(name="slow", settings={}, outcome="refused", reason="slower here", comparison=measured(0.7).to_dict())
+def test_settled_candidates_of_an_earlier_session_are_not_tried_again() -> None:
+    old = Candidate(
+        name="slow", settings={}, outcome="refused", reason="slower here", comparison=measured(0.7).to_evidence()
+    )
     screen = FakeScreen()
-    ladder = make([technique("slow"), technique("new")], screen, rungs=[old])
-    ladder.climb()
+    search = make([technique("slow"), technique("new")], screen, candidates=[old])
+    search.run()
     assert screen.tried == ["new"]
-    assert [rung.name for rung in ladder.rungs] == ["slow", "new"]
+    assert [candidate.name for candidate in search.state.candidates] == ["slow", "new"]
 
 
 @pytest.mark.parametrize("ratio", [1.5, 1.0, 0.5])
@@ -503,72 +521,76 @@ def test_settled_rungs_of_an_earlier_session_are_not_tried_again() -> None:
 def test_nothing_vanishes_every_name_of_the_catalogue_has_a_rung(ratio: Any, seconds: Any) -> None:
     kinds = catalogue()
     screen = FakeScreen(answers=dict.fromkeys(kinds, ratio))
-    ladder = make(list(kinds.values()), screen, seconds=seconds)
-    ladder.climb()
-    ladder.prune()
-    assert {rung.name for rung in ladder.rungs} == set(kinds)
-    assert all(rung.reason for rung in ladder.rungs)
-    assert {rung.name for rung in ladder.rungs if rung.outcome == "applied"} == set(screen.plan.names)
+    search = make(list(kinds.values()), screen, seconds=seconds)
+    search.run()
+    search.prune()
+    assert {candidate.name for candidate in search.state.candidates} == set(kinds)
+    assert all(candidate.reason for candidate in search.state.candidates)
+    assert {candidate.name for candidate in search.state.candidates if candidate.outcome == "applied"} == set(
+        screen.plan.names
+    )
     if not seconds:
         assert screen.tried == []
 
 
-def kept_sizes(ladder: Ladder) -> dict[int, str]:
+def kept_sizes(search: Search) -> dict[int, str]:
     """Outcomes of a technique's settings."""
-    return {rung.settings["size"]: rung.outcome for rung in ladder.rungs}
+    return {candidate.settings["size"]: candidate.outcome for candidate in search.state.candidates}
 
 
 def test_where_one_setting_is_faster_the_fastest_of_some_is_kept() -> None:
     screen = FakeScreen(answers={"knob 1": 1.0, "knob 2": 1.3, "knob 3": 1.6, "knob 4": 1.4})
-    ladder = make([sized("knob", (1, 2, 3, 4, 5))], screen)
-    ladder.climb()
+    search = make([sized("knob", (1, 2, 3, 4, 5))], screen)
+    search.run()
     assert screen.tried == ["knob 1", "knob 2", "knob 3", "knob 4", "started {'knob': {'size': 3}}"]
-    assert kept_sizes(ladder) == {1: "refused", 3: "applied", 4: "refused", 2: "refused"}
+    assert kept_sizes(search) == {1: "refused", 3: "applied", 4: "refused", 2: "refused"}
     assert screen.plan.to_dict() == {"knob": {"size": 3}}
-    assert "size=3 is faster still: 1.60x in turns" in next(r.reason for r in ladder.rungs if r.settings["size"] == 4)
-    assert ladder.speed == pytest.approx(1.6, rel=0.01)
+    assert "size=3 is faster still: 1.60x in turns" in next(
+        r.reason for r in search.state.candidates if r.settings["size"] == 4
+    )
+    assert search.state.speed == pytest.approx(1.6, rel=0.01)
 
 
 def test_the_setting_that_was_screened_last_need_not_be_started_again() -> None:
     screen = FakeScreen(answers={"knob 1": 1.3, "knob 2": 1.6})
-    ladder = make([sized("knob", (1, 2))], screen)
-    ladder.climb()
+    search = make([sized("knob", (1, 2))], screen)
+    search.run()
     assert screen.tried == ["knob 1", "knob 2"]
-    assert kept_sizes(ladder) == {2: "applied", 1: "refused"}
+    assert kept_sizes(search) == {2: "applied", 1: "refused"}
 
 
 def test_a_setting_that_fresh_processes_leave_open_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = {1: 1.06, 2: 1.0}
     monkeypatch.setattr(module, "compare", lambda _s, _base, plan, _d: measured(fresh[plan.to_dict()["knob"]["size"]]))
     screen = FakeScreen(answers={"knob 1": 1.06, "knob 2": 1.07})
-    ladder = make([sized("knob", (1, 2))], screen)
-    ladder.climb()
-    assert kept_sizes(ladder) == {2: "refused", 1: "applied"}
+    search = make([sized("knob", (1, 2))], screen)
+    search.run()
+    assert kept_sizes(search) == {2: "refused", 1: "applied"}
     assert screen.plan.to_dict() == {"knob": {"size": 1}}
 
 
 def test_other_settings_wait_where_there_is_no_time_for_them() -> None:
     screen = FakeScreen(answers={"knob": 1.5})
-    ladder = make([sized("knob")], screen, seconds=1e6)
-    screening_s = ladder.costs.screening_s(5, ladder.turn_updates, ladder.update_s)
+    search = make([sized("knob")], screen, seconds=1e6)
+    screening_s = search.state.config.costs.screening_s(5, search.state.turn_updates, search.state.update_s)
     answers = iter([2 * screening_s, screening_s / 2])
-    ladder.budget = type("Left", (), {"left": property(lambda _: next(answers, 0.0))})()
-    ladder.climb()
+    configure(search, budget=type("Left", (), {"left": property(lambda _: next(answers, 0.0))})())
+    search.run()
     assert screen.tried == ["knob 1"]
-    assert kept_sizes(ladder) == {1: "applied"}
+    assert kept_sizes(search) == {1: "applied"}
 
 
 def test_a_setting_that_cannot_be_started_again_has_failed_and_the_next_is_kept() -> None:
     error = TrialError("It crashed.", kind="killed")
     screen = FakeScreen(answers={"knob 1": 1.6, "knob 2": 1.3}, again=error)
-    ladder = make([sized("knob", (1, 2))], screen)
-    ladder.climb()
-    assert kept_sizes(ladder) == {1: "failed", 2: "applied"}
-    assert "when it was started again: It crashed." in ladder.rungs[0].reason
+    search = make([sized("knob", (1, 2))], screen)
+    search.run()
+    assert kept_sizes(search) == {1: "failed", 2: "applied"}
+    assert "when it was started again: It crashed." in search.state.candidates[0].reason
 
 
 def test_for_memory_the_first_setting_that_saves_enough_stays() -> None:
     screen = FakeScreen(answers={"knob": 0.9})
-    ladder = make([sized("knob", gain=0.0, memory_technique=True)], screen, on=facts(peak_memory_bytes=7 * GIB))
-    ladder.climb()
+    search = make([sized("knob", gain=0.0, memory_technique=True)], screen, on=facts(peak_memory_bytes=7 * GIB))
+    search.run()
     assert screen.tried == ["knob 1"]

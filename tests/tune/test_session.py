@@ -17,12 +17,14 @@ from hasten.core.plan import Plan
 from hasten.core.provenance import commit_of, job_fingerprint, versions
 from hasten.core.target import load_job
 from hasten.optimizations import catalogue
-from hasten.report import validate
+from hasten.report import schema
 from hasten.report.evidence import load
+from hasten.tune import baseline, subject
 from hasten.tune import session as module
 from hasten.tune.proof.compare import NEIGHBOUR
-from hasten.tune.search.noting import NOT_TRIED
-from hasten.tune.session import Session, TuneRequest
+from hasten.tune.request import TuneRequest
+from hasten.tune.search.candidate import NOT_TRIED
+from hasten.tune.session import Session
 from tests.tune.jobs import children, write_job
 
 SLOW_TO_READ = """
@@ -49,7 +51,7 @@ class J(Good):
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offer three candidates only: one that pays, one whose trial dies, one that does not fit."""
     names = ("sample_cache", "cpu_threads", "zero_grad_to_none")
-    monkeypatch.setattr(module, "catalogue", lambda: {name: catalogue()[name] for name in names})
+    monkeypatch.setattr(subject, "catalogue", lambda: {name: catalogue()[name] for name in names})
 
 
 @pytest.mark.slow
@@ -61,32 +63,36 @@ def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None)
     found = Session(TuneRequest(target=target, out=out, budget_s=110.0), said.append).run()
     assert children() <= before
     evidence = load(out / "evidence.json")
-    assert validate(evidence) == []
-    assert evidence["finished"]
-    assert evidence["rungs"] == json.loads(json.dumps(found["rungs"]))
+    assert evidence.finished
+    assert schema.write(evidence.rungs) == schema.write(found.rungs)
     assert "<html" in (out / "report.html").read_text(encoding="utf-8")
-    rungs = {rung["name"]: rung for rung in evidence["rungs"]}
+    rungs = {rung.name: rung for rung in evidence.rungs}
     assert set(rungs) == {"sample_cache", "cpu_threads", "zero_grad_to_none"}
-    assert evidence["bottleneck"]["name"] == "input"
-    assert rungs["zero_grad_to_none"]["outcome"] == "refused"
-    assert rungs["cpu_threads"]["outcome"] != "applied"
-    if rungs["cpu_threads"]["outcome"] == "failed":
-        assert "SIGKILL" in rungs["cpu_threads"]["reason"]
+    assert evidence.bottleneck is not None
+    assert evidence.bottleneck.name == "input"
+    assert rungs["zero_grad_to_none"].outcome == "refused"
+    assert rungs["cpu_threads"].outcome != "applied"
+    if rungs["cpu_threads"].outcome == "failed":
+        assert "SIGKILL" in rungs["cpu_threads"].reason
     plan = Plan.load(out / "hasten.toml", catalogue())
     assert plan.target == target
     assert plan.proved["job_fingerprint"] == job_fingerprint(load_job(target))
-    if NEIGHBOUR in rungs["sample_cache"]["reason"] or rungs["sample_cache"]["reason"].startswith(NOT_TRIED):
-        pytest.skip(f"too busy a machine: {rungs['sample_cache']['reason']}")
-    assert rungs["sample_cache"]["comparison"]["ratio"] > 1.5  # a read sleeps 24 of 25 ms
-    assert rungs["sample_cache"]["numerics"]["verdict"] == "passed"
-    assert evidence["final"] is not None
-    assert evidence["losses"]["baseline"] == evidence["losses"]["tuned"]
+    if NEIGHBOUR in rungs["sample_cache"].reason or rungs["sample_cache"].reason.startswith(NOT_TRIED):
+        pytest.skip(f"too busy a machine: {rungs['sample_cache'].reason}")
+    comparison, numerics, losses = rungs["sample_cache"].comparison, rungs["sample_cache"].numerics, evidence.losses
+    assert comparison is not None
+    assert (comparison.ratio or 0.0) > 1.5  # a read sleeps 24 of 25 ms
+    assert numerics is not None
+    assert numerics.verdict == "passed"
+    assert evidence.final is not None
+    assert losses is not None
+    assert losses.baseline == losses.tuned
     if plan.names:  # a busy machine may leave the proof open, and then the plan must be empty
         assert plan.names == ("sample_cache",)
-        assert evidence["final"]["verdict"] == "faster"
+        assert evidence.final.verdict == "faster"
     else:
-        assert evidence["final"]["verdict"] != "faster"
-        assert rungs["sample_cache"]["outcome"] == "undecided"
+        assert evidence.final.verdict != "faster"
+        assert rungs["sample_cache"].outcome == "undecided"
 
 
 @pytest.mark.slow
@@ -126,19 +132,19 @@ def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
     """Profiling succeeds; a later process reads past what the server gives."""
     target, out = write_job(tmp_path, "LIMIT = 10**9\n" + COUNTED), tmp_path / "out"
     before = children()
-    real = Session._other_seed
+    real = baseline.losses_of_another_seed
 
-    def breaks(self: Session, updates: int) -> list[float]:
+    def breaks(*given: Any) -> Any:
         write_job(tmp_path, "LIMIT = 7\n" + COUNTED)
-        return real(self, updates)
+        return real(*given)
 
-    monkeypatch.setattr(Session, "_other_seed", breaks)
+    monkeypatch.setattr(module, "losses_of_another_seed", breaks)
     found = Session(TuneRequest(target=target, out=out, budget_s=20.0)).run()
-    assert found["ended"] == "trial failures"
-    assert "the server closed the connection" in found["failure"]
+    assert found.ended == "trial failures"
+    assert "the server closed the connection" in (found.failure or "")
     evidence = load(out / "evidence.json")
-    assert evidence["phases"]
-    assert evidence["ceilings"]
+    assert evidence.phases
+    assert evidence.ceilings
     assert (out / "report.html").exists()
     assert Plan.load(out / "hasten.toml", catalogue()).names == ()
     assert children() <= before
@@ -178,8 +184,8 @@ def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) ->
     out = interrupted["out"]
     assert interrupted["code"] == 130, interrupted["stderr"]
     evidence = load(out / "evidence.json")
-    assert (evidence["ended"], evidence["finished"]) == ("interrupted", True)
-    assert any(rung["comparison"] for rung in evidence["rungs"])
+    assert (evidence.ended, evidence.finished) == ("interrupted", True)
+    assert any(rung.comparison for rung in evidence.rungs)
     Plan.load(out / "hasten.toml", catalogue())
     assert "<html" in (out / "report.html").read_text(encoding="utf-8")
     assert "Traceback" not in interrupted["stderr"]
@@ -195,11 +201,11 @@ def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[st
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     second = load(out / "evidence.json")
-    settled = [(rung["name"], rung["settings"], rung["comparison"]) for rung in first["rungs"] if rung["comparison"]]
+    settled = [(rung.name, rung.settings, rung.comparison) for rung in first.rungs if rung.comparison]
     assert settled
-    assert settled == [(rung["name"], rung["settings"], rung["comparison"]) for rung in second["rungs"]][: len(settled)]
-    assert {rung["name"] for rung in second["rungs"]} == set(catalogue())
-    assert second["seconds"] > first["seconds"]
+    assert settled == [(rung.name, rung.settings, rung.comparison) for rung in second.rungs][: len(settled)]
+    assert {rung.name for rung in second.rungs} == set(catalogue())
+    assert second.seconds > first.seconds
     content = (out / "evidence.json").read_bytes()
     source = Path(target.rpartition(":")[0])
     source.write_text(source.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
@@ -219,15 +225,11 @@ def test_what_is_left_out_is_told_and_not_tried(
     tmp_path: Path, few: None, asked: dict[str, Any], tried: set[str], reason: str
 ) -> None:
     session = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", **asked))
-    assert set(session.catalogue()) == tried
-    session._note_left_out()
-    session._note_left_out()
-    told = {rung.name: rung.reason for rung in session.record.rungs}
-    assert len(session.record.rungs) == len(told)
+    told = {candidate.name: candidate.reason for candidate in session.left_out()}
     assert set(told) == {"sample_cache", "cpu_threads", "zero_grad_to_none"} - tried
     assert reason in told["cpu_threads" if "only" not in asked else "zero_grad_to_none"]
     for name, names in asked.items():
-        assert f"--{name} {names[-1]}" in session.record.evidence["commands"][0]
+        assert f"--{name} {names[-1]}" in (session.record.evidence.commands or ("",))[0]
 
 
 def test_a_technique_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hasten.cli.say import console, narrated, parse_duration, write_json
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.tune.batch.choice import Candidate, techniques
+from hasten.tune.batch.choice import MeasuredSize, techniques
 from hasten.tune.batch.measure import TrialLab
 from hasten.tune.batch.search import Finding, search_batch
 from hasten.tune.budget import Budget
@@ -50,10 +50,10 @@ def batch(
 
 def show(found: Finding) -> None:
     """Print what was found: every size, the chosen one, and what to do with it."""
-    scouted = found.scouted
-    seen = "all" if scouted.scanned == scouted.num_samples else f"{scouted.scanned} of the"
+    survey = found.survey
+    seen = "all" if survey.scanned == survey.num_samples else f"{survey.scanned} of the"
     console.print(
-        f"\nLongest of {seen} {scouted.num_samples} samples: {scouted.longest} {scouted.unit}. "
+        f"\nLongest of {seen} {survey.num_samples} samples: {survey.longest} {survey.unit}. "
         f"Memory limit {found.limit_bytes / GIB:.2f} GiB, of which {found.head_room_frac:.0%} stays free.",
         soft_wrap=True,
     )
@@ -69,9 +69,9 @@ def show(found: Finding) -> None:
             console.print(line, markup=False, soft_wrap=True)
 
 
-def _row(item: Candidate, found: Finding) -> list[Text]:
+def _row(item: MeasuredSize, found: Finding) -> list[Text]:
     chosen = found.chosen is not None and item.size == found.chosen.samples
-    notes = ["chosen" if chosen else "", "as it is" if item.size == found.scouted.batch_size else "", item.why]
+    notes = ["chosen" if chosen else "", "as it is" if item.size == found.survey.batch_size else "", item.why]
     cells = [
         str(item.size),
         "-" if item.samples_per_s is None else f"{item.samples_per_s:.1f}",
@@ -85,7 +85,7 @@ def _row(item: Candidate, found: Finding) -> list[Text]:
 
 def advice(found: Finding) -> list[str]:
     """What to do with the chosen size, in lines."""
-    scouted, chosen = found.scouted, found.chosen
+    survey, chosen = found.survey, found.chosen
     if chosen is None:
         return []
     lines = [f"Compute {chosen.samples} sample{'s' if chosen.samples > 1 else ''} at once."]
@@ -98,7 +98,7 @@ def advice(found: Finding) -> list[str]:
     else:
         names = " nor ".join(f"`{name}`" for name in techniques())
         lines.append(f"The job does so by itself: neither {names} belongs in the plan.")
-    made_of = f"batch_size {scouted.batch_size} x accumulation {scouted.accumulation}"
+    made_of = f"batch_size {survey.batch_size} x accumulation {survey.accumulation}"
     stays = f"The optimizer batch stays {found.optimizer_batch} ({made_of}): every update sees the samples it sees today."
     other_question = (
         "Another optimizer batch is another question, since it changes what is learned: `hasten tune` judges it by the time "
@@ -114,5 +114,5 @@ def nothing_fits(found: Finding) -> str:
     need = f" with a peak of {smallest.peak_bytes / GIB:.2f} GiB" if smallest.peak_bytes is not None else ""
     return (
         f"No size fits: even {smallest.size} at once{need} ({smallest.why}). Lower --head-room, shorten the longest sample "
-        f"({found.scouted.longest} {found.scouted.unit}), or save memory: `hasten tune --objective memory`."
+        f"({found.survey.longest} {found.survey.unit}), or save memory: `hasten tune --objective memory`."
     )

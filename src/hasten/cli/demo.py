@@ -14,7 +14,7 @@ from hasten.cli.say import console, parse_duration
 from hasten.cli.tune import DEFAULT_OUT, run_session
 from hasten.core.errors import HastenError
 from hasten.recipes.known import RECIPES
-from hasten.tune.session import TuneRequest
+from hasten.tune.request import TuneRequest
 
 
 class Example(enum.StrEnum):

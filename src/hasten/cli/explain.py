@@ -58,7 +58,7 @@ def explain(
 
 
 def measured_here(path: Path, name: str) -> list[Row] | None:
-    """What the tuning in that evidence file saw of an optimization, a row a rung; None where there is no such file.
+    """What the tuning in that evidence file measured of an optimization, a row a candidate; None without a file.
 
     Raises:
         HastenError: The file is no sound evidence.
@@ -66,7 +66,7 @@ def measured_here(path: Path, name: str) -> list[Row] | None:
     if not path.is_file():
         return None
     tuned = evidence.load(path)
-    return [measurement(rung, tuned) for rung in tuned["rungs"] if rung["name"] == name]
+    return [measurement(candidate, tuned) for candidate in tuned.rungs if candidate.name == name]
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:

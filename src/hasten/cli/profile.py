@@ -23,7 +23,7 @@ from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 from hasten.script.watch.profile import Study, profile_script
 from hasten.train.process_group import read_shared_machine
-from hasten.tune.scripts.session import check_command
+from hasten.tune.scripts.subject import check_command
 from hasten.tune.trials.trial import Trial, TrialSetting
 
 BAR = 40

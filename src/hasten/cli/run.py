@@ -28,7 +28,7 @@ from hasten.train.ray_launch import launch_on_ray
 from hasten.train.records.record import Origin
 from hasten.train.run import RunOptions, start_under, train
 from hasten.train.trainer import Result
-from hasten.tune.scripts.session import check_command
+from hasten.tune.scripts.subject import check_command
 
 DEFAULT_OUT = Path("hasten-run")
 

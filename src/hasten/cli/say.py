@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hasten.core.errors import HastenError
-from hasten.report import evidence
+from hasten.report import schema
+from hasten.report.evidence import write_json as write_whole_json
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -128,9 +129,9 @@ def progress_bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def print_json(data: Any) -> None:
     """Print JSON, NaN and infinity as null."""
-    typer.echo(json.dumps(evidence.finite(data), indent=2))
+    typer.echo(json.dumps(schema.write(data), indent=2))
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write JSON so that NaN and infinity become null, and never half a file."""
-    evidence.save(data, path)
+    write_whole_json(data, path)

@@ -1,4 +1,4 @@
-"""`hasten tune`: climb the ladder within a budget, write plan, evidence and report."""
+"""`hasten tune`: search for techniques that pay within a budget; write plan, evidence and report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hasten.cli.say import RanksOption, console, narrated, parse_duration, refus
 from hasten.core.errors import HastenError
 from hasten.report import print_summary
 from hasten.tune.objective import Goal, Objective
-from hasten.tune.scripts.session import ScriptSession
-from hasten.tune.session import Session, TuneRequest
+from hasten.tune.request import TuneRequest
+from hasten.tune.scripts.subject import script_subject
+from hasten.tune.session import Session
+from hasten.tune.subject import job_subject
 
 DEFAULT_OUT = Path("hasten-out")
 INTERRUPTED = 130
@@ -52,9 +54,9 @@ def tune(
 
 def run_session(request: TuneRequest) -> None:
     """Tune and show the summary; exit 130 when it was interrupted."""
-    kind = ScriptSession if request.command else Session
+    subject = script_subject(request) if request.command else job_subject(request)
     with narrated() as say:
-        evidence = kind(request, say).run()
+        evidence = Session(request, say, subject).run()
     print_summary(evidence, console, folder=request.out)
-    if evidence["ended"] == "interrupted":
+    if evidence.ended == "interrupted":
         raise typer.Exit(INTERRUPTED)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hasten.core.batch import batch_bytes, map_tensors, padded_length
-from hasten.profile.forms import Collecting, Form
+from hasten.profile.alternatives import Collecting, Form
 from hasten.train.clock import make_clock
 from hasten.train.loop import Loop, MicroBatch
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from hasten.core.facts import Facts
 from hasten.core.machine import read_machine
+from hasten.profile.alternatives import FORM_WORDS, optimizer_gains, process_forms
 from hasten.profile.ceilings import CeilingRun, gain_within, measure_ceilings
 from hasten.profile.diagnosis import Diagnosis, diagnose
-from hasten.profile.forms import FORM_WORDS, optimizer_gains, process_forms
+from hasten.profile.periodic import Around, measure_around
 from hasten.profile.probes import (
     InputProbe,
     bf16_matmul_gain,
@@ -25,7 +26,6 @@ from hasten.profile.probes import (
     probe_input,
     reset_peak_memory,
 )
-from hasten.profile.surroundings import Around, measure_around
 from hasten.train.clock import NoClock, make_clock
 from hasten.train.loop import Loop
 from hasten.train.trace import first_batches, op_shares

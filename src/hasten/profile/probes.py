@@ -32,7 +32,6 @@ PATH_NAMES = ("root", "path", "folder", "directory", "data_dir", "data_path", "d
 
 MATMUL_SIZE = 768
 MATMUL_ROUNDS = 5
-PROBE_SAMPLES = 64
 
 
 def bf16_matmul_gain(device: torch.device) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hasten.report.evidence import load, save, validate
+from hasten.report.evidence import Evidence, load, parse, save, validate
 from hasten.report.html import write_html
 from hasten.report.terminal import print_summary
 
-__all__ = ["load", "print_summary", "save", "validate", "write_html"]
+__all__ = ["Evidence", "load", "parse", "print_summary", "save", "validate", "write_html"]

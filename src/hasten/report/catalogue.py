@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from hasten.core.card import Numerics
 from hasten.core.optimization import Optimization, clash
-from hasten.report.words import Tone, number, table, text
+from hasten.report.evidence import Candidate, Evidence
+from hasten.report.words import Tone
 
 Kind = type[Optimization]
 Row = dict[str, Any]
@@ -49,7 +50,7 @@ def entry(kind: Kind, recorded: Mapping[str, Any]) -> Row:
         `made_for_it`), or null and then `why_not_measured` says why.
     """
     card = kind.card
-    mine = table(recorded, card.name)
+    mine = recorded.get(card.name) or {}
     measured = list(mine.get("measured") or [])
     return {
         "name": card.name,
@@ -60,7 +61,7 @@ def entry(kind: Kind, recorded: Mapping[str, Any]) -> Row:
         "source": card.source,
         "hoped_gain": card.hoped_gain or None,
         "measured": measured or None,
-        "why_not_measured": None if measured else text(mine, "why_not_measured") or NOT_TRIED,
+        "why_not_measured": None if measured else mine.get("why_not_measured") or NOT_TRIED,
     }
 
 
@@ -87,27 +88,28 @@ def explanation(kind: Kind, kinds: Mapping[str, Kind], recorded: Mapping[str, An
     }
 
 
-def measurement(rung: Mapping[str, Any], evidence: Mapping[str, Any]) -> Row:
-    """What a tuning saw of one candidate, on one flat row.
+def measurement(candidate: Candidate, evidence: Evidence) -> Row:
+    """What a tuning measured of one candidate, on one flat row.
 
     `ratio`, `low`, `high`, `pairs` and `verdict` are null where it was not run; `how` is `screening` (resident processes in
     turns) or `confirmation` (fresh ones). The gain is that on top of what the tuning had kept before.
     """
-    seen = table(rung, "comparison")
-    machine = table(evidence, "machine").get("summary")
+    comparison, summary = candidate.comparison, evidence.machine.get("summary")
     return {
-        "job": text(table(evidence, "job"), "target"),
-        "settings": dict(table(rung, "settings")),
-        "outcome": text(rung, "outcome"),
-        **{key: number(seen, key) for key in ("ratio", "low", "high")},
-        "pairs": seen.get("pairs"),
-        "verdict": seen.get("verdict"),
-        "how": seen.get("kind"),
-        "numerics": table(rung, "numerics").get("verdict"),
-        "reason": text(rung, "reason"),
-        "machine": text(machine, "value") if isinstance(machine, Mapping) else str(machine or ""),
-        "commit": evidence.get("commit"),
-        "created": evidence.get("created"),
+        "job": evidence.job.target,
+        "settings": dict(candidate.settings),
+        "outcome": candidate.outcome,
+        "ratio": comparison.ratio if comparison else None,
+        "low": comparison.low if comparison else None,
+        "high": comparison.high if comparison else None,
+        "pairs": comparison.pairs if comparison else None,
+        "verdict": comparison.verdict if comparison else None,
+        "how": comparison.kind if comparison else None,
+        "numerics": candidate.numerics.verdict if candidate.numerics else None,
+        "reason": candidate.reason,
+        "machine": str(summary.get("value") if isinstance(summary, Mapping) else summary or ""),
+        "commit": evidence.commit,
+        "created": evidence.created,
     }
 
 
@@ -123,21 +125,19 @@ def made_for_it(row: Mapping[str, Any], *, machine: str, with_memory: bool) -> R
         machine: Where it was measured.
         with_memory: Whether the technique may save memory.
     """
-    seen, memory = table(row, "comparison"), table(row, "memory")
-    peaks = {key: number(memory, key) for key in ("without_bytes", "with_bytes")}
+    comparison, memory = row.get("comparison") or {}, row.get("memory") or {}
+    peaks = {key: None if memory.get(key) is None else float(memory[key]) for key in ("without_bytes", "with_bytes")}
     return {
-        "job": text(row, "job"),
-        "job_words": text(row, "job_words"),
-        "compared": text(row, "compared"),
-        "settings": dict(table(row, "settings")),
-        "outcome": text(row, "outcome"),
-        **{key: number(seen, key) for key in ("ratio", "low", "high")},
+        **{key: row.get(key) or "" for key in ("job", "job_words", "compared")},
+        "settings": dict(row.get("settings") or {}),
+        "outcome": row.get("outcome") or "",
+        **{key: comparison.get(key) for key in ("ratio", "low", "high")},
         "memory": peaks if with_memory and None not in peaks.values() else None,
-        "pairs": seen.get("pairs"),
+        "pairs": comparison.get("pairs"),
         "verdict": row.get("verdict"),
         "how": MADE_FOR_IT,
-        "numerics": table(row, "numerics").get("verdict"),
-        "reason": text(row, "reason"),
+        "numerics": (row.get("numerics") or {}).get("verdict"),
+        "reason": row.get("reason") or "",
         "machine": machine,
         "commit": row.get("commit"),
         "created": row.get("created"),
@@ -146,8 +146,8 @@ def made_for_it(row: Mapping[str, Any], *, machine: str, with_memory: bool) -> R
 
 def docstring_lines(doc: str) -> dict[str, str]:
     """The lines `Relieves:`, `Numerics:` and `Limits:` of an optimization's module docstring, each on one line."""
-    found = re.findall(rf"^({'|'.join(_HEADINGS)}):[ ]*(.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
-    return {heading: " ".join(words.split()) for heading, words in found}
+    lines = re.findall(rf"^({'|'.join(_HEADINGS)}):[ ]*(.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
+    return {heading: " ".join(words.split()) for heading, words in lines}
 
 
 def settings(kind: Kind) -> list[Row]:
@@ -156,8 +156,8 @@ def settings(kind: Kind) -> list[Row]:
     rows = []
     for item in fields(kind):
         allowed = typing.get_args(types[item.name]) if typing.get_origin(types[item.name]) is Literal else ()
-        found = re.search(rf"^    {item.name}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
-        words = " ".join(found[1].split()) if found else ""
+        described = re.search(rf"^    {item.name}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
+        words = " ".join(described[1].split()) if described else ""
         rows.append({"name": item.name, "default": item.default, "choices": list(allowed) or None, "words": words})
     return rows
 
@@ -210,30 +210,30 @@ def is_made_for_it(row: Mapping[str, Any]) -> bool:
 
 def job_words(row: Mapping[str, Any]) -> str:
     """The job of a row without its path: `TextJob`; `made for it` where it was made for the technique."""
-    return "made for it" if is_made_for_it(row) else text(row, "job").rpartition(":")[2]
+    return "made for it" if is_made_for_it(row) else str(row["job"]).rpartition(":")[2]
 
 
 def place_words(row: Mapping[str, Any]) -> str:
     """Where a row was measured, in full: `TextJob`, or `on a job made for it (large matrix products)`."""
-    words = text(row, "job_words")
+    words = row.get("job_words") or ""
     return f"on a job made for it ({words[:1].lower()}{words[1:]})" if is_made_for_it(row) else job_words(row)
 
 
 def compared_words(row: Mapping[str, Any]) -> str:
     """What a ratio is of, where it is not the time of updates: `, by the time of an epoch`; else empty."""
-    compared = text(row, "compared")
+    compared = row.get("compared") or ""
     return f", by {compared}" if compared and "update" not in compared else ""
 
 
 def memory_words(row: Mapping[str, Any]) -> str:
     """Peak memory without the technique and with it: `peak memory 800 to 500 MiB`; empty where it is not told."""
-    without, with_it = (number(table(row, "memory"), key) for key in ("without_bytes", "with_bytes"))
+    without, with_it = _peaks(row)
     return "" if without is None or with_it is None else f"peak memory {without / 2**20:.0f} to {with_it / 2**20:.0f} MiB"
 
 
 def gain_words(row: Mapping[str, Any]) -> str:
     """A measured gain: `1.75x (1.35 to 2.26)`; empty where nothing was measured."""
-    ratio, low, high = (number(row, key) for key in ("ratio", "low", "high"))
+    ratio, low, high = (row.get(key) for key in ("ratio", "low", "high"))
     if ratio is None:
         return ""
     return f"{_times(ratio)}x" + (f" ({_times(low)} to {_times(high)})" if low is not None and high is not None else "")
@@ -246,8 +246,8 @@ def _times(ratio: float) -> str:
 
 def claim_words(hoped_gain: str | None) -> tuple[str, str]:
     """What is promised, and the address where: two strings, both empty for none."""
-    found = re.fullmatch(r"(.*?) ?\((https?://\S+)\)", hoped_gain or "", re.DOTALL)
-    return (found[1], found[2]) if found else (hoped_gain or "", "")
+    parts = re.fullmatch(r"(.*?) ?\((https?://\S+)\)", hoped_gain or "", re.DOTALL)
+    return (parts[1], parts[2]) if parts else (hoped_gain or "", "")
 
 
 def tone(row: Mapping[str, Any]) -> Tone:
@@ -255,9 +255,15 @@ def tone(row: Mapping[str, Any]) -> Tone:
 
     What saved memory may be slower: that is its price.
     """
-    if text(row, "outcome") == "applied" or (is_made_for_it(row) and text(row, "verdict") == "faster"):
+    outcome, verdict = row.get("outcome"), row.get("verdict")
+    if outcome == "applied" or (is_made_for_it(row) and verdict == "faster"):
         return "good"
-    without, with_it = (number(table(row, "memory"), key) for key in ("without_bytes", "with_bytes"))
+    without, with_it = _peaks(row)
     if without and with_it and with_it < MEMORY_SAVED * without:
         return "open"
-    return "bad" if text(row, "verdict") == "slower" or text(row, "outcome") == "failed" else "open"
+    return "bad" if verdict == "slower" or outcome == "failed" else "open"
+
+
+def _peaks(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    memory = row.get("memory") or {}
+    return memory.get("without_bytes"), memory.get("with_bytes")

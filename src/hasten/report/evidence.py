@@ -1,26 +1,30 @@
-"""The evidence file: all that a tuning measured, tried and decided, as one JSON object (`evidence.json`).
+"""The evidence file: everything that a tuning measured, tried and decided, as one JSON object (`evidence.json`).
 
-Reports, checks and other tools read this file and nothing else. Its shape is drawn by the classes below, from
-`EvidenceFile` upwards; `docs/evidence.md` tells it in words. The rules:
+Reports, checks and other tools read this file and nothing else. The dataclasses below are its schema, from `Evidence`
+upwards; `docs/evidence.md` describes it in words. The rules:
 
 - A gain is a ratio of speeds: 2.0 is twice as fast, below 1 is slower. `low` and `high` are its confidence interval.
 - `_bytes`, `_ms` and `_frac` are units; a share runs from 0 to 1. Times without a unit in their name are seconds.
 - Arm A of a comparison is without the candidate, arm B with it.
-- A key marked `NotRequired` may be missing, one typed `| None` may be null: both mean "not known". More keys may be present.
+- None means "not known". A field without a default is always in the file, null where it is None; a field with a default
+  is left out where it is None. The file may hold more keys than these, which are kept in `more`.
 - JSON has no NaN and no infinity: `save` writes null in their place.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
 
+from hasten.core.card import Numerics
 from hasten.core.errors import HastenError
 from hasten.core.files import write_atomically
-from hasten.report.shape import mismatches
+from hasten.core.stats import Verdict
+from hasten.report import schema
+from hasten.report.schema import Table
 
 SCHEMA = 1
 PHASES = (
@@ -28,74 +32,128 @@ PHASES = (
 )  # fmt: skip
 
 Outcome = Literal["applied", "refused", "failed", "undecided", "pruned"]
-Verdict = Literal["faster", "slower", "same", "undecided"]
+Method = Literal["screening", "confirmation", "time_to_target"]
+"""How a comparison was run: resident processes taking turns, pairs of fresh processes, or pairs of whole runs."""
 
 
-class JobTable(TypedDict):
-    """What was tuned; `batch_size`, `num_params` and more may stand beside the target."""
+@dataclass(frozen=True, kw_only=True)
+class JobInfo(Table):
+    """What was tuned; other facts about the job are in `more`."""
 
     target: str
-    name: NotRequired[str]
-    batch_size: NotRequired[int | None]
-    num_params: NotRequired[int | None]
+    name: str | None = None
+    fingerprint: str | None = None
+    batch_size: int | None = None
+    num_params: int | None = None
 
 
-class BottleneckTable(TypedDict):
-    """What holds the job back: its name, its share of an update, and a sentence for a person."""
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck(Table):
+    """What limits the job: its name, its share of an update, and a sentence for a person."""
 
     name: str
     share: float | None
     words: str
 
 
-class Sample(TypedDict):
-    """One run of one arm, with what else the machine did meanwhile."""
+@dataclass(frozen=True, kw_only=True)
+class Sample(Table):
+    """One run of one arm, and what else the machine did meanwhile.
+
+    Attributes:
+        spoilt: Whether other processes used too much of the machine: the sample is not counted.
+        curve: Of a whole run: update, training seconds and held-out metric of each measurement.
+    """
 
     arm: Literal["A", "B"]
     pair: int
     seconds_per_item: float
-    seconds: NotRequired[float | None]
-    items: NotRequired[float | None]
-    cpu_seconds: NotRequired[float | None]
-    foreign_cpu_frac: NotRequired[float | None]
-    major_faults: NotRequired[float | None]
-    minor_faults: NotRequired[float | None]
-    spoilt: NotRequired[bool]
-    seconds_to_target: NotRequired[float | None]
-    reached: NotRequired[bool]
-    curve: NotRequired[list[list[float | None]]]
+    seconds: float | None = None
+    items: float | None = None
+    updates: int | None = None
+    cpu_seconds: float | None = None
+    foreign_cpu_frac: float | None = None
+    major_faults: float | None = None
+    minor_faults: float | None = None
+    spoilt: bool | None = None
+    peak_bytes: float | None = None
+    setup_seconds: float | None = None
+    seconds_to_target: float | None = None
+    reached: bool | None = None
+    curve: tuple[tuple[float | None, ...], ...] | None = None
 
 
-class Comparison(TypedDict):
-    """Two plans in paired runs; without an interval where neighbours spoilt too many of them."""
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(Table):
+    """Whether whole runs of arm B end with a held-out metric that is no worse."""
+
+    verdict: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Table):
+    """Two plans in paired runs; without an interval where too few pairs were clean.
+
+    Attributes:
+        retaken: Pairs that were run again because a sample was spoilt.
+        targets: The target of each pair, where whole runs are compared by time to target.
+        missed: Runs of B that never reached it.
+    """
 
     ratio: float | None
     low: float | None
     high: float | None
     pairs: int
     verdict: Verdict
-    samples: NotRequired[list[Sample]]
-    floor: NotRequired[float | None]
-    confidence: NotRequired[float | None]
-    kind: NotRequired[Literal["screening", "confirmation", "time_to_target"] | None]
-    metric: NotRequired[str | None]
-    targets: NotRequired[list[float | None]]
-    missed: NotRequired[int | None]
+    why: str | None = None
+    samples: tuple[Sample, ...] | None = None
+    floor: float | None = None
+    floor_reason: str | None = None
+    confidence: float | None = None
+    kind: Method | None = None
+    retaken: int | None = None
+    metric: str | None = None
+    targets: tuple[float | None, ...] | None = None
+    missed: int | None = None
+    held_out: HeldOut | None = None
 
 
-NumericsTable = TypedDict(  # `class` is no name a class body could hold
-    "NumericsTable",
-    {
-        "class": Literal["exact", "rounding", "training"],
-        "verdict": str,
-        "why": str,
-        "baseline_losses": NotRequired[list[float | None] | None],
-        "candidate_losses": NotRequired[list[float | None] | None],
-    },
-)
+@dataclass(frozen=True, kw_only=True)
+class QualityResult(Table):
+    """The held-out metric, before and after; `seeds`: by arm, the metric of each pair."""
+
+    metric: str
+    baseline: float | None
+    tuned: float | None
+    margin: float | None
+    verdict: str
+    direction: Literal["min", "max"] | None = None
+    why: str | None = None
+    seeds: Mapping[str, tuple[float | None, ...]] | None = None
 
 
-class CheckRow(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Final(Comparison):
+    """The whole plan against the job as it was."""
+
+    quality: QualityResult | None
+    time_to_target: Comparison | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericsResult(Table):
+    """What the numerics gate said of a candidate: the class it was judged as, the verdict, and why."""
+
+    kind: Numerics = field(metadata={"key": "class"})
+    verdict: str
+    why: str
+    baseline_losses: tuple[float | None, ...] | None = None
+    candidate_losses: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Table):
     """One proof that a mechanism fired."""
 
     name: str
@@ -103,196 +161,225 @@ class CheckRow(TypedDict):
     seen: str
 
 
-class Rung(TypedDict):
-    """One candidate of the ladder, with what became of it and why."""
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Table):
+    """One technique with its settings, and everything that became of it.
+
+    Attributes:
+        reason: Why it has this outcome; never empty.
+        predicted_max_gain: The most it could bring, as a ratio; None where it did not fit, or has no ceiling.
+        comparison: The paired measurement that decided; None where there was none.
+        evidence: The checks that its mechanism fired.
+        setup_seconds: Seconds it costs once: compilation, filling caches.
+        break_even_updates: After how many updates that is earned back; None where nothing is.
+        memory_ratio: Peak memory with it over peak memory without.
+        update_time: The comparison by update time, where `comparison` is by time to target.
+        proof: The final proof of a whole plan that took it out again.
+        unused_samples: Samples that gave no interval, because too many were spoilt.
+    """
 
     name: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     outcome: Outcome
     reason: str
-    predicted_max_gain: float | None
-    comparison: Comparison | None
-    numerics: NumericsTable | None
-    evidence: NotRequired[list[CheckRow] | None]
-    setup_seconds: NotRequired[float | None]
-    break_even_updates: NotRequired[float | None]
-    update_time: NotRequired[Comparison | None]
-    proof: NotRequired[Comparison | None]
+    predicted_max_gain: float | None = field(default=None, metadata={"required": True})
+    comparison: Comparison | None = field(default=None, metadata={"required": True})
+    numerics: NumericsResult | None = field(default=None, metadata={"required": True})
+    evidence: tuple[Check, ...] | None = None
+    setup_seconds: float | None = None
+    break_even_updates: float | None = None
+    memory_ratio: float | None = None
+    update_time: Comparison | None = None
+    proof: Final | Comparison | None = None
+    unused_samples: tuple[Sample, ...] | None = None
 
 
-class QualityTable(TypedDict):
-    """The held-out metric, before and after."""
-
-    metric: str
-    baseline: float | None
-    tuned: float | None
-    margin: float | None
-    verdict: str
-    direction: NotRequired[Literal["min", "max"] | None]
-    why: NotRequired[str | None]
-
-
-class Final(Comparison):
-    """The whole plan against the job as it was."""
-
-    quality: QualityTable | None
-    time_to_target: NotRequired[Comparison | None]
-
-
-class MemoryTable(TypedDict):
-    """Highest memory of the training process, and what it may use."""
+@dataclass(frozen=True, kw_only=True)
+class Memory(Table):
+    """Peak memory of the training process, and the limit."""
 
     baseline_peak_bytes: float | None
     tuned_peak_bytes: float | None
     limit_bytes: float | None
 
 
-class ObjectiveTable(TypedDict):
-    """What was wanted (`time`, `memory`, `cost`), within which bounds; the cost of the whole run where a price is known."""
+@dataclass(frozen=True, kw_only=True)
+class Wanted(Table):
+    """What was wanted (`time`, `memory`, `cost`) and within which bounds; with a price, also the cost of the whole run."""
 
     goal: str
     max_slowdown: float | None
     price_per_hour: float | None
-    baseline_cost: NotRequired[float | None]
-    tuned_cost: NotRequired[float | None]
+    baseline_cost: float | None = None
+    tuned_cost: float | None = None
 
 
-class StepMs(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class StepMs(Table):
     """Mean time of an update, in milliseconds."""
 
     baseline: float | None
     tuned: float | None
 
 
-class NoiseTable(TypedDict):
-    """The smallest gain that counts here, why, and how many spoilt samples were taken again."""
+@dataclass(frozen=True, kw_only=True)
+class Noise(Table):
+    """The smallest gain that can be detected here, why, and the comparison of the job with itself behind it.
+
+    Attributes:
+        retaken: Pairs of the proof that were run again because a sample was spoilt.
+        repeats: Whether two runs of the job gave bit-equal losses.
+    """
 
     floor_frac: float
     reason: str
-    retaken: NotRequired[int | None]
+    retaken: int | None = None
+    repeats: bool | None = None
+    samples: tuple[Sample, ...] | None = None
 
 
-class Losses(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Losses(Table):
     """Training loss of each update, in order."""
 
-    baseline: list[float | None]
-    tuned: list[float | None]
+    baseline: tuple[float | None, ...]
+    tuned: tuple[float | None, ...]
 
 
-class PatchTable(TypedDict):
-    """What of a plan was written into the source of a script (technique -> what was changed), and what was left, and why."""
+@dataclass(frozen=True, kw_only=True)
+class Patch(Table):
+    """Which techniques were written into the source of a script (name -> change), and which were not (name -> why)."""
 
-    written: dict[str, str]
-    left: dict[str, str]
+    written: Mapping[str, str]
+    left: Mapping[str, str]
 
 
-class EvidenceFile(TypedDict):
-    """The whole file."""
+@dataclass(frozen=True, kw_only=True)
+class Evidence(Table):
+    """The whole file. `rungs` are the candidates, in the order of the search."""
 
     schema: int
-    job: JobTable
-    machine: dict[str, Any]
+    job: JobInfo
+    machine: Mapping[str, Any]
     commit: str | None
-    bottleneck: BottleneckTable | None
-    phases: dict[str, float]
-    ceilings: dict[str, float]
-    rungs: list[Rung]
+    bottleneck: Bottleneck | None
+    phases: Mapping[str, float]
+    ceilings: Mapping[str, float]
+    rungs: tuple[Candidate, ...]
     final: Final | None
-    memory: MemoryTable | None
+    memory: Memory | None
     own_cost_frac: float | None
     seconds: float
-    objective: NotRequired[ObjectiveTable | None]
-    phases_after: NotRequired[dict[str, float] | None]
-    step_ms: NotRequired[StepMs | None]
-    plan_toml: NotRequired[str | None]
-    commands: NotRequired[list[str]]
-    noise: NotRequired[NoiseTable | None]
-    losses: NotRequired[Losses | None]
-    budget_seconds: NotRequired[float | None]
-    finished: NotRequired[bool]
-    ended: NotRequired[str]
-    created: NotRequired[str]
-    versions: NotRequired[dict[str, str]]
-    patch: NotRequired[PatchTable | None]
+    objective: Wanted | None = None
+    phases_after: Mapping[str, float] | None = None
+    step_ms: StepMs | None = None
+    plan_toml: str | None = None
+    commands: tuple[str, ...] | None = None
+    noise: Noise | None = None
+    losses: Losses | None = None
+    budget_seconds: float | None = None
+    finished: bool | None = None
+    ended: str | None = None
+    created: str | None = None
+    versions: Mapping[str, str] | None = None
+    patch: Patch | None = None
+    failure: str | None = None
+
+    @property
+    def applied(self) -> tuple[Candidate, ...]:
+        """The candidates that are in the plan."""
+        return tuple(rung for rung in self.rungs if rung.outcome == "applied")
 
 
-def validate(evidence: Mapping[str, Any]) -> list[str]:
-    """What is wrong with an evidence dict, in words, each naming its key path; empty when all is well."""
-    problems = list(mismatches(evidence, EvidenceFile))
-    if not problems:
-        problems = list(_contradictions(evidence))
-    return problems
+def validate(data: Any) -> list[str]:
+    """What is wrong with evidence read from JSON, each mistake with its key path; empty where nothing is."""
+    return _checked(data)[1]
 
 
-def save(evidence: Mapping[str, Any], path: Path) -> None:
+def parse(data: Any) -> Evidence:
+    """Evidence read from JSON.
+
+    Raises:
+        HastenError: `validate` finds something wrong.
+    """
+    evidence, problems = _checked(data)
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise HastenError(f"This is not sound evidence: {'; '.join(problems[:5])}{more}.")
+    return evidence
+
+
+def load(path: Path) -> Evidence:
+    """Read an evidence file.
+
+    Raises:
+        HastenError: It is missing, not JSON, of another schema, or `validate` finds something wrong.
+    """
+    remedy = "Make it anew with `hasten tune TARGET --out DIR`."
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HastenError(f"Cannot read the evidence {path}: {error}. {remedy}") from error
+    except ValueError as error:
+        raise HastenError(f"{path} is not valid JSON: {error}. {remedy}") from error
+    if not isinstance(data, dict):
+        raise HastenError(f"{path} holds {type(data).__name__}, not a JSON object. {remedy}")
+    if data.get("schema") != SCHEMA:
+        raise HastenError(f"{path}: `schema` is {data.get('schema')!r}; this Hasten reads schema {SCHEMA}. {remedy}")
+    try:
+        return parse(data)
+    except HastenError as error:
+        raise HastenError(f"{path}: {error} {remedy}") from error
+
+
+def save(evidence: Evidence, path: Path) -> None:
     """Write the evidence file, whole or not at all; numbers that are not finite become null.
 
     Raises:
         HastenError: It holds something JSON cannot carry, or the folder cannot be written.
     """
+    write_json(evidence, path)
+
+
+def write_json(data: Any, path: Path) -> None:
+    """Write tables, dicts and lists as JSON, whole or not at all; numbers that are not finite become null.
+
+    Raises:
+        HastenError: They hold something JSON cannot carry, or the folder cannot be written.
+    """
     try:
-        text = json.dumps(finite(evidence), indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(schema.write(data), indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise HastenError(
-            f"The evidence cannot be written as JSON: {error}. Put only strings, numbers, lists and dicts in it."
+            f"This cannot be written as JSON: {error}. Put only strings, numbers, lists and dicts in it."
         ) from error
     try:
         write_atomically(path, text + "\n")
     except OSError as error:
-        raise HastenError(
-            f"Cannot write the evidence to {path}: {error}. Choose a folder you can write, with --out."
-        ) from error
+        raise HastenError(f"Cannot write {path}: {error}. Choose a folder you can write, with --out.") from error
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read an evidence file.
-
-    Raises:
-        HastenError: It is missing, no JSON, of another schema, or `validate` finds it wrong.
-    """
-    remedy = "Make it anew with `hasten tune TARGET --out DIR`."
-    try:
-        evidence = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HastenError(f"Cannot read the evidence {path}: {error}. {remedy}") from error
-    except ValueError as error:
-        raise HastenError(f"{path} is not valid JSON: {error}. {remedy}") from error
-    if not isinstance(evidence, dict):
-        raise HastenError(f"{path} holds {type(evidence).__name__}, not a JSON object. {remedy}")
-    if evidence.get("schema") != SCHEMA:
-        raise HastenError(f"{path}: `schema` is {evidence.get('schema')!r}; this Hasten reads schema {SCHEMA}. {remedy}")
-    if problems := validate(evidence):
-        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise HastenError(f"{path} is not sound evidence: {'; '.join(problems[:5])}{more}. {remedy}")
-    return evidence
+def _checked(data: Any) -> tuple[Evidence, list[str]]:
+    evidence, problems = schema.read(Evidence, data, "evidence")
+    return evidence, problems or list(_contradictions(evidence))
 
 
-def finite(value: Any) -> Any:
-    """The same with null for each number that is not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
-
-
-def _contradictions(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """What no type can say: numbers that cannot be, claims without their proof."""
-    if evidence["schema"] != SCHEMA:
-        yield f"`schema` must be {SCHEMA}, not {evidence['schema']!r}"
-    if not isinstance(evidence["machine"].get("summary"), str | Mapping):
+def _contradictions(evidence: Evidence) -> Iterator[str]:
+    """What no type can say: impossible numbers, claims without their proof."""
+    if evidence.schema != SCHEMA:
+        yield f"`schema` must be {SCHEMA}, not {evidence.schema!r}"
+    if not isinstance(evidence.machine.get("summary"), str | Mapping):
         yield "`machine.summary` is missing"
-    for key in ("phases", "phases_after"):
-        yield from _shares(evidence.get(key) or {}, key)
-    for name, gain in evidence["ceilings"].items():
+    yield from _shares(evidence.phases, "phases")
+    yield from _shares(evidence.phases_after or {}, "phases_after")
+    for name, gain in evidence.ceilings.items():
         if gain < 1:
             yield f"`ceilings.{name}` must be at least 1, not {gain!r}"
-    for position, rung in enumerate(evidence["rungs"]):
+    for position, rung in enumerate(evidence.rungs):
         yield from _unproved(rung, f"rungs[{position}]")
-    yield from _interval(evidence["final"], "final")
-    yield from _interval((evidence["final"] or {}).get("time_to_target"), "final.time_to_target")
+    if evidence.final is not None:
+        yield from _interval(evidence.final, "final")
+        yield from _interval(evidence.final.time_to_target, "final.time_to_target")
 
 
 def _shares(shares: Mapping[str, float], where: str) -> Iterator[str]:
@@ -305,20 +392,20 @@ def _shares(shares: Mapping[str, float], where: str) -> Iterator[str]:
         yield f"`{where}` adds up to {sum(shares.values()):.2f}, more than the whole"
 
 
-def _unproved(rung: Mapping[str, Any], where: str) -> Iterator[str]:
-    if not rung["reason"].strip():
-        yield f"`{where}.reason` is empty: every candidate says why it was {rung['outcome']}"
-    if rung["outcome"] == "applied" and rung["comparison"] is None:
+def _unproved(rung: Candidate, where: str) -> Iterator[str]:
+    if not rung.reason.strip():
+        yield f"`{where}.reason` is empty: every candidate says why it was {rung.outcome}"
+    if rung.outcome == "applied" and rung.comparison is None:
         yield f"`{where}.comparison` is null, yet the outcome is applied: a gain must be measured"
-    yield from _interval(rung["comparison"], f"{where}.comparison")
+    yield from _interval(rung.comparison, f"{where}.comparison")
 
 
-def _interval(comparison: Mapping[str, Any] | None, where: str) -> Iterator[str]:
+def _interval(comparison: Comparison | None, where: str) -> Iterator[str]:
     if comparison is None:
         return
-    low, ratio, high = comparison["low"], comparison["ratio"], comparison["high"]
+    low, ratio, high = comparison.low, comparison.ratio, comparison.high
     if low is None or ratio is None or high is None:
-        if comparison["verdict"] != "undecided":
-            yield f"`{where}` has no interval, yet its verdict is {comparison['verdict']!r}"
+        if comparison.verdict != "undecided":
+            yield f"`{where}` has no interval, yet its verdict is {str(comparison.verdict)!r}"
     elif not 0 < low <= ratio <= high:
         yield f"`{where}` needs 0 < low <= ratio <= high, not {low!r}, {ratio!r}, {high!r}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from hasten.report.words import number, ratio_words
+from hasten.report.evidence import Comparison
+from hasten.report.words import ratio_words
 
 Figure: TypeAlias = dict[str, Any]
 
@@ -21,17 +22,17 @@ def safe(label: str) -> str:
 
 def distinct(labels: Sequence[str]) -> list[str]:
     """The labels, with a number on one that comes again a number, because plotly would merge their rows."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     out = []
     for label in labels:
-        seen[label] = seen.get(label, 0) + 1
-        out.append(label if seen[label] == 1 else f"{label} #{seen[label]}")
+        counts[label] = counts.get(label, 0) + 1
+        out.append(label if counts[label] == 1 else f"{label} #{counts[label]}")
     return out
 
 
-def arms_of(comparison: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def reach_of(comparison: Comparison) -> tuple[float | None, float | None]:
     """How far the interval reaches below and above the ratio."""
-    low, ratio, high = (number(comparison, key) for key in ("low", "ratio", "high"))
+    low, ratio, high = comparison.low, comparison.ratio, comparison.high
     if low is None or ratio is None or high is None:
         return None, None
     return max(ratio - low, 0.0), max(high - ratio, 0.0)
@@ -74,8 +75,8 @@ def axis(title: str, **more: Any) -> Figure:
 
 def ratio_axis(title: str, values: Sequence[float | None]) -> Figure:
     """A log axis of speed-ups that just holds `values`: equal factors get equal lengths."""
-    seen = [value for value in values if value is not None and value > 0]
-    low, high = min(seen), max(seen)
+    positive = [value for value in values if value is not None and value > 0]
+    low, high = min(positive), max(positive)
     pad = max(math.log10(high / low) * 0.05, 0.012)
     span = [math.log10(low) - pad, math.log10(high) + pad]
     ticks = [tick for tick in TICKS if span[0] <= math.log10(tick) <= span[1]]

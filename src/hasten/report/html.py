@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
-from hasten.report import words
-from hasten.report.evidence import PHASES
+from hasten.report import schema, words
+from hasten.report.evidence import PHASES, Comparison, Evidence, Memory, Patch
 from hasten.report.page import environment, render_page, write_page
 from hasten.report.plots import figures
-from hasten.report.words import Evidence, number, rows, table, text, wall_ms
 
-CLIMBED = ("applied", "pruned")
+IN_THE_PLAN_ONCE = ("applied", "pruned")
 
 
 def write_html(evidence: Evidence, path: Path) -> None:
@@ -42,47 +41,37 @@ def _environment() -> jinja2.Environment:
     made.filters["pairs"] = words.pairs_words
     made.filters["kind"] = words.kind_words
     made.filters["breakable"] = _breakable
-    made.globals.update(number=number, text=text, table=table, rows=rows, value_words=words.value_words)
+    made.globals.update(value_words=words.value_words)
     return made
 
 
 def _context(evidence: Evidence) -> dict[str, Any]:
-    rungs = rows(evidence, "rungs")
-    final = table(evidence, "final")
-    headline = words.headline(evidence)
-    climbed = [rung for rung in rungs if text(rung, "outcome") in CLIMBED]
+    headline, job = words.headline(evidence), evidence.job
+    climbed = [candidate for candidate in evidence.rungs if candidate.outcome in IN_THE_PLAN_ONCE]
     return {
         "evidence": evidence,
-        "job": table(evidence, "job"),
-        "title": text(table(evidence, "job"), "name") or text(table(evidence, "job"), "target") or "training job",
+        "job": schema.write(job),
+        "title": job.name or job.target or "training job",
         "headline": headline,
         "big": _times(headline.big),
         "detail": _times(headline.detail),
-        "quality": table(final, "quality"),
-        "quality_line": words.quality_words(final),
-        "bottleneck": table(evidence, "bottleneck"),
+        "quality": evidence.final.quality if evidence.final else None,
+        "quality_line": words.quality_words(evidence.final),
         "phase_rows": _phase_rows(evidence),
-        "step": table(evidence, "step_ms"),
-        "rungs": rungs,
         "climbed": climbed,
-        "applied": [rung for rung in rungs if text(rung, "outcome") == "applied"],
-        "left_out": [rung for rung in rungs if text(rung, "outcome") != "applied"],
-        "judged": [rung for rung in rungs if table(rung, "numerics")],
-        "final": final,
-        "patched": _patched(evidence),
-        "memory": _memory(table(evidence, "memory")),
-        "samples": _samples(rungs, final),
-        "noise": table(evidence, "noise"),
-        "commands": words.strings(evidence, "commands"),
-        "machine": _readings(table(evidence, "machine")),
-        "versions": table(evidence, "versions"),
+        "left_out": [candidate for candidate in evidence.rungs if candidate.outcome != "applied"],
+        "judged": [candidate for candidate in evidence.rungs if candidate.numerics],
+        "final": evidence.final,
+        "patched": _patched(evidence.patch),
+        "memory": _memory(evidence.memory),
+        "samples": _samples([*(candidate.comparison for candidate in evidence.rungs), evidence.final]),
+        "machine": _readings(evidence.machine),
     }
 
 
-def _patched(evidence: Evidence) -> dict[str, Mapping[str, Any]]:
-    """What of the plan was written into the script's source, and what was left; empty where neither was."""
-    found = {what: table(table(evidence, "patch"), what) for what in ("written", "left")}
-    return found if any(found.values()) else {}
+def _patched(patch: Patch | None) -> Patch | None:
+    """What of the plan was written into the script's source, and what was left; None where neither was."""
+    return patch if patch is not None and (patch.written or patch.left) else None
 
 
 def _times(line: str) -> str:
@@ -96,39 +85,38 @@ def _breakable(name: str) -> Markup:
 
 
 def _phase_rows(evidence: Evidence) -> list[dict[str, Any]]:
-    step = table(evidence, "step_ms")
-    before, after = table(evidence, "phases"), table(evidence, "phases_after")
-    wholes = wall_ms(before, number(step, "baseline")), wall_ms(after, number(step, "tuned"))
-    found = []
+    before, after, step = evidence.phases, evidence.phases_after or {}, evidence.step_ms
+    wholes = words.wall_ms(before, step.baseline if step else None), words.wall_ms(after, step.tuned if step else None)
+    lines = []
     for name in PHASES:
-        shares = number(before, name), number(after, name)
+        shares = before.get(name), after.get(name)
         if any(shares):
             times = [
                 None if share is None or total is None else share * total
                 for share, total in zip(shares, wholes, strict=True)
             ]
-            found.append({"name": name, "shares": shares, "times": times})
-    return found
+            lines.append({"name": name, "shares": shares, "times": times})
+    return lines
 
 
-def _memory(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    limit = number(memory, "limit_bytes")
-    found = []
-    for label, key in (("before", "baseline_peak_bytes"), ("after", "tuned_peak_bytes")):
-        peak = number(memory, key)
-        if peak is not None:
-            found.append({"label": label, "peak": peak, "limit": limit, "share": peak / limit if limit else None})
-    return found
+def _memory(memory: Memory | None) -> list[dict[str, Any]]:
+    if memory is None:
+        return []
+    limit, peaks = memory.limit_bytes, {"before": memory.baseline_peak_bytes, "after": memory.tuned_peak_bytes}
+    return [
+        {"label": label, "peak": peak, "limit": limit, "share": peak / limit if limit else None}
+        for label, peak in peaks.items()
+        if peak is not None
+    ]
 
 
-def _samples(rungs: list[Mapping[str, Any]], final: Mapping[str, Any]) -> dict[str, Any]:
+def _samples(comparisons: Sequence[Comparison | None]) -> dict[str, Any]:
     """Counts over every sample of the tuning: how many, how many spoilt, how much of the machine others used."""
-    comparisons = [*(table(rung, "comparison") for rung in rungs), final]
-    every = [sample for comparison in comparisons for sample in rows(comparison, "samples")]
-    foreign = [share for sample in every if (share := number(sample, "foreign_cpu_frac")) is not None]
+    every = [sample for comparison in comparisons if comparison for sample in comparison.samples or ()]
+    foreign = [sample.foreign_cpu_frac for sample in every if sample.foreign_cpu_frac is not None]
     return {
         "num": len(every),
-        "spoilt": sum(bool(sample.get("spoilt")) for sample in every),
+        "spoilt": sum(bool(sample.spoilt) for sample in every),
         "foreign_mean": sum(foreign) / len(foreign) if foreign else None,
         "foreign_max": max(foreign, default=None),
     }
@@ -136,12 +124,13 @@ def _samples(rungs: list[Mapping[str, Any]], final: Mapping[str, Any]) -> dict[s
 
 def _readings(machine: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Name, value and how it is known, for each reading of the machine; the summary stands elsewhere."""
-    found = []
+    lines = []
     for key, reading in machine.items():
         if key == "summary":
             continue
         if isinstance(reading, Mapping) and "value" in reading:
-            found.append((words.key_words(key), words.value_words(key, reading["value"]), text(reading, "reason")))
+            reason = str(reading.get("reason") or "")
+            lines.append((words.key_words(key), words.value_words(key, reading["value"]), reason))
         else:
-            found.append((words.key_words(key), words.value_words(key, reading), ""))
-    return found
+            lines.append((words.key_words(key), words.value_words(key, reading), ""))
+    return lines

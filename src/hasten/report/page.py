@@ -18,6 +18,7 @@ import jinja2
 
 from hasten.core.errors import HastenError
 from hasten.core.files import write_atomically
+from hasten.report import schema
 from hasten.report.figure import Figure
 
 Plot: TypeAlias = "Figure | str"
@@ -76,8 +77,11 @@ def environment() -> jinja2.Environment:
 
 
 def _json(value: Any) -> str:
-    """JSON that is safe between script tags: no angle bracket, ampersand or line separator stays as it is."""
-    escaped = json.dumps(value, allow_nan=False)
+    """JSON that is safe between script tags: no angle bracket, ampersand or line separator stays as it is.
+
+    Numbers that are not finite, such as a NaN loss, become null.
+    """
+    escaped = json.dumps(schema.write(value), allow_nan=False)
     for character in "<>&\u2028\u2029":
         escaped = escaped.replace(character, f"\\u{ord(character):04x}")
     return escaped

@@ -8,39 +8,26 @@ Names that users gave are escaped, because plotly reads a little HTML in its lab
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from statistics import fmean
 
-from hasten.report.evidence import PHASES
+from hasten.report.evidence import PHASES, Comparison, Evidence, Sample
 from hasten.report.figure import (
     Figure,
-    arms_of,
     axis,
     distinct,
     dots,
     layout,
     note,
     ratio_axis,
+    reach_of,
     rows_axis,
     safe,
     vertical,
     whiskers,
 )
 from hasten.report.page import Plot
-from hasten.report.words import (
-    Evidence,
-    interval_words,
-    is_to_target,
-    ms_words,
-    number,
-    numbers,
-    percent,
-    ratio_words,
-    rows,
-    table,
-    text,
-    wall_ms,
-)
+from hasten.report.words import interval_words, is_to_target, ms_words, percent, ratio_words, wall_ms
 
 FAR = 20.0
 """A speed-up that is drawn no farther."""
@@ -51,20 +38,20 @@ def figures(evidence: Evidence) -> dict[str, Plot]:
     return {
         "phases": phases(evidence),
         "ceilings": ceilings(evidence),
-        "ladder": ladder(evidence),
-        "pairs": pairs(table(evidence, "final")),
+        "climb": climb(evidence),
+        "pairs": pairs(evidence.final),
         "losses": losses(evidence),
     }
 
 
 def phases(evidence: Evidence) -> Plot:
     """Where the time of an update goes, before and after: stacked bars in ms, or in shares where no time is known."""
-    step = table(evidence, "step_ms")
-    bars = [
-        (label, table(evidence, key), wall_ms(table(evidence, key), number(step, arm)))
-        for label, key, arm in (("before", "phases", "baseline"), ("after", "phases_after", "tuned"))
-    ]
-    bars = [bar for bar in bars if bar[1]]
+    step = evidence.step_ms
+    arms = (
+        ("before", evidence.phases, step.baseline if step else None),
+        ("after", evidence.phases_after, step.tuned if step else None),
+    )
+    bars = [(label, shares, wall_ms(shares, update_ms)) for label, shares, update_ms in arms if shares]
     if not bars:
         return "The phases of an update were not measured, so there is nothing to draw here."
     in_ms = all(total is not None for _, _, total in bars)
@@ -72,7 +59,7 @@ def phases(evidence: Evidence) -> Plot:
     longest = max(scale) or 1.0
     data = []
     for name in PHASES:
-        shares = [number(shares, name) or 0.0 for _, shares, _ in bars]
+        shares = [shares.get(name, 0.0) for _, shares, _ in bars]
         if not any(share >= 0.0005 for share in shares):
             continue
         lengths = [share * whole for share, whole in zip(shares, scale, strict=True)]
@@ -114,26 +101,22 @@ def ceilings(evidence: Evidence) -> Plot:
 
     Ceilings past `FAR` are drawn there: what a job would do without its model is no plan.
     """
-    free = {name: number(table(evidence, "ceilings"), name) for name in table(evidence, "ceilings")}
-    free = {name: None if gain is None else min(gain, FAR) for name, gain in free.items()}
     labels: list[str] = []
     limits: list[float | None] = []
     reached: list[float | None] = []
     errors: list[tuple[float | None, float | None]] = []
-    for name, gain in sorted(free.items(), key=lambda item: -(item[1] or 0)):
-        if gain is not None:
-            labels.append(f"if {safe(name.replace('_', ' '))} were free")
-            limits.append(gain)
-            reached.append(None)
-            errors.append((None, None))
-    for rung in rows(evidence, "rungs"):
-        comparison, limit = table(rung, "comparison"), number(rung, "predicted_max_gain")
-        ratio = number(comparison, "ratio")
-        if ratio is not None:
-            labels.append(safe(text(rung, "name")))
-            limits.append(limit)
-            reached.append(ratio)
-            errors.append(arms_of(comparison))
+    for name, gain in sorted(evidence.ceilings.items(), key=lambda item: -item[1]):
+        labels.append(f"if {safe(name.replace('_', ' '))} were free")
+        limits.append(min(gain, FAR))
+        reached.append(None)
+        errors.append((None, None))
+    for candidate in evidence.rungs:
+        comparison = candidate.comparison
+        if comparison is not None and comparison.ratio is not None:
+            labels.append(safe(candidate.name))
+            limits.append(candidate.predicted_max_gain)
+            reached.append(comparison.ratio)
+            errors.append(reach_of(comparison))
     if not labels:
         return "No ceiling was measured and no candidate was run, so there is no prediction to hold against an outcome."
     labels = distinct(labels)
@@ -158,39 +141,39 @@ def ceilings(evidence: Evidence) -> Plot:
     }
 
 
-def ladder(evidence: Evidence) -> Plot:
-    """The climb as a waterfall: each applied rung starts where the last one ended; pruned ones do not count."""
+def climb(evidence: Evidence) -> Plot:
+    """The search as a waterfall: each applied candidate starts where the last one ended; pruned ones do not count."""
     labels, bases, lengths, colours, patterns, hover, errors = [], [], [], [], [], [], []
     height = 1.0
-    for rung in rows(evidence, "rungs"):
-        outcome, comparison = text(rung, "outcome"), table(rung, "comparison")
-        ratio = number(comparison, "ratio")
-        if outcome not in ("applied", "pruned") or ratio is None or is_to_target(comparison):
+    for candidate in evidence.rungs:
+        comparison = candidate.comparison
+        if candidate.outcome not in ("applied", "pruned") or comparison is None or comparison.ratio is None:
+            continue
+        if is_to_target(comparison):
             continue  # time to target is no speed of updates: it does not multiply with them
-        pruned = outcome == "pruned"
-        labels.append(safe(text(rung, "name")) + (" (pruned)" if pruned else ""))
+        pruned = candidate.outcome == "pruned"
+        labels.append(safe(candidate.name) + (" (pruned)" if pruned else ""))
         bases.append(height)
-        lengths.append(height * (ratio - 1))
+        lengths.append(height * (comparison.ratio - 1))
         colours.append("$line" if pruned else "$accent")
         patterns.append("/" if pruned else "")
-        below, above = arms_of(comparison)
+        below, above = reach_of(comparison)
         errors.append((None if below is None else below * height, None if above is None else above * height))
-        hover.append(f"{labels[-1]}: {ratio_words(ratio, '×')} alone ({interval_words(comparison, '×')})")
-        height *= 1.0 if pruned else ratio
+        hover.append(f"{labels[-1]}: {ratio_words(comparison.ratio, '×')} alone ({interval_words(comparison, '×')})")
+        height *= 1.0 if pruned else comparison.ratio
     if not labels:
-        if any(text(rung, "outcome") == "applied" for rung in rows(evidence, "rungs")):
+        if evidence.applied:
             return "What was kept makes no update faster: it is judged by the time to the target, in the table below."
-        return "No rung was climbed: no candidate was kept, so the job stays as it is."
-    final = table(evidence, "final")
-    proved = number(final, "ratio")
-    if proved is not None:
-        labels.append("all together, proved" if text(final, "verdict") == "faster" else "all together")
+        return "No candidate was kept, so the job stays as it is."
+    final = evidence.final
+    if final is not None and final.ratio is not None:
+        labels.append("all together, proved" if final.verdict == "faster" else "all together")
         bases.append(1.0)
-        lengths.append(proved - 1)
+        lengths.append(final.ratio - 1)
         colours.append("$good")
         patterns.append("")
-        errors.append(arms_of(final))
-        hover.append(f"{labels[-1]}: {ratio_words(proved, '×')} ({interval_words(final, '×')})")
+        errors.append(reach_of(final))
+        hover.append(f"{labels[-1]}: {ratio_words(final.ratio, '×')} ({interval_words(final, '×')})")
     labels = distinct(labels)
     ends = [base + length for base, length in zip(bases, lengths, strict=True)]
     data = [
@@ -223,16 +206,15 @@ def ladder(evidence: Evidence) -> Plot:
     }
 
 
-def pairs(comparison: Mapping[str, Any]) -> Plot:
+def pairs(comparison: Comparison | None) -> Plot:
     """The raw proof: the ratio of each pair, on the interval they make and the floor they had to clear."""
-    points = pair_ratios(comparison)
-    if not points:
+    points = pair_ratios(comparison.samples or () if comparison else ())
+    if comparison is None or not points:
         return "There are no paired samples of a final comparison, so there is no proof to draw."
     labels = [f"pair {pair}{' (spoilt)' if bad else ''}:  {ratio_words(ratio, '×')}" for pair, ratio, bad in points]
     sound = [None if spoilt else ratio for _, ratio, spoilt in points]
     spoilt = [ratio if spoilt else None for _, ratio, spoilt in points]
-    low, high, ratio = (number(comparison, key) for key in ("low", "high", "ratio"))
-    floor = number(comparison, "floor")
+    low, high, ratio, floor = comparison.low, comparison.high, comparison.ratio, comparison.floor
     shapes: list[Figure] = [vertical(1.0, "$muted", "solid")]
     notes: list[Figure] = [note(1.0, "no change")]
     if low is not None and high is not None:
@@ -246,12 +228,12 @@ def pairs(comparison: Mapping[str, Any]) -> Plot:
     data = [dots(labels, sound, color="$accent", symbol="circle", size=11)]
     if any(spoilt_ratio is not None for spoilt_ratio in spoilt):
         data.append(dots(labels, spoilt, color="$bad", symbol="x-thin-open", size=10))
-    seen = [value for value in (*sound, *spoilt, low, high, 1.0, 1 + (floor or 0.0)) if value is not None]
+    drawn = [value for value in (*sound, *spoilt, low, high, 1.0, 1 + (floor or 0.0)) if value is not None]
     return {
         "data": data,
         "layout": layout(
             height=92 + 26 * len(labels),
-            xaxis=ratio_axis("speed-up of the pair (log scale)", seen),
+            xaxis=ratio_axis("speed-up of the pair (log scale)", drawn),
             yaxis=rows_axis(labels),
             shapes=shapes,
             annotations=notes,
@@ -260,29 +242,28 @@ def pairs(comparison: Mapping[str, Any]) -> Plot:
     }
 
 
-def pair_ratios(comparison: Mapping[str, Any]) -> list[tuple[int, float, bool]]:
+def pair_ratios(samples: Sequence[Sample]) -> list[tuple[int, float, bool]]:
     """Pair number, its ratio (arm A's time over arm B's, geometric means), and whether one of its samples was spoilt."""
-    times: dict[int, dict[str, list[tuple[float, bool]]]] = {}
-    for sample in rows(comparison, "samples"):
-        pair, seconds = number(sample, "pair"), number(sample, "seconds_per_item")
-        if pair is not None and seconds is not None and seconds > 0:
-            arms = times.setdefault(int(pair), {"A": [], "B": []})
-            arms.setdefault(text(sample, "arm"), []).append((math.log(seconds), bool(sample.get("spoilt"))))
-    found = []
-    for pair, arms in sorted(times.items()):
-        sound = {arm: [log for log, bad in arms[arm] if not bad] for arm in ("A", "B")}
-        spoilt = not all(sound.values())
-        used = {arm: [log for log, _ in arms[arm]] for arm in ("A", "B")} if spoilt else sound
+    by_pair: dict[int, dict[str, list[Sample]]] = {}
+    for sample in samples:
+        if sample.seconds_per_item > 0:
+            by_pair.setdefault(sample.pair, {"A": [], "B": []})[sample.arm].append(sample)
+    ratios = []
+    for pair, arms in sorted(by_pair.items()):
+        clean = {arm: [sample for sample in some if not sample.spoilt] for arm, some in arms.items()}
+        spoilt = not all(clean.values())
+        used = arms if spoilt else clean
         if all(used.values()):
-            gain = sum(used["A"]) / len(used["A"]) - sum(used["B"]) / len(used["B"])
-            found.append((pair, math.exp(gain), spoilt))
-    return found
+            logs = {arm: fmean(math.log(sample.seconds_per_item) for sample in some) for arm, some in used.items()}
+            ratios.append((pair, math.exp(logs["A"] - logs["B"]), spoilt))
+    return ratios
 
 
 def losses(evidence: Evidence) -> Plot:
     """Training loss of both arms, update by update."""
-    curves = {name: numbers(table(evidence, "losses"), name) for name in ("baseline", "tuned")}
-    if not all(any(value is not None for value in values) for values in curves.values()):
+    recorded = evidence.losses
+    curves = {"baseline": recorded.baseline, "tuned": recorded.tuned} if recorded else {}
+    if not curves or not all(any(value is not None for value in values) for values in curves.values()):
         return "No pair of loss curves was recorded, so there is none to draw."
     styles = {"baseline": ("$muted", "solid", 3), "tuned": ("$accent", "dot", 2.5)}
     data = [
@@ -291,7 +272,7 @@ def losses(evidence: Evidence) -> Plot:
             "mode": "lines",
             "name": name,
             "x": list(range(1, len(values) + 1)),
-            "y": values,
+            "y": list(values),
             "line": {"color": styles[name][0], "dash": styles[name][1], "width": styles[name][2]},
             "hovertemplate": f"{name}, update %{{x}}: %{{y:.4g}}<extra></extra>",
         }

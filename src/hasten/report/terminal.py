@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hasten.report.evidence import PHASES
+from hasten.report.evidence import PHASES, Candidate, Evidence
 from hasten.report.words import (
-    Evidence,
     Tone,
     headline,
     interval_words,
     is_to_target,
     ms_words,
-    number,
     percent,
     ratio_words,
-    rows,
     seconds_words,
     settings_words,
-    table,
-    text,
 )
 
 STYLES: Mapping[Tone, str] = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
@@ -51,7 +45,7 @@ BAR_CELLS, LEAST_BAR_CELLS = 28, 8
 
 
 def print_summary(evidence: Evidence, console: Console, folder: Path | None = None) -> None:
-    """Print what the tuning found; also without a terminal, and for evidence that is only partly there.
+    """Print what the tuning found; also without a terminal.
 
     Args:
         evidence: What `evidence.json` holds.
@@ -62,17 +56,15 @@ def print_summary(evidence: Evidence, console: Console, folder: Path | None = No
     say = _Speaker(console)
     console.print()
     say.line(Text(answer.line, style=STYLES[answer.tone]))
-    bottleneck = table(evidence, "bottleneck")
-    if words := text(bottleneck, "words"):
-        say.line(Text(words))
+    if evidence.bottleneck is not None:
+        say.line(Text(evidence.bottleneck.words))
     _print_phases(evidence, say)
-    _print_rungs(evidence, say)
-    if cost := _cost_line(evidence):
-        say.line(Text(cost, style="dim"))
+    _print_candidates(evidence, say)
+    say.line(Text(_cost_line(evidence), style="dim"))
     if folder is not None:
         console.print()
         for name, meaning in FILES:
-            if name == "hasten.patch" and not table(table(evidence, "patch"), "written"):
+            if name == "hasten.patch" and not (evidence.patch and evidence.patch.written):
                 continue
             say.line(Text.assemble((f"{folder / name}", "bold"), (f"  {meaning}", "dim")))
     console.print()
@@ -107,9 +99,8 @@ def _ascii(words: str) -> str:
 
 
 def _print_phases(evidence: Evidence, say: _Speaker) -> None:
-    before, after = table(evidence, "phases"), table(evidence, "phases_after")
-    step = table(evidence, "step_ms")
-    whole = number(step, "baseline"), number(step, "tuned")
+    before, after, step = evidence.phases, evidence.phases_after or {}, evidence.step_ms
+    whole = (step.baseline, step.tuned) if step else (None, None)
     if not before:
         return
     # Without times, both arms are drawn as shares of their own update.
@@ -123,7 +114,7 @@ def _print_phases(evidence: Evidence, say: _Speaker) -> None:
             grid.add_column("", justify="right", no_wrap=True)
     block = "#" if say.plain else "█"
     for name in PHASES:
-        shares = number(before, name) or 0.0, number(after, name) or 0.0
+        shares = before.get(name, 0.0), after.get(name, 0.0)
         if max(shares) < 0.005:
             continue
         row = [Text(name), _bar(shares[0], block, "cyan", cells), Text(percent(shares[0]))]
@@ -146,20 +137,19 @@ def _bar(frac: float, block: str, style: str, whole: int) -> Text:
     return Text(block * cells or ("." if frac > 0 else ""), style=style)
 
 
-def _print_rungs(evidence: Evidence, say: _Speaker) -> None:
-    rungs = rows(evidence, "rungs")
-    tried = [rung for rung in rungs if table(rung, "comparison") or text(rung, "outcome") != "refused"]
-    refused = [rung for rung in rungs if rung not in tried]
+def _print_candidates(evidence: Evidence, say: _Speaker) -> None:
+    tried = [item for item in evidence.rungs if item.comparison or item.outcome != "refused"]
+    refused = [item for item in evidence.rungs if not item.comparison and item.outcome == "refused"]
     say.console.print()
-    if not rungs:
+    if not evidence.rungs:
         say.line(Text("No candidate was tried.", style="dim"))
-    width = max((len(text(rung, "name")) for rung in rungs), default=0)
-    waiting = [rung for rung in tried if text(rung, "reason").startswith(WAITING)]
-    for rung in tried:
-        if rung not in waiting:
-            _print_tried(rung, width, say)
+    width = max((len(item.name) for item in evidence.rungs), default=0)
+    waiting = [item for item in tried if item.reason.startswith(WAITING)]
+    for item in tried:
+        if not item.reason.startswith(WAITING):
+            _print_tried(item, width, say)
     if waiting:
-        counts = Counter(text(rung, "name") for rung in waiting)
+        counts = Counter(item.name for item in waiting)
         names = ", ".join(name if count == 1 else f"{name} ({count} settings)" for name, count in counts.items())
         say.console.print()
         say.line(Text(f"Not tried for want of time; a larger --budget reaches them ({len(waiting)}):", style="yellow"))
@@ -167,37 +157,34 @@ def _print_rungs(evidence: Evidence, say: _Speaker) -> None:
     if refused:
         say.console.print()
         say.line(Text(f"Not run, because they cannot help here ({len(refused)}):", style="dim"))
-        for rung in refused:
-            line = Text(f"{text(rung, 'name'):<{width}}  {text(rung, 'reason')}", style="dim")
+        for item in refused:
+            line = Text(f"{item.name:<{width}}  {item.reason}", style="dim")
             line.truncate(max(say.console.width - 2, 20), overflow="ellipsis")
             say.line(line)
     say.console.print()
 
 
-def _print_tried(rung: Mapping[str, Any], width: int, say: _Speaker) -> None:
-    outcome, comparison, numerics = text(rung, "outcome"), table(rung, "comparison"), table(rung, "numerics")
-    mark, simple, style = OUTCOMES.get(outcome, (".", ".", ""))
-    gain = ratio_words(number(comparison, "ratio"))
+def _print_tried(candidate: Candidate, width: int, say: _Speaker) -> None:
+    comparison, numerics = candidate.comparison, candidate.numerics
+    mark, simple, style = OUTCOMES[candidate.outcome]
+    gain = ratio_words(comparison.ratio if comparison else None)
     if interval := interval_words(comparison):
         gain += f" ({interval})"
-    parts = [(f"{simple if say.plain else mark} {outcome:<9}  ", style), (f"{text(rung, 'name'):<{width}}  ", "bold")]
-    parts += [(f"{gain:<24}", "")]
+    outcome = f"{simple if say.plain else mark} {candidate.outcome:<9}  "
+    parts = [(outcome, style), (f"{candidate.name:<{width}}  ", "bold"), (f"{gain:<24}", "")]
     if is_to_target(comparison):
         parts += [("to the target  ", "")]
     if numerics:
-        parts += [(f"numbers {text(numerics, 'class')}: {text(numerics, 'verdict').replace('_', ' ')}", "dim")]
+        parts += [(f"numbers {numerics.kind}: {numerics.verdict.replace('_', ' ')}", "dim")]
     say.line(Text.assemble(*parts))
-    settings = settings_words(rung)
-    say.line(Text(text(rung, "reason") + (f" ({settings})" if settings else ""), style="dim"), indent=13)
+    settings = settings_words(candidate)
+    say.line(Text(candidate.reason + (f" ({settings})" if settings else ""), style="dim"), indent=13)
 
 
 def _cost_line(evidence: Evidence) -> str:
-    parts = []
-    if (seconds := number(evidence, "seconds")) is not None:
-        parts.append(f"Tuning took {seconds_words(seconds)}")
-    if (floor := number(table(evidence, "noise"), "floor_frac")) is not None:
-        parts.append(f"noise floor {percent(floor)}")
-    if (cost := number(evidence, "own_cost_frac")) is not None:
-        parts.append(f"Hasten's own cost {percent(cost)} of an update")
-    line = "; ".join(parts)
-    return f"{line[:1].upper()}{line[1:]}." if line else ""
+    parts = [f"Tuning took {seconds_words(evidence.seconds)}"]
+    if evidence.noise is not None:
+        parts.append(f"noise floor {percent(evidence.noise.floor_frac)}")
+    if evidence.own_cost_frac is not None:
+        parts.append(f"Hasten's own cost {percent(evidence.own_cost_frac)} of an update")
+    return f"{'; '.join(parts)}."

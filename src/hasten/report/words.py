@@ -1,8 +1,4 @@
-"""Numbers and verdicts in words: the few readers and formatters that the terminal and the page share.
-
-The readers take whatever an evidence dict holds and give None, an empty table or an empty list for what is missing or of
-the wrong kind, so that no report ever fails on a tuning that ended early.
-"""
+"""Numbers and verdicts in words: the formatters that the terminal and the page share, and the headline of a tuning."""
 
 from __future__ import annotations
 
@@ -11,50 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Evidence = Mapping[str, Any]
+from hasten.report.evidence import Candidate, Comparison, Evidence, Final, Wanted
+
 Tone = Literal["good", "bad", "open"]
 
 IN_GOOD_SHAPE = (
     "Nothing that was tried made this job faster without harm. Your job is already in good shape for this machine."
 )
-
-
-def number(table: Mapping[str, Any], key: str) -> float | None:
-    """The finite number under `key`, or None."""
-    value = table.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def text(table: Mapping[str, Any], key: str) -> str:
-    """The string under `key`, or an empty one."""
-    value = table.get(key)
-    return "" if value is None else str(value)
-
-
-def table(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The table under `key`, or an empty one."""
-    value = holder.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def rows(holder: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """The list of tables under `key`, without what is no table."""
-    value = holder.get(key)
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
-
-
-def numbers(holder: Mapping[str, Any], key: str) -> list[float | None]:
-    """The list of numbers under `key`; None where one is not finite."""
-    value = holder.get(key)
-    return [number({"x": item}, "x") for item in value] if isinstance(value, list | tuple) else []
-
-
-def strings(holder: Mapping[str, Any], key: str) -> list[str]:
-    """The list of strings under `key`."""
-    value = holder.get(key)
-    return [str(item) for item in value] if isinstance(value, list | tuple) else []
+ENDINGS = {
+    "budget": "the budget ran out before everything was tried and proved. Tune again with a larger --budget.",
+    "noise": "something else kept using this machine, so too little could be measured. Tune again when it is quiet.",
+    "interrupted": "tuning was interrupted before the final proof. Run the same command again.",
+    "trial failures": "too many trials failed. Read the reasons, then tune again.",
+}
+"""By why a tuning ended: what that means for a tuning without a final proof, and what to do."""
 
 
 def ratio_words(ratio: float | None, sign: str = "x") -> str:
@@ -64,26 +30,28 @@ def ratio_words(ratio: float | None, sign: str = "x") -> str:
     return f"{ratio:.{2 if ratio < 2 else 1 if ratio < 20 else 0}f}{sign}"
 
 
-def interval_words(comparison: Mapping[str, Any], sign: str = "x") -> str:
+def interval_words(comparison: Comparison | None, sign: str = "x") -> str:
     """An interval such as `4.5x to 5.4x`; empty when unknown."""
-    low, high = number(comparison, "low"), number(comparison, "high")
-    return "" if low is None or high is None else f"{ratio_words(low, sign)} to {ratio_words(high, sign)}"
+    if comparison is None or comparison.low is None or comparison.high is None:
+        return ""
+    return f"{ratio_words(comparison.low, sign)} to {ratio_words(comparison.high, sign)}"
 
 
-def is_to_target(comparison: Mapping[str, Any]) -> bool:
+def is_to_target(comparison: Comparison | None) -> bool:
     """Whether a comparison is one by time to target, over whole runs."""
-    return text(comparison, "kind") == "time_to_target"
+    return comparison is not None and comparison.kind == "time_to_target"
 
 
-def kind_words(comparison: Mapping[str, Any]) -> str:
+def kind_words(comparison: Comparison | None) -> str:
     """How a comparison was run, such as `whole runs, time to target`."""
-    return "whole runs, time to target" if is_to_target(comparison) else text(comparison, "kind")
+    if comparison is None:
+        return ""
+    return "whole runs, time to target" if is_to_target(comparison) else comparison.kind or ""
 
 
-def pairs_words(comparison: Mapping[str, Any]) -> str:
+def pairs_words(comparison: Comparison | None) -> str:
     """How many pairs, such as `5 pairs`; empty when unknown."""
-    pairs = number(comparison, "pairs")
-    return "" if pairs is None else f"{pairs:.0f} pair{'' if pairs == 1 else 's'}"
+    return "" if comparison is None else f"{comparison.pairs} pair{'' if comparison.pairs == 1 else 's'}"
 
 
 def percent(frac: float | None) -> str:
@@ -105,12 +73,12 @@ def ms_words(ms: float | None) -> str:
     return f"{ms:.2g} ms" if ms < 1 else f"{ms:.1f} ms" if ms < 20 else f"{ms:.0f} ms"
 
 
-def wall_ms(shares: Mapping[str, Any], update_ms: float | None) -> float | None:
+def wall_ms(shares: Mapping[str, float], update_ms: float | None) -> float | None:
     """Wall time per update with its part of validation and checkpoints, of which `shares` are the phases' shares.
 
     `update_ms` is the update alone, as `step_ms` holds it.
     """
-    around = (number(shares, "validation") or 0.0) + (number(shares, "checkpoint") or 0.0)
+    around = shares.get("validation", 0.0) + shares.get("checkpoint", 0.0)
     return None if update_ms is None else update_ms / max(1.0 - around, 1e-6)
 
 
@@ -135,21 +103,20 @@ def bytes_words(size: float | None) -> str:
     return f"{size:.1f} TiB"
 
 
-def settings_words(rung: Mapping[str, Any]) -> str:
-    """The settings of a rung on one line, such as `dtype=bfloat16`."""
-    return ", ".join(f"{key}={value}" for key, value in table(rung, "settings").items())
+def settings_words(candidate: Candidate) -> str:
+    """The settings of a candidate on one line, such as `dtype=bfloat16`."""
+    return ", ".join(f"{key}={value}" for key, value in candidate.settings.items())
 
 
 def value_words(key: str, value: Any) -> str:
     """Any value of a reading, in the unit its key names."""
-    amount = number({"x": value}, "x")
-    if amount is not None:
-        for ending, words in (("_bytes", bytes_words), ("_frac", percent), ("_ms", ms_words), ("seconds", seconds_words)):
-            if key.endswith(ending):
-                return words(amount)
-        return f"{amount:,.0f}" if amount == int(amount) else f"{amount:.4g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int | float) and math.isfinite(value):
+        for ending, words in (("_bytes", bytes_words), ("_frac", percent), ("_ms", ms_words), ("seconds", seconds_words)):
+            if key.endswith(ending):
+                return words(value)
+        return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, Mapping):
@@ -180,62 +147,59 @@ class Headline:
     tone: Tone
 
 
-def quality_words(final: Mapping[str, Any]) -> tuple[str, Tone]:
+def quality_words(final: Final | None) -> tuple[str, Tone]:
     """The verdict on the held-out metric, such as `held-out loss not worse`; empty when none was judged."""
-    quality = table(final, "quality")
-    if not quality:
+    quality = final.quality if final else None
+    if quality is None:
         return "", "open"
-    verdict = text(quality, "verdict").replace("_", " ") or "not judged"
+    verdict = quality.verdict.replace("_", " ")
     tone: Tone = "good" if verdict in ("not worse", "better", "same", "passed", "equal") else "open"
     if verdict in ("worse", "failed"):
         tone = "bad"
-    return f"held-out {text(quality, 'metric') or 'metric'} {verdict}", tone
+    return f"held-out {quality.metric} {verdict}", tone
 
 
 def _all_gates_passed(evidence: Evidence) -> bool:
-    """Whether every applied rung was judged by its numerics class and passed."""
-    applied = [rung for rung in rows(evidence, "rungs") if text(rung, "outcome") == "applied"]
-    return bool(applied) and all(text(table(rung, "numerics"), "verdict") == "passed" for rung in applied)
+    """Whether every applied candidate was judged by its numerics class and passed."""
+    return bool(evidence.applied) and all(item.numerics and item.numerics.verdict == "passed" for item in evidence.applied)
 
 
 def headline(evidence: Evidence) -> Headline:
     """What the tuning found, in the words a person should remember."""
-    final = table(evidence, "final")
-    ratio = number(final, "ratio")
-    if ratio is None:
+    final = evidence.final
+    if final is None or final.ratio is None:
         return _without_final(evidence)
-    speed = ratio_words(ratio)
+    speed = ratio_words(final.ratio)
     proof = ", ".join(part for part in (interval_words(final), pairs_words(final)) if part)
     proof = f" ({proof})" if proof else ""
-    verdict = text(final, "verdict")
     words, tone = quality_words(final)
-    if text(reached := table(final, "time_to_target"), "verdict") == "faster":
-        return _to_target_headline(reached, f"per update {speed}{proof}", words, tone)
-    if text(table(evidence, "objective"), "goal") == "memory":
+    if final.time_to_target is not None and final.time_to_target.verdict == "faster":
+        return _to_target_headline(final.time_to_target, f"per update {speed}{proof}", words, tone)
+    if evidence.objective is not None and evidence.objective.goal == "memory":
         return _memory_headline(evidence, f"{speed} the speed{proof}", words, tone)
-    if verdict == "faster":
+    if final.verdict == "faster":
         if tone == "open" and words and _all_gates_passed(evidence):
-            detail = f"proved{proof}; {words} with so few seeds, though every rung passed its numerics gate"
+            detail = f"proved{proof}; {words} with so few seeds, though every candidate passed its numerics gate"
             return Headline(f"{speed} faster, {detail}", f"{speed} faster", detail, "open")
         if words and tone != "good":
             detail = f"but {words}{proof}: do not adopt this plan as it is"
             return Headline(f"{speed} faster, {detail}.", f"{speed} faster", detail, tone)
-        cost = _cost_words(table(evidence, "objective"))
+        cost = _cost_words(evidence.objective)
         detail = "; ".join(part for part in (f"proved{proof}", words, cost) if part)
         return Headline(f"{speed} faster, {detail}", f"{speed} faster", detail, "good")
-    if verdict == "slower":
+    if final.verdict == "slower":
         detail = f"the plan as a whole is slower: {speed}{proof}. Keep the job as it is."
         return Headline(f"No gain: {detail}", "No gain", detail, "bad")
-    if not any(text(rung, "outcome") == "applied" for rung in rows(evidence, "rungs")) and verdict == "same":
+    if not evidence.applied and final.verdict == "same":
         return _in_good_shape()
-    meaning = "no difference beyond the noise" if verdict == "same" else "the runs differ too much to decide"
+    meaning = "no difference beyond the noise" if final.verdict == "same" else "the runs differ too much to decide"
     detail = f"{meaning}: {speed}{proof}. Keep the job as it is, or tune again with a larger budget."
     return Headline(f"Not proved: {detail}", "Not proved", detail, "open")
 
 
-def _to_target_headline(reached: Mapping[str, Any], speed: str, words: str, tone: Tone) -> Headline:
+def _to_target_headline(reached: Comparison, speed: str, words: str, tone: Tone) -> Headline:
     """What the tuning found where the plan is proved by whole runs."""
-    big = f"{ratio_words(number(reached, 'ratio'))} sooner at the target"
+    big = f"{ratio_words(reached.ratio)} sooner at the target"
     runs = ", ".join(part for part in (interval_words(reached), pairs_words(reached)) if part)
     detail = "; ".join(part for part in (f"proved over whole runs ({runs})", words, speed) if part)
     return Headline(f"{big}, {detail}", big, detail, tone if words else "open")
@@ -243,36 +207,31 @@ def _to_target_headline(reached: Mapping[str, Any], speed: str, words: str, tone
 
 def _memory_headline(evidence: Evidence, speed: str, words: str, tone: Tone) -> Headline:
     """What the tuning found where memory was wanted."""
-    memory = table(evidence, "memory")
-    before, after = number(memory, "baseline_peak_bytes"), number(memory, "tuned_peak_bytes")
-    if not before or not after or not any(text(rung, "outcome") == "applied" for rung in rows(evidence, "rungs")):
+    memory = evidence.memory
+    if memory is None or not memory.baseline_peak_bytes or not memory.tuned_peak_bytes or not evidence.applied:
         detail = f"no plan lowers the peak memory enough within the slowdown that is allowed; the last one ran at {speed}"
         return Headline(f"Not proved: {detail}", "Not proved", detail, "open")
+    before, after = memory.baseline_peak_bytes, memory.tuned_peak_bytes
     big = f"{percent(1 - after / before)} less memory"
     detail = f"peak {bytes_words(before)} before, {bytes_words(after)} after, at {speed}" + (f"; {words}" if words else "")
     return Headline(f"{big}: {detail}", big, detail, tone if words else "good")
 
 
-def _cost_words(objective: Mapping[str, Any]) -> str:
-    before, after = number(objective, "baseline_cost"), number(objective, "tuned_cost")
-    return "" if before is None or after is None else f"the whole run costs {after:.4g} instead of {before:.4g}"
+def _cost_words(wanted: Wanted | None) -> str:
+    if wanted is None or wanted.baseline_cost is None or wanted.tuned_cost is None:
+        return ""
+    return f"the whole run costs {wanted.tuned_cost:.4g} instead of {wanted.baseline_cost:.4g}"
 
 
 def _without_final(evidence: Evidence) -> Headline:
-    ended = text(evidence, "ended") or ("done" if evidence.get("finished", True) else "interrupted")
-    outcomes = [text(rung, "outcome") for rung in rows(evidence, "rungs")]
-    num_applied = outcomes.count("applied")
-    if ended == "done" and not num_applied and outcomes:
-        if all(outcome == "failed" for outcome in outcomes):
+    ended = evidence.ended or ("interrupted" if evidence.finished is False else "done")
+    num_applied = len(evidence.applied)
+    if ended == "done" and not num_applied and evidence.rungs:
+        if all(candidate.outcome == "failed" for candidate in evidence.rungs):
             detail = "every candidate failed, so this says nothing about the job. Read the reasons below."
             return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "bad")
         return _in_good_shape()
-    why = {
-        "budget": "the budget ran out before everything was tried and proved. Tune again with a larger --budget.",
-        "noise": "something else kept using this machine, so too little could be measured. Tune again when it is quiet.",
-        "interrupted": "tuning was interrupted before the final proof. Run the same command again.",
-        "trial failures": "too many trials failed. Read the reasons, then tune again.",
-    }.get(ended, "there is no final comparison. Run the same command again.")
+    why = ENDINGS.get(ended, "there is no final comparison. Run the same command again.")
     if num_applied:
         why += f" So far {num_applied} candidate{'s' if num_applied > 1 else ''} looked good, which is no proof yet."
     return Headline(f"Nothing proved yet: {why}", "Nothing proved yet", why, "open")

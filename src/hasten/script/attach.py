@@ -23,7 +23,7 @@ from typing import Any, Self
 from hasten.core.errors import HastenError, TrialError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
-from hasten.report.evidence import save
+from hasten.report.evidence import write_json
 from hasten.script.entry.tracebacks import strip_chain
 from hasten.script.plan.host import Host
 from hasten.script.plan.reach import out_of_reach
@@ -229,7 +229,7 @@ class Watched:
     def _write(self) -> None:
         if self._json is None or self._seen is None or not self._seen["seconds"] or not _leads():
             return
-        save(self.profile(), self._json)
+        write_json(self.profile(), self._json)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do what must not end the training if it fails."""

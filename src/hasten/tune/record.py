@@ -6,230 +6,196 @@ before the first step, so no failing run destroys a good one.
 
 from __future__ import annotations
 
-import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hasten.core.errors import HastenError
 from hasten.core.facts import Facts
-from hasten.core.job import Job
+from hasten.core.job import Quality
 from hasten.core.machine import Machine
 from hasten.core.plan import Plan
-from hasten.core.provenance import commit_of, job_fingerprint, versions
+from hasten.core.provenance import commit_of, versions
 from hasten.core.stats import MIN_FLOOR_FRAC, NonInferiority
 from hasten.optimizations import catalogue
-from hasten.report import evidence as evidence_file
+from hasten.report import evidence as file
 from hasten.report import write_html
+from hasten.report.evidence import Candidate, Evidence, Final, QualityResult
 from hasten.tune.budget import Budget
 from hasten.tune.objective import Objective, run_cost
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.time_to_target import TargetComparison
-from hasten.tune.search.candidate import Candidate
+from hasten.tune.search.candidate import put
 from hasten.tune.search.screening import Screening
 
 FILES = ("hasten.toml", "evidence.json", "report.html")
+ARMS = {"baseline": "A", "tuned": "B"}
 
 
 class Record:
-    """Evidence and rungs, and where they are written.
+    """The evidence of one tuning, and where it is written.
 
     Args:
-        target: The job, as it was named.
-        job: The job.
+        evidence: As it stands before the first step, see `new_evidence`.
         machine: The machine.
         out: The folder.
         budget: The time budget.
 
     Attributes:
-        evidence: As it stands in `evidence.json`.
-        rungs: What became of each candidate so far.
-        proved: Whether the final proof stands for the applied rungs.
+        candidates: What became of each candidate so far.
+        proved: Whether the final proof stands for the applied candidates.
         retaken: Pairs of the proof that were run again.
     """
 
-    def __init__(self, target: str, job: Job, machine: Machine, out: Path, budget: Budget) -> None:
-        self.target, self.job, self.machine, self.out, self.budget = target, job, machine, out, budget
-        self.rungs: list[Candidate] = []
+    def __init__(self, evidence: Evidence, machine: Machine, out: Path, budget: Budget) -> None:
+        self.evidence, self.machine, self.out, self.budget = evidence, machine, out, budget
+        self.candidates: list[Candidate] = []
         self.proved = False
         self.retaken = 0
         self._earlier_s = 0.0
-        self.evidence: dict[str, Any] = {
-            "schema": evidence_file.SCHEMA,
-            "job": {"target": target, "name": type(job).__name__, "fingerprint": job_fingerprint(job)},
-            "machine": {**machine.to_dict(), "summary": machine.summary(), "fingerprint": machine.fingerprint()},
-            "commit": commit_of(Path.cwd()),
-            "versions": versions(),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "budget_seconds": budget.seconds,
-            "noise": {"floor_frac": MIN_FLOOR_FRAC, "reason": "not measured yet", "retaken": 0},
-            "phases": {},
-            "ceilings": {},
-            "rungs": [],
-            "seconds": 0.0,
-        }
-        later = ("bottleneck", "phases_after", "final", "memory", "own_cost_frac", "losses", "step_ms")
-        self.evidence |= dict.fromkeys(later)
-        folder = shlex.quote(str(out))
-        self.evidence["commands"] = [
-            f"hasten tune {shlex.quote(target)} --budget {budget.seconds:.0f}s --out {folder}",
-            f"hasten run {shlex.quote(target)} --plan {folder}/hasten.toml",
-        ]
 
     def applied_plan(self) -> Plan:
-        """The plan of the rungs that are applied now."""
-        kept = {rung.name: rung.settings for rung in self.rungs if rung.outcome == "applied"}
-        return Plan.from_dict(kept, catalogue())
+        """The plan of the candidates that are applied now."""
+        applied = {item.name: dict(item.settings) for item in self.candidates if item.outcome == "applied"}
+        return Plan.from_dict(applied, catalogue())
 
-    def set_aside(self) -> None:
-        """Move what an earlier tuning left to `previous/`, in place of what lay there."""
-        found = [self.out / name for name in FILES if (self.out / name).exists()]
-        if not found:
+    def move_previous(self) -> None:
+        """Move the files of an earlier tuning to `previous/`, in place of what is there."""
+        paths = [self.out / name for name in FILES if (self.out / name).exists()]
+        if not paths:
             return
         previous = self.out / "previous"
         previous.mkdir(parents=True, exist_ok=True)
-        for path in found:
+        for path in paths:
             shutil.move(path, previous / path.name)
 
-    def take_up(self) -> None:
-        """Read what an earlier tuning left, and keep what still stands.
+    def resume(self) -> None:
+        """Read the evidence of an earlier tuning, and keep the candidates that were measured.
 
         Raises:
-            HastenError: There is nothing, or it belongs to another job or machine.
+            HastenError: There is none, or it belongs to another job or machine.
         """
         path = self.out / "evidence.json"
         if not path.exists():
             raise HastenError(f"There is nothing to resume: {path} does not exist. Leave --resume out to begin.")
-        old = evidence_file.load(path)
-        for what in ("job", "machine"):
-            mine, theirs = self.evidence[what]["fingerprint"], old[what].get("fingerprint")
-            if mine != theirs:
-                words = f"{path} was measured on another {what} ({theirs}, now {mine})"
+        old = file.load(path)
+        for what, before, now in (
+            ("job", old.job.fingerprint, self.evidence.job.fingerprint),
+            ("machine", old.machine.get("fingerprint"), self.evidence.machine.get("fingerprint")),
+        ):
+            if now != before:
+                words = f"{path} was measured on another {what} ({before}, now {now})"
                 raise HastenError(f"{words}. Leave --resume out to begin anew.")
-        self.rungs += [Candidate.from_dict(rung) for rung in old["rungs"] if _is_settled(rung)]
-        self._earlier_s = float(old["seconds"])
+        self.candidates += [item for item in old.rungs if item.comparison is not None or item.outcome == "failed"]
+        self._earlier_s = float(old.seconds)
 
-    def note_profile(self, profile: dict[str, Any], facts: Facts) -> None:
-        """Keep the profile of the plain job."""
-        self.evidence |= {name: profile[name] for name in ("bottleneck", "phases", "ceilings", "own_cost_frac")}
-        self.evidence["step_ms"] = {"baseline": facts.step_ms, "tuned": None}
-        self.evidence["memory"] = {
-            "baseline_peak_bytes": facts.peak_memory_bytes,
-            "tuned_peak_bytes": None,
-            "limit_bytes": facts.memory_limit_bytes,
-        }
-        self.evidence["job"] |= profile["job"]
+    def note(self, **parts: Any) -> None:
+        """Keep parts of the evidence, by field."""
+        self.evidence = replace(self.evidence, **parts)
+
+    def note_profile(self, profile: Mapping[str, Any], facts: Facts) -> None:
+        """Keep the profile of the plain job, as `Profile.to_dict` gives it."""
+        job = self.evidence.job
+        known = {name: value for name, value in profile["job"].items() if name in ("batch_size", "num_params")}
+        more = {name: value for name, value in profile["job"].items() if name not in known}
+        self.note(
+            bottleneck=file.Bottleneck(**profile["bottleneck"]),
+            phases=profile["phases"],
+            ceilings=profile["ceilings"],
+            own_cost_frac=profile["own_cost_frac"],
+            job=replace(job, **known, more={**job.more, **more}),
+            step_ms=file.StepMs(baseline=facts.step_ms, tuned=None),
+            memory=file.Memory(
+                baseline_peak_bytes=facts.peak_memory_bytes, tuned_peak_bytes=None, limit_bytes=facts.memory_limit_bytes
+            ),
+        )
         self.save()
 
     def note_noise(self, floor_frac: float, calibration: Screening, *, repeats: bool) -> str:
-        """Keep what the comparison of the job with itself gave; returns it in words."""
+        """Keep the comparison of the job with itself; returns in words what the floor rests on."""
         interval = calibration.comparison.interval
         reason = "the least that counts; on so busy a machine the job could not be compared with itself"
         if interval is not None:
             reason = f"the plain job against itself, {interval.pairs} turns"
-        samples = [sample.to_dict() for sample in calibration.comparison.samples]
-        self.evidence["noise"] = {
-            "floor_frac": floor_frac, "reason": reason, "repeats": repeats, "retaken": 0, "samples": samples,
-        }  # fmt: skip
+        samples = calibration.comparison.to_evidence().samples
+        self.note(noise=file.Noise(floor_frac=floor_frac, reason=reason, repeats=repeats, retaken=0, samples=samples))
         return reason
 
-    def drop(self, names: Collection[str], comparison: Comparison, quality: NonInferiority, hint: str) -> list[str]:
-        """Take out what changes the mathematics, and keep the proof that did not show it to be harmless.
-
-        Args:
-            names: Of techniques.
-            comparison: Of the whole plan, with them.
-            quality: What it says of held-out data.
-            hint: What would say more, in words that follow the reason; may be empty.
-
-        Returns:
-            What to say of each.
-        """
-        said = []
-        for rung in self.rungs:
-            if rung.name in names and rung.outcome == "applied":
-                rung.outcome, rung.reason = "refused", f"held-out quality is not proved to hold: {quality.why}{hint}"
-                rung.numerics = {**(rung.numerics or {}), "verdict": "failed", "why": quality.why}
-                rung.proof = {**comparison.to_dict(), "quality": self._quality(comparison, quality)}
-                said.append(f"refused: {rung.name}: {rung.reason}")
-        return said
+    def change_applied(self, names: set[str], change: Callable[[Candidate], Candidate]) -> list[Candidate]:
+        """Change the applied candidates of these names; returns them as they are then."""
+        changed = [change(item) for item in self.candidates if item.name in names and item.outcome == "applied"]
+        for item in changed:
+            put(self.candidates, item)
+        return changed
 
     def note_final(
-        self, comparison: Comparison, quality: NonInferiority | None, reached: TargetComparison | None = None
+        self,
+        comparison: Comparison,
+        quality: QualityResult | None,
+        reached: TargetComparison | None = None,
     ) -> None:
-        """Keep the final proof; `reached`: by time to target, where the plan is judged so, with `quality` of whole runs."""
-        final = comparison.to_dict()
-        final["quality"] = self._quality(comparison if reached is None else reached, quality)
-        if reached is not None:
-            final["time_to_target"] = reached.to_dict()
+        """Keep the final proof.
+
+        Args:
+            comparison: By the time of an update.
+            quality: What it says of the held-out metric; of the whole runs, where the plan is judged by time to target.
+            reached: The comparison by time to target, where the plan is judged so.
+        """
         if quality is not None and quality.verdict == "not_worse":
-            for rung in self.rungs:
-                if rung.outcome == "applied" and rung.numerics and rung.numerics["verdict"] == "pending":
-                    rung.numerics |= {"verdict": "passed", "why": quality.why}
-        self.evidence["final"] = final
-        self.evidence["losses"] = {"baseline": comparison.losses["A"], "tuned": comparison.losses["B"]}
-        arms = {"baseline": "A", "tuned": "B"}
-        taken = {name: [s for s in comparison.samples if s.arm == arm] for name, arm in arms.items()}
-        self.evidence["step_ms"] = {
-            name: 1e3 * sum(s.seconds for s in some) / sum(s.updates for s in some) for name, some in taken.items()
-        }
-        self.evidence["step_ms"]["tuned"] /= self.applied_plan().samples_factor  # of as many samples as the job's own
-        peaks = {f"{name}_peak_bytes": max(s.peak_bytes or 0 for s in some) for name, some in taken.items()}
-        self.evidence["memory"] |= peaks
+            self.change_applied(self._pending(), lambda item: with_numerics(item, "passed", str(quality.why)))
+        memory, samples = self.evidence.memory, {name: _of(comparison, arm) for name, arm in ARMS.items()}
+        step_ms = {name: 1e3 * sum(s.seconds for s in some) / sum(s.updates for s in some) for name, some in samples.items()}
+        step_ms["tuned"] /= self.applied_plan().samples_factor  # of as many samples as the job's own
+        peaks = {name: max(s.peak_bytes or 0 for s in some) for name, some in samples.items()}
+        self.note(
+            final=final_of(comparison, quality, reached),
+            losses=file.Losses(baseline=tuple(comparison.losses["A"]), tuned=tuple(comparison.losses["B"])),
+            step_ms=file.StepMs(**step_ms),
+            memory=file.Memory(
+                baseline_peak_bytes=peaks["baseline"],
+                tuned_peak_bytes=peaks["tuned"],
+                limit_bytes=memory.limit_bytes if memory else None,
+            ),
+        )
 
     def note_cost(self, objective: Objective, planned_updates: int | None) -> None:
         """Keep what the whole run costs before and after, where a price was given and the run's length is known."""
-        if objective.price_per_hour is None or planned_updates is None:
+        step_ms, wanted = self.evidence.step_ms, self.evidence.objective
+        if objective.price_per_hour is None or planned_updates is None or step_ms is None or wanted is None:
             return
-        setup_s = sum(rung.setup_seconds or 0.0 for rung in self.rungs if rung.outcome == "applied")
-        for name, setup in (("baseline", 0.0), ("tuned", setup_s)):
-            step_ms = self.evidence["step_ms"][name]
-            self.evidence["objective"][f"{name}_cost"] = run_cost(step_ms, setup, planned_updates, objective.price_per_hour)
-
-    def _quality(self, comparison: Comparison | TargetComparison, found: NonInferiority | None) -> dict[str, Any] | None:
-        quality = self.job.quality
-        if found is None or quality is None:
-            return None
-        if isinstance(comparison, TargetComparison):
-            seeds = {arm: comparison.ends(arm) for arm in "AB"}
-        else:
-            seeds = {arm: [metrics[quality.metric] for metrics in comparison.metrics[arm]] for arm in "AB"}
-        return {
-            "metric": quality.metric,
-            "direction": quality.direction,
-            "baseline": sum(seeds["A"]) / len(seeds["A"]),
-            "tuned": sum(seeds["B"]) / len(seeds["B"]),
-            "margin": quality.margin,
-            "verdict": found.verdict,
-            "why": found.why,
-            "seeds": seeds,
-        }
+        setup_s = sum(item.setup_seconds or 0.0 for item in self.candidates if item.outcome == "applied")
+        price = objective.price_per_hour
+        baseline = run_cost(step_ms.baseline or 0.0, 0.0, planned_updates, price)
+        tuned = run_cost(step_ms.tuned or 0.0, setup_s, planned_updates, price)
+        self.note(objective=replace(wanted, baseline_cost=baseline, tuned_cost=tuned))
 
     def save(self, *, ended: str | None = None) -> None:
         """Write evidence and plan as they are now; the plan says whether it is proved."""
-        final = self.evidence["final"]
+        final, noise = self.evidence.final, self.evidence.noise
         proof: dict[str, Any] = {
             "state": "proved" if self.proved else "not proved",
             "machine": self.machine.summary(),
             "machine_fingerprint": self.machine.fingerprint(),
-            "job_fingerprint": self.evidence["job"]["fingerprint"],
+            "job_fingerprint": self.evidence.job.fingerprint,
         }
-        if self.proved and final:
-            proof |= {name: round(final[name], 4) for name in ("ratio", "low", "high")}
-            if reached := final.get("time_to_target"):
-                proof |= {"time_to_target": round(reached["ratio"], 4)}
-        plan = Plan(optimizations=self.applied_plan().optimizations, target=self.target, proved=proof)
-        self.evidence |= {
-            "rungs": [rung.to_dict() for rung in self.rungs],
-            "plan_toml": plan.to_toml(),
-            "seconds": self._earlier_s + self.budget.spent,
-            "finished": ended is not None,
-            "ended": ended or "running",
-        }
-        self.evidence["noise"]["retaken"] = self.retaken
-        evidence_file.save(self.evidence, self.out / "evidence.json")
+        if self.proved and final is not None:
+            gains = {"ratio": final.ratio, "low": final.low, "high": final.high}
+            if final.time_to_target is not None:
+                gains["time_to_target"] = final.time_to_target.ratio
+            proof |= {name: round(gain, 4) for name, gain in gains.items() if gain is not None}
+        plan = Plan(optimizations=self.applied_plan().optimizations, target=self.evidence.job.target, proved=proof)
+        self.note(
+            rungs=tuple(self.candidates),
+            plan_toml=plan.to_toml(),
+            seconds=self._earlier_s + self.budget.spent,
+            finished=ended is not None,
+            ended=ended or "running",
+            noise=replace(noise, retaken=self.retaken) if noise else None,
+        )
+        file.save(self.evidence, self.out / "evidence.json")
         plan.save(self.out / "hasten.toml")
 
     def finish(self, ended: str) -> None:
@@ -237,7 +203,89 @@ class Record:
         self.save(ended=ended)
         write_html(self.evidence, self.out / "report.html")
 
+    def _pending(self) -> set[str]:
+        """Techniques whose numbers held-out quality decides about."""
+        return {item.name for item in self.candidates if item.numerics and item.numerics.verdict == "pending"}
 
-def _is_settled(rung: dict[str, Any]) -> bool:
-    """Whether an earlier outcome stands: measured ones do; what time did not allow, or facts refused, is looked at again."""
-    return rung["comparison"] is not None or rung["outcome"] == "failed"
+
+def new_evidence(
+    *, target: str, name: str, fingerprint: str, commands: Sequence[str], machine: Machine, ranks: int, budget_s: float,
+    objective: Objective,
+) -> Evidence:  # fmt: skip
+    """The evidence before anything was measured.
+
+    Args:
+        target: The job, as it was named.
+        name: What people call it.
+        fingerprint: Of the job.
+        commands: The command lines that reproduce the tuning.
+        machine: The machine.
+        ranks: Processes that train together.
+        budget_s: Time budget in seconds.
+        objective: What is wanted.
+    """
+    about = {**machine.to_dict(), "summary": machine.summary(), "fingerprint": machine.fingerprint()}
+    if ranks > 1:
+        about |= {"ranks": ranks, "fingerprint": f"{machine.fingerprint()} x{ranks}"}
+    return Evidence(
+        schema=file.SCHEMA,
+        job=file.JobInfo(target=target, name=name, fingerprint=fingerprint),
+        machine=about,
+        commit=commit_of(Path.cwd()),
+        versions=versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        budget_seconds=budget_s,
+        commands=tuple(commands),
+        objective=file.Wanted(
+            goal=str(objective.goal), max_slowdown=objective.max_slowdown, price_per_hour=objective.price_per_hour
+        ),
+        noise=file.Noise(floor_frac=MIN_FLOOR_FRAC, reason="not measured yet", retaken=0),
+        bottleneck=None,
+        phases={},
+        ceilings={},
+        rungs=(),
+        final=None,
+        memory=None,
+        own_cost_frac=None,
+        seconds=0.0,
+    )
+
+
+def final_of(comparison: Comparison, quality: QualityResult | None, reached: TargetComparison | None = None) -> Final:
+    """A comparison of a whole plan with the plain job, as in the evidence file."""
+    return Final(
+        **vars(comparison.to_evidence()), quality=quality, time_to_target=reached.to_evidence() if reached else None
+    )
+
+
+def quality_result(
+    quality: Quality | None, verdict: NonInferiority | None, comparison: Comparison | TargetComparison
+) -> QualityResult | None:
+    """What a comparison says of the held-out metric, as in the evidence file; None where none was judged."""
+    if verdict is None or quality is None:
+        return None
+    if isinstance(comparison, TargetComparison):
+        seeds = {arm: tuple(comparison.ends(arm)) for arm in "AB"}
+    else:
+        seeds = {arm: tuple(metrics[quality.metric] for metrics in comparison.metrics[arm]) for arm in "AB"}
+    return QualityResult(
+        metric=quality.metric,
+        direction=quality.direction,
+        baseline=sum(seeds["A"]) / len(seeds["A"]),
+        tuned=sum(seeds["B"]) / len(seeds["B"]),
+        margin=quality.margin,
+        verdict=verdict.verdict,
+        why=verdict.why,
+        seeds=seeds,
+    )
+
+
+def with_numerics(candidate: Candidate, verdict: str, why: str) -> Candidate:
+    """The candidate with another verdict on its numbers."""
+    if candidate.numerics is None:
+        return candidate
+    return replace(candidate, numerics=replace(candidate.numerics, verdict=verdict, why=why))
+
+
+def _of(comparison: Comparison, arm: str) -> list[Any]:
+    return [sample for sample in comparison.samples if sample.arm == arm]

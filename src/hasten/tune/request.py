@@ -1,20 +1,69 @@
-"""Names of techniques as a person gives them."""
+"""What a person asks of a tuning."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 from hasten.core.errors import PlanError
 from hasten.optimizations import catalogue
+from hasten.tune.objective import TIME, Objective
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Refuse names that no technique has.
+@dataclass(frozen=True, kw_only=True)
+class TuneRequest:
+    """What to tune, and how long.
+
+    Attributes:
+        target: The job.
+        out: Folder for plan, evidence and report.
+        budget_s: Time budget in seconds; kept to within 15 %.
+        seed: Overrides the job's seed for the experiment.
+        resume: Continue from the evidence in `out`.
+        objective: What is wanted.
+        ranks: Processes that train together in each trial.
+        command: Where a script is tuned instead of a job: the script, or `-m` and a module, and its arguments.
+        only: Names of techniques; no others are tried. Empty tries all.
+        without: Names of techniques that are not tried.
 
     Raises:
-        PlanError: Names it, and the nearest there is.
+        PlanError: `only` or `without` names a technique that does not exist.
     """
+
+    target: str
+    out: Path
+    budget_s: float = 300.0
+    seed: int | None = None
+    resume: bool = False
+    objective: Objective = TIME
+    ranks: int = 1
+    command: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_names((*self.only, *self.without))
+
+    def allows(self, name: str) -> bool:
+        """Whether a technique may be tried."""
+        return (name in self.only or not self.only) and name not in self.without
+
+    @property
+    def folder(self) -> str:
+        """The folder as a word of a command line."""
+        return shlex.quote(str(self.out))
+
+    @property
+    def chosen_flags(self) -> str:
+        """The flags of a command line that choose techniques, each with a space before it."""
+        flags = [f" --only {name}" for name in self.only] + [f" --without {name}" for name in self.without]
+        return "".join(flags)
+
+
+def _check_names(names: Sequence[str]) -> None:
     known = list(catalogue())
     for name in names:
         if name not in known:

@@ -57,7 +57,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class MeasuredSize:
     """A microbatch size with what was measured.
 
     Attributes:
@@ -97,8 +97,8 @@ def candidate_sizes(batch_size: int, accumulation: int) -> list[Size]:
     whole = batch_size * accumulation
     wanted = {size for size in range(1, math.isqrt(whole) + 1) if whole % size == 0}
     wanted |= {whole // size for size in wanted} | {1 << power for power in range(whole.bit_length())} | {batch_size}
-    found = {realised(size, batch_size) for size in wanted}
-    return sorted(found)
+    sizes = {realised(size, batch_size) for size in wanted}
+    return sorted(sizes)
 
 
 def realised(samples: int, batch_size: int) -> Size:
@@ -156,15 +156,15 @@ def without_drift(turns: Mapping[int, Sequence[float]]) -> dict[int, list[float]
     rounds = max((len(speeds) for speeds in logs.values()), default=0)
     factors = [0.0] * rounds
     for _ in range(SWEEPS):
-        levels = {size: statistics.fmean(log - factors[at] for at, log in enumerate(own)) for size, own in logs.items()}
+        levels = {size: statistics.fmean(log - factors[i] for i, log in enumerate(own)) for size, own in logs.items()}
         factors = [
-            statistics.fmean(own[at] - levels[size] for size, own in logs.items() if len(own) > at) for at in range(rounds)
+            statistics.fmean(own[i] - levels[size] for size, own in logs.items() if len(own) > i) for i in range(rounds)
         ]
         middle = statistics.fmean(factors) if factors else 0.0
         factors = [factor - middle for factor in factors]
     if len(logs) == 1:  # with nobody to compare with, what looks like drift is all that is known of the scatter
         factors = [0.0] * rounds
-    return {size: [math.exp(log - factors[at]) for at, log in enumerate(own)] for size, own in logs.items()}
+    return {size: [math.exp(log - factors[i]) for i, log in enumerate(own)] for size, own in logs.items()}
 
 
 def behind(turns: Mapping[int, Sequence[float]]) -> set[int]:
@@ -180,7 +180,7 @@ def behind(turns: Mapping[int, Sequence[float]]) -> set[int]:
 # The choice.
 
 
-def choose(candidates: Sequence[Candidate], own: int = 0) -> Candidate | None:
+def choose(candidates: Sequence[MeasuredSize], own: int = 0) -> MeasuredSize | None:
     """The fastest size that fits; of those that cannot be told from it, the job's own, or the one with the least memory.
 
     A plan that changes nothing is worth more than a little memory: of tied sizes the job's own wins unless another takes at
@@ -196,11 +196,11 @@ def choose(candidates: Sequence[Candidate], own: int = 0) -> Candidate | None:
     floor = _speed(best) / (1.0 + MIN_FLOOR_FRAC)
     tied = [item for item in timed if (item.high or 0.0) >= (best.low or 0.0) or _speed(item) >= floor]
     least = min(tied, key=lambda item: (item.peak_bytes or 0, -_speed(item)))
-    kept = next((item for item in tied if item.size == own), None)
-    if kept is not None and (least.peak_bytes or 0) > (1.0 - NOTABLE_FRAC) * (kept.peak_bytes or 0):
-        return kept
+    own_size = next((item for item in tied if item.size == own), None)
+    if own_size is not None and (least.peak_bytes or 0) > (1.0 - NOTABLE_FRAC) * (own_size.peak_bytes or 0):
+        return own_size
     return least
 
 
-def _speed(candidate: Candidate) -> float:
+def _speed(candidate: MeasuredSize) -> float:
     return candidate.samples_per_s or 0.0

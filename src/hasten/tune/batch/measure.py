@@ -2,20 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import Machine, read_machine
 from hasten.core.plan import Plan
-from hasten.tune.batch.bench import Held, Race, Scouted, Turn
 from hasten.tune.batch.choice import Size, techniques
 from hasten.tune.trials.machine_load import allowed_cores
 from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.trial import Trial, TrialSetting
 from hasten.tune.trials.turns import awake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What is known of a job before any size is tried.
+
+    Attributes:
+        batch_size: The job's.
+        accumulation: The job's.
+        device: `cpu`, `cuda`, ...
+        indices: The samples of one optimizer batch, the longest first.
+        longest: How long the longest is.
+        unit: Of that: `items` or `bytes`.
+        scanned: Samples that were looked at.
+        num_samples: Of so many.
+        refused: Why a technique cannot be used with this job, by its name.
+        host_limit_bytes: Main memory there is.
+    """
+
+    batch_size: int
+    accumulation: int
+    device: str = "cpu"
+    indices: tuple[int, ...] = ()
+    longest: int = 0
+    unit: str = "items"
+    scanned: int = 0
+    num_samples: int = 0
+    refused: Mapping[str, str]
+    host_limit_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstCase:
+    """What a process took that held the longest samples.
+
+    Attributes:
+        update_s: Seconds of its last update.
+        peak_bytes: Its peak memory.
+        limit_bytes: What that is held to.
+        retries: How often its allocator had to give memory back to get some.
+        typical_s: Seconds of one update on the job's own data.
+    """
+
+    update_s: float
+    typical_s: float
+    peak_bytes: int
+    limit_bytes: int
+    retries: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn gave: its speed, and whether a neighbour took so much of the machine that it says little."""
+
+    samples_per_s: float
+    spoilt: bool = False
+
+
+class Race(Protocol):
+    """Sizes that take turns."""
+
+    def turn(self, size: Size, updates: int, number: int) -> Turn:
+        """Do `updates` updates on the job's own data, in round `number`. Raises TrialError."""
+        ...
+
+
+class Lab(Protocol):
+    """Where sizes are measured."""
+
+    def survey(self) -> Survey:
+        """Find the longest samples. Raises TrialError."""
+        ...
+
+    def hold(self, size: Size, updates: int) -> WorstCase:
+        """Do `updates` updates on the longest samples, in a process of its own. Raises TrialError, PlanError."""
+        ...
+
+    def race(self, sizes: Sequence[Size], *, together: bool) -> AbstractContextManager[Race]:
+        """Let sizes take turns; `together`: their processes live side by side."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -33,13 +113,13 @@ class TrialLab:
     scan_s: float = 10.0
     indices: tuple[int, ...] = ()
 
-    def scout(self) -> Scouted:
+    def survey(self) -> Survey:
         """Find the longest samples, and what cannot be used with this job."""
         with Trial(self.setting, self.plan(None)) as trial:
             answer = trial.call("longest", seconds=self.scan_s)
         job, machine = JobFacts(**answer["facts"]), read_machine()
         self.indices = tuple(answer["indices"])
-        return Scouted(
+        return Survey(
             batch_size=job.batch_size,
             accumulation=job.accumulation,
             device=job.device,
@@ -52,10 +132,10 @@ class TrialLab:
             host_limit_bytes=machine.memory_limit_bytes.value,
         )
 
-    def hold(self, size: Size, updates: int) -> Held:
+    def hold(self, size: Size, updates: int) -> WorstCase:
         """Hold the longest samples in a fresh process."""
         with Trial(self.setting, self.plan(size)) as trial:
-            return Held(**trial.call("hold", indices=list(self.indices), updates=updates))
+            return WorstCase(**trial.call("hold", indices=list(self.indices), updates=updates))
 
     @contextmanager
     def race(self, sizes: Sequence[Size], *, together: bool) -> Iterator[Race]:

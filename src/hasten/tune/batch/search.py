@@ -17,9 +17,8 @@ from time import monotonic
 from typing import Any
 
 from hasten.core.errors import PlanError, TrialError
-from hasten.tune.batch.bench import Held, Lab, Race, Scouted, Turn
 from hasten.tune.batch.choice import (
-    Candidate,
+    MeasuredSize,
     Size,
     behind,
     candidate_sizes,
@@ -28,6 +27,7 @@ from hasten.tune.batch.choice import (
     with_head_room,
     without_drift,
 )
+from hasten.tune.batch.measure import Lab, Race, Survey, Turn, WorstCase
 from hasten.tune.budget import Budget
 
 FIRST_UPDATES = 2
@@ -56,28 +56,28 @@ class Finding:
     """What the search found.
 
     Attributes:
-        scouted: What was known before.
+        survey: What was known before.
         chosen: The size that was chosen; None where none fits.
         candidates: Every size, smallest first.
         head_room_frac: The share of the limit that stays free.
         limit_bytes: What a process may use; 0 where none lived to tell.
     """
 
-    scouted: Scouted
+    survey: Survey
     chosen: Size | None
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[MeasuredSize, ...]
     head_room_frac: float
     limit_bytes: int
 
     @property
     def optimizer_batch(self) -> int:
         """Samples that one update sees."""
-        return self.scouted.batch_size * self.scouted.accumulation
+        return self.survey.batch_size * self.survey.accumulation
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON. `plan` is what belongs under `[optimizations]`; empty where the job computes that size by itself."""
         return {
-            "batch_size": self.scouted.batch_size,
+            "batch_size": self.survey.batch_size,
             "optimizer_batch": self.optimizer_batch,
             "chosen": self.chosen.samples if self.chosen else None,
             "plan": self.chosen.settings() if self.chosen else {},
@@ -85,10 +85,10 @@ class Finding:
             "head_room_frac": self.head_room_frac,
             "limit_bytes": self.limit_bytes,
             "longest": {
-                "size": self.scouted.longest,
-                "unit": self.scouted.unit,
-                "scanned": self.scouted.scanned,
-                "num_samples": self.scouted.num_samples,
+                "size": self.survey.longest,
+                "unit": self.survey.unit,
+                "scanned": self.survey.scanned,
+                "num_samples": self.survey.num_samples,
             },
         }
 
@@ -113,7 +113,7 @@ def search_batch(
 class _Search:
     def __init__(self, lab: Lab, head_room_frac: float, budget: Budget | None, say: Callable[[str], None]) -> None:
         self._lab, self._head_room, self._budget, self._say = lab, head_room_frac, budget, say
-        self._found: dict[int, Candidate] = {}
+        self._measured: dict[int, MeasuredSize] = {}
         self._update_s: dict[int, float] = {}
         self._typical_s: dict[int, float] = {}
         self._start_s: dict[int, float] = {}
@@ -121,15 +121,15 @@ class _Search:
 
     def run(self) -> Finding:
         self._say("looking for the longest samples")
-        self._scouted = scouted = self._lab.scout()
-        self._sizes = candidate_sizes(scouted.batch_size, scouted.accumulation)
+        self._survey = survey = self._lab.survey()
+        self._sizes = candidate_sizes(survey.batch_size, survey.accumulation)
         self._first_looks()
         self._take_turns()
         chosen = self._confirmed()
         return Finding(
-            scouted=scouted,
+            survey=survey,
             chosen=chosen,
-            candidates=tuple(self._found[size.samples] for size in self._sizes),
+            candidates=tuple(self._measured[size.samples] for size in self._sizes),
             head_room_frac=self._head_room,
             limit_bytes=self._limit,
         )
@@ -138,7 +138,7 @@ class _Search:
 
     def _first_looks(self) -> None:
         """Upward from the job's own size until one does not fit, then downward until one is far behind."""
-        own = self._scouted.batch_size
+        own = self._survey.batch_size
         upward = [size for size in self._sizes if size.samples >= own]
         downward = [size for size in reversed(self._sizes) if size.samples < own]
         for direction in (upward, downward):
@@ -148,7 +148,7 @@ class _Search:
                 if not why and size.samples != own and self._spent(FIRST_LOOKS_FRAC):
                     why = f"not tried: {LATE}"
                 if why:
-                    self._found[size.samples] = Candidate(size=size.samples, why=why)
+                    self._measured[size.samples] = MeasuredSize(size=size.samples, why=why)
                 else:
                     stop = self._look(size)
 
@@ -156,42 +156,42 @@ class _Search:
         """Hold one size to the longest samples; gives why the sizes beyond it need not be tried, empty where they do."""
         samples = size.samples
         self._say(f"{samples} at once, on the longest samples")
-        own, started = samples == self._scouted.batch_size, monotonic()
+        own, started = samples == self._survey.batch_size, monotonic()
         try:
-            held = self._lab.hold(size, FIRST_UPDATES)
+            worst = self._lab.hold(size, FIRST_UPDATES)
         except PlanError as error:
-            self._found[samples] = Candidate(size=samples, why=f"refused: {error}")
+            self._measured[samples] = MeasuredSize(size=samples, why=f"refused: {error}")
             return ""
         except TrialError as error:
             memory = bool(_lack_of_memory(error))
             if own and not memory:
                 raise
-            self._found[samples] = Candidate(size=samples, why=_failure(error))
-            return f"not tried: {samples} did not fit" if memory and samples >= self._scouted.batch_size else ""
-        self._limit = held.limit_bytes
-        self._update_s[samples], self._typical_s[samples] = held.update_s, held.typical_s
-        self._start_s[samples] = max(monotonic() - started - FIRST_UPDATES * held.update_s - held.typical_s, 0.0)
-        why = self._too_much(held)
-        self._found[samples] = Candidate(size=samples, peak_bytes=held.peak_bytes, fits=not why, why=why)
+            self._measured[samples] = MeasuredSize(size=samples, why=_failure(error))
+            return f"not tried: {samples} did not fit" if memory and samples >= self._survey.batch_size else ""
+        self._limit = worst.limit_bytes
+        self._update_s[samples], self._typical_s[samples] = worst.update_s, worst.typical_s
+        self._start_s[samples] = max(monotonic() - started - FIRST_UPDATES * worst.update_s - worst.typical_s, 0.0)
+        why = self._too_much(worst)
+        self._measured[samples] = MeasuredSize(size=samples, peak_bytes=worst.peak_bytes, fits=not why, why=why)
         if why:
-            return f"not tried: {samples} did not fit" if samples >= self._scouted.batch_size else ""
+            return f"not tried: {samples} did not fit" if samples >= self._survey.batch_size else ""
         fastest = min(self._update_s, key=lambda other: self._update_s[other])
-        if samples < self._scouted.batch_size and self._update_s[fastest] < FAR_BEHIND * held.update_s:
+        if samples < self._survey.batch_size and self._update_s[fastest] < FAR_BEHIND * worst.update_s:
             return f"not tried: {samples} takes more than {1 / FAR_BEHIND:.0f} times as long as {fastest} already"
         return ""
 
     def _refusal(self, size: Size) -> str:
         for name in size.settings():
-            if name in self._scouted.refused:
-                return f"refused: {self._scouted.refused[name]}"
+            if name in self._survey.refused:
+                return f"refused: {self._survey.refused[name]}"
         return ""
 
-    def _too_much(self, held: Held) -> str:
-        if held.retries:
-            return f"the allocator had to give memory back {held.retries} times to go on"
-        if held.peak_bytes <= with_head_room(held.limit_bytes, self._head_room):
+    def _too_much(self, worst: WorstCase) -> str:
+        if worst.retries:
+            return f"the allocator had to give memory back {worst.retries} times to go on"
+        if worst.peak_bytes <= with_head_room(worst.limit_bytes, self._head_room):
             return ""
-        free = 1.0 - held.peak_bytes / held.limit_bytes
+        free = 1.0 - worst.peak_bytes / worst.limit_bytes
         return f"leaves {max(free, 0.0):.1%} of the memory free, less than the head-room of {self._head_room:.1%}"
 
     # How fast they are.
@@ -220,10 +220,12 @@ class _Search:
                     turns[samples].append(turn.samples_per_s)
                 slow = behind({size.samples: turns[size.samples] for size in racing}) if taken >= TURNS_TO_JUDGE else set()
                 racing = [size for size in racing if size.samples not in slow]
-        sound = {samples: speeds for samples, speeds in turns.items() if self._found[samples].fits}
+        sound = {samples: speeds for samples, speeds in turns.items() if self._measured[samples].fits}
         for samples, speeds in without_drift(sound).items():
             low, high = median_interval(speeds)
-            self._found[samples] = replace(self._found[samples], samples_per_s=statistics.median(speeds), low=low, high=high)
+            self._measured[samples] = replace(
+                self._measured[samples], samples_per_s=statistics.median(speeds), low=low, high=high
+            )
 
     def _round(self, race: Race, racing: Sequence[Size], updates: int, number: int) -> dict[int, Turn]:
         """A turn of each size, the order turned round each time; none of a size that fails, which then does not fit."""
@@ -232,17 +234,17 @@ class _Search:
             try:
                 found[size.samples] = race.turn(size, updates, number)
             except TrialError as error:
-                self._found[size.samples] = replace(self._found[size.samples], fits=False, why=_failure(error))
+                self._measured[size.samples] = replace(self._measured[size.samples], fits=False, why=_failure(error))
         return found
 
     def _contenders(self) -> list[Size]:
         """The sizes that fit. Where there is no time for turns of all, the slowest go; the job's own stays, and one more."""
-        racing = [size for size in self._sizes if self._found[size.samples].fits]
+        racing = [size for size in self._sizes if self._measured[size.samples].fits]
         while self._budget is not None and len(racing) > 2 and self._turns_s(racing) > self._budget.left:
-            others = [size for size in racing if size.samples != self._scouted.batch_size]
+            others = [size for size in racing if size.samples != self._survey.batch_size]
             slowest = max(others, key=lambda size: self._update_s[size.samples])
             racing.remove(slowest)
-            self._found[slowest.samples] = replace(self._found[slowest.samples], why=f"fits, not timed: {LATE}")
+            self._measured[slowest.samples] = replace(self._measured[slowest.samples], why=f"fits, not timed: {LATE}")
         return racing
 
     def _updates(self, racing: Sequence[Size]) -> int:
@@ -258,31 +260,31 @@ class _Search:
 
     def _together(self, racing: Sequence[Size]) -> bool:
         """Whether the memory has room for all of them side by side."""
-        peaks = sum(self._found[size.samples].peak_bytes or 0 for size in racing)
-        return self._scouted.device == "cpu" and peaks <= TOGETHER_FRAC * self._scouted.host_limit_bytes
+        peaks = sum(self._measured[size.samples].peak_bytes or 0 for size in racing)
+        return self._survey.device == "cpu" and peaks <= TOGETHER_FRAC * self._survey.host_limit_bytes
 
     # The winner.
 
     def _confirmed(self) -> Size | None:
         """The best size that also holds for longer."""
         while True:
-            best = choose(list(self._found.values()), self._scouted.batch_size)
+            best = choose(list(self._measured.values()), self._survey.batch_size)
             if best is None:
                 return None
             size = next(size for size in self._sizes if size.samples == best.size)
             self._say(f"{best.size} at once, for longer")
             updates = min(max(int(CONFIRM_S / max(self._update_s[best.size], 1e-6)), LEAST_CONFIRMED), MAX_CONFIRMED)
             try:
-                held = self._lab.hold(size, updates)
+                worst = self._lab.hold(size, updates)
             except TrialError as error:
                 why, peak = _failure(error), best.peak_bytes
             else:
-                why, peak = self._too_much(held), max(held.peak_bytes, best.peak_bytes or 0)
+                why, peak = self._too_much(worst), max(worst.peak_bytes, best.peak_bytes or 0)
             if not why:
-                self._found[best.size] = replace(best, peak_bytes=peak)
+                self._measured[best.size] = replace(best, peak_bytes=peak)
                 return size
             why = f"did not hold in a longer run: {why}"
-            self._found[best.size] = replace(best, peak_bytes=peak, fits=False, why=why)
+            self._measured[best.size] = replace(best, peak_bytes=peak, fits=False, why=why)
 
     def _spent(self, share: float) -> bool:
         return self._budget is not None and self._budget.spent > share * self._budget.seconds

@@ -30,6 +30,7 @@ from hasten.core.stats import (
     non_inferior,
     paired_interval,
 )
+from hasten.report import evidence, schema
 from hasten.tune.budget import LEAST_PAIR_UPDATES, LEAST_PAIRS
 from hasten.tune.trials.pair import Design, run_arm, run_in_turns, warmup_of
 from hasten.tune.trials.samples import Sample
@@ -63,7 +64,7 @@ class Comparison:
     verdict: Verdict = Verdict.UNDECIDED
     why: str = ""
     floor: Floor = field(default_factory=lambda: Floor(MIN_FLOOR_FRAC, "the smallest that counts"))
-    kind: str = "confirmation"
+    kind: evidence.Method = "confirmation"
     samples: list[Sample] = field(default_factory=list)
     metrics: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {"A": [], "B": []})
     losses: dict[str, list[float]] = field(default_factory=lambda: {"A": [], "B": []})
@@ -81,18 +82,23 @@ class Comparison:
             pairs.setdefault(sample.pair, []).append(sample)
         return {pair for pair, both in pairs.items() if not any(sample.spoilt for sample in both)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_evidence(self) -> evidence.Comparison:
         """As in the evidence file."""
-        return {
+        return evidence.Comparison(
             **interval_fields(self.interval),
-            "verdict": str(self.verdict),
-            "why": self.why,
-            "floor": self.floor.frac,
-            "floor_reason": self.floor.reason,
-            "kind": self.kind,
-            "retaken": self.retaken,
-            "samples": [sample.to_dict() for sample in self.samples],
-        }
+            verdict=self.verdict,
+            why=self.why,
+            floor=self.floor.frac,
+            floor_reason=self.floor.reason,
+            kind=self.kind,
+            retaken=self.retaken,
+            samples=tuple(sample.to_evidence() for sample in self.samples),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        written: dict[str, Any] = schema.write(self.to_evidence())
+        return written
 
 
 def interval_fields(interval: Interval | None) -> dict[str, Any]:

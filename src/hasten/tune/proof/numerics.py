@@ -149,22 +149,22 @@ def judge_rounding(
     if compared < MIN_UPDATES or not others:
         return _verdict(Numerics.ROUNDING, ok=False, why=f"only {compared} losses were captured: not proved")
     if baseline_gradients.shape != candidate_gradients.shape:
-        seen = f"{list(candidate_gradients.shape)} instead of {list(baseline_gradients.shape)}"
-        return _verdict(Numerics.ROUNDING, ok=False, why=f"the gradients have another shape, {seen}: nothing to compare")
+        shapes = f"{list(candidate_gradients.shape)} instead of {list(baseline_gradients.shape)}"
+        return _verdict(Numerics.ROUNDING, ok=False, why=f"the gradients have another shape, {shapes}: nothing to compare")
     if not np.isfinite(candidate_gradients).all():
         return _verdict(Numerics.ROUNDING, ok=False, why="the gradient holds NaN or infinity")
     error, cosine = gradient_error(baseline_gradients, candidate_gradients)
     shift = loss_shift(baseline[:compared], candidate[:compared], [other[:compared] for other in others])
-    seen = f"gradient error {error:.2g} of the difference between batches"
+    errors = f"gradient error {error:.2g} of the difference between batches"
     if error > MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT:
         for later in settled():
-            seen += " at the initial weights" if "at the" not in seen else ""
+            errors += " at the initial weights" if "at the" not in errors else ""
             error, cosine = gradient_error(later.baseline, later.candidate)
-            seen += f", {error:.2g} after {later.updates} updates"
+            errors += f", {error:.2g} after {later.updates} updates"
             if error <= MAX_GRADIENT_ERROR or not math.isfinite(error):
                 break
     words = (
-        f"{seen} (at most {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
+        f"{errors} (at most {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
         f"loss moved {shift:.2g} of what another seed moves it (at most {MAX_LOSS_SHIFT}), over {compared} updates"
     )
     return _verdict(Numerics.ROUNDING, ok=error <= MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT, why=words)

@@ -40,9 +40,9 @@ from hasten.core.stats import (
     non_inferior,
     paired_interval,
 )
+from hasten.report import evidence, schema
 from hasten.tune.proof.compare import interval_fields
 
-KIND = "time_to_target"
 MIN_PAIRS = 3
 """Fewer clean pairs give no interval."""
 NO_MEASUREMENT = "the base run ends without a finite metric"
@@ -63,9 +63,9 @@ class Curve:
     seconds: tuple[float, ...]
     metric: tuple[float, ...]
 
-    def rows(self) -> list[list[float]]:
+    def rows(self) -> tuple[tuple[float, float, float], ...]:
         """As in the evidence file: update, seconds, metric of each measurement."""
-        return [[float(update), s, m] for update, s, m in zip(self.updates, self.seconds, self.metric, strict=True)]
+        return tuple((float(update), s, m) for update, s, m in zip(self.updates, self.seconds, self.metric, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,22 +94,22 @@ class WholeRun:
     seconds_to_target: float | None = None
     reached: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_evidence(self) -> evidence.Sample:
         """As a sample of the evidence file."""
         seconds = self.curve.seconds[-1]
-        return {
-            "arm": self.arm,
-            "pair": self.pair,
-            "seconds_per_item": seconds / max(self.items, 1),
-            "seconds": seconds,
-            "items": self.items,
-            "foreign_cpu_frac": self.foreign_cpu_frac,
-            "spoilt": self.spoilt,
-            "setup_seconds": self.setup_s,
-            "seconds_to_target": self.seconds_to_target,
-            "reached": self.reached,
-            "curve": self.curve.rows(),
-        }
+        return evidence.Sample(
+            arm=self.arm,
+            pair=self.pair,
+            seconds_per_item=seconds / max(self.items, 1),
+            seconds=seconds,
+            items=self.items,
+            foreign_cpu_frac=self.foreign_cpu_frac,
+            spoilt=self.spoilt,
+            setup_seconds=self.setup_s,
+            seconds_to_target=self.seconds_to_target,
+            reached=self.reached,
+            curve=self.curve.rows(),
+        )
 
 
 @dataclass(kw_only=True)
@@ -160,8 +160,8 @@ class TargetComparison:
         self.targets.append(target)
         for run, seconds in zip((base, candidate), times, strict=True):
             known = run.curve.seconds[-1] if seconds is None else seconds
-            at = known if math.isfinite(target) else None
-            self.runs.append(replace(run, seconds_to_target=at, reached=seconds is not None))
+            to_target = known if math.isfinite(target) else None
+            self.runs.append(replace(run, seconds_to_target=to_target, reached=seconds is not None))
 
     def times(self, arm: str) -> list[float]:
         """Seconds to the target of an arm, by pair; only pairs that are clean in both arms and have a target."""
@@ -172,30 +172,45 @@ class TargetComparison:
         """The metric at the end of each run of an arm, by pair."""
         return [run.curve.metric[-1] for run in self.runs if run.arm == arm]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_evidence(self) -> evidence.Comparison:
         """As in the evidence file."""
         held_out = self.held_out
-        return {
+        return evidence.Comparison(
             **interval_fields(self.interval),
-            "verdict": str(self.verdict),
-            "why": self.why,
-            "floor": self.floor.frac,
-            "floor_reason": self.floor.reason,
-            "kind": KIND,
-            "retaken": self.retaken,
-            "metric": self.quality.metric,
-            "targets": list(self.targets),
-            "missed": self.missed,
-            "held_out": {"verdict": held_out.verdict, "why": held_out.why} if held_out else None,
-            "samples": [run.to_dict() for run in self.runs],
-        }
+            verdict=self.verdict,
+            why=self.why,
+            floor=self.floor.frac,
+            floor_reason=self.floor.reason,
+            kind="time_to_target",
+            retaken=self.retaken,
+            metric=self.quality.metric,
+            targets=tuple(self.targets),
+            missed=self.missed,
+            held_out=evidence.HeldOut(verdict=held_out.verdict, why=held_out.why) if held_out else None,
+            samples=tuple(run.to_evidence() for run in self.runs),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        written: dict[str, Any] = schema.write(self.to_evidence())
+        return written
+
+
+def pair_words(comparison: TargetComparison) -> str:
+    """The last pair of a comparison in words."""
+    base, candidate = sorted(comparison.runs[-2:], key=lambda run: run.arm)
+    if base.seconds_to_target is None or candidate.seconds_to_target is None:
+        return f"pair {comparison.pairs}: no target"
+    reached = "" if candidate.reached else ", never reached"
+    times = f"{base.seconds_to_target:.3g} s and {candidate.seconds_to_target:.3g} s"
+    return f"pair {comparison.pairs}: {times} to target{reached}"
 
 
 def smoothed(metric: Sequence[float], direction: Literal["min", "max"]) -> list[float]:
     """A curve as harm (less is better, infinite where it was not finite), by a running median of three."""
     sign = 1.0 if direction == "min" else -1.0
     harm = [sign * value if math.isfinite(value) else math.inf for value in metric]
-    inner = [statistics.median(harm[at - 1 : at + 2]) for at in range(1, len(harm))]
+    inner = [statistics.median(harm[i - 1 : i + 2]) for i in range(1, len(harm))]
     return [*harm[:1], *inner]
 
 
@@ -206,13 +221,13 @@ def target_harm(harm: Sequence[float]) -> float:
 
 def seconds_to(target: float, harm: Sequence[float], seconds: Sequence[float]) -> float | None:
     """When a smoothed curve first reaches the target, on the straight line between two measurements; None if never."""
-    for at, value in enumerate(harm):
+    for i, value in enumerate(harm):
         if value > target:
             continue
-        if at == 0 or not math.isfinite(harm[at - 1]):
-            return seconds[at]
-        part = (harm[at - 1] - target) / (harm[at - 1] - value)
-        return seconds[at - 1] + part * (seconds[at] - seconds[at - 1])
+        if i == 0 or not math.isfinite(harm[i - 1]):
+            return seconds[i]
+        part = (harm[i - 1] - target) / (harm[i - 1] - value)
+        return seconds[i - 1] + part * (seconds[i] - seconds[i - 1])
     return None
 
 
@@ -228,43 +243,45 @@ def pair_times(
     return (target if direction == "min" else -target), (first, second)
 
 
-def judge_ends(found: TargetComparison) -> NonInferiority:
+def judge_ends(comparison: TargetComparison) -> NonInferiority:
     """Whether the runs of B end no worse than those of A, paired by seed."""
-    quality = found.quality
-    return non_inferior(found.ends("A"), found.ends("B"), direction=quality.direction, margin=quality.margin)
+    quality = comparison.quality
+    return non_inferior(comparison.ends("A"), comparison.ends("B"), direction=quality.direction, margin=quality.margin)
 
 
-def read_look(found: TargetComparison, look: int, looks: Sequence[int] = LOOKS) -> None:
+def read_look(comparison: TargetComparison, look: int, looks: Sequence[int] = LOOKS) -> None:
     """Read the verdict at a look: interval, target missed or not, metric at the end."""
-    found.held_out = judge_ends(found)
-    base, candidate = found.times("A"), found.times("B")
-    if not all(math.isfinite(target) for target in found.targets):
-        found.why = NO_MEASUREMENT
+    comparison.held_out = judge_ends(comparison)
+    base, candidate = comparison.times("A"), comparison.times("B")
+    if not all(math.isfinite(target) for target in comparison.targets):
+        comparison.why = NO_MEASUREMENT
         return
     if not all(seconds > 0.0 for seconds in (*base, *candidate)):
-        found.why = REACHED_AT_ONCE
+        comparison.why = REACHED_AT_ONCE
         return
     if len(base) < MIN_PAIRS:
-        spoilt = any(run.spoilt for run in found.runs)
-        found.why = f"only {len(base)} clean pairs: {'a neighbour kept using the machine' if spoilt else 'the time was up'}"
+        spoilt = any(run.spoilt for run in comparison.runs)
+        comparison.why = (
+            f"only {len(base)} clean pairs: {'a neighbour kept using the machine' if spoilt else 'the time was up'}"
+        )
         return
-    found.interval = paired_interval(base, candidate, look_confidence(look, ALPHA * len(LOOKS) / len(looks)))
-    found.verdict, found.why = _judged(found, found.interval, found.held_out)
+    comparison.interval = paired_interval(base, candidate, look_confidence(look, ALPHA * len(LOOKS) / len(looks)))
+    comparison.verdict, comparison.why = _judged(comparison, comparison.interval, comparison.held_out)
 
 
-def _judged(found: TargetComparison, interval: Interval, held_out: NonInferiority) -> tuple[Verdict, str]:
+def _judged(comparison: TargetComparison, interval: Interval, held_out: NonInferiority) -> tuple[Verdict, str]:
     """The verdict on an interval; `faster` needs its lower end above the floor, all targets reached, and no worse an end."""
-    verdict, floor = judge(interval, found.floor.frac), found.floor.frac
-    seen = f"{interval.low:.3f} to {interval.high:.3f}"
+    verdict, floor = judge(interval, comparison.floor.frac), comparison.floor.frac
+    bounds = f"{interval.low:.3f} to {interval.high:.3f}"
     if verdict is Verdict.SLOWER:
-        return verdict, f"the interval {seen} lies below 1"
-    if found.missed:
-        return Verdict.UNDECIDED, f"{found.missed} of {found.pairs} runs never reached the target"
+        return verdict, f"the interval {bounds} lies below 1"
+    if comparison.missed:
+        return Verdict.UNDECIDED, f"{comparison.missed} of {comparison.pairs} runs never reached the target"
     if verdict is not Verdict.FASTER:
-        leaves = f"the interval {seen} leaves it open"
+        leaves = f"the interval {bounds} leaves it open"
         return verdict, leaves if verdict is Verdict.UNDECIDED else f"floor {floor:.1%}"
     if interval.low <= 1.0 + floor:
-        return Verdict.UNDECIDED, f"the lower end of {seen} does not clear the floor of {floor:.1%}"
+        return Verdict.UNDECIDED, f"the lower end of {bounds} does not clear the floor of {floor:.1%}"
     if held_out.verdict != "not_worse":
         ends = "ends worse" if held_out.verdict == "worse" else "is not shown to end as well"
         return Verdict.UNDECIDED, f"sooner at the target, but it {ends}: {held_out.why}"

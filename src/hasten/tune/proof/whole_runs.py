@@ -83,24 +83,24 @@ def compare_to_target(
         TrialError: A trial crashed, hung, ran out of memory or lost its loss to NaN; or the job does not say how long the
             run is, or does not give the metric that its quality names.
     """
-    found = TargetComparison(quality=design.quality, floor=design.floor)
+    comparison = TargetComparison(quality=design.quality, floor=design.floor)
     base_first = random.Random(f"hasten-target-{design.seed}").random() < 0.5  # noqa: S311  an order, no secret
     plans: dict[Arm, Plan] = {"A": base, "B": candidate}
     for look, wanted in enumerate(design.looks):
-        while found.pairs < wanted:
+        while comparison.pairs < wanted:
             started = monotonic()
-            arms: tuple[Arm, Arm] = ("A", "B") if base_first == (found.pairs % 2 == 0) else ("B", "A")
-            runs = _take_pair(setting, plans, arms, design, found)
-            found.add(runs["A"], runs["B"])
-            on_pair(found)
+            arms: tuple[Arm, Arm] = ("A", "B") if base_first == (comparison.pairs % 2 == 0) else ("B", "A")
+            runs = _take_pair(setting, plans, arms, design, comparison)
+            comparison.add(runs["A"], runs["B"])
+            on_pair(comparison)
             late = design.deadline is not None and 2 * monotonic() - started > design.deadline
-            if found.hopeless or late:
-                read_look(found, look, design.looks)
-                return found
-        read_look(found, look, design.looks)
-        if found.verdict is not Verdict.UNDECIDED:
+            if comparison.hopeless or late:
+                read_look(comparison, look, design.looks)
+                return comparison
+        read_look(comparison, look, design.looks)
+        if comparison.verdict is not Verdict.UNDECIDED:
             break
-    return found
+    return comparison
 
 
 def planned_looks(pairs: int) -> tuple[int, ...]:
@@ -110,17 +110,17 @@ def planned_looks(pairs: int) -> tuple[int, ...]:
 
 
 def _take_pair(
-    setting: TrialSetting, plans: Mapping[Arm, Plan], arms: Sequence[Arm], design: TargetDesign, found: TargetComparison
+    setting: TrialSetting, plans: Mapping[Arm, Plan], arms: Sequence[Arm], design: TargetDesign, comparison: TargetComparison
 ) -> dict[Arm, WholeRun]:
     """Run a pair, and once more where a neighbour spoilt it and there is time."""
     started = monotonic()
-    runs = run_pair(setting, plans, arms, found.pairs, design)
+    runs = run_pair(setting, plans, arms, comparison.pairs, design)
     for _ in range(MAX_RETAKES_PER_PAIR):
         late = design.deadline is not None and 2 * monotonic() - started > design.deadline
         if late or not any(run.spoilt for run in runs.values()):
             break
-        found.retaken += 1
-        runs = run_pair(setting, plans, arms, found.pairs, design)
+        comparison.retaken += 1
+        runs = run_pair(setting, plans, arms, comparison.pairs, design)
     return runs
 
 

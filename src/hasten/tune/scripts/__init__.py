@@ -3,7 +3,6 @@
 service.py    the inside: takes commands between two steps of the script
 commands.py   what it can be told
 profiling.py  one of them: where the time goes
-sampling.py   another: what the first steps do to the parameters
-screen.py     the outside: pairs of fresh processes that take turns
-session.py    a tuning
+processes.py  the outside: pairs of fresh processes that take turns
+subject.py    a script as the subject of a tuning
 """

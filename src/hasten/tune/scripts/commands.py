@@ -19,7 +19,7 @@ from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
 from hasten.script.plan.host import Host
 from hasten.train.trace import Lens
 from hasten.tune.scripts.profiling import Steps, profile_script_steps
-from hasten.tune.scripts.sampling import StepSampler
+from hasten.tune.trials.gradients import StepSampler
 from hasten.tune.trials.machine_load import Meter, begin_on
 
 TRACED_STEPS = 2
@@ -124,8 +124,7 @@ class Commands:
             "items": [1] * updates,
             "losses": losses,
             "skipped": 0,
-            **{name: value for name, value in asdict(account).items() if name != "seconds"},
-            "spoilt": account.spoilt,
+            **account.to_dict(),
         }
 
     def trace(self) -> Steps:
@@ -166,9 +165,9 @@ class Commands:
     def profile(self, *, slice_s: float, quick: bool, folder: str | None = None) -> Steps:
         """Profile the script from here on. `folder`: not written to."""
         del folder
-        found = yield from profile_script_steps(self.host, slice_s=slice_s, quick=quick, progress=self._progress)
+        profile = yield from profile_script_steps(self.host, slice_s=slice_s, quick=quick, progress=self._progress)
         self._losses.clear()
-        return found
+        return profile
 
     def validate(self, *, max_batches: int | None) -> Steps:
         """The mean training loss over the second half of what was counted: what a script has for quality."""
@@ -198,9 +197,9 @@ class Commands:
 
     def _step_loss(self) -> torch.Tensor:
         """The sum of what the backward passes of this step began from; read later, so that nothing waits for the device."""
-        found = sum(self._losses[1:], self._losses[0]) if self._losses else torch.zeros(())
+        total = sum(self._losses[1:], self._losses[0]) if self._losses else torch.zeros(())
         self._losses.clear()
-        return found
+        return total
 
     def _wait(self) -> None:
         if self.host.live.device.type != "cpu":

@@ -16,8 +16,8 @@ from hasten.core.card import Bottleneck, Trait
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
+from hasten.profile.alternatives import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, typical_s
 from hasten.profile.diagnosis import Diagnosis
-from hasten.profile.forms import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, typical_s
 from hasten.profile.measure import Profile
 from hasten.profile.probes import (
     bf16_matmul_gain,
@@ -120,7 +120,7 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         bf16_matmul_gain=None if quick else bf16_matmul_gain(host.live.device),
     )
     named = told["bottleneck"]
-    found = Profile(
+    profiled = Profile(
         facts=facts,
         phases=told["phases"],
         diagnosis=Diagnosis(name=Bottleneck(named["name"]), share=named["share"], words=named["words"]),
@@ -128,8 +128,8 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         seconds=perf_counter() - started,
     ).to_dict()
     sent = {name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in ("machine", "job")}
-    seen = {"where": told["where"], "steps": host.steps, "ended": real["ended"]}
-    return {"profile": {**found, **seen}, "facts": sent}
+    script = {"where": told["where"], "steps": host.steps, "ended": real["ended"]}
+    return {"profile": {**profiled, **script}, "facts": sent}
 
 
 def _observe(
@@ -147,8 +147,8 @@ def _observe(
         TrialError: The script ended before enough steps were seen.
     """
     recorder = Recorder(updates=0, seconds=0.0)
-    kept = Replay(recorder) if replay else None
-    fetch = Fetch(recorder, host.trained, kept, padding)
+    replayed = Replay(recorder) if replay else None
+    fetch = Fetch(recorder, host.trained, replayed, padding)
     seams, quiet, ended = Seams(recorder, fetch), Patches(), False
     texts: list[float] = []
     compiled = host.plan.has(Trait.COMPILES)
@@ -200,10 +200,10 @@ def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None
         with form() if within else nullcontext(enter_result=True) as can:
             if not can:
                 return 1.0
-            seen = yield from _if_it_lasts(_observe(host, seconds, least=FORM_STEPS))
-        if seen is None or seen["ended"]:
+            observed = yield from _if_it_lasts(_observe(host, seconds, least=FORM_STEPS))
+        if observed is None or observed["ended"]:
             return None
-        looks.append(update_s(seen))
+        looks.append(update_s(observed))
     return (looks[0] + looks[2]) / 2 / max(looks[1], 1e-9)
 
 
@@ -288,9 +288,9 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
 
 def _job_facts(host: Host, purity: Purity, padding_frac: float) -> JobFacts:
     live = host.live
-    found = job_facts(live)
+    facts = job_facts(live)
     fused = all(bool(group.get("fused")) for group in live.optimizer.param_groups)
     return replace(
-        found, **loader_facts(live, purity), padding_seen=padding_frac > 0, optimizer_fused=fused, planned_updates=PLENTY,
+        facts, **loader_facts(live, purity), padding_seen=padding_frac > 0, optimizer_fused=fused, planned_updates=PLENTY,
         has_quality=False, zero_grad_to_none=live.zero_grad_to_none,
     )  # fmt: skip

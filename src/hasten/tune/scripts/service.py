@@ -7,15 +7,21 @@ in its optimizer's step while the parent thinks, and is frozen while the other a
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
+import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+import torch
+
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
+from hasten.core.seeding import seed_everything
 from hasten.optimizations import catalogue
 from hasten.script.entry.isolation import isolate
 from hasten.script.patches import Patches
@@ -23,9 +29,10 @@ from hasten.script.plan.host import Host
 from hasten.train.process_group import die_with_parent
 from hasten.tune.scripts.commands import Commands
 from hasten.tune.scripts.profiling import ScriptEnded, Steps
-from hasten.tune.scripts.seeds import seed_script
 from hasten.tune.trials.trial import NO_STEP
 from hasten.tune.trials.worker import describe, failure_kind
+
+MAX_NUMPY_SEED = 1 << 32
 
 
 class Service:
@@ -84,8 +91,8 @@ class Service:
             os._exit(0)  # loader workers have nothing to save, and the script's own end is not wanted
         if self._obeys is None:
             raise HastenError("a command came before the plan was loaded")
-        found: Steps = getattr(self._obeys, operation)(**told)
-        return found
+        steps: Steps = getattr(self._obeys, operation)(**told)
+        return steps
 
     def _finish(self) -> None:
         """The script has come to its end while a command waited for a step."""
@@ -139,3 +146,28 @@ def install(config: Mapping[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001 - a trial that cannot be held is no trial, whatever the reason
         service.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
         os._exit(1)
+
+
+def seed_script(offset: int) -> None:
+    """Seed the generators, and add `offset` to every seed that the script sets later; 0 leaves its own seeds as they are.
+
+    Its randomness then repeats, and differs from pair to pair, whether it seeds itself or not.
+
+    Seeds of generators that the script makes for itself (`torch.Generator().manual_seed`, `numpy.random.default_rng`) stay.
+    """
+    seed_everything(offset)
+    if not offset:
+        return
+    torch.manual_seed = torch.random.manual_seed = _shifted(torch.manual_seed, offset)
+    random.seed = _shifted(random.seed, offset)
+    np.random.seed = _shifted(np.random.seed, offset, MAX_NUMPY_SEED)
+
+
+def _shifted(original: Callable[..., Any], offset: int, modulus: int = 0) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def seed(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = (value + offset) % modulus if modulus else value + offset
+        return original(value, *args, **kwargs)
+
+    return seed

@@ -1,128 +1,143 @@
-"""Try a candidate; where it is faster, other settings of its technique as well, and the fastest of them stays.
+"""Try candidates by the time of an update, one technique at a time; where one is faster, its other settings as well.
 
 Techniques list their settings in the order in which they are likely to be best, and that is a guess: of three allocators
-each may be the fastest on a job. What is not faster is noted, and the next setting is a candidate like any other.
-Once one is, others are screened against the same plan, so that all of them were measured against one base.
+each may be the fastest on a job. Once one setting is faster, others are screened against the same plan, and the fastest of
+them is adopted. A setting that is not faster is recorded, and the next one is a candidate like any other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
+from hasten.report.evidence import Candidate
 from hasten.tune.objective import Goal
-from hasten.tune.search.candidate import Candidate, Outcome
-from hasten.tune.search.noting import fill_times, rung_of
-from hasten.tune.search.screening import TURNS, Screening
-from hasten.tune.search.verdict import needs_confirmation
-
-if TYPE_CHECKING:
-    from hasten.tune.search.search import Ladder
+from hasten.tune.search.candidate import (
+    failed,
+    failure_words,
+    is_about,
+    no_time,
+    noted,
+    with_comparison,
+    with_screening,
+)
+from hasten.tune.search.confirm import Decision, confirm, confirming_s
+from hasten.tune.search.ranking import Ranked, rank
+from hasten.tune.search.screening import Screen, Screening
+from hasten.tune.search.state import Adopted, Result, Results, SearchState
+from hasten.tune.search.verdict import decide, needs_confirmation
 
 MOST_OTHERS = 2
 """So many other settings are screened beside the first that is faster: each costs what another technique would."""
 
 
-@dataclass(kw_only=True)
-class _Found:
-    """A setting that its screening would apply.
-
-    Attributes:
-        optimization: The technique with that setting.
-        plan: The present plan with it.
-        screening: Its screening.
-        rung: Its rung, not among those of the ladder yet.
-        ratio: Its gain in turns.
-    """
+@dataclass(frozen=True, kw_only=True)
+class _Faster:
+    """A setting that is faster in turns, with its gain."""
 
     optimization: Optimization
     plan: Plan
     screening: Screening
-    rung: Candidate
+    candidate: Candidate
     ratio: float
 
 
-def attempt(ladder: Ladder, optimization: Optimization, max_gain: float) -> None:
-    """Screen a candidate under the present plan, note what became of it, and go on with what is to be kept."""
-    first = _look(ladder, optimization, max_gain)
-    if first is None:
+def try_candidates(state: SearchState, screen: Screen) -> Results:
+    """Try the best candidate, again and again, until none is left or the time is up."""
+    while ranked := rank(state):
+        best = ranked[0]
+        needed_s = state.screening_s(best.optimization)
+        if state.has_room(needed_s):
+            yield from _try(state, screen, best)
+        else:
+            yield Result((noted(best.optimization, "undecided", no_time(needed_s), best.max_gain),))
+
+
+def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:
+    """Screen a candidate, and the other settings where it is faster; adopt the fastest that holds."""
+    first = _screened(state, screen, best.optimization, best.max_gain)
+    if isinstance(first, Candidate):
+        yield Result((first,))
         return
-    found = [first]
-    for other in _others(ladder, first):
-        if not _has_room(ladder, first):
+    faster = [first]
+    for optimization in _other_settings(state, first):
+        if not state.has_room(_confirmed_s(state, first)):
             break
-        if another := _look(ladder, other, max_gain):
-            found.append(another)
-    found.sort(key=lambda item: -item.ratio)
-    for number, item in enumerate(found):
-        outcome, reason = _confirmed(ladder, item)
-        item.rung.outcome, item.rung.reason = outcome, reason
-        ladder.add(item.rung)
-        if outcome == "applied":
-            for slower in found[number + 1 :]:
-                slower.rung.outcome = "refused"
-                slower.rung.reason += f"; {brief(item.optimization)} is faster still: {item.ratio:.2f}x in turns"
-                ladder.add(slower.rung)
-            ladder.keep(item.rung, item.screening)
-            return
+        other = _screened(state, screen, optimization, best.max_gain)
+        if isinstance(other, Candidate):
+            yield Result((other,))
+        else:
+            faster.append(other)
+    faster.sort(key=lambda item: -item.ratio)
+    for position, item in enumerate(faster):
+        decision = _held(state, screen, item)
+        comparison = decision.screening.comparison
+        candidate = with_comparison(item.candidate, comparison, item.screening.setup_s, state.update_s)
+        candidate = replace(candidate, outcome=decision.outcome, reason=decision.reason)
+        if decision.outcome != "applied":
+            yield Result((candidate,))
+            continue
+        ratio = comparison.interval.ratio if comparison.interval else 1.0
+        slower = tuple(_left_behind(other, item) for other in faster[position + 1 :])
+        yield Result((candidate, *slower), Adopted(name=candidate.name, speed=ratio))
+        return
 
 
-def brief(optimization: Optimization) -> str:
-    """The settings in a line."""
+def settings_words(optimization: Optimization) -> str:
+    """The settings on a line."""
     return ", ".join(f"{name}={value}" for name, value in optimization.settings().items())
 
 
-def _look(ladder: Ladder, optimization: Optimization, max_gain: float) -> _Found | None:
-    """Screen a setting. What is not to be applied is noted; so is a trial that failed."""
-    ladder.say(f"trying {optimization.card.name} {brief(optimization)}".rstrip())
-    plan = ladder.screen.plan.plus(optimization)
-    updates = ladder.turn_updates * (2 if "order" in optimization.card.claims else 1)
+def _screened(state: SearchState, screen: Screen, optimization: Optimization, max_gain: float) -> Candidate | _Faster:
+    """Screen a setting; gives the candidate to record, unless it is faster."""
+    screen.say(f"trying {optimization.card.name} {settings_words(optimization)}".rstrip())
+    plan = state.plan.plus(optimization)
+    updates = state.turn_updates * (2 if "order" in optimization.card.claims else 1)
     try:
-        screening = ladder.screen.screen(optimization, plan, updates)
+        screening = screen.screen(optimization, plan, updates)
     except TrialError as error:
-        ladder.note_failure(optimization, error, max_gain)
-        return None
-    outcome, reason = ladder.decide(optimization, screening)
+        return failed(optimization, error, max_gain)
+    outcome, reason = decide(optimization, screening, state)
+    candidate = with_screening(noted(optimization, outcome, reason, max_gain), screening, state.update_s)
     interval = screening.comparison.interval
     if outcome != "applied" or interval is None:
-        ladder.note(optimization, outcome, reason, predicted=max_gain, screening=screening)
-        return None
-    rung = rung_of(optimization, outcome, reason, max_gain)
-    ladder.fill(rung, screening)
-    return _Found(optimization=optimization, plan=plan, screening=screening, rung=rung, ratio=interval.ratio)
+        return candidate
+    return _Faster(
+        optimization=optimization, plan=plan, screening=screening, candidate=candidate, ratio=interval.ratio
+    )  # fmt: skip
 
 
-def _others(ladder: Ladder, first: _Found) -> list[Optimization]:
+def _other_settings(state: SearchState, first: _Faster) -> list[Optimization]:
     """Other settings of a technique that is faster, untried, likeliest first; none where it is memory that counts."""
     card = first.optimization.card
-    if ladder.objective.goal is Goal.MEMORY or card.memory_technique:
+    if state.config.objective.goal is Goal.MEMORY or card.memory_technique:
         return []
-    offered = ladder.catalogue[card.name].fit(ladder.facts).settings
-    untried = [item for item in offered if not any(rung.is_about(item) for rung in (*ladder.rungs, first.rung))]
-    return [item for item in untried if not ladder.clashes(item)][:MOST_OTHERS]
+    offered, known = state.config.catalogue[card.name].fit(state.facts).settings, (*state.candidates, first.candidate)
+    untried = [item for item in offered if not any(is_about(candidate, item) for candidate in known)]
+    return [item for item in untried if not state.clashes(item)][:MOST_OTHERS]
 
 
-def _has_room(ladder: Ladder, first: _Found) -> bool:
-    """Whether another screening fits, and leaves the time to confirm a small gain."""
-    needed = ladder.costs.screening_s(TURNS, ladder.turn_updates, ladder.trial_update_s) + first.optimization.card.setup_s
-    if needs_confirmation(first.screening.comparison, ladder.objective):
-        needed += ladder.confirming_s(first.optimization)
-    return ladder.budget.left - needed >= ladder.reserve()
+def _confirmed_s(state: SearchState, first: _Faster) -> float:
+    """Seconds of screening another setting, and of confirming a small gain."""
+    small = needs_confirmation(first.screening.comparison, state.config.objective)
+    return state.screening_s(first.optimization) + (confirming_s(state, first.optimization) if small else 0.0)
 
 
-def _confirmed(ladder: Ladder, item: _Found) -> tuple[Outcome, str]:
+def _held(state: SearchState, screen: Screen, item: _Faster) -> Decision:
     """What becomes of a setting that is faster in turns; where it is to stay, its process is the challenger."""
-    outcome: Outcome = "applied"
-    reason = item.rung.reason
-    if needs_confirmation(item.screening.comparison, ladder.objective):
-        outcome, reason = ladder.confirm(item.optimization, item.plan, item.screening)
-        fill_times(item.rung, item.screening, ladder.update_s)
-    if outcome == "applied" and not ladder.screen.challenges(item.plan):
+    decision = Decision("applied", item.candidate.reason, item.screening)
+    if needs_confirmation(item.screening.comparison, state.config.objective):
+        decision = confirm(state, screen, item.optimization, item.plan, item.screening)
+    if decision.outcome == "applied" and not screen.challenges(item.plan):
         try:
-            ladder.screen.stand_by(item.plan)
+            screen.stand_by(item.plan)
         except TrialError as error:
-            return "failed", f"{error.kind.replace('_', ' ')} when it was started again: {error}"
-    return outcome, reason
+            return replace(decision, outcome="failed", reason=f"{failure_words(error)} when it was started again: {error}")
+    return decision
+
+
+def _left_behind(slower: _Faster, fastest: _Faster) -> Candidate:
+    better = f"{settings_words(fastest.optimization)} is faster still: {fastest.ratio:.2f}x in turns"
+    return replace(slower.candidate, outcome="refused", reason=f"{slower.candidate.reason}; {better}")

@@ -132,14 +132,14 @@ def kept_event_facts(old: Facts, step_ms: float, *, event: str = "", lost_s: flo
     names = (
         "report_s", "reports_per_epoch", "checkpoint_s", "checkpoint_bytes", "validation_s", "validation_batches",
     )  # fmt: skip
-    found: dict[str, Any] = {name: getattr(old, name) for name in names}
+    known: dict[str, Any] = {name: getattr(old, name) for name in names}
     if event:
-        found[f"{event}_s"] = max(lost_s, 0.0)
+        known[f"{event}_s"] = max(lost_s, 0.0)
     updates = old.job.updates_per_epoch or old.job.planned_updates
     if old.epoch_s > 0 and updates is not None:
-        events_s = found["report_s"] * found["reports_per_epoch"] + found["checkpoint_s"] + found["validation_s"]
-        found["epoch_s"] = updates * step_ms / 1e3 + events_s
-    return found
+        events_s = known["report_s"] * known["reports_per_epoch"] + known["checkpoint_s"] + known["validation_s"]
+        known["epoch_s"] = updates * step_ms / 1e3 + events_s
+    return known
 
 
 def judge_metrics(

@@ -1,7 +1,7 @@
 """Screen a technique that changes no update but what stands around them: reports, checkpoints, validation passes.
 
-As in `screen.py`, two resident processes take turns, the idle one frozen, and spoilt turns are taken again. What is timed is
-the event as the training feels it (`event_turns.py`); what is compared is the time of a whole epoch that follows from it:
+As in `screening.py`, two resident processes take turns, the idle one frozen, and spoilt turns are taken again. What is timed
+is the event as the training feels it (`event_turns.py`); what is compared is the time of a whole epoch that follows from it:
 
     epoch = updates x update + what else stands around them + events x loss
 
@@ -22,12 +22,11 @@ from hasten.core.card import Numerics
 from hasten.core.facts import Facts
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.core.stats import Verdict, judge, paired_interval
-from hasten.tune.proof.compare import NEIGHBOUR, Comparison
+from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict, judge_exact
 from hasten.tune.search.event_design import EventDesign, design_event, judge_metrics
 from hasten.tune.search.resident_process import Resident
-from hasten.tune.search.screening import CONFIDENCE, FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, TURNS, Screen, Screening
+from hasten.tune.search.screening import FUTILE_TURNS, MAX_RETAKES, MORE_TURNS, Screen, Screening, read_turns
 from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.samples import Sample
 
@@ -40,15 +39,12 @@ class EventScreening(Screening):
 
     Attributes:
         design: How it was measured.
-        event_comparison: Of the turns' parts with the event, updates beside it included; `seconds_per_item` is the seconds
-            of such a part.
         lost_s: Median seconds that one event costs the training, by arm.
         stall_s: Median seconds until the training may go on after the event began, by arm.
         epoch_s: Median seconds of an epoch, by arm.
     """
 
     design: EventDesign
-    event_comparison: Comparison = field(default_factory=lambda: Comparison(kind="screening"))
     lost_s: dict[str, float] = field(default_factory=dict)
     stall_s: dict[str, float] = field(default_factory=dict)
     epoch_s: dict[str, float] = field(default_factory=dict)
@@ -129,16 +125,13 @@ def _take_turns(
         for arm, answer in answers.items():
             epoch_s = design.epoch_s(answer, update_s)
             screening.comparison.samples.append(_sample(arm, turn, answer, epoch_s / design.epoch_items, design))
-            screening.event_comparison.samples.append(_sample(arm, turn, answer, answer["seconds"], design))
             if not spoilt:
                 taken[arm].append({**answer, "epoch_s": epoch_s, "lost_s": design.lost_s(answer)})
-        for comparison in (screening.comparison, screening.event_comparison):
-            comparison.retaken += spoilt
+        screening.comparison.retaken += spoilt
         clean = turn + 1 - screening.comparison.retaken
-        decided = _read(screening.comparison, clean, floor_frac)
+        decided = read_turns(screening.comparison, clean, floor_frac)
         if clean == most_turns or (clean >= FUTILE_TURNS and decided):
             break
-    _read(screening.event_comparison, 0, floor_frac)
     interval = screening.comparison.interval
     if interval is not None:
         screening.comparison.why = f"an epoch's time, by its {design.event}, screened in turns, floor {floor_frac:.1%}"
@@ -146,20 +139,6 @@ def _take_turns(
             screening.lost_s[arm] = median(answer["lost_s"] for answer in answers_of)
             screening.stall_s[arm] = median(answer["stall_s"] for answer in answers_of) / design.repeats * design.scale
             screening.epoch_s[arm] = median(answer["epoch_s"] for answer in answers_of)
-
-
-def _read(comparison: Comparison, clean: int, floor_frac: float) -> bool:
-    """Read the turns so far; True when no further turn could change what happens to the candidate."""
-    base, candidate = comparison.times("A"), comparison.times("B")
-    if len(base) < FUTILE_TURNS:
-        comparison.why = f"only {len(base)} clean turns: {NEIGHBOUR}"
-        return False
-    comparison.interval = paired_interval(base, candidate, CONFIDENCE)
-    comparison.verdict = judge(comparison.interval, floor_frac)
-    comparison.why = f"screened in turns, floor {floor_frac:.1%}"
-    hopeless = comparison.interval.high < 1.0
-    clear = comparison.verdict is Verdict.FASTER and comparison.interval.low > 1.0 + 2 * floor_frac
-    return hopeless or clear or (clean >= TURNS and comparison.verdict is not Verdict.UNDECIDED)
 
 
 def _sample(arm: str, turn: int, answer: Mapping[str, Any], seconds_per_item: float, design: EventDesign) -> Sample:

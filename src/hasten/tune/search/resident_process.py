@@ -8,7 +8,7 @@ highest it may be so once more. A defect is there at every point, so one point w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -34,7 +34,7 @@ SETTLING_UPDATES = (16, 32, 64)
 SETTLING_S = 40.0
 """The base trains for so many updates, each time from the start, or for so long, before gradients are looked at again."""
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Resident:
         for later in self.later:
             later.weights.unlink(missing_ok=True)
 
-    def awake(self, act: Callable[[Resident], Found]) -> Found:
+    def awake(self, act: Callable[[Resident], Answer]) -> Answer:
         """Do something with the frozen process, which is frozen again afterwards."""
         self.trial.thaw()
         try:
@@ -120,15 +120,15 @@ class Resident:
 
     def _settled(self, folder: Path, most: int) -> Later:
         weights = folder / f"settled-{self.trial.pid}-{most}.pt"
-        at = str(weights.resolve())
-        updates = int(self.trial.call("settle", updates=most, seconds=SETTLING_S, path=at)["updates"])
+        where = str(weights.resolve())
+        updates = int(self.trial.call("settle", updates=most, seconds=SETTLING_S, path=where)["updates"])
         gradients = self._gradients(folder, weights) if updates else np.empty((0, 0), dtype=np.float32)
         return Later(updates, weights, gradients)
 
     def _gradients(self, folder: Path, weights: Path | None = None) -> Rows:
         path = folder / f"gradients-{self.trial.pid}.npy"
-        at = None if weights is None else str(weights.resolve())
-        self.trial.call("gradients", batches=GRADIENT_BATCHES, path=str(path.resolve()), weights=at)
+        where = None if weights is None else str(weights.resolve())
+        self.trial.call("gradients", batches=GRADIENT_BATCHES, path=str(path.resolve()), weights=where)
         rows: Rows = np.load(path, allow_pickle=False)
         path.unlink()
         return rows
@@ -138,7 +138,7 @@ def judge_numerics(
     numerics: Numerics,
     base: Resident,
     challenger: Resident,
-    others: list[list[float]],
+    others: Sequence[Sequence[float]],
     settled: Callable[[], Iterable[Settled]],
 ) -> GateVerdict:
     """What the gate says of two frozen processes that did the same updates; gradients were sampled of both.

@@ -1,62 +1,43 @@
-"""What a screening means for a candidate: evidence first, then numbers, then what is wanted."""
+"""What a measurement means for a candidate: evidence first, then numbers, then what is wanted. Pure functions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hasten.core.optimization import Optimization
 from hasten.core.stats import Interval, Verdict
+from hasten.report.evidence import Outcome
 from hasten.tune.objective import MEMORY_STEP_FRAC, Goal, Objective
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.time_to_target import MIN_PAIRS, TargetComparison
-from hasten.tune.search.candidate import Outcome, break_even_updates
+from hasten.tune.search.candidate import break_even_updates
 from hasten.tune.search.screening import Screening
+from hasten.tune.search.state import SearchState
 
 TRUSTED_GAIN = 0.08
 """A screened gain below this is confirmed by fresh processes before it counts: resident ones differ by a few percent."""
 MEMORY_SAVED = 0.9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """What a decision rests on beside the screening.
-
-    Attributes:
-        objective: What is wanted.
-        floor_frac: The smallest difference that can be told here.
-        speed: Of the present plan, as a ratio to the plain job.
-        update_s: Seconds of an update under the present plan.
-        planned_updates: Of the whole run; None where unknown.
-    """
-
-    objective: Objective
-    floor_frac: float
-    speed: float
-    update_s: float
-    planned_updates: int | None
-
-
-def decide(optimization: Optimization, screening: Screening, given: Given) -> tuple[Outcome, str]:
-    """The outcome of a screening, and why."""
+def decide(optimization: Optimization, screening: Screening, state: SearchState) -> tuple[Outcome, str]:
+    """The outcome of a screening under the present plan, and why."""
     comparison = screening.comparison
     if why := unproved(screening):
         return "refused", why
     if comparison.interval is None:
         return "undecided", comparison.why
-    seen = f"{comparison.interval.ratio:.2f}x ({comparison.interval.low:.2f} to {comparison.interval.high:.2f})"
-    if given.objective.goal is Goal.MEMORY:
-        return _decide_memory(screening, comparison.interval, seen, given)
+    gain = interval_words(comparison.interval)
+    if state.config.objective.goal is Goal.MEMORY:
+        return _decide_memory(screening, comparison.interval, state)
     if optimization.card.memory_technique:
         saved = screening.peak_bytes.get("B", 0) < MEMORY_SAVED * screening.peak_bytes.get("A", 0)
-        return ("applied", f"saves memory at {seen}") if saved else ("refused", f"saves too little memory, at {seen}")
+        return ("applied", f"saves memory at {gain}") if saved else ("refused", f"saves too little memory, at {gain}")
     if comparison.verdict is Verdict.FASTER:
-        why = _not_earned_back(screening, comparison.interval.ratio, given)
-        return ("refused", f"faster, {seen}, but {why}") if why else ("applied", f"faster: {seen}")
+        why = _not_earned_back(screening, comparison.interval.ratio, state)
+        return ("refused", f"faster, {gain}, but {why}") if why else ("applied", f"faster: {gain}")
     if comparison.verdict is Verdict.SLOWER:
-        return "refused", f"slower here: {seen}"
-    if comparison.verdict is Verdict.SAME or comparison.interval.high < 1.0 + given.floor_frac:
-        return "refused", f"brings nothing here: {seen}"
-    return "undecided", f"no gain was shown: {seen}, floor {given.floor_frac:.1%}"
+        return "refused", f"slower here: {gain}"
+    if comparison.verdict is Verdict.SAME or comparison.interval.high < 1.0 + state.config.floor_frac:
+        return "refused", f"brings nothing here: {gain}"
+    return "undecided", f"no gain was shown: {gain}, floor {state.config.floor_frac:.1%}"
 
 
 def unproved(screening: Screening) -> str:
@@ -70,22 +51,25 @@ def unproved(screening: Screening) -> str:
     return ""
 
 
-def decide_to_target(found: TargetComparison) -> tuple[Outcome, str]:
+def decide_to_target(comparison: TargetComparison) -> tuple[Outcome, str]:
     """The outcome of a comparison by time to target, and why."""
-    if found.held_out is not None and found.held_out.verdict == "worse":
-        return "refused", f"it ends worse: {found.held_out.why}"
-    if found.missed and found.pairs >= MIN_PAIRS:
-        return "refused", f"{found.missed} of {found.pairs} whole runs never reached the target, which the base's reach"
-    if found.interval is None:
-        return "undecided", found.why
-    seen = f"{found.interval.ratio:.2f}x ({found.interval.low:.2f} to {found.interval.high:.2f}) over whole runs"
-    if found.verdict is Verdict.FASTER:
-        return "applied", f"sooner at the target: {seen}"
-    if found.verdict is Verdict.SLOWER:
-        return "refused", f"later at the target: {seen}"
-    if found.verdict is Verdict.SAME:
-        return "refused", f"no sooner at the target: {seen}"
-    return "undecided", f"not shown to be sooner at the target: {seen}; {found.why}"
+    if comparison.held_out is not None and comparison.held_out.verdict == "worse":
+        return "refused", f"it ends worse: {comparison.held_out.why}"
+    if comparison.missed and comparison.pairs >= MIN_PAIRS:
+        return (
+            "refused",
+            f"{comparison.missed} of {comparison.pairs} whole runs never reached the target, which the base's reach",
+        )
+    if comparison.interval is None:
+        return "undecided", comparison.why
+    gain = f"{interval_words(comparison.interval)} over whole runs"
+    if comparison.verdict is Verdict.FASTER:
+        return "applied", f"sooner at the target: {gain}"
+    if comparison.verdict is Verdict.SLOWER:
+        return "refused", f"later at the target: {gain}"
+    if comparison.verdict is Verdict.SAME:
+        return "refused", f"no sooner at the target: {gain}"
+    return "undecided", f"not shown to be sooner at the target: {gain}; {comparison.why}"
 
 
 def needs_confirmation(comparison: Comparison, objective: Objective) -> bool:
@@ -95,24 +79,30 @@ def needs_confirmation(comparison: Comparison, objective: Objective) -> bool:
     return small and objective.goal is not Goal.MEMORY
 
 
-def _decide_memory(screening: Screening, interval: Interval, seen: str, given: Given) -> tuple[Outcome, str]:
+def interval_words(interval: Interval) -> str:
+    """A gain and its interval, such as `1.25x (1.20 to 1.31)`."""
+    return f"{interval.ratio:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def _decide_memory(screening: Screening, interval: Interval, state: SearchState) -> tuple[Outcome, str]:
     """Whether it lowers the peak enough, and leaves the plan as fast as was asked."""
+    gain, objective = interval_words(interval), state.config.objective
     saved = 1.0 - screening.peak_bytes.get("B", 1) / max(screening.peak_bytes.get("A", 1), 1)
     if saved < MEMORY_STEP_FRAC:
-        return "refused", f"the peak memory becomes {-saved:+.0%}, and it takes -{MEMORY_STEP_FRAC:.0%} to count; {seen}"
-    slowest = given.speed * interval.low
-    if not given.objective.allows(slowest):
-        allowed = f"at most {given.objective.max_slowdown:.2f} times as long is allowed"
+        return "refused", f"the peak memory becomes {-saved:+.0%}, and it takes -{MEMORY_STEP_FRAC:.0%} to count; {gain}"
+    slowest = state.speed * interval.low
+    if not objective.allows(slowest):
+        allowed = f"at most {objective.max_slowdown:.2f} times as long is allowed"
         return "refused", f"saves {saved:.0%} of the memory, but updates may take {1 / slowest:.2f} times as long: {allowed}"
-    return "applied", f"saves {saved:.0%} of the memory at {seen}"
+    return "applied", f"saves {saved:.0%} of the memory at {gain}"
 
 
-def _not_earned_back(screening: Screening, ratio: float, given: Given) -> str:
+def _not_earned_back(screening: Screening, ratio: float, state: SearchState) -> str:
     """Where a cheap run is wanted: why the set-up does not pay within the run; empty where it does."""
-    if given.objective.goal is not Goal.COST or given.planned_updates is None:
+    planned = state.facts.job.planned_updates
+    if state.config.objective.goal is not Goal.COST or planned is None:
         return ""
-    needed = break_even_updates(screening.setup_s, given.update_s, given.update_s / ratio)
-    if needed is not None and needed <= given.planned_updates:
+    needed = break_even_updates(screening.setup_s, state.update_s, state.update_s / ratio)
+    if needed is not None and needed <= planned:
         return ""
-    run = f"the run has {given.planned_updates}"
-    return f"its set-up of {screening.setup_s:.0f} s is earned back after {needed} updates, and {run}"
+    return f"its set-up of {screening.setup_s:.0f} s is earned back after {needed} updates, and the run has {planned}"

@@ -19,7 +19,7 @@ import torch
 
 from hasten.train.loop import Loop
 from hasten.train.periodic import METRICS, PeriodicWork
-from hasten.tune.trials.machine_load import Account, Meter
+from hasten.tune.trials.machine_load import Meter
 
 Event = Literal["report", "checkpoint", "validation"]
 
@@ -64,22 +64,22 @@ class EventTurns:
         act = {"report": self._report, "checkpoint": self._save, "validation": self._validate}[event]
         losses_before = len(self._loop.losses)
         updates = 0 if event == "validation" else updates
-        found: dict[str, Any] = {"metrics": {}, "stall_s": 0.0}
+        results: dict[str, Any] = {"metrics": {}, "stall_s": 0.0}
         quiet_s = self._quiet(updates) if quiet_first else 0.0
         self._checks = check
         self._wait()
         meter, started = Meter(), perf_counter()
-        act(found, updates, repeats, max_batches)
+        act(results, updates, repeats, max_batches)
         self._wait()
         seconds = perf_counter() - started
         account = meter.read()
         if not quiet_first:
             quiet_s = self._quiet(updates)
         if check:
-            found["faithful"] = self._faithful(event)
+            results["faithful"] = self._faithful(event)
         return {
             "seconds": seconds, "quiet_seconds": quiet_s, "losses": self._loop.losses[losses_before:],
-            **found, **_told(account),
+            **results, **account.to_dict(),
         }  # fmt: skip
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class EventTurns:
         self._wait()
         return perf_counter() - started
 
-    def _report(self, found: dict[str, Any], updates: int, repeats: int, _batches: int | None) -> None:
+    def _report(self, results: dict[str, Any], updates: int, repeats: int, _batches: int | None) -> None:
         done, stalled = 0, 0.0
 
         def report_sometimes() -> None:
@@ -112,24 +112,24 @@ class EventTurns:
 
         self._loop.run(updates, on_update=report_sometimes)
         self._work.wait()
-        found["stall_s"] = stalled
+        results["stall_s"] = stalled
 
-    def _save(self, found: dict[str, Any], updates: int, repeats: int, _batches: int | None) -> None:
+    def _save(self, results: dict[str, Any], updates: int, repeats: int, _batches: int | None) -> None:
         for _ in range(repeats):
             if self._checks:
                 self._given = digest(self._loop.live.whole_state())
             started = perf_counter()
             self._work.save()
-            found["stall_s"] += perf_counter() - started
+            results["stall_s"] += perf_counter() - started
             self._loop.run(updates // repeats)
             self._work.wait()
 
-    def _validate(self, found: dict[str, Any], _updates: int, repeats: int, max_batches: int | None) -> None:
+    def _validate(self, results: dict[str, Any], _updates: int, repeats: int, max_batches: int | None) -> None:
         started = perf_counter()
         for _ in range(max(repeats, 2) if self._checks else repeats):
-            found["metrics_before"] = found["metrics"]
-            found["metrics"] = self._work.validate(max_batches=max_batches)
-        found["stall_s"] = perf_counter() - started
+            results["metrics_before"] = results["metrics"]
+            results["metrics"] = self._work.validate(max_batches=max_batches)
+        results["stall_s"] = perf_counter() - started
 
     def _faithful(self, event: Event) -> bool:
         if event == "checkpoint":
@@ -155,13 +155,3 @@ def digest(state: Mapping[str, Any]) -> str:
             total.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
             total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
-
-
-def _told(account: Account) -> dict[str, Any]:
-    return {
-        "cpu_seconds": account.cpu_seconds,
-        "foreign_cpu_frac": account.foreign_cpu_frac,
-        "major_faults": account.major_faults,
-        "minor_faults": account.minor_faults,
-        "spoilt": account.spoilt,
-    }

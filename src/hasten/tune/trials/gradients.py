@@ -3,6 +3,8 @@
 Gradients are taken of the first batches of the run, and of two that no short screening reaches: the last batch of the epoch,
 which may be short, and the samples of the first batch as the next epoch brings them. A cache that keeps what it must not, or
 a loss divided by the wrong size, shows there and nowhere in the first losses.
+
+A script cannot go back to its first batches: of it, `StepSampler` notes the gradients of its first steps as they come.
 """
 
 from __future__ import annotations
@@ -73,12 +75,12 @@ def save_weights(live: LiveJob, path: Path) -> None:
 
 def load_weights(live: LiveJob, path: Path) -> bool:
     """Put weights into the model. Returns False, with nothing changed, where it has others, by name or by shape."""
-    mine, found = _weights(live), torch.load(path, map_location="cpu", weights_only=True)
-    if {name: value.shape for name, value in mine.items()} != {name: value.shape for name, value in found.items()}:
+    mine, theirs = _weights(live), torch.load(path, map_location="cpu", weights_only=True)
+    if {name: value.shape for name, value in mine.items()} != {name: value.shape for name, value in theirs.items()}:
         return False
     with torch.no_grad():
         for name, value in mine.items():
-            value.copy_(found[name])
+            value.copy_(theirs[name])
     return True
 
 
@@ -204,11 +206,64 @@ def _draws(loop: Loop) -> bool | None:
 
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    kept = [(module, module.p) for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]  # noqa: SLF001
-    for module, _ in kept:
+    rates = [(module, module.p) for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]  # noqa: SLF001
+    for module, _ in rates:
         module.p = 0.0
     try:
         yield
     finally:
-        for module, p in kept:
+        for module, p in rates:
             module.p = p
+
+
+class StepSampler:
+    """Notes the steps between `before` and `after`.
+
+    Args:
+        live: The script's live job, its model and optimizer known.
+    """
+
+    def __init__(self, live: LiveJob) -> None:
+        self._optimizer: Optimizer = live.optimizer
+        names, parameters = zip(*live.model.named_parameters(), strict=True)
+        self._names: tuple[str, ...] = tuple(name.replace("_orig_mod.", "") for name in names)
+        self._parameters: list[torch.Tensor] = list(parameters)
+        self._old: list[torch.Tensor] = []
+        self._rows: list[npt.NDArray[np.float32]] = []
+        self._moved: list[list[float]] = []
+        self._settings: list[list[dict[str, float]]] = []
+        total = sum(parameter.numel() for parameter in self._parameters)
+        self._every = max(-(-total // MAX_COORDINATES), 1)
+
+    def before(self) -> None:
+        """The optimizer is about to step."""
+        self._rows.append(np.concatenate([self._chosen(parameter) for parameter in self._parameters]))
+        self._settings.append(group_settings(self._optimizer, self._parameters))
+        self._old = [parameter.detach().clone() for parameter in self._parameters]
+
+    def after(self) -> None:
+        """It has stepped."""
+        moves = zip(self._parameters, self._old, strict=True)
+        self._moved.append([float((now.detach() - old).float().square().mean().sqrt()) for now, old in moves])
+        self._old = []
+
+    @property
+    def rows(self) -> npt.NDArray[np.float32]:
+        """Gradients, a row a step, `[steps, coordinates]`; of a large model every so many-th coordinate."""
+        return np.stack(self._rows)
+
+    def updates(self) -> dict[str, Any]:
+        """What the steps did to the parameters, as `UpdateSample` has it."""
+        sample = UpdateSample(
+            names=self._names,
+            sizes=tuple(parameter.numel() for parameter in self._parameters),
+            moved=self._moved,
+            settings=self._settings,
+            draws=None,
+        )
+        return sample.to_dict()
+
+    def _chosen(self, parameter: torch.Tensor) -> npt.NDArray[np.float32]:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        flat = gradient.detach().float().cpu().contiguous().reshape(-1)
+        return flat[:: self._every].numpy().copy()

@@ -55,11 +55,11 @@ def find_longest(live: LiveJob, *, most: int, seconds: float) -> dict[str, Any]:
     if live.order is None or count is None:
         raise JobError(f"{name} reads an iterable dataset: its longest samples cannot be asked for. Give a map-style one.")
     if count < most:
-        seen = f"batch_size {micro_batch_size(live)} x accumulation {live.job.accumulation} = {most}"
-        raise JobError(f"{name} has {count} samples, which do not fill one optimizer batch ({seen}). Lower one of them.")
+        needed = f"batch_size {micro_batch_size(live)} x accumulation {live.job.accumulation} = {most}"
+        raise JobError(f"{name} has {count} samples, which do not fill one optimizer batch ({needed}). Lower one of them.")
     order = random.Random(live.seed).sample(range(count), count)  # noqa: S311  an order of reading, no secret
     by_length = live.job.overrides("length")
-    found: list[tuple[int, int]] = []
+    sized: list[tuple[int, int]] = []
     scanned, until = 0, monotonic() + seconds
     with kept_random_state():
         for index in order:
@@ -67,9 +67,9 @@ def find_longest(live: LiveJob, *, most: int, seconds: float) -> dict[str, Any]:
                 break
             seed_sample(live.seed, 0, index)
             sample = live.pipeline.load(index)
-            found.append((live.job.length(sample) if by_length else sample_bytes(sample), index))
+            sized.append((live.job.length(sample) if by_length else sample_bytes(sample), index))
             scanned += 1
-    longest = heapq.nlargest(most, found, key=lambda item: (item[0], -item[1]))
+    longest = heapq.nlargest(most, sized, key=lambda item: (item[0], -item[1]))
     return {
         "indices": [index for _, index in longest],
         "sizes": [size for size, _ in longest],
@@ -146,7 +146,7 @@ class _Window(Sequence[MicroBatch]):
 
     def __init__(self, live: LiveJob, indices: Sequence[int], epoch: int) -> None:
         size, own = micro_batch_size(live), list(indices)
-        plain = [own[at : at + size] for at in range(0, len(own), size)]
+        plain = [own[i : i + size] for i in range(0, len(own), size)]
         self._live, self._epoch = live, epoch
         self._batches = merge_windows(plain, live.job.accumulation, live.merge)
 
@@ -154,15 +154,15 @@ class _Window(Sequence[MicroBatch]):
         return len(self._batches)
 
     @overload
-    def __getitem__(self, at: int) -> MicroBatch: ...
+    def __getitem__(self, position: int) -> MicroBatch: ...
 
     @overload
-    def __getitem__(self, at: slice) -> list[MicroBatch]: ...
+    def __getitem__(self, position: slice) -> list[MicroBatch]: ...
 
-    def __getitem__(self, at: int | slice) -> MicroBatch | list[MicroBatch]:
-        if isinstance(at, slice):
-            return [self[number] for number in range(len(self))[at]]
-        batch = self._batches[at]
+    def __getitem__(self, position: int | slice) -> MicroBatch | list[MicroBatch]:
+        if isinstance(position, slice):
+            return [self[number] for number in range(len(self))[position]]
+        batch = self._batches[position]
         return self._live.pipeline.fetch(self._epoch, batch), len(batch)
 
 

@@ -11,6 +11,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import psutil
 
@@ -44,6 +45,16 @@ class Account:
     def spoilt(self) -> bool:
         """Whether a neighbour took too much of the machine."""
         return self.foreign_cpu_frac is not None and self.foreign_cpu_frac > SPOILT_FRAC
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a part of a trial's answer, without the wall time."""
+        return {
+            "cpu_seconds": self.cpu_seconds,
+            "foreign_cpu_frac": self.foreign_cpu_frac,
+            "major_faults": self.major_faults,
+            "minor_faults": self.minor_faults,
+            "spoilt": self.spoilt,
+        }
 
 
 class Meter:

@@ -108,13 +108,15 @@ def run_in_turns(
             trial.freeze()
         ready = {arm: awake(trials[arm], lambda trial: _get_ready(trial, design)) for arm in arms}
         turns, account = interleave(trials, arms, design.updates, turns=design.turns)
-        found = {}
+        outcomes = {}
         for arm in arms:
             sample = join_turns(arm, pair, turns[arm], account, uneven=design.uneven)
             losses = [loss for answer in turns[arm] for loss in answer["losses"]]
-            found[arm] = awake(trials[arm], partial(_outcome, sample=sample, losses=losses, ready=ready[arm], design=design))
+            outcomes[arm] = awake(
+                trials[arm], partial(_outcome, sample=sample, losses=losses, ready=ready[arm], design=design)
+            )
             trials[arm].end()
-        return found
+        return outcomes
 
 
 def turns_that_fit(facts: Facts) -> int:

@@ -142,9 +142,9 @@ def failure_of(answers: Mapping[int, Answer], operation: str) -> Answer:
     failed = {rank: answer for rank, answer in answers.items() if not answer["ok"]}
     dead = [rank for rank, answer in failed.items() if answer["kind"] == "killed"]
     rank = (dead or list(failed))[0]
-    found = failed[rank]
+    failure = failed[rank]
     where = f"rank {rank}, during `{operation}`: " if rank in dead else f"rank {rank}: "
-    return {"ok": False, "kind": found["kind"], "message": where + found["message"]}
+    return {"ok": False, "kind": failure["kind"], "message": where + failure["message"]}
 
 
 def merged(operation: str, answers: Sequence[Answer]) -> Answer:
@@ -176,10 +176,10 @@ def peak_of(peaks: Sequence[int], device: str) -> int:
     return sum(peaks) if device == "cpu" else max(peaks)
 
 
-def checks_of(found: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+def checks_of(by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Each check as rank 0 gave it, or as the first rank did on which it did not pass."""
     checks = []
-    for each in zip(*found, strict=True):
+    for each in zip(*by_rank, strict=True):
         rank, check = next(((rank, check) for rank, check in enumerate(each) if not check["passed"]), (0, each[0]))
         checks.append(check if check["passed"] else {**check, "seen": f"rank {rank}: {check['seen']}"})
     return checks

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hasten.core.stats import block_median
+from hasten.report import evidence
 
 NUM_BLOCKS = 5
 MIN_BLOCK_UPDATES = 8
@@ -49,9 +50,9 @@ class Sample:
     spoilt: bool
     peak_bytes: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
+    def to_evidence(self) -> evidence.Sample:
+        """As in the evidence file."""
+        return evidence.Sample(**asdict(self))
 
 
 def make_sample(arm: str, pair: int, answer: Mapping[str, Any], *, uneven: bool, peak_bytes: int | None = None) -> Sample:

@@ -254,6 +254,6 @@ def trial_environment(
     """The environment of a trial: ours, with what the plan requires, unbuffered, with a compile cache that trials share."""
     environ = os.environ if environ is None else environ
     environ = shared_environment(ranks, environ) if ranks > 1 else environ
-    kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), TRIALS_VARIABLE: str(folder / "stores")}
-    ours = {**kept, **environ, "PYTHONUNBUFFERED": "1"}
+    shared = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), TRIALS_VARIABLE: str(folder / "stores")}
+    ours = {**shared, **environ, "PYTHONUNBUFFERED": "1"}
     return joined_environment(required_environment(plan.optimizations if plan else ()), ours)

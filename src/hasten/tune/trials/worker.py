@@ -147,11 +147,7 @@ class Worker:
             "items": items,
             "losses": loop.losses[before_losses:],
             "skipped": loop.skipped,
-            "cpu_seconds": account.cpu_seconds,
-            "foreign_cpu_frac": account.foreign_cpu_frac,
-            "major_faults": account.major_faults,
-            "minor_faults": account.minor_faults,
-            "spoilt": account.spoilt,
+            **account.to_dict(),
         }
 
     def trace(self) -> dict[str, Any]:
@@ -257,8 +253,8 @@ class Worker:
     def longest(self, *, seconds: float) -> dict[str, Any]:
         """The longest samples, as many as one update sees, and what the job is made of."""
         size = micro_batch_size(self.live)
-        found = find_longest(self.live, most=size * self.live.job.accumulation, seconds=seconds)
-        return {**found, "facts": {**asdict(job_facts(self.live)), "batch_size": size}}
+        longest = find_longest(self.live, most=size * self.live.job.accumulation, seconds=seconds)
+        return {**longest, "facts": {**asdict(job_facts(self.live)), "batch_size": size}}
 
     def hold(self, *, indices: list[int], updates: int) -> dict[str, Any]:
         """Do updates on these samples, the longest first, and a held-out batch: what it takes."""

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hasten.core.system import count_denormals_kept
-from hasten.profile import forms
-from hasten.profile.forms import Collecting, denormals_as_zero, optimizer_gains, typical_s
+from hasten.profile import alternatives
+from hasten.profile.alternatives import Collecting, denormals_as_zero, optimizer_gains, typical_s
 
 
 def live_with(kind: Any, **settings: Any) -> Any:
@@ -47,9 +47,9 @@ def test_an_optimizer_without_other_forms_has_no_gains() -> None:
 
 
 def test_of_a_large_parameter_a_part_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "MAX_COPIED_BYTES", 4 * 1000)
+    monkeypatch.setattr(alternatives, "MAX_COPIED_BYTES", 4 * 1000)
     model = nn.Sequential(nn.Linear(100, 50), nn.Linear(50, 20))
-    made = forms._copy(torch.optim.Adam(model.parameters()), {"fused": True, "foreach": False})
+    made = alternatives._copy(torch.optim.Adam(model.parameters()), {"fused": True, "foreach": False})
     assert made is not None
     assert [param.numel() for group in made.param_groups for param in group["params"]] == [1000]
     assert made.param_groups[0]["fused"] is True
@@ -57,15 +57,15 @@ def test_of_a_large_parameter_a_part_is_copied(monkeypatch: pytest.MonkeyPatch) 
 
 def test_other_states_of_the_process_are_tried_where_they_differ() -> None:
     threads = torch.get_num_threads()
-    assert set(forms.process_forms("cpu", threads, {})) == {"flushed"}
+    assert set(alternatives.process_forms("cpu", threads, {})) == {"flushed"}
     math = {"_scaled_dot_product_attention_math": 3}
-    assert set(forms.process_forms("cpu", threads + 1, math)) == {"flushed", "threads", "attention"}
-    assert set(forms.process_forms("cuda", threads + 1, {})) == set()
-    assert forms.FORM_WORDS.keys() == {"flushed", "threads", "attention"}
-    with forms.threads_for(threads + 1):
+    assert set(alternatives.process_forms("cpu", threads + 1, math)) == {"flushed", "threads", "attention"}
+    assert set(alternatives.process_forms("cuda", threads + 1, {})) == set()
+    assert alternatives.FORM_WORDS.keys() == {"flushed", "threads", "attention"}
+    with alternatives.threads_for(threads + 1):
         assert torch.get_num_threads() == threads + 1
     assert torch.get_num_threads() == threads
-    with forms.fused_attention() as can:
+    with alternatives.fused_attention() as can:
         assert can
 
 
@@ -96,6 +96,6 @@ def test_a_typical_run_counts() -> None:
 
 def test_of_a_part_the_whole_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = optimizer_gains(live_with(torch.optim.AdamW, lr=0.01), 1.0)["fused"]
-    monkeypatch.setattr(forms, "MAX_COPIED_BYTES", 4 * 64)
+    monkeypatch.setattr(alternatives, "MAX_COPIED_BYTES", 4 * 64)
     part = optimizer_gains(live_with(torch.optim.AdamW, lr=0.01), 1.0)["fused"]
     assert part < whole  # a sixtieth was stepped, and each call costs the same

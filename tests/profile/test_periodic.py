@@ -9,7 +9,7 @@ import pytest
 
 from hasten.profile.ceilings import CeilingRun
 from hasten.profile.measure import phase_shares
-from hasten.profile.surroundings import Around, measure_around
+from hasten.profile.periodic import Around, measure_around
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from tests.train.jobs import CPU, Plain, Streamed

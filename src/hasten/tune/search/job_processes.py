@@ -1,0 +1,102 @@
+"""The two processes of a screening of a job: both can go back to the start of the run, so the base stays alive.
+
+The base process is started once and stays from candidate to candidate; a candidate that wins becomes the base. The gate
+looks at gradients at the initial weights, and where these differ by much again at weights that the base has trained to, see
+`resident_process.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hasten.core.card import Numerics
+from hasten.core.errors import TrialError
+from hasten.core.optimization import Optimization
+from hasten.core.plan import Plan
+from hasten.tune.proof.numerics import GateVerdict, Settled
+from hasten.tune.search.resident_process import Resident, judge_numerics, settled_pairs
+from hasten.tune.search.screening import Ready, checks_of, numerics_of
+from hasten.tune.trials.pair import warmup
+from hasten.tune.trials.trial import Trial, TrialSetting
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProcesses:
+    """Starts and readies processes of a job; see `hasten.tune.search.screening.Processes`.
+
+    Attributes:
+        setting: What all trials share.
+        seed: Of all trials; None takes the job's own.
+    """
+
+    setting: TrialSetting
+    seed: int | None = None
+
+    @property
+    def most_updates(self) -> None:
+        """Any number: a job goes back to its start, and on from epoch to epoch."""
+        return
+
+    def start(self, plan: Plan) -> Resident:
+        """Start a process and warm it up."""
+        trial = Trial(self.setting, plan, seed=self.seed)
+        try:
+            trial.call("warm", **warmup(trial, 2))
+        except BaseException:
+            trial.end()
+            raise
+        return Resident(trial=trial)
+
+    def challenge(self, base: Resident, plan: Plan) -> tuple[Resident, Resident]:
+        """Start a challenger beside the frozen base, which is started anew if it died."""
+        alive = self._revived(base)
+        alive.trial.freeze()
+        try:
+            return alive, Resident(trial=Trial(self.setting, plan, seed=self.seed))
+        except BaseException:
+            if alive is not base:
+                alive.end()
+            raise
+
+    def get_ready(self, base: Resident, challenger: Resident, added: Sequence[Optimization]) -> Ready:
+        """Warm the challenger up, trace a step of it, and sample its gradients."""
+        trial = challenger.trial
+        warm = trial.call("warm", **warmup(trial, 2))
+        checks = checks_of(trial.call("trace")["evidence"], added) if added else []
+        fired = bool(checks) and all(check["passed"] for check in checks)
+        if fired and numerics_of(added) is not Numerics.TRAINING:
+            challenger.sample(numerics_of(added), Path(self.setting.folder))
+        if fired or not added:
+            base = self._revived(base)  # the kernel may have needed until now to end it
+        return Ready(
+            base=base, evidence=checks, warm_s=warm["seconds"], usual_s=lambda update_s: warm["updates"] * update_s
+        )  # fmt: skip
+
+    def judge(
+        self, base: Resident, challenger: Resident, added: Sequence[Optimization], others: Sequence[Sequence[float]],
+        say: Callable[[str], None],
+    ) -> GateVerdict:  # fmt: skip
+        """Sample what was not sampled yet of both, and judge."""
+        numerics, folder = numerics_of(added), Path(self.setting.folder)
+        if numerics is not Numerics.TRAINING:
+            for resident in (base, challenger):
+                resident.awake(lambda r: r.sample(numerics, folder))
+
+        def settled() -> Iterable[Settled]:
+            say("  the gradients differ at the initial weights: training on, to look once more")
+            return settled_pairs(base, challenger, folder)
+
+        return judge_numerics(numerics, base, challenger, others, settled)
+
+    def shortens_turns(self, error: TrialError) -> bool:
+        """Never."""
+        return False
+
+    def _revived(self, base: Resident) -> Resident:
+        """The base, started anew if it died: a candidate is not to blame for what befell the base."""
+        if base.trial.alive:
+            return base
+        base.end()
+        return self.start(base.trial.plan)
