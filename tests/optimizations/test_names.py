@@ -18,8 +18,6 @@ OTHER_MEANINGS = {
     ("tune/batch/search.py", "optimizer_batch"): "a key of the answer, in samples",
 }
 """(File, word) -> what the word means there, where it is no name of an optimization."""
-STILL_NAMED = "script/patch/"
-"""Names optimizations until its rewrite lands; then this goes."""
 
 
 def named(text: str, names: set[str]) -> Iterator[str]:
@@ -40,7 +38,7 @@ def test_no_module_names_an_optimization() -> None:
         if not path.is_relative_to(SOURCE / "optimizations")
         for name in named(path.read_text(encoding="utf-8"), names)
     }
-    assert {item for item in found - OTHER_MEANINGS.keys() if not item[0].startswith(STILL_NAMED)} == set()
+    assert found - OTHER_MEANINGS.keys() == set()
     assert OTHER_MEANINGS.keys() - found == set(), "take out what is said no longer"
 
 
