@@ -5,14 +5,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-MAX_LINES := 400
-IN_PAIRS := tests/core tests/data tests/report tests/train tests/script tests/benchmarks tests/integrations tests/optimizations tests/recipes \
-	tests/cli/test_catalogue.py tests/cli/test_data.py tests/cli/test_scripts.py tests/tune/test_gate.py tests/tune/test_ranks.py \
-	tests/tune/test_objective_real.py tests/tune/test_script_trial.py tests/tune/test_trial.py
+ALONE := tests/cli/test_batch.py tests/cli/test_cli.py tests/cli/test_recipes.py tests/examples tests/profile tests/tune
+# Tests that measure whole tunings: one after the other. All others run in pairs, each worker on a core of its own.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
+.PHONY: setup demo test test-all lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
@@ -32,18 +30,20 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## see Hasten profile and tune an example
 	$(BIN)/hasten demo
 
-test: lint  ## lint, then run every test; those that start processes and measure run one after the other
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
-	$(BIN)/python -m pytest -q -n 2 -m slow --durations=25 $(IN_PAIRS)
-	$(BIN)/python -m pytest -q -m slow --durations=15 $(IN_PAIRS:%=--ignore=%)
+test: lint  ## lint, then run the tests, within 12 minutes on two cores
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not long"
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not long" --durations=25 $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -q -m "slow and not long" --durations=15 $(ALONE)
 
-lint: setup  ## rules, format, types, floors, and the size of modules
+test-all: test  ## the tests, then the long ones: whole tunings, every framework, chaos (about 30 minutes more)
+	$(BIN)/python -m pytest -q -n 2 -m long --durations=25 $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -q -m long --durations=15 $(ALONE)
+
+lint: setup  ## rules, format, types and floors
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	PYTHONHASHSEED=0 $(BIN)/mypy # what it joins unlike types to can depend on the order of sets
 	$(BIN)/lint-imports
-	@find src -name '*.py' -exec wc -l {} + | awk '$$2 != "total" && $$1 > $(MAX_LINES) { \
-		print $$2 ": " $$1 " lines, more than $(MAX_LINES): which two things is it?"; long = 1 } END { exit long }'
 
 bench: setup  ## measure again what benchmarks/results holds for this machine
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench]'

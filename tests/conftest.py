@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+_WORKER = re.fullmatch(r"gw(\d+)", os.environ.get("PYTEST_XDIST_WORKER", ""))
+if _WORKER and hasattr(os, "sched_setaffinity"):
+    # Each worker, and every process that it starts, has a core of its own: what one test measures, another does not disturb.
+    _CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {_CORES[int(_WORKER[1]) % len(_CORES)]})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files of the session, of killed processes too, are deleted with its folder."""
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp(), ignore_cleanup_errors=True) as folder:
+        before, os.environ["TMPDIR"] = os.environ.get("TMPDIR"), folder
+        tempfile.tempdir = None
+        yield
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+        tempfile.tempdir = None
 
 
 @pytest.fixture(autouse=True, scope="session")
