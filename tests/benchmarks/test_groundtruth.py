@@ -129,7 +129,7 @@ def test_markers_stand_at_the_end_of_a_line() -> None:
 # The scripts
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["item_each_step", "clean_lstm"])
 def test_a_script_and_its_twin_run(name: str) -> None:
     for mended in (False, True):

@@ -141,7 +141,7 @@ def test_a_script_that_takes_no_steps_is_an_error_with_its_words(tmp_path: Path)
         arm.get_ready()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_round_times_watched_and_unwatched_scripts_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +171,7 @@ class Seams:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_round_in_one_process_finds_what_a_watch_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cost, "SIZES", {"tiny": SMALL})

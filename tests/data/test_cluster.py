@@ -98,6 +98,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 def test_a_cluster_of_two_workers_makes_the_same_bytes_whoever_is_killed(source: Path) -> None:
     root = source.parent
     convert(source, root / "plain", processes=1)

@@ -192,7 +192,7 @@ print(json.dumps([kills, code]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_a_process_that_is_killed_goes_on_from_what_it_saved_last(tmp_path: Path, workers: str) -> None:
     """What was learnt after the last saved state dies with the process; nothing else is lost, and nothing comes twice."""
     store = folder() / "numbers-333-16"

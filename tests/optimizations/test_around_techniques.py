@@ -68,7 +68,7 @@ def test_what_does_the_same_twice_cannot_be_in_one_plan() -> None:
     assert "exclude each other" in clash(ValidationCompile(), Compile())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_pass_measures_the_same_and_the_training_call_stays_plain() -> None:
     plain = HeldOut(build(Ragged(), device=CPU)).measure()
     live = build(Ragged(), Plan(optimizations=(ValidationCompile(),)), device=CPU)

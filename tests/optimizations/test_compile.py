@@ -38,7 +38,7 @@ def test_cuda_graphs_are_for_cuda() -> None:
     assert [item.settings()["mode"] for item in on_gpu.settings] == ["default", "reduce-overhead"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("dynamic", "passes"), [("no", False), ("auto", True)])
 def test_a_graph_for_every_shape_is_found_out(dynamic: Any, passes: bool) -> None:
     item = Compile(dynamic=dynamic)
@@ -57,7 +57,7 @@ def test_names_and_types_stay() -> None:
     loop.live.undo_all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_goes_with_checkpointing() -> None:
     from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
     from tests.optimizations.contract import Attention

@@ -163,7 +163,7 @@ def test_run_does_not_start_again_and_again(tmp_path: Path) -> None:
     assert not (tmp_path / "loaded").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_torchrun_each_start_again_and_train(tmp_path: Path) -> None:
     Plan(optimizations=(CASES["allocator"].make(),)).save(tmp_path / "plan.toml")
     script = tmp_path / "rank.py"

@@ -100,7 +100,7 @@ def test_it_goes_with_channels_last() -> None:
     assert run(Pictures(), 6, *items) == pytest.approx(run(Pictures(), 6), rel=2e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_goes_with_compile() -> None:
     items = (ModulePrecision(), Compile())
     loop = make_loop(Attention(), *items)

@@ -50,7 +50,7 @@ class Texts(RaggedPacked):
         return hasten.Loss(each, (tokens != 0).sum())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks, where a graph ends
 def test_new_lengths_compile_nothing_anew() -> None:
     plain = run(Texts(), 12)

@@ -604,7 +604,9 @@ PLAN = "schema = 1\n[optimizations.background_checkpoint]\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["ends", "raises", "exits", "exits at once"])
+@pytest.mark.parametrize(
+    "how", ["ends", *(pytest.param(how, marks=pytest.mark.long) for how in ("raises", "exits", "exits at once"))]
+)
 def test_a_run_that_saves_in_the_background_prints_and_leaves_the_same(tmp_path: Path, how: str) -> None:
     found: list[Any] = []
     for name, before, after in (("alone", [], []), ("ours", ["-m", "hasten", "run"], ["--plan", "../plan.toml", "--"])):

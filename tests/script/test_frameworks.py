@@ -36,7 +36,9 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.long if "bfloat16" in case else ()) for case in CASES]
+)
 def test_a_framework_trains_as_without_us(tmp_path: Path, case: str) -> None:
     command, steps = CASES[case]
     seen = tmp_path / "seen.json"
@@ -51,7 +53,9 @@ def test_a_framework_trains_as_without_us(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
+@pytest.mark.parametrize(
+    "framework", ["accelerate", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "transformers"))]
+)
 def test_a_plan_of_exact_techniques_gives_the_same_weights(tmp_path: Path, framework: str) -> None:
     plan = tmp_path / "hasten.toml"
     Plan(optimizations=(LoaderWorkers(num_workers=1), ZeroGradToNone(), BackgroundCheckpoint())).save(plan)
@@ -88,9 +92,9 @@ def profiled(tmp_path: Path, framework: str, slow: str) -> dict[str, Any]:
     ("framework", "slow", "bottleneck"),
     [
         ("lightning", "data", "input"),
-        ("accelerate", "data", "input"),
-        ("transformers", "data", "input"),
-        ("lightning", "saves", "checkpoint"),
+        pytest.param("accelerate", "data", "input", marks=pytest.mark.long),
+        pytest.param("transformers", "data", "input", marks=pytest.mark.long),
+        pytest.param("lightning", "saves", "checkpoint", marks=pytest.mark.long),
         ("transformers", "valid", "validation"),
     ],
 )

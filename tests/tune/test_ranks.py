@@ -299,6 +299,7 @@ def test_compare_sums_gradients_in_both_ways(tmp_path: Path) -> None:
     assert all(sample["items"] == 20 * 8 for sample in result["samples"])
 
 
+@pytest.mark.long
 @SLOW
 @pytest.mark.timeout(110)
 def test_tune_tunes_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

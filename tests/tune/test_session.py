@@ -178,7 +178,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"code": process.returncode, "out": out, "target": target, "stdout": stdout, "stderr": stderr}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) -> None:
     out = interrupted["out"]
@@ -192,7 +192,7 @@ def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) ->
     assert "interrupted" in interrupted["stderr"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[str, Any]) -> None:
     out, target = interrupted["out"], interrupted["target"]

@@ -172,7 +172,7 @@ def test_a_cycle_reaches_the_target_of_a_rate_that_is_too_low_in_fewer_updates(t
         assert updates_to(cycle, target) < 0.6 * updates_to(base, target)  # counted in updates: no clock decides
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cycle_does_not_help_a_rate_that_fits(tmp_path: Path) -> None:
     design = TargetDesign(quality=QUALITY)
     runs = run_pair(fitted(tmp_path, 0.1), {"A": Plan(), "B": one("one_cycle", max_lr_factor=0.1)}, ("B", "A"), 0, design)
@@ -182,7 +182,7 @@ def test_a_cycle_does_not_help_a_rate_that_fits(tmp_path: Path) -> None:
     assert runs["A"].curve.metric[-1] < 0.01 < runs["B"].curve.metric[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_larger_batches_see_the_same_samples(tmp_path: Path) -> None:
     setting, plan = fitted(tmp_path, 0.05), one("optimizer_batch", factor=2.0, scaling="linear")
     design = TargetDesign(quality=QUALITY, points=8)

@@ -64,7 +64,7 @@ def test_the_file_gives_what_the_average_gives_for_any_batch_size(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["detector.onnx"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_that_gives_other_numbers_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "detector.onnx"
     path.write_text("the good one of yesterday", encoding="utf-8")
