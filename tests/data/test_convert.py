@@ -28,7 +28,7 @@ from hasten.data import Store
 from hasten.data.convert import job
 from hasten.data.convert.choose import all_readers, reader_for
 from hasten.data.convert.job import convert
-from hasten.data.convert.readers import jsonl
+from hasten.data.convert.readers import json_array, jsonl
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.store.publish import clean
 from hasten.data.store.verify import verify
@@ -154,6 +154,19 @@ def test_parquet(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
     convert(tmp_path / "a.parquet", tmp_path / "s", columns=["list", "id"])
     assert all_rows(tmp_path / "s") == table.select(["list", "id"]).to_pylist()
+
+
+def test_half_a_surrogate_pair_and_a_huge_integer_in_an_array_are_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_array, "_LOOKED_AT", 2)
+    bad = ['{"text": "\\ud800", "number": 1}', '{"text": "a", "number": 123456789012345678901234567890}']
+    records = ['{"text": "good", "number": 1}'] * 300
+    records[100:100] = bad
+    (tmp_path / "a.json").write_text(f"[{','.join(records)}]", encoding="utf-8")
+    made = convert(tmp_path / "a.json", tmp_path / "s")
+    assert (made.num_records, made.num_bad) == (300, 2)
+    assert {row["text"] for row in all_rows(tmp_path / "s")} == {"good"}
 
 
 def test_arrays(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from hasten.data.convert.refusals import broken, no_records
 from hasten.data.convert.typing import read_records, record_of, types_of
 
 ENDINGS = (".json",)
+_PARSER = ijson.get_backend("python")
+"""The default C parser silently replaces half a surrogate pair with `?` and stops at an integer of more than 64 bits."""
 _LOOKED_AT = 2048
 """Records of a file whose types are looked at."""
 _HEAD_BYTES = 4096
@@ -79,7 +81,7 @@ def _records(path: str) -> Iterator[tuple[int, Any]]:
         file.seek(start)
         number = -1
         try:
-            for number, item in enumerate(ijson.items(file, "item", use_float=True)):
+            for number, item in enumerate(_PARSER.items(file, "item", use_float=True)):
                 yield number, item
         except ijson.JSONError:  # its message quotes the file
             place = f" soon after record {number}" if number >= 0 else ""
