@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,17 @@ def run_pruning() -> Path:
         for name, part in PARTS.items()
     ]
     return record("pruning_scripts", {"before": BEFORE, "rows": rows}, "python -m benchmarks.pruning_scripts")
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A line a part: its lines before and after, and what its techniques were recorded to bring on scripts."""
+    lines = ["| part of script/ | lines | recorded: script, outcome, gain | decision |", "|---|---|---|---|"]
+    for row in result["rows"]:
+        on_scripts = (one for one in row["recorded"] if not one["source"].startswith("techniques.json"))
+        gains = [f"{one['of']}: {one['outcome']}, {one['reason'].split('; ')[0]}" for one in on_scripts]
+        size = f"{row['lines_before']} to {row['lines_after']}"
+        lines.append(f"| {row['part']} | {size} | {'; '.join(gains) or '-'} | {row['decision']} |")
+    return "\n".join(["", *lines, "", f"From `{result['command']}`, which quotes the recorded tunings.", ""])
 
 
 def recorded(technique: str) -> Iterator[dict[str, Any]]:

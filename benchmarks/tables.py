@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import catalogue
+from benchmarks import catalogue, pruning_scripts
 from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
 from benchmarks.groundtruth import table as groundtruth
@@ -42,6 +42,8 @@ def main() -> None:
     if "recipes" in found:
         put_between(ROOT / "docs" / "detection.md", recipes.detection(found["recipes"]))
         put_between(ROOT / "docs" / "ocr.md", recipes.ocr(found["recipes"]) + recipes.pruned(found["pruning_ocr"]))
+    if "pruning_scripts" in found:
+        put_between(ROOT / "docs" / "scripts.md", pruning_scripts.table(found["pruning_scripts"]))
     write_atomically(ROOT / "docs" / "results.md", details(found))
     catalogue.main()
 
