@@ -5,9 +5,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-ALONE := tests/cli/test_batch.py tests/cli/test_cli.py tests/cli/test_recipes.py tests/examples tests/profile tests/tune
-# Tests that measure whole tunings: one after the other. All others run in pairs, each worker on a core of its own.
-
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: setup demo test test-all lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
@@ -31,13 +28,12 @@ demo: setup  ## see Hasten profile and tune an example
 	$(BIN)/hasten demo
 
 test: lint  ## lint, then run the tests, within 12 minutes on two cores
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not long"
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not long" --durations=25 $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest -q -m "slow and not long" --durations=15 $(ALONE)
+	$(BIN)/python -m pytest -q -n 2 -m "not long and not alone" --durations=25 # each worker on a core of its own
+	$(BIN)/python -m pytest -q -m "alone and not long" --durations=15
 
-test-all: test  ## the tests, then the long ones: whole tunings, every framework, chaos (about 30 minutes more)
-	$(BIN)/python -m pytest -q -n 2 -m long --durations=25 $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest -q -m long --durations=15 $(ALONE)
+test-all: test  ## the tests, then the long ones: whole tunings, every framework, kills
+	$(BIN)/python -m pytest -q -n 2 -m "long and not alone" --durations=25
+	$(BIN)/python -m pytest -q -m "long and alone" --durations=15
 
 lint: setup  ## rules, format, types and floors
 	$(BIN)/ruff check

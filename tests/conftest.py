@@ -7,10 +7,12 @@ import re
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+_HERE = Path(__file__).parent
 _WORKER = re.fullmatch(r"gw(\d+)", os.environ.get("PYTEST_XDIST_WORKER", ""))
 if _WORKER and hasattr(os, "sched_setaffinity"):
     # Each worker, and every process that it starts, has a core of its own: what one test measures, another does not disturb.
@@ -18,10 +20,23 @@ if _WORKER and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {_CORES[int(_WORKER[1]) % len(_CORES)]})
 
 
+_MEASURING = ("cli/test_batch.py", "cli/test_cli.py", "cli/test_recipes.py", "examples", "profile", "tune")
+"""Files and folders whose slow tests are whole tunings: they see a neighbour on the machine, so they run alone."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that measure, before they are selected by their marks."""
+    for item in items:
+        path = item.path.relative_to(_HERE).as_posix()
+        if path.startswith(_MEASURING) and {"slow", "long"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.alone)
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Temporary files of the session, of killed processes too, are deleted with its folder."""
-    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp(), ignore_cleanup_errors=True) as folder:
+def _scratch() -> Iterator[None]:
+    """Delete temporary files with the session, those of killed processes too. The path is short: Ray keeps sockets there."""
+    with tempfile.TemporaryDirectory(prefix="hasten-", ignore_cleanup_errors=True) as folder:
         before, os.environ["TMPDIR"] = os.environ.get("TMPDIR"), folder
         tempfile.tempdir = None
         yield

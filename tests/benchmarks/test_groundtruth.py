@@ -405,7 +405,7 @@ def test_the_last_words_of_a_failed_command_are_kept(tmp_path: Path) -> None:
     assert "No such command" in why
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_is_really_profiled() -> None:
     found = judged_row(CASES["per_sample_collate"], {"profile": score.call_profile(CASES["per_sample_collate"], 0.1)})
     assert found["profile"]["outcome"] == "profiled"

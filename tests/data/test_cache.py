@@ -195,7 +195,7 @@ def fill(cache: Cache, first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["spawn", "fork"])
+@pytest.mark.parametrize("how", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_processes_share_it(make: Any, how: str) -> None:
     if make.kind == "memory":

@@ -263,7 +263,7 @@ def test_what_cannot_be_kept_or_written_does_not_end_the_training(monkeypatch: p
     def broken(*_args: Any, **_kwargs: Any) -> None:
         raise RuntimeError("broken on purpose")
 
-    for name in ("report", "save"):
+    for name in ("report", "write_json"):
         with monkeypatch.context() as patch:
             patch.setattr(f"hasten.script.attach.{name}", broken)
             watched = hasten.attach(json=tmp_path / "profile.json")

@@ -52,10 +52,8 @@ def test_a_framework_trains_as_without_us(tmp_path: Path, case: str) -> None:
     assert json.loads(seen.read_text())["0"]["steps"] == steps
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "framework", ["accelerate", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "transformers"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
 def test_a_plan_of_exact_techniques_gives_the_same_weights(tmp_path: Path, framework: str) -> None:
     plan = tmp_path / "hasten.toml"
     Plan(optimizations=(LoaderWorkers(num_workers=1), ZeroGradToNone(), BackgroundCheckpoint())).save(plan)
@@ -66,7 +64,7 @@ def test_a_plan_of_exact_techniques_gives_the_same_weights(tmp_path: Path, frame
     assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_block_that_fails_in_an_attached_script_says_what_it_says_alone(tmp_path: Path) -> None:
     alone, done = run("fw_api.py", "raise"), run("-m", "hasten.script", "fw_api.py", "raise")
     assert alone.returncode == 1
@@ -87,14 +85,14 @@ def profiled(tmp_path: Path, framework: str, slow: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("framework", "slow", "bottleneck"),
     [
         ("lightning", "data", "input"),
-        pytest.param("accelerate", "data", "input", marks=pytest.mark.long),
-        pytest.param("transformers", "data", "input", marks=pytest.mark.long),
-        pytest.param("lightning", "saves", "checkpoint", marks=pytest.mark.long),
+        ("accelerate", "data", "input"),
+        ("transformers", "data", "input"),
+        ("lightning", "saves", "checkpoint"),
         ("transformers", "valid", "validation"),
     ],
 )

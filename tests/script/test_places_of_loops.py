@@ -34,7 +34,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_line_is_that_of_the_script(tmp_path: Path, workers: int) -> None:
     text = SCRIPT.replace("WORKERS", str(workers))

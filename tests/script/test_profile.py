@@ -16,7 +16,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "name", "what"),
-    [("data", "input", "dataset"), ("saves", "checkpoint", "torch.save"), ("evaluates", "validation", "")],
+    [
+        ("data", "input", "dataset"),
+        pytest.param("saves", "checkpoint", "torch.save", marks=pytest.mark.long),
+        pytest.param("evaluates", "validation", "", marks=pytest.mark.long),
+    ],
 )
 def test_the_bottleneck_is_named_and_nothing_is_left(tmp_path: Path, which: str, name: str, what: str) -> None:
     for file in ("slow.py", "common.py"):

@@ -60,8 +60,12 @@ def watched(
     return done, json.loads(path.read_text())
 
 
+QUICK = {"plain", "workers", "raises", "is killed", "iterable"}
+"""Cases of `make test`; the others are for `make test-all`."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES])
 def test_it_prints_and_exits_as_without_us(tmp_path: Path, case: str) -> None:
     command, code = CASES[case]
     with ThreadPoolExecutor() as pool:
@@ -92,7 +96,7 @@ def unless_aborted(start: Callable[[], Ended], stderr: Callable[[Ended], str]) -
     return start()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_both_ranks_of_torchrun_are_watched(tmp_path: Path) -> None:
     alone = unless_aborted(lambda: run(TORCHRUN), lambda ended: ended.stderr)

@@ -162,7 +162,12 @@ def test_the_words_say_whether_values_are_read_or_written() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("which", "label"), [("tensorboard", "tensorboard"), ("tensorboardX", "tensorboard"), ("wandb", "wandb")]
+    ("which", "label"),
+    [
+        ("tensorboard", "tensorboard"),
+        pytest.param("tensorboardX", "tensorboard", marks=pytest.mark.long),
+        pytest.param("wandb", "wandb", marks=pytest.mark.long),
+    ],
 )
 def test_a_script_that_reports_too_much_is_told_where(tmp_path: Path, which: str, label: str) -> None:
     for file in ("reports.py", "common.py", "standins"):

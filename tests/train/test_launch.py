@@ -80,7 +80,7 @@ def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(t
     assert (tmp_path / "run" / "model.pt").read_bytes() == (untouched / "model.pt").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_at_the_same_update_is_not_run_into_a_third_time(tmp_path: Path) -> None:
     done = hasten("--out", tmp_path / "run", "--restarts", 5, DIE="0:3:error")
     assert done.returncode == 1
@@ -89,7 +89,7 @@ def test_an_error_at_the_same_update_is_not_run_into_a_third_time(tmp_path: Path
     assert told == ["all ranks", "not started"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_restarts_ranks_that_resume(tmp_path: Path, untouched: Path) -> None:
     done = hasten(
         "--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--resume",

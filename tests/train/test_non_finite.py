@@ -373,7 +373,7 @@ train(Wide(), Plan(), Path(sys.argv[1]), options=RunOptions(say=lambda words: No
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_goes_on_under_a_limit_that_its_batches_exceed(tmp_path: Path) -> None:
     for name, limit in (("free", 0), ("limited", 400)):
         done = subprocess.run(

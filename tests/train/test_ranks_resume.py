@@ -132,6 +132,7 @@ def test_tensors_that_lie_by_columns_or_in_copies_are_kept_too(folder: Path) -> 
     assert "a checkpoint keeps whole tensors and blocks of them" in first["sums"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["DDP, two ranks", "FSDP2, two ranks"])
 def test_ranks_killed_at_any_moment_end_as_if_nobody_had(name: str) -> None:
     found = chaos(4, 1, SETTINGS[name], lambda _: None)

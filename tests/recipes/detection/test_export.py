@@ -85,7 +85,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
         export_onnx(trained(), tmp_path / "nowhere" / "detector.onnx", size=SIZE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trained_job_writes_its_average(tmp_path: Path) -> None:
     job = job_on(write_pictures(tmp_path / "pictures", 4))
     model = job.model()
