@@ -199,7 +199,7 @@ def test_a_long_watch_rests_and_tells_the_same(monkeypatch: pytest.MonkeyPatch) 
                 model.train()
 
         with hasten.attach() as watched:
-            train(0.0005, epochs=40, each=each)
+            train(0.002, epochs=40, each=each)
         times = {place[0]: count for place, (count, _) in watched._recorder.places.items()}
         whole = sum(map(sum, watched._recorder.steps))
         assert whole == pytest.approx(ends[-1] - ends[0], rel=0.05)

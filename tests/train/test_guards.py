@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hasten.train.guards.incidents import Incidents
 from hasten.train.guards.memory_growth import GrowthWatch, Windows, growth_words, tensors_alive
@@ -66,6 +68,13 @@ def test_workers_write_where_they_stand(tmp_path: Path) -> None:
         worker.join()
     assert [file.name for file in files] == [f"stacks-{os.getpid()}.txt", f"stacks-{worker.pid}.txt"]
     assert "wait_for_ever" in files[1].read_text()
+
+
+def test_tensors_with_symbolic_shapes_are_not_counted() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    symbolic = mode.from_tensor(torch.ones(3, 5), static_shapes=False)
+    assert not all(isinstance(size, int) for size in symbolic.shape)
+    assert all(isinstance(size, int) for _, shape in tensors_alive() for size in shape)
 
 
 def test_memory_that_grows_is_told_with_what_grew() -> None:

@@ -94,12 +94,14 @@ class GrowthWatch:
 
 
 def tensors_alive() -> Kinds:
-    """How many tensors there are of each type and shape, among those that Python can reach."""
+    """Count the tensors that Python can reach, by type and shape. Those with symbolic shapes hold no memory."""
     found: Kinds = Counter()
     for thing in gc.get_objects():
         try:
             if issubclass(type(thing), torch.Tensor):  # isinstance would wake what is loaded lazily
-                found[str(thing.dtype).removeprefix("torch."), tuple(thing.shape)] += 1
+                shape = tuple(thing.shape)
+                if all(isinstance(size, int) for size in shape):
+                    found[str(thing.dtype).removeprefix("torch."), shape] += 1
         except ReferenceError:  # a proxy of something that is gone
             continue
     return found
