@@ -28,11 +28,11 @@ demo: setup  ## see Hasten profile and tune an example
 	$(BIN)/hasten demo
 
 test: lint  ## lint, then run the tests, within 12 minutes on two cores
-	$(BIN)/python -m pytest -q -n 2 -m "not long and not alone" --durations=25 # each worker on a core of its own
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not long and not alone" --durations=25 # each worker on a core of its own
 	$(BIN)/python -m pytest -q -m "alone and not long" --durations=15
 
 test-all: test  ## the tests, then the long ones: whole tunings, every framework, kills
-	$(BIN)/python -m pytest -q -n 2 -m "long and not alone" --durations=25
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "long and not alone" --durations=25
 	$(BIN)/python -m pytest -q -m "long and alone" --durations=15
 
 lint: setup  ## rules, format, types and floors

@@ -20,7 +20,11 @@ if _WORKER and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {_CORES[int(_WORKER[1]) % len(_CORES)]})
 
 
-_MEASURING = ("cli/test_batch.py", "cli/test_cli.py", "cli/test_recipes.py", "examples", "profile", "tune")
+_MEASURING = (
+    *("cli/test_batch.py", "cli/test_cli.py", "cli/test_recipes.py", "examples", "profile"),
+    *(f"tune/test_{name}.py" for name in ("batch_search", "compare", "event_screening", "screening", "script_session")),
+    *(f"tune/test_{name}.py" for name in ("session", "techniques", "whole_runs")),
+)
 """Files and folders whose slow tests are whole tunings: they see a neighbour on the machine, so they run alone."""
 
 

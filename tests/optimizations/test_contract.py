@@ -189,7 +189,9 @@ def test_rewind_after_undo_is_the_plain_run_too(name: str) -> None:
     assert loop.losses == expected or (case.other_weights and len(loop.losses) == UPDATES)
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == "compile" else name for name in HERE]
+)
 def test_the_numerics_class_holds(name: str) -> None:
     case = CASES[name]
     optimization = case.make()

@@ -68,7 +68,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(tmp_path: Path, untouched: Path) -> None:
     die = f"1:13:SIGKILL:{tmp_path / 'mark'}"
     done = hasten("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)

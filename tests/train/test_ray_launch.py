@@ -93,7 +93,7 @@ def test_two_ranks_on_a_local_cluster_train_as_two_here(tmp_path: Path) -> None:
     assert last["update"] == 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray")
 def test_a_rank_that_fails_on_the_cluster_ends_all(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
@@ -112,7 +112,7 @@ def test_a_rank_is_told_a_signal_that_came_before_it_was_started() -> None:
     assert host.run([sys.executable, "-c", "import time; time.sleep(60)"], ".", {}) == -signal.SIGTERM
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray")
 def test_a_signal_to_the_launcher_saves_on_all_ranks(tmp_path: Path) -> None:
     """SIGINT, which Ray's workers block and their children inherit as blocked."""

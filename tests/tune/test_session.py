@@ -124,7 +124,7 @@ class J(Good):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
     tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch

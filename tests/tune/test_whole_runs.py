@@ -213,7 +213,7 @@ class J(Good):
     assert children() <= before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_comparison_of_updates_gives_both_arms_the_same_samples(tmp_path: Path) -> None:
     design = Design(updates=33, looks=(3,), turns=10, quality=QUALITY)
     found = compare(fitted(tmp_path, 0.05), Plan(), one("optimizer_batch", factor=4.0, scaling="linear"), design)

@@ -239,7 +239,7 @@ def test_a_file_that_holds_no_weights_is_refused(pictures: Path, tmp_path: Path)
         job_on(pictures, start_from=str(tmp_path / "cut.pt"), start_parts=("nose",)).model()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("base", [DetectionJob, NaiveDetectionJob])
 def test_four_pictures_are_learnt_by_heart(tmp_path: Path, base: type[DetectionJob]) -> None:
     job = job_on(write_pictures(tmp_path / "four", 4), base, num_updates=110)
