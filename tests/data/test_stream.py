@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -313,6 +314,122 @@ def test_a_worker_goes_on_by_its_own_state() -> None:
     running = [worker(number, states[number]) for number in range(3)]
     seen.extend(next(running[number % 3])[0] for number in range(7, len(want)))
     assert seen == want
+
+
+def mixed() -> MixedStream:
+    return MixedStream([numbers(333), numbers(97)], weights=(2, 1), batch_size=16, num_steps=9, seed=2, form="torch")
+
+
+def plain() -> Stream:
+    return Stream(numbers(333), batch_size=16, seed=2, form="torch")
+
+
+def in_workers(stream: Any, seeds: list[int], workers: int, *, persistent: bool, stop: int = 10**6) -> list[Any]:
+    """Each epoch's batches as copies of a stream in the workers of a loader give them; stand-ins for its processes."""
+    from torch.utils.data import _utils
+
+    copies: list[Any] = []
+    epochs = []
+    for seed in seeds:
+        if not copies or not persistent:
+            copies = [copy.copy(stream) for _ in range(workers)]  # shares memory, as a forked process does
+        running: list[Iterator[Any]] = []
+        for number in reversed(range(workers)):  # in whatever order they get to it
+            worker = _utils.worker.WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=stream)
+            _utils.worker._worker_info = worker
+            try:
+                running.insert(0, iter(copies[number]))
+            finally:
+                _utils.worker._worker_info = None
+        turns = itertools.zip_longest(*running)
+        found = [batch["id"].tolist() for batch in itertools.islice(flat_lazily(turns), stop) if batch is not None]
+        epochs.append(found)
+    return epochs
+
+
+def flat_lazily(lists: Any) -> Iterator[Any]:
+    return itertools.chain.from_iterable(lists)
+
+
+@pytest.mark.parametrize("made", [plain, mixed])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("seeds", [[5, 6, 7, 8], [5, 5, 5, 5], [5, 6, 5, 6]])
+@pytest.mark.parametrize("stop", [10**6, 5])
+def test_epochs_go_on_in_workers_that_nobody_tells(made: Any, persistent: bool, seeds: list[int], stop: int) -> None:
+    one = made()
+    want = [[batch["id"].tolist() for batch in itertools.islice(one, stop)] for _ in seeds]
+    assert want[0] != want[1] != want[2]
+    stream = made()
+    assert in_workers(stream, seeds, 2, persistent=persistent, stop=stop) == want
+    assert in_workers(stream, [9], 3, persistent=False, stop=stop) == [
+        [batch["id"].tolist() for batch in itertools.islice(one, stop)]
+    ]
+    one.set_epoch(0)
+    stream.set_epoch(0)
+    assert in_workers(stream, seeds, 3, persistent=persistent, stop=stop) == want
+
+
+def test_workers_and_their_parent_take_turns() -> None:
+    one, stream = plain(), plain()
+    want = [[batch["id"].tolist() for batch in one] for _ in range(6)]
+    got = in_workers(stream, [3, 4], 2, persistent=False)
+    with pytest.raises(DataError, match="this process does not know how far they are"):
+        stream.state_dict()
+    got.append([batch["id"].tolist() for batch in stream])
+    got += in_workers(stream, [5, 6], 2, persistent=False)
+    got.append([batch["id"].tolist() for batch in stream])
+    assert got == want
+
+
+def test_a_loaded_state_holds_for_one_epoch() -> None:
+    one = plain()
+    want = [[batch["id"].tolist() for batch in one] for _ in range(3)]
+    one = plain()
+    state = [one.state_dict() for _ in itertools.islice(one, 7)][-1]
+    stream = plain()
+    stream.load_state_dict(state)
+    assert in_workers(stream, [1, 2, 3], 2, persistent=False) == [want[0][7:], *want[1:]]
+
+
+def test_a_worker_that_gives_epoch_after_epoch_is_followed_from_its_first_one() -> None:
+    from torch.utils.data import _utils
+
+    stream = plain()
+    first: list[Any] = []
+    for number, epochs in ((0, 3), (1, 1)):  # worker 1 begins when worker 0 is in its third epoch
+        mine = copy.copy(stream)
+        _utils.worker._worker_info = _utils.worker.WorkerInfo(id=number, num_workers=2, seed=7 + number, dataset=stream)
+        try:
+            begun = [[batch["id"].tolist() for batch in mine] for _ in range(epochs)]
+        finally:
+            _utils.worker._worker_info = None
+        first += begun[0]
+    assert sorted(flat(first)) == list(range(333))
+    one = plain()
+    one.set_epoch(3)
+    assert in_workers(stream, [9], 2, persistent=False) == [[batch["id"].tolist() for batch in one]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [plain, mixed])
+def test_worker_processes_that_live_one_epoch_go_on_with_the_next(made: Any) -> None:
+    one, loader = made(), DataLoader(made(), batch_size=None, num_workers=2)
+    for _ in range(2):
+        assert [batch["id"].tolist() for batch in loader] == [batch["id"].tolist() for batch in one]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_processes_count_epochs_that_are_broken_off_too(start: str, persistent: bool) -> None:
+    one = plain()
+    loader = DataLoader(
+        plain(), batch_size=None, num_workers=2, multiprocessing_context=start, persistent_workers=persistent
+    )
+    for stop in (3, 10**6, 1, 10**6):
+        got = [batch["id"].tolist() for batch in itertools.islice(loader, stop)]
+        assert got == [batch["id"].tolist() for batch in itertools.islice(one, stop)]
 
 
 def test_a_state_of_another_stream_is_refused() -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.worker import WorkerInfo
 
 from hasten.core.errors import DataError
 from hasten.data.stream.times import StageTimes, Times
@@ -25,6 +26,10 @@ from hasten.data.stream.times import StageTimes, Times
 Position: TypeAlias = dict[str, Any]
 """Where an epoch stands: integers by name, or lists of them."""
 _STATE = 1
+_MOST_WORKERS = 1024
+"""Of a DataLoader."""
+_MARKS, _EPOCH_BITS = 1 << 13, 25
+"""A loader's mark, and an epoch's number, fit a word of 63 bits."""
 
 
 class Step(NamedTuple):
@@ -43,16 +48,16 @@ class Batches(IterableDataset[Any]):
     """Batches in an order that any number of workers and ranks can take up anywhere.
 
     It is a loader of its own, and a torch `IterableDataset` whose items are batches: in a `DataLoader` give
-    `batch_size=None`; its worker processes share the batches out and give them back in the same order. Worker processes
-    that live for one epoch alone are told which by `set_epoch`; those that persist count by themselves, and hear of
-    `set_epoch` too.
+    `batch_size=None`; its worker processes share the batches out and give them back in the same order. Each `for` is the
+    next epoch, also after one that was broken off, and whether or not the worker processes live longer than an epoch:
+    they count epochs in shared memory. `set_epoch` goes to any other.
 
     Args:
         workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
         read_ahead: Batches each thread is ahead at most.
 
     Attributes:
-        epoch: The epoch that is under way, or comes next.
+        epoch: The epoch that is under way in this process, or comes next.
     """
 
     def __init__(self, *, workers: int, read_ahead: int) -> None:
@@ -61,9 +66,14 @@ class Batches(IterableDataset[Any]):
         self._workers, self._read_ahead = workers, read_ahead
         self._times = Times()
         self.epoch = 0
-        # How often `set_epoch` was called, and with what: in memory that worker processes share.
-        self._told = torch.zeros(2, dtype=torch.int64).share_memory_()
+        # In memory that worker processes share: how often this process said where to go on, the epoch, and whether a state
+        # was loaded. Then what each worker process has begun since.
+        self._told = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self._begun = torch.full((_MOST_WORKERS,), -1, dtype=torch.int64).share_memory_()
         self._heard = 0
+        self._under_way = False  # whether `epoch` was begun, and is not over
+        # Of a worker process that counts by itself: its first epoch, counted from the one that was told.
+        self._first: int | None = None
         self._position: Position = self._start()
         self._begin: Position | None = None
         self._skip: int | None = None
@@ -71,7 +81,16 @@ class Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """The batches of one epoch: from its start, or from where a loaded state says."""
         info = get_worker_info()
-        return self._here() if info is None else self._in_worker(info.id, info.num_workers)
+        if info is None:
+            self._begin_next()
+        else:
+            self._begin_in_worker(info)
+        start, skip = self._begin or self._start(), self._skip
+        self._begin, self._skip, self._position, self._under_way = None, None, start, True
+        if info is None:
+            return self._here(self.epoch, start)
+        self._skip = info.id if skip is None else skip
+        return self._in_worker(self.epoch, start, self._skip, info.num_workers)
 
     @property
     def times(self) -> StageTimes:
@@ -83,14 +102,21 @@ class Batches(IterableDataset[Any]):
         if epoch < 0:
             raise DataError(f"an epoch is 0 or more, not {epoch}.")
         self._go_to(epoch)
-        self._heard += 1
-        self._told.copy_(torch.tensor([self._heard, epoch]))
+        self._tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: what comes next is the batch after the one that was given out last.
 
         The state holds under any number of workers and ranks, and is the same on every rank.
+
+        Raises:
+            DataError: Worker processes read the stream, so that this process does not know where it stands.
         """
+        if self._first is None and (self._begun >= 0).any():
+            raise DataError(
+                "worker processes of a DataLoader read this stream, and this process does not know how far they are: take "
+                "the state of torchdata's StatefulDataLoader, or use the stream as a loader (its `workers` are threads)."
+            )
         state = {"format": _STATE, "epoch": self.epoch, "position": dict(self._position), "stream": self._identity()}
         return state if self._skip is None else {**state, "skip": self._skip}
 
@@ -112,14 +138,57 @@ class Batches(IterableDataset[Any]):
                     f"order is another one: make the stream as it was{hint}."
                 )
         self.epoch, self._position = int(state["epoch"]), dict(state["position"])
-        self._begin, self._skip = dict(self._position), state.get("skip")
+        self._begin, self._skip, self._under_way = dict(self._position), state.get("skip"), False
+        if get_worker_info() is None:
+            self._tell(self.epoch, loaded=True)
+        else:
+            self._first = self.epoch - int(self._told[1])
 
     @abstractmethod
     def _start(self) -> Position:
         """Where an epoch begins."""
 
     def _go_to(self, epoch: int) -> None:
-        self.epoch, self._position, self._begin, self._skip = epoch, self._start(), None, None
+        self.epoch, self._position, self._begin, self._skip, self._under_way = epoch, self._start(), None, None, False
+
+    def _tell(self, epoch: int, *, loaded: bool = False) -> None:
+        """Let worker processes go on with an epoch, whatever they have begun."""
+        self._heard += 1
+        self._begun.fill_(-1)
+        self._told.copy_(torch.tensor([self._heard, epoch, loaded]))
+
+    def _begin_next(self) -> None:
+        """Go to the epoch after the last one that was begun, here or in a worker process."""
+        latest = max((_unpacked(word)[2] for word in self._begun.tolist() if word >= 0), default=None)
+        if latest is not None:
+            self._go_to(int(self._told[1]) + latest + 1)
+        elif self._under_way:
+            self._go_to(self.epoch + 1)
+        self._tell(self.epoch + 1)
+
+    def _begin_in_worker(self, info: WorkerInfo) -> None:
+        """Go to the epoch that this worker process gives out next: the same one as the others of its loader.
+
+        A process that has begun an epoch counts by itself. Before, it follows the workers of its loader, which have the same
+        seed; the first of them takes the epoch after the latest.
+        """
+        heard, told, loaded = self._told.tolist()
+        if heard != self._heard:
+            if loaded:
+                raise DataError(
+                    "load_state_dict() was called while worker processes of a loader lived, and they cannot learn the "
+                    "position: make a new DataLoader after it."
+                )
+            self._heard, self._first = heard, None
+            self._go_to(told)
+        mark = (info.seed - info.id) % _MARKS
+        if self._first is None:
+            self._first = _first(self._begun.tolist(), info.id, mark)
+            if told + self._first != self.epoch:
+                self._go_to(told + self._first)
+        elif self._under_way:
+            self._go_to(self.epoch + 1)
+        self._begun[info.id] = _packed(mark, self._first, self.epoch - told)
 
     def _following(self, position: Position) -> Position:
         """Where the next epoch begins, after one that ended at a position."""
@@ -137,10 +206,8 @@ class Batches(IterableDataset[Any]):
     def _making(self, epoch: int) -> AbstractContextManager[Callable[[Any], Any]]:
         """What makes the batch of a task, in any thread, while an epoch goes on."""
 
-    def _here(self) -> Iterator[Any]:
+    def _here(self, epoch: int, start: Position) -> Iterator[Any]:
         """What is left of an epoch; then the stream stands at the start of the next one."""
-        epoch, start = self.epoch, self._begin or self._start()
-        self._begin, self._skip, self._position = None, None, start
         with self._making(epoch) as make:
             steps = self._steps(epoch, start)
             batches = _prepared(make, steps, threads=self._workers, ahead=self._workers * self._read_ahead)
@@ -155,26 +222,44 @@ class Batches(IterableDataset[Any]):
                 self._times.waited(perf_counter() - before)
             finally:
                 batches.close()
-        self.epoch, self._position = epoch + 1, self._following(self._position)
+        self._end(epoch, self._position)
 
-    def _in_worker(self, worker: int, num_workers: int) -> Iterator[Any]:
+    def _in_worker(self, epoch: int, start: Position, skip: int, num_workers: int) -> Iterator[Any]:
         """This worker process's batches: every `num_workers`-th, so that the loader gives out all of them in order."""
-        heard, told = self._told.tolist()
-        if heard != self._heard:
-            self._go_to(told)
-            self._heard = heard
-        epoch, start, skip = self.epoch, self._begin or self._start(), worker if self._skip is None else self._skip
-        self._begin, self._skip, self._position = None, skip, start
+        after = start
         with self._making(epoch) as make:
             for step in self._steps(epoch, start):
+                after = step.after
                 if skip:
                     skip -= 1
                     continue
                 batch = make(step.task)
                 skip = num_workers - 1
-                self._position, self._skip = step.after, skip
+                self._position, self._skip = after, skip
                 yield batch
-        self.epoch, self._position, self._skip = epoch + 1, self._following(self._position), None
+        self._end(epoch, after)
+
+    def _end(self, epoch: int, position: Position) -> None:
+        self.epoch, self._position = epoch + 1, self._following(position)
+        self._skip, self._under_way = None, False
+
+
+def _packed(mark: int, first: int, latest: int) -> int:
+    """What a worker process began, in the one word of memory that others read whole."""
+    return (mark << 2 * _EPOCH_BITS) | (first << _EPOCH_BITS) | latest
+
+
+def _unpacked(word: int) -> tuple[int, int, int]:
+    return word >> 2 * _EPOCH_BITS, (word >> _EPOCH_BITS) % (1 << _EPOCH_BITS), word % (1 << _EPOCH_BITS)
+
+
+def _first(begun: list[int], worker: int, mark: int) -> int:
+    """The first epoch of a new worker process, counted from the one that was told."""
+    found = {number: _unpacked(word) for number, word in enumerate(begun) if word >= 0}
+    if worker in found and found[worker][0] == mark:  # another loader, or another epoch, with the same seed
+        return found[worker][2] + 1
+    beside = [first for theirs, first, _ in found.values() if theirs == mark]
+    return beside[0] if beside else max((latest for _, _, latest in found.values()), default=-1) + 1
 
 
 def _prepared(

@@ -163,7 +163,11 @@ class _OneByOne(IterableDataset[dict[str, Any]]):
         self._stream = stream
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self._stream:
+        return self._rows(iter(self._stream))
+
+    @staticmethod
+    def _rows(batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        for batch in batches:
             for row in range(batch.num_rows):
                 yield {name: _plain(values[row]) for name, values in batch.items()}
 
