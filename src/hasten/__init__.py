@@ -3,7 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hasten.core.errors import (
+from hasten.core import own_imports
+
+own_imports.install()
+
+from hasten.core.errors import (  # noqa: E402 - it is loaded as all of ours are
     CorruptError,
     DataError,
     GoneError,
@@ -14,7 +18,7 @@ from hasten.core.errors import (
     TargetError,
     TrialError,
 )
-from hasten.core.version import __version__
+from hasten.core.version import __version__  # noqa: E402 - as above
 
 if TYPE_CHECKING:
     from hasten.core.job import Gathered, Job, Loss, Mean, Quality

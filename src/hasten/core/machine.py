@@ -20,6 +20,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 from hasten.core.system import library_folders, read_allocators, read_c_library, read_openmp
 from hasten.core.system import read_text as _read
 from hasten.core.system import sysctl as _sysctl
@@ -193,14 +198,10 @@ def read_memory_limit(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Reading[in
             text = _read(folder / name).strip()
             if text.isdecimal() and int(text) > 0:
                 limits.append((int(text), f"control group limit in {folder / name}"))
-    try:
-        import resource  # noqa: PLC0415  not on Windows
-
+    if resource is not None:
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft not in (resource.RLIM_INFINITY, -1):
             limits.append((soft, "address space limit of this process (ulimit -v)"))
-    except ImportError:
-        pass
     least, reason = min((limit for limit in limits if limit[0] > 0), default=(0, "this system does not tell"))
     return Reading(least, reason)
 

@@ -125,6 +125,7 @@ class Finder:
 
     def _set_to_work(self) -> None:
         try:
+            importlib.import_module("hasten.core.own_imports").install(gives_back=True)
             importlib.import_module(self.config.get("module", "hasten.script.watch.session")).install(self.config)
         except Exception:  # noqa: BLE001 - whatever of ours fails, the script goes on
             note_failure(self.config)

@@ -1,0 +1,58 @@
+"""Nothing of ours stands in a script's way: it keeps the names of its own modules, and ours still get Python's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hasten.script.entry.launch import run_under, run_watched
+
+BESIDE = ("resource", "plan", "tomllib", "shlex", "psutil")
+"""Modules of the project that are named like some that ours import; others that torch itself imports would stop it too."""
+TRAIN = f"""
+import sys, os
+import torch
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+import statistics
+net = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), 0.05)
+for step in range(8):
+    loss = net(torch.ones(8, 4)).sum(); opt.zero_grad(); loss.backward(); opt.step()
+import {", ".join(BESIDE)}
+print(statistics.NAME, *(module.NAME for module in ({", ".join(BESIDE)})))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a script, modules beside it, and one that it puts on the path later."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "statistics.py").write_text("NAME = 'statistics of the project'")
+    for name in BESIDE:
+        (tmp_path / f"{name}.py").write_text(f"NAME = '{name} of the project'")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_project_keeps_its_own_names(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = (str(project / "train.py"),)
+    seen = run_watched(command)
+    assert (seen.code, seen.failures) == (0, {})
+    assert seen.ranks[0]["steps"] == 7
+    ran = run_under(command, {}, env=os.environ)
+    assert (ran.code, ran.failures) == (0, {})
+    assert ran.ranks[0]["steps"] == 8
+    expected = " ".join(f"{name} of the project" for name in ("statistics", *BESIDE))
+    assert capfd.readouterr().out.splitlines() == [expected] * 2
+
+
+@pytest.mark.slow
+def test_the_command_line_starts_in_a_folder_with_such_names(project: Path) -> None:
+    words = [sys.executable, "-m", "hasten", "profile", "missing.py"]
+    done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=100, check=False)
+    assert "There is no script missing.py" in done.stderr
