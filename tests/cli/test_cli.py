@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ import typer
 from hasten.cli.doctor import advise
 from hasten.cli.main import app
 from hasten.cli.say import Narrator, parse_duration
+from hasten.cli.tune import run_session
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
+from hasten.report.evidence import Candidate, Check, parse
+from hasten.tune.request import TuneRequest
+from hasten.tune.session import Session
 from tests.optimizations.contract import GIB, machine
+from tests.report.sample import bare
 from tests.tune.jobs import write_job
 
 VERBS: dict[str, set[str]] = {
@@ -327,3 +333,33 @@ def test_details_are_not_said_where_there_is_no_terminal(capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert "profiling [the] job" in said
     assert "real steps" not in said
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcomes", "code"),
+    [
+        ("done", ("refused", "undecided"), 0),
+        ("done", ("applied", "failed"), 0),
+        ("interrupted", (), 130),
+        ("trial failures", ("applied",), 1),
+        ("done", ("failed",), 1),
+        ("done", (), 1),
+    ],
+)
+def test_a_tuning_that_learnt_nothing_fails(
+    ended: str, outcomes: tuple[Any, ...], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rungs = [Candidate(name="x", settings={}, outcome="refused", reason="it does not fit")]
+    rungs += [
+        replace(rungs[0], outcome=outcome, evidence=(Check(name="fired", passed=True, seen="1"),)) for outcome in outcomes
+    ]
+    found = replace(parse(bare()), ended=ended, rungs=tuple(rungs))
+    monkeypatch.setattr(Session, "__init__", lambda *_: None)
+    monkeypatch.setattr(Session, "run", lambda _: found)
+    request = TuneRequest(target="x.py", out=tmp_path, command=(__file__,))
+    ended_with = 0
+    try:
+        run_session(request)
+    except typer.Exit as ending:
+        ended_with = ending.exit_code
+    assert ended_with == code

@@ -117,7 +117,7 @@ def test_a_plan_survives_the_disk(tmp_path: Path) -> None:
 
 def test_an_empty_plan_says_so_and_can_be_read() -> None:
     text = Plan().to_toml()
-    assert "nothing that was tried" in text
+    assert "nothing was proved" in text
     assert Plan.from_toml(text, CATALOGUE) == Plan()
 
 

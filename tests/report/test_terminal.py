@@ -62,6 +62,23 @@ def test_failures_are_not_called_good_shape() -> None:
     assert "every candidate failed" in headline(parse(evidence)).line
 
 
+def test_what_no_measurement_says_is_not_said() -> None:
+    evidence = empty_plan()
+    tried = [candidate for candidate in evidence["rungs"] if candidate.get("comparison")]
+    undecided = next(candidate for candidate in tried if candidate["outcome"] == "undecided")
+    undecided["comparison"]["high"] = 1.34
+    found = headline(parse(evidence))
+    assert f"of {len(tried)} candidates 1 left undecided" in found.line
+    tried[0]["outcome"] = "failed"
+    assert f"of {len(tried)} candidates 1 failed and 1 left undecided" in headline(parse(evidence)).line
+    evidence["rungs"] = [candidate for candidate in evidence["rungs"] if candidate not in tried]
+    found = headline(parse(evidence))
+    assert found.line.startswith("Nothing tried: no technique could be tried")
+    assert found.tone == "bad"
+    failed = {**evidence, "ended": "trial failures", "failure": "the script has gone"}
+    assert "the script has gone" in headline(parse(failed)).line
+
+
 def test_headline_of_an_interrupted_tuning() -> None:
     assert "interrupted" in headline(parse(interrupted())).line
     assert "1 candidate looked good" in headline(parse(interrupted())).line

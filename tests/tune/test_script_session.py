@@ -76,6 +76,15 @@ def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: 
     assert ran.stdout == plain.stdout
 
 
+@pytest.mark.long
+def test_a_script_of_some_sixty_short_steps_is_tuned(tmp_path: Path) -> None:
+    tune(request_of(tmp_path, "--epochs", "8", only=("fused_optimizer", "foreach_optimizer", "allocator")))
+    evidence = load(tmp_path / "out" / "evidence.json")
+    assert evidence.ended == "done", evidence.failure
+    assert any(rung.tried for rung in evidence.rungs)
+    assert [rung.reason for rung in evidence.rungs if rung.outcome == "failed"] == []
+
+
 def test_a_script_that_ends_at_once_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="too few to measure"):
         tune(request_of(tmp_path, "--epochs", "1"))

@@ -128,6 +128,13 @@ def test_the_end_of_the_script_is_told_with_its_steps(tmp_path: Path) -> None:
         trial.call("run", updates=30)
 
 
+def test_as_many_steps_as_are_left_can_be_counted(tmp_path: Path) -> None:
+    with trial_of(tmp_path, "--epochs", "2") as trial:
+        trial.call("warm", updates=3)
+        answer = trial.call("run", updates=300, or_fewer=True)
+    assert len(answer["losses"]) == len(answer["times"]) == len(answer["items"]) == 16 - 1 - 3
+
+
 def test_an_error_of_the_script_is_told_in_its_words(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--raise-at", "5") as trial, pytest.raises(TrialError, match="ValueError: in the middle"):
         trial.call("run", updates=30)

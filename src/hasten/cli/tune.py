@@ -18,6 +18,8 @@ from hasten.tune.subject import job_subject
 
 DEFAULT_OUT = Path("hasten-out")
 INTERRUPTED = 130
+NOTHING_LEARNT = 1
+"""A tuning that failed, or in which no technique could be tried."""
 
 
 def tune(
@@ -53,10 +55,12 @@ def tune(
 
 
 def run_session(request: TuneRequest) -> None:
-    """Tune and show the summary; exit 130 when it was interrupted."""
+    """Tune and show the summary; exit 130 when it was interrupted, and 1 when it failed or could try nothing."""
     subject = script_subject(request) if request.command else job_subject(request)
     with narrated() as say:
         evidence = Session(request, say, subject).run()
     print_summary(evidence, console, folder=request.out)
     if evidence.ended == "interrupted":
         raise typer.Exit(INTERRUPTED)
+    if evidence.ended == "trial failures" or not any(item.tried and item.outcome != "failed" for item in evidence.rungs):
+        raise typer.Exit(NOTHING_LEARNT)

@@ -109,7 +109,7 @@ class Plan:
         head: dict[str, Any] = {"schema": SCHEMA} | ({"target": self.target} if self.target else {})
         lines += ["", _toml(head)]
         if not self.optimizations:
-            lines += ["# Empty: nothing that was tried made this job faster without harm.", "[optimizations]", ""]
+            lines += ["# Empty: nothing was proved to make this job faster without harm.", "[optimizations]", ""]
         for item in self.optimizations:
             header, _, settings = _toml({"optimizations": {item.card.name: item.settings()}}).partition("\n")
             lines += [f"{header}  # {item.numerics}: {item.card.summary}", settings]

@@ -176,6 +176,7 @@ class Candidate(Table):
         update_time: The comparison by update time, where `comparison` is by time to target.
         proof: The final proof of a whole plan that took it out again.
         unused_samples: Samples that gave no interval, because too many were spoilt.
+        tried: Whether it ran at all: it was measured, judged, or failed.
     """
 
     name: str
@@ -192,6 +193,10 @@ class Candidate(Table):
     update_time: Comparison | None = None
     proof: Final | Comparison | None = None
     unused_samples: tuple[Sample, ...] | None = None
+
+    @property
+    def tried(self) -> bool:  # noqa: D102 - among the attributes
+        return self.outcome == "failed" or any((self.comparison, self.numerics, self.evidence, self.unused_samples))
 
 
 @dataclass(frozen=True, kw_only=True)

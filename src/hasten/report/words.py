@@ -14,11 +14,13 @@ Tone = Literal["good", "bad", "open"]
 IN_GOOD_SHAPE = (
     "Nothing that was tried made this job faster without harm. Your job is already in good shape for this machine."
 )
+WORTH_HAVING = 1.1
+"""A job of which a measurement leaves a gain above this open is not called in good shape."""
 ENDINGS = {
     "budget": "the budget ran out before everything was tried and proved. Tune again with a larger --budget.",
     "noise": "something else kept using this machine, so too little could be measured. Tune again when it is quiet.",
     "interrupted": "tuning was interrupted before the final proof. Run the same command again.",
-    "trial failures": "too many trials failed. Read the reasons, then tune again.",
+    "trial failures": "a trial failed, and the tuning with it. Tune again.",
 }
 """By why a tuning ended: what that means for a tuning without a final proof, and what to do."""
 
@@ -227,14 +229,33 @@ def _without_final(evidence: Evidence) -> Headline:
     ended = evidence.ended or ("interrupted" if evidence.finished is False else "done")
     num_applied = len(evidence.applied)
     if ended == "done" and not num_applied and evidence.rungs:
-        if all(candidate.outcome == "failed" for candidate in evidence.rungs):
+        tried = [candidate for candidate in evidence.rungs if candidate.tried]
+        if not tried:
+            detail = "no technique could be tried on this job, so this says nothing about it. Read the reasons below."
+            return Headline(f"Nothing tried: {detail}", "Nothing tried", detail, "bad")
+        failed = sum(candidate.outcome == "failed" for candidate in tried)
+        if failed == len(tried):
             detail = "every candidate failed, so this says nothing about the job. Read the reasons below."
             return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "bad")
+        left_open = sum(_hides_a_gain(candidate) for candidate in tried)
+        if failed or left_open:
+            counts = ((failed, "failed"), (left_open, "left undecided"))
+            words = " and ".join(f"{count} {what}" for count, what in counts if count)
+            detail = f"of {len(tried)} candidates {words}; the others were not faster without harm. Read the reasons below."
+            return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "open")
         return _in_good_shape()
     why = ENDINGS.get(ended, "there is no final comparison. Run the same command again.")
+    if evidence.failure:
+        why = f"a trial failed, and the tuning with it: {evidence.failure}"
     if num_applied:
         why += f" So far {num_applied} candidate{'s' if num_applied > 1 else ''} looked good, which is no proof yet."
     return Headline(f"Nothing proved yet: {why}", "Nothing proved yet", why, "open")
+
+
+def _hides_a_gain(candidate: Candidate) -> bool:
+    """Whether a candidate was left undecided, and a gain worth having may hide in its interval."""
+    high = candidate.comparison.high if candidate.comparison else None
+    return candidate.outcome == "undecided" and (high is None or high > WORTH_HAVING)
 
 
 def _in_good_shape() -> Headline:

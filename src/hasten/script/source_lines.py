@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import site
 import sys
 import sysconfig
 from types import CodeType, FrameType
@@ -19,29 +21,45 @@ FOREIGN = (
 )
 
 
-def is_torchs(file: str) -> bool:
-    """Whether a file is one of torch's own."""
-    return file.startswith(FOREIGN[0])
+@functools.cache
+def _folders_of_libraries() -> tuple[str, ...]:
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {*site.getsitepackages(), site.getusersitepackages()}
+    return tuple(os.path.join(path, "") for path in paths if path)  # noqa: PTH118 - as above
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed package, and not to the user's project."""
+    return file.startswith(("<frozen ", *FOREIGN, *_folders_of_libraries()))
 
 
 def calling_line(depth: int = 2) -> tuple[str, int] | None:
-    """File and line that called the seam; None where torch itself did."""
+    """File and line of the user's that called the seam, directly or by a library; None where torch itself did."""
     frame = sys._getframe(depth)  # noqa: SLF001 - the documented way to one frame, without the cost of the whole stack
-    name = frame.f_code.co_filename
-    return None if name.startswith(FOREIGN[0]) else (name, frame.f_lineno)
+    return None if frame.f_code.co_filename.startswith(FOREIGN[0]) else _nearest(frame)
 
 
-def users_line(depth: int = 2, foreign: tuple[str, ...] = ()) -> tuple[str, int] | None:
-    """File and line of the nearest frame that is neither ours, nor torch's, nor of `logging`, nor in a foreign folder."""
-    frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001 - as above
-    passed = FOREIGN + foreign if foreign else FOREIGN
-    while frame is not None and frame.f_code.co_filename.startswith(passed):
+def users_line(depth: int = 2) -> tuple[str, int] | None:
+    """File and line of the nearest frame of the user's; of a library other than torch where all of it is installed."""
+    return _nearest(sys._getframe(depth))  # noqa: SLF001 - as above
+
+
+def _nearest(frame: FrameType | None) -> tuple[str, int] | None:
+    installed: FrameType | None = None
+    while frame is not None and is_library(file := frame.f_code.co_filename):
+        if installed is None and not file.startswith(FOREIGN):
+            installed = frame
         frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    found = frame or installed
+    return None if found is None else (found.f_code.co_filename, found.f_lineno)
 
 
 def reading_line(dataset: Any) -> tuple[str, int] | None:
-    """Where the user's data set makes a sample: its `__getitem__` or `__iter__`, below the wrappers of torch."""
+    """Where the user's data set makes a sample: its `__getitem__` or `__iter__`, below the wrappers of torch.
+
+    None where a library's data set makes it.
+    """
     for _ in range(8):
         if not type(dataset).__module__.startswith("torch."):
             break
@@ -51,7 +69,7 @@ def reading_line(dataset: Any) -> tuple[str, int] | None:
         dataset = inner[0]
     for name in ("__getitems__", "__getitem__", "__iter__"):
         found = line_of(getattr(type(dataset), name, None))
-        if found is not None and not found[0].startswith(FOREIGN[0]):
+        if found is not None and not is_library(found[0]):
             return found
     return None
 

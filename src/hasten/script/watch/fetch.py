@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hasten.script.source_lines import is_torchs, line_of, reading_line, users_line
+from hasten.script.source_lines import is_library, line_of, reading_line, users_line
 from hasten.script.watch.padding import Padding, cut_padding
 from hasten.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
 from hasten.script.watch.replay import Replay
@@ -85,7 +85,7 @@ class Fetch:
         fetcher = getattr(iterator, "_dataset_fetcher", None)
         collate = getattr(fetcher, "collate_fn", None)
         line = line_of(collate)
-        if fetcher is None or collate is None or line is None or is_torchs(line[0]) or hasattr(collate, "hasten_seam"):
+        if fetcher is None or collate is None or line is None or is_library(line[0]) or hasattr(collate, "hasten_seam"):
             return
 
         def collate_seam(samples: Any) -> Any:

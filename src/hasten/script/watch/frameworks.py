@@ -7,7 +7,6 @@ checkpoints need not pass `torch.save`. Nothing is imported here: what the scrip
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from time import perf_counter
@@ -34,8 +33,6 @@ METHODS: tuple[tuple[str, str, str, int], ...] = (
     ("accelerate.accelerator", "Accelerator", "log", LOGGING),
 )
 """Module, class, method, and the phase that its time belongs to."""
-
-_FOLDERS = ("lightning", "pytorch_lightning", "transformers", "accelerate")
 
 
 class Frameworks:
@@ -79,14 +76,8 @@ def _phase(recorder: Recorder, phase: int, what: str, original: Callable[..., An
             return original(*args, **kwargs)
         finally:
             recorder.leave()
-            line = users_line(foreign=_folders())
+            line = users_line()
             if line is not None:
                 recorder.note(what, *line, perf_counter() - started)
 
     return framework_seam
-
-
-def _folders() -> tuple[str, ...]:
-    """Where the loaded frameworks lie."""
-    files = (getattr(sys.modules.get(name), "__file__", None) for name in _FOLDERS)
-    return tuple(os.path.dirname(file) + os.sep for file in files if file)  # noqa: PTH120 - compared with names of frames

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from hasten.core.files import write_atomically
 from hasten.script.entry.hooks import note_failure
 from hasten.script.entry.isolation import Enough, isolate
+from hasten.script.entry.tracebacks import hide_our_end
 from hasten.script.patches import Patches
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.memory import memory_in_use, memory_limit
@@ -65,6 +67,7 @@ class Session:
         self.seams.rest()
         self._keep(ended=False)
         if self.ends:
+            logging.getLogger("asyncio").addFilter(hide_our_end)
             raise Enough
 
     def _finish(self) -> None:

@@ -71,7 +71,7 @@ class FinalProof:
         """
         plan = self.record.applied_plan()
         if not plan.optimizations:
-            self.say("nothing that was tried made this job faster without harm")
+            self.say("no technique is left to prove")
             return
         tuned_s = state.trial_update_s / plan.samples_factor  # of as many samples as an update of the job's own
         reached = self._prove_to_target(state)

@@ -18,7 +18,7 @@ from hasten.core.errors import HastenError, LossError
 from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
 from hasten.script.plan.host import Host
 from hasten.train.trace import Lens
-from hasten.tune.scripts.profiling import Steps, profile_script_steps
+from hasten.tune.scripts.profiling import ScriptEnded, Steps, profile_script_steps
 from hasten.tune.trials.gradients import StepSampler
 from hasten.tune.trials.machine_load import Meter, begin_on
 
@@ -95,8 +95,14 @@ class Commands:
         yield from ()
         return {"seconds": perf_counter() - started if filled else 0.0}
 
-    def run(self, *, updates: int, core: int | None = None) -> Steps:
-        """Count steps: the time of each, their losses, and the account. `core`: begin on it, or stay (None)."""
+    def run(self, *, updates: int, core: int | None = None, or_fewer: bool = False) -> Steps:
+        """Count steps: the time of each, their losses, and the account.
+
+        Args:
+            updates: How many.
+            core: Begin on it, or stay (None).
+            or_fewer: As many as the script has left will do.
+        """
         if core is not None:
             begin_on(core)
         times: list[float] = []
@@ -105,7 +111,12 @@ class Commands:
         self._wait()
         meter, last = Meter(), perf_counter()
         for _ in range(updates):
-            yield
+            try:
+                yield
+            except ScriptEnded:
+                if not (or_fewer and times):
+                    raise
+                break
             now = perf_counter()
             times.append(now - last)
             last = now
@@ -117,11 +128,11 @@ class Commands:
         self._counted += losses
         for number, loss in enumerate(losses):
             if not math.isfinite(loss):
-                words = f"the loss is {loss} at step {self.host.steps - updates + number + 1} of the script"
+                words = f"the loss is {loss} at step {self.host.steps - len(losses) + number + 1} of the script"
                 raise LossError(words, update=number, value=loss)
         return {
             "times": times,
-            "items": [1] * updates,
+            "items": [1] * len(times),
             "losses": losses,
             "skipped": 0,
             **account.to_dict(),

@@ -60,9 +60,9 @@ def script_subject(request: TuneRequest) -> Subject:
 
 
 def _counted_losses(trial: Trial, updates: int) -> list[float]:
-    """The losses after the steps that a screening does not count."""
+    """The losses after the steps that a screening does not count; fewer where the script ends before."""
     trial.call("warm", updates=BEFORE - 1)
-    losses: list[float] = trial.call("run", updates=updates)["losses"]
+    losses: list[float] = trial.call("run", updates=updates, or_fewer=True)["losses"]
     return losses
 
 

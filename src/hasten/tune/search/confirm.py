@@ -52,8 +52,9 @@ def confirm(
         why = f"{gain} in turns is too small to trust without fresh processes, and the budget has no room for them"
         return Decision("undecided", why, screening)
     screen.say(f"confirming {optimization.card.name} with fresh processes")
+    updates, most = _confirming_updates(state, seconds), screen.processes.most_updates
     design = replace(
-        state.config.design, updates=_confirming_updates(state, seconds), looks=CONFIRM_LOOKS,
+        state.config.design, updates=updates if most is None else min(updates, most), looks=CONFIRM_LOOKS,
         deadline=state.config.budget.deadline - reserve_s,
     )  # fmt: skip
     screen.freeze()

@@ -248,10 +248,17 @@ class Screen:
         self.base.trial.thaw()
 
     def profile(self, *, slice_s: float, quick: bool) -> dict[str, Any]:
-        """Profile the base process."""
+        """Profile the base process; one that was started for it, where a script has too few steps left in this one."""
         self._drop_challenger()
         self.base.losses.clear()
         self.base.trial.thaw()
+        try:
+            return self.base.trial.call("profile", slice_s=slice_s, quick=quick)
+        except TrialError:
+            if self.processes.most_updates is None:
+                raise
+        self.base.end()
+        self.base = self.processes.start(self.base.trial.plan)
         return self.base.trial.call("profile", slice_s=slice_s, quick=quick)
 
     def calibrate(self, updates: int, *, again_s: float = math.inf) -> Screening:
