@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import sysconfig
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from hasten.script.entry.isolation import Enough
-from hasten.script.entry.tracebacks import hide_our_end
 from hasten.script.source_lines import is_library, reading_line, users_line
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.record import LOOK_S, Recorder
@@ -84,24 +80,3 @@ def test_a_value_that_a_library_reads_and_its_samples_are_told_at_the_users_line
     places = {what: (file, line) for what, file, line in recorder.places}
     assert places["loader"] == (__file__, loop)
     assert places[".item()"] == (__file__, read)
-
-
-def test_the_end_that_we_make_is_not_logged_by_asyncio(caplog: pytest.LogCaptureFixture) -> None:
-    async def trains(error: BaseException) -> None:
-        raise error
-
-    async def main(error: BaseException) -> None:
-        task = asyncio.ensure_future(trains(error))
-        await asyncio.sleep(60)
-        await task
-
-    logger = logging.getLogger("asyncio")
-    logger.addFilter(hide_our_end)
-    try:
-        for error in (Enough(), SystemExit(3)):
-            with pytest.raises(SystemExit):
-                asyncio.run(main(error))
-            error.__traceback__ = None
-    finally:
-        logger.removeFilter(hide_our_end)
-    assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [SystemExit]

@@ -14,6 +14,7 @@ import torch
 from hasten.core.errors import TrialError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
+from hasten.script.entry.apart import PREFIX, SCRATCH
 from hasten.tune.scripts.processes import ScriptProcesses
 from hasten.tune.search.screening import Screen
 from hasten.tune.trials.trial import Trial, TrialSetting
@@ -145,10 +146,11 @@ def test_what_cannot_be_applied_is_a_failed_trial(tmp_path: Path) -> None:
         Trial(setting_of(tmp_path), plan_of(pinned_memory={}), seed=0)
 
 
-def test_a_trial_saves_into_its_scratch_folder(tmp_path: Path) -> None:
+def test_what_a_trial_saves_is_a_whole_file_and_gone_with_it(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--save", str(tmp_path / "model.pt")) as trial:
         trial.call("run", updates=20)
-        saved = [path for path in (tmp_path / "trials").glob("script-*/**/*") if path.is_file() and is_zipfile(path)]
+        folders = (*(tmp_path / "trials").glob("script-*"), *SCRATCH.glob(f"{PREFIX}*"))
+        saved = [path for folder in folders for path in folder.rglob("*") if path.is_file() and is_zipfile(path)]
         assert saved
     assert not (tmp_path / "model.pt").exists()
 

@@ -160,7 +160,9 @@ def run_script(command: tuple[str, ...], path: Path | None) -> None:
     environment = joined_environment(required_environment(plan.optimizations), os.environ)
     done = run_under(command, plan.to_dict(), env=environment)
     for rank, why in done.failures.items():
-        errors.print(f"hasten: rank {rank} ran without the plan:\n{why}", markup=False, soft_wrap=True)
+        errors.print(
+            f"hasten: rank {rank} ran without the plan, or not with all of it:\n{why}", markup=False, soft_wrap=True
+        )
     for rank, told in done.ranks.items():
         for name in plan.names:
             if name not in told["applied"]:

@@ -34,8 +34,8 @@ def is_library(file: str) -> bool:
     return file.startswith(("<frozen ", *FOREIGN, *_folders_of_libraries()))
 
 
-def calling_line(depth: int = 2) -> tuple[str, int] | None:
-    """File and line of the user's that called the seam, directly or by a library; None where torch itself did."""
+def calling_line(depth: int = 3) -> tuple[str, int] | None:
+    """File and line of the user's that called the seam through its guard, or by a library; None where torch did."""
     frame = sys._getframe(depth)  # noqa: SLF001 - the documented way to one frame, without the cost of the whole stack
     return None if frame.f_code.co_filename.startswith(FOREIGN[0]) else _nearest(frame)
 

@@ -1,11 +1,13 @@
-"""What keeps a profiling run off the user's files, and how it ends: docs/attach.md says what is not caught."""
+"""What keeps a measured run off the user's files and trackers, and how it ends: docs/attach.md says what is not caught."""
 
 from __future__ import annotations
 
 import builtins
+import errno
 import functools
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,25 +19,19 @@ from hasten.script.patches import Patches
 from hasten.script.watch.trackers import Act, Trackers, nothing, redirect, silence_tracker
 
 
-class Enough(SystemExit):
-    """Ends a profiled script the way `sys.exit(0)` would: its `finally` blocks and its exit handlers run."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
 class Checkpoints:
     """Sends what `torch.save` writes to a path into a scratch folder, and lets `torch.load` find it there.
 
     Writing takes the time it takes, so that its cost is seen. One file a path: later ones replace it.
 
     Args:
-        overlay: Where files of this run stand.
+        overlay: Where files of this run stand; None where the run has files of its own, and writes where it wants.
         skip: Save nothing again that was saved once.
     """
 
-    def __init__(self, overlay: Overlay, *, skip: bool = False) -> None:
+    def __init__(self, overlay: Overlay | None, *, skip: bool = False) -> None:
         self._overlay, self.skip = overlay, skip
+        self._saved: set[str] = set()
 
     def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Around `torch.save`."""
@@ -44,9 +40,10 @@ class Checkpoints:
         def save_seam(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(f, str | os.PathLike):
                 return None if self.skip else original(obj, f, *args, **kwargs)
-            if self.skip and self._overlay.find(f) is not f:
+            if self.skip and self._is_saved(f):
                 return None
-            return original(obj, self._overlay.claim(f), *args, **kwargs)
+            self._saved.add(os.path.abspath(f))  # noqa: PTH100 - compared with names as the script gives them
+            return original(obj, f if self._overlay is None else self._overlay.claim(f), *args, **kwargs)
 
         return save_seam
 
@@ -55,22 +52,52 @@ class Checkpoints:
 
         @functools.wraps(original)
         def load_seam(f: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(self._overlay.find(f), *args, **kwargs)
+            return original(f if self._overlay is None else self._overlay.find(f), *args, **kwargs)
 
         return load_seam
 
+    def _is_saved(self, f: Any) -> bool:
+        if self._overlay is not None:
+            return self._overlay.find(f) is not f
+        return os.path.abspath(f) in self._saved and os.path.exists(f)  # noqa: PTH100, PTH110 - as above
 
-def isolate(patches: Patches, folder: Path, *, silent: bool, on_failure: Callable[[], None] = lambda: None) -> None:
+
+def moving(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `os.rename` and `os.replace`: between two covered folders, which may be one file system without us."""
+
+    @functools.wraps(original)
+    def moving_seam(src: Any, dst: Any, **kwargs: Any) -> Any:
+        try:
+            return original(src, dst, **kwargs)
+        except OSError as error:
+            if error.errno != errno.EXDEV or kwargs:
+                raise
+            if os.path.isdir(src) and os.path.isdir(dst):  # noqa: PTH112 - names as the script gives them
+                os.rmdir(dst)  # noqa: PTH106 - as above
+        shutil.move(src, dst)
+        return None
+
+    return moving_seam
+
+
+def isolate(
+    patches: Patches, folder: Path, *, silent: bool, private: bool = False, on_failure: Callable[[], None] = lambda: None
+) -> None:
     """Keep a run off the user's files; silence prints, logs and trackers if asked.
 
     Args:
         patches: Takes it off again.
         folder: Where everything goes.
         silent: Print, log and report nothing.
+        private: The run has files of its own (`apart`): no need to keep it off the user's.
         on_failure: Called where something of ours fails later on.
     """
-    overlay = Overlay(folder)
-    overlay.install(patches)
+    overlay = None if private else Overlay(folder)
+    if overlay is None:
+        for name in ("rename", "replace"):
+            patches.put(os, name, moving)
+    else:
+        overlay.install(patches)
     checkpoints = Checkpoints(overlay, skip=silent)
     patches.put(torch, "save", checkpoints.save)
     patches.put(torch, "load", checkpoints.load)

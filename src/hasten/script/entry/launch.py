@@ -22,6 +22,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Literal
 
+from hasten.script.entry.apart import Apart
 from hasten.script.entry.hooks import VARIABLE
 
 SITE = Path(__file__).resolve().parent / "site"
@@ -64,7 +65,12 @@ class Seen:
 
 
 def run_watched(
-    command: Sequence[str], watch: Watch | None = None, *, env: Mapping[str, str] | None = None, quiet: bool = False
+    command: Sequence[str],
+    watch: Watch | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Seen:
     """Run `python COMMAND` and watch it.
 
@@ -73,14 +79,15 @@ def run_watched(
         watch: How.
         env: The environment; ours unless given.
         quiet: Its output goes nowhere.
+        say: Told before the run what of it cannot be kept apart, and after it what is left.
     """
     watch, before = watch or Watch(), dict(os.environ if env is None else env)
     with tempfile.TemporaryDirectory(prefix="hasten-attach-") as name:
         folder = Path(name)
-        started = _watched_environment(folder, watch, before)
         sink = subprocess.DEVNULL if quiet else None
-        with _forwarding() as forward:
-            child = subprocess.Popen([sys.executable, *command], env=started, stdout=sink, stderr=sink)  # noqa: S603
+        with _forwarding() as forward, _apart(command, folder, watch, before, say) as (prefix, private):
+            started = _watched_environment(folder, watch, before, private=private)
+            child = subprocess.Popen([*prefix, sys.executable, *command], env=started, stdout=sink, stderr=sink)  # noqa: S603
             forward(child)
             code = _wait(child, folder, watch)
         return Seen(code=code, ranks=_results(folder), failures=_failures(folder))
@@ -119,8 +126,27 @@ def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[s
         return Ran(code=code, ranks=_results(folder, "applied"), failures=_failures(folder))
 
 
-def _watched_environment(folder: Path, watch: Watch, before: Mapping[str, str]) -> dict[str, str]:
-    return entered(folder, {"mode": watch.mode, "updates": watch.updates, "seconds": watch.seconds}, before)
+@contextmanager
+def _apart(
+    command: Sequence[str], folder: Path, watch: Watch, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[tuple[Sequence[str], bool]]:
+    """Keep apart what a measured run writes: gives what its command begins with, and whether its files are its own."""
+    if watch.mode == "observe":
+        yield (), False
+        return
+    apart = Apart(command, [folder], environ)
+    try:
+        if apart.words:
+            say(apart.words)
+        yield apart.prefix, apart.private
+    finally:
+        if left := apart.end():
+            say(left)
+
+
+def _watched_environment(folder: Path, watch: Watch, before: Mapping[str, str], *, private: bool) -> dict[str, str]:
+    config = {"mode": watch.mode, "updates": watch.updates, "seconds": watch.seconds, "private": private}
+    return entered(folder, config, before)
 
 
 def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) -> dict[str, str]:

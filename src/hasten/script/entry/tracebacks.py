@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -31,12 +30,6 @@ def strip_chain(error: BaseException | None) -> None:
         seen.add(id(error))
         error.__traceback__ = stripped(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def hide_our_end(record: logging.LogRecord) -> bool:
-    """A filter of logging: leave out that a task of asyncio was ended by us. asyncio logs any error that nobody took."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, SystemExit) and type(error).__module__.startswith("hasten."))
 
 
 def stripped(trace: TracebackType | None) -> TracebackType | None:

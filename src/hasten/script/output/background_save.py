@@ -30,7 +30,7 @@ from hasten.core.live import LiveJob
 from hasten.script.output.file_writer import FileWriter, PendingFile, create_temporary, remove_orphans
 from hasten.script.output.process_boundaries import finish_before_boundaries
 from hasten.script.output.zip_snapshot import ZipSnapshot
-from hasten.script.patches import Patches
+from hasten.script.patches import Patches, let_pass
 from hasten.train.snapshot import StorageBuffers
 
 _READERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -143,7 +143,7 @@ class BackgroundSaving:
         if self._writer.errors:
             path, error = self._writer.errors.pop(0)
             error.add_note(f"hasten: this was met in the background, while {path} was saved")
-            raise error
+            raise let_pass(error)
 
     def _snapshot(self, original: Callable[[Any], Any], name: str) -> Any:
         path = os.path.realpath(name)

@@ -27,7 +27,7 @@ from hasten.core.plan import Plan
 from hasten.core.seams import Seam
 from hasten.script.data.loading import Loading
 from hasten.script.output.background_save import BackgroundSaving
-from hasten.script.patches import Patches
+from hasten.script.patches import Patches, guarded, handle_error, harmless
 from hasten.script.plan.live import main_module, script_live, set_flags
 from hasten.script.plan.reach import out_of_reach, reached
 from hasten.script.watch.lead_optimizer import Leader, Serials
@@ -59,6 +59,7 @@ class Host:
         on_before: Called before every step of the leading optimizer.
         on_step: Called after it, in the script's own thread.
         on_loss: Called with every scalar that a backward pass begins from.
+        on_failure: Called once, where something of ours raises in a seam, while that is handled; the script goes on.
     """
 
     def __init__(self, plan: Plan | None = None) -> None:
@@ -74,10 +75,11 @@ class Host:
         self.on_before: Callable[[], None] = _nothing
         self.on_step: Callable[[], None] = _nothing
         self.on_loss: Callable[[torch.Tensor], None] = _ignored
+        self.on_failure: Callable[[], None] = _nothing
         self._loading = Loading(self.live, self.plan, self._fail)
         self._saving = BackgroundSaving(self.live)
         self._last_call: tuple[Any, ...] | None = None
-        self._patches = Patches()
+        self._patches = Patches(self._failed)
         self._handles: list[Any] = []
         self._called: dict[int, nn.Module] = {}
         self._lead, self._serials = Leader(), Serials()
@@ -94,9 +96,12 @@ class Host:
     def begin(self) -> None:
         """Put the seams on."""
         self._working = True
-        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        self._handles = [
+            register_optimizer_step_pre_hook(harmless(self._before, self._failed)),
+            register_optimizer_step_post_hook(harmless(self._after, self._failed)),
+        ]
         put = self._patches.put
-        put(Module, "__call__", self._calling)
+        put(Module, "__call__", self._calling, guards=False)
         put(torch.Tensor, "backward", functools.partial(self._going_back, method=True))
         put(torch.autograd, "backward", functools.partial(self._going_back, method=False))
         put(Optimizer, "zero_grad", self._zeroing)
@@ -221,6 +226,10 @@ class Host:
         except Exception as error:  # noqa: BLE001 - the script goes on without it, and the reason is told
             self._fail(item.card.name, error)
 
+    def _failed(self, _error: Exception) -> None:
+        told, self.on_failure = self.on_failure, _nothing
+        told()
+
     def _fail(self, name: str, error: BaseException) -> None:
         self.failures[name] = f"{type(error).__name__}: {error}"
 
@@ -229,19 +238,30 @@ class Host:
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The outermost call of a module with gradients."""
 
+        def outermost(theirs: Callable[..., Any]) -> Callable[..., Any]:
+            def outermost_seam(*args: Any, **kwargs: Any) -> Any:
+                self._inside = True
+                try:
+                    if self.opened:
+                        return self._call(theirs, args, kwargs)
+                    if len(self._called) < MAX_CALLED:
+                        self._called[id(args[0])] = args[0]
+                    return theirs(*args, **kwargs)
+                finally:
+                    self._inside = False
+
+            return outermost_seam
+
+        guard = guarded(outermost, original, self._failed)
+
         @functools.wraps(original)
         def calling_seam(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or not self.mine() or not torch.is_grad_enabled():
-                return original(*args, **kwargs)
-            self._inside = True
             try:
-                if self.opened:
-                    return self._call(original, args, kwargs)
-                if len(self._called) < MAX_CALLED:
-                    self._called[id(args[0])] = args[0]
-                return original(*args, **kwargs)
-            finally:
-                self._inside = False
+                passes = self._inside or not self.mine() or not torch.is_grad_enabled()
+            except Exception as error:  # noqa: BLE001 - of ours, and handled so
+                passes = True
+                handle_error(error, self._failed)
+            return original(*args, **kwargs) if passes else guard(*args, **kwargs)
 
         return calling_seam
 

@@ -12,6 +12,8 @@ from typing import Any
 from hasten.core.files import write_atomically
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
+from hasten.script.entry.hooks import note_failure
+from hasten.script.patches import harmless
 from hasten.script.plan.host import Host
 
 
@@ -33,6 +35,7 @@ def install(config: Mapping[str, Any]) -> None:
         host.end(undo=False)
         tell(applied)
 
+    host.on_failure = lambda: note_failure(dict(config))
     host.on_open = lambda: tell(host.applied)  # a script may end without exit handlers
     host.begin()
-    atexit.register(finish)
+    atexit.register(harmless(finish, lambda _: note_failure(dict(config))))

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hasten.script.patches import guarded
+
 CALLS = 100
 _FOREIGN_NUMBERS = 2**20
 """Of four bytes, read between two timings: more than what caches keep for one core."""
@@ -48,11 +50,19 @@ def of_seams(make: Callable[[], Clock]) -> tuple[float, float]:
 def noting_s(clock: Clock) -> float:
     """Seconds of a seam that notes a phase."""
 
-    def seam() -> None:
-        if clock.free():
+    def make(original: Callable[[], None]) -> Callable[[], None]:
+        def seam() -> None:
+            if not clock.free():
+                return original()
             clock.enter(0)
-            clock.leave()
+            try:
+                return original()
+            finally:
+                clock.leave()
 
+        return seam
+
+    seam = guarded(make, _nothing, lambda _: None)
     return max(_typical(seam) - _typical(_nothing), 0.0)
 
 

@@ -69,8 +69,16 @@ def profile_script(
     """
     study = study or Study()
 
+    told: set[str] = set()
+
+    def say(words: str) -> None:
+        if words not in told:
+            told.add(words)
+            progress(words)
+
     def run(mode: Mode, *, quiet: bool) -> Seen:
-        return run_watched(command, Watch(mode=mode, updates=study.updates, seconds=study.seconds), quiet=quiet)
+        watch = Watch(mode=mode, updates=study.updates, seconds=study.seconds)
+        return run_watched(command, watch, quiet=quiet, say=say)
 
     progress("the script as it is")
     real = run("profile", quiet=False)

@@ -22,7 +22,7 @@ from torch.utils.data import dataloader
 
 from hasten.script import steps
 from hasten.script.entry.tracebacks import without_ours
-from hasten.script.patches import Patches
+from hasten.script.patches import Patches, guarded, handle_error, harmless
 from hasten.script.source_lines import calling_line, users_line
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.frameworks import Frameworks
@@ -64,13 +64,14 @@ class Seams:
         self.recorder = recorder
         self.trained = fetch.trained
         self._fetch = fetch
-        self._patches = Patches()
+        self._patches = Patches(self.failed)
         self._frameworks = Frameworks(recorder, self._patches)
         self._handles: list[Any] = []
         self._optimizer_s = 0.0
         self._serials = Serials()
         self.on_failure: Callable[[], None] = _ignored
         self._trackers = Trackers(self._track, self.failed)
+        self._marked = harmless(self.mark, self.failed)
 
     def install(self, *, hooks: bool = True, tensor_methods: bool = True, excepthook: bool = True) -> None:
         """Put all seams in place.
@@ -83,10 +84,10 @@ class Seams:
         recorder, put = self.recorder, self._patches.put
         if hooks:
             self._handles = [
-                register_optimizer_step_pre_hook(self.before_step),
-                register_optimizer_step_post_hook(self.after_step),
+                register_optimizer_step_pre_hook(harmless(self.before_step, self.failed)),
+                register_optimizer_step_post_hook(harmless(self.after_step, self.failed)),
             ]
-        put(Module, "__call__", functools.partial(_forward, self))
+        put(Module, "__call__", functools.partial(_forward, self), guards=False)
         put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - the one place all batches pass
         if self._fetch.replay is not None:
             put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
@@ -103,7 +104,7 @@ class Seams:
         self._trackers.begin()
         if excepthook:
             put(sys, "excepthook", without_ours)
-        steps.listen(self.mark)
+        steps.listen(self._marked)
         for name in READS if tensor_methods else ():
             put(torch.Tensor, name, functools.partial(_read, recorder, name))
         for name in MOVES if tensor_methods else ():
@@ -117,12 +118,12 @@ class Seams:
     def remove(self) -> None:
         """Take off everything, where ours is still the outermost."""
         self._patches.restore()
-        steps.unlisten(self.mark)
+        steps.unlisten(self._marked)
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def failed(self) -> None:
+    def failed(self, _error: Exception | None = None) -> None:
         """Something of ours has raised, and is being handled."""
         told, self.on_failure = self.on_failure, _ignored
         told()
@@ -273,29 +274,41 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
     """The outermost call of a module. Inner modules, and other threads, cost one test."""
     recorder, trained, inside = seams.recorder, seams.trained, False
 
+    def outermost(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        def outermost_seam(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            evaluating = recorder.idle == VALIDATION
+            try:
+                phase = trained.kind(args[0], evaluating=evaluating)
+            except Exception:  # noqa: BLE001 - a module of an unusual kind is watched too, by what is known without it
+                phase = VALIDATION if evaluating and not torch.is_grad_enabled() else FORWARD
+                seams.failed()
+            inside = True
+            recorder.enter(phase)
+            try:
+                return theirs(*args, **kwargs)
+            finally:
+                inside = False
+                seconds = recorder.leave(phase)
+                if phase == VALIDATION and (line := users_line()) is not None:
+                    recorder.note("validation", *line, seconds)
+
+        return outermost_seam
+
+    guard = guarded(outermost, original, seams.failed)
+
     @functools.wraps(original)
     def forward_seam(*args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
-        if inside or (recorder.light and torch.is_grad_enabled() and _trains(args[0])) or not recorder.takes():
-            if not recorder.active:
-                seams.remove()
-            recorder.passed += 1
-            return original(*args, **kwargs)
-        evaluating = recorder.idle == VALIDATION
         try:
-            phase = trained.kind(args[0], evaluating=evaluating)
-        except Exception:  # noqa: BLE001 - a module of an unusual kind is watched too, by what is known without it
-            phase = VALIDATION if evaluating and not torch.is_grad_enabled() else FORWARD
-            seams.failed()
-        inside = True
-        recorder.enter(phase)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            seconds = recorder.leave(phase)
-            inside = False
-            if phase == VALIDATION and (line := users_line()) is not None:
-                recorder.note("validation", *line, seconds)
+            passes = inside or (recorder.light and torch.is_grad_enabled() and _trains(args[0])) or not recorder.takes()
+            if passes:
+                recorder.passed += 1
+                if not recorder.active:
+                    seams.remove()
+        except Exception as error:  # noqa: BLE001 - of ours, and handled so
+            passes = True
+            handle_error(error, seams.failed)
+        return original(*args, **kwargs) if passes else guard(*args, **kwargs)
 
     return forward_seam
 

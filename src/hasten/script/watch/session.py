@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ import torch
 
 from hasten.core.files import write_atomically
 from hasten.script.entry.hooks import note_failure
-from hasten.script.entry.isolation import Enough, isolate
-from hasten.script.entry.tracebacks import hide_our_end
-from hasten.script.patches import Patches
+from hasten.script.entry.isolation import isolate
+from hasten.script.patches import Patches, harmless
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.memory import memory_in_use, memory_limit
 from hasten.script.watch.padding import Padding
@@ -44,31 +44,42 @@ class Session:
         replay = Replay(self.recorder) if config["mode"] == "replay" else None
         self.padding = Padding(cuts=config["mode"] == "cut")
         self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding))
-        self._harmless = Patches()
+        self._harmless = Patches(self._note)
         self._pid = os.getpid()
         self._kept = False
 
     def begin(self) -> None:
         """Watch from here on."""
         if self.ends:
-            isolate(self._harmless, self.folder, silent=self.config["mode"] == "silent", on_failure=self._note)
+            silent, private = self.config["mode"] == "silent", self.config["private"]
+            isolate(self._harmless, self.folder, silent=silent, private=private, on_failure=self._note)
         self.recorder.on_stop = self._stopped
         self.seams.on_failure = self._note
         self.seams.install()
-        os.register_at_fork(after_in_child=self._disarm)
-        atexit.register(self._finish)
+        os.register_at_fork(after_in_child=harmless(self._disarm, self._note))
+        atexit.register(harmless(self._finish, self._note))
 
-    def _note(self) -> None:
+    def _note(self, _error: Exception | None = None) -> None:
         """Leave for the launcher what of ours has failed just now."""
         note_failure(dict(self.config))
 
     def _stopped(self) -> None:
         """Enough was seen."""
+        harmless(self._rest, self._note)()
+        if self.ends:
+            self._leave()
+
+    def _rest(self) -> None:
         self.seams.rest()
         self._keep(ended=False)
-        if self.ends:
-            logging.getLogger("asyncio").addFilter(hide_our_end)
-            raise Enough
+
+    def _leave(self) -> None:
+        """End the script where it stands, inside of its own step, where nothing of ours may be raised."""
+        atexit._run_exitfuncs()  # noqa: SLF001 - temporary folders, worker processes and the user's own handlers
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the script may have closed or replaced it
+                stream.flush()
+        os._exit(0)
 
     def _finish(self) -> None:
         """The script has ended, in whatever way Python still hears of."""

@@ -42,13 +42,14 @@ class Service:
         commands: Where they come from.
         answers: Where the answers go.
         scratch: Folder for what the script saves.
+        private: The script has files of its own, see `isolate`.
     """
 
-    def __init__(self, commands: TextIO, answers: TextIO, scratch: Path) -> None:
+    def __init__(self, commands: TextIO, answers: TextIO, scratch: Path, *, private: bool) -> None:
         self._commands, self._answers = commands, answers
         self._pid = os.getpid()
         self._harmless = Patches()
-        isolate(self._harmless, scratch, silent=False)
+        isolate(self._harmless, scratch, silent=False, private=private)
         self._waiting: Steps | None = None
         self._obeys: Commands | None = None
 
@@ -140,7 +141,7 @@ def install(config: Mapping[str, Any]) -> None:
         os.set_inheritable(number, False)  # noqa: FBT003 - the flag is the call's only meaning
     commands = os.fdopen(config["commands"], encoding="utf-8")
     answers = os.fdopen(config["answers"], "w", encoding="utf-8")
-    service = Service(commands, answers, Path(config["folder"]))
+    service = Service(commands, answers, Path(config["folder"]), private=config["private"])
     try:
         service.begin()
     except Exception as error:  # noqa: BLE001 - a trial that cannot be held is no trial, whatever the reason

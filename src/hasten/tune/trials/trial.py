@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -25,6 +25,7 @@ from hasten.core.errors import FailureKind, TrialError
 from hasten.core.optimization import joined_environment, required_environment
 from hasten.core.plan import Plan
 from hasten.optimizations.parts.sample_caching import TRIALS_VARIABLE
+from hasten.script.entry.apart import Apart
 from hasten.script.entry.launch import entered
 from hasten.train.process_group import shared_environment
 from hasten.tune.trials.ranks import ended_words
@@ -50,6 +51,7 @@ class TrialSetting:
         progress: Told what a trial reports about itself.
         ranks: Processes that train together in each trial.
         command: Where no job but a script is trained: the script, or `-m` and a module, and its arguments.
+        told: What was said once of where scripts write.
     """
 
     target: str
@@ -58,6 +60,7 @@ class TrialSetting:
     progress: Callable[[str], None] = lambda _: None
     ranks: int = 1
     command: tuple[str, ...] = ()
+    told: set[str] = field(default_factory=set, compare=False)
 
 
 class Trial:
@@ -82,6 +85,7 @@ class Trial:
         handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
         self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
         self._private: Path | None = None
+        self._apart: Apart | None = None
         if setting.command:
             self._start_script(environment)
         else:
@@ -109,12 +113,14 @@ class Trial:
     def _start_script(self, environment: Mapping[str, str]) -> None:
         """Start the script itself, with a way in; what it prints goes to the log, and it has nothing to read."""
         self._private = Path(tempfile.mkdtemp(prefix="script-", dir=self.setting.folder.resolve()))
+        self._apart = Apart(self.setting.command, [self.setting.folder], environment)
+        self._say(self._apart.words)
         theirs, ours = os.pipe()
         mine, told = os.pipe()
-        config = {"module": SCRIPT_MODULE, "commands": theirs, "answers": told}
+        config = {"module": SCRIPT_MODULE, "commands": theirs, "answers": told, "private": self._apart.private}
         try:
             self._process = subprocess.Popen(  # noqa: S603  the user's own script
-                [sys.executable, *self.setting.command],
+                [*self._apart.prefix, sys.executable, *self.setting.command],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -122,6 +128,9 @@ class Trial:
                 pass_fds=(theirs, told),
                 start_new_session=True,
             )
+        except BaseException:
+            self._apart.end()
+            raise
         finally:
             os.close(theirs)
             os.close(told)
@@ -189,6 +198,8 @@ class Trial:
                 pipe.close()
             except BrokenPipeError:  # a command was still unread when the process died
                 continue
+        if self._apart is not None:
+            self._say(self._apart.end())
         if self._private is not None:
             shutil.rmtree(self._private, ignore_errors=True)
         if self._log_path.exists() and not self._log_path.stat().st_size:
@@ -199,6 +210,12 @@ class Trial:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.end()
+
+    def _say(self, words: str) -> None:
+        """Tell what a script's run leaves; the same words once in a tuning."""
+        if words and words not in self.setting.told:
+            self.setting.told.add(words)
+            self.setting.progress(words)
 
     def _signal(self, number: signal.Signals) -> None:
         try:
