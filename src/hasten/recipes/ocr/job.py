@@ -64,7 +64,8 @@ class OcrJob(Job):
             drawn pictures.
         crop: Side, or height and width, of the parts that are trained on; None trains on whole pictures.
         backbone: `resnet` or `mobile`.
-        width: Channels of the backbone's first stage; a multiple of 4.
+        width: Channels of the backbone's first stage; a multiple of 16. With fewer, oneDNN writes gradients of channels-last
+            convolutions out of bounds on a CPU (https://github.com/uxlfoundation/oneDNN/issues/6035).
         min_text_size: Texts that are less high or wide, in pixels of the fitted picture, are not learned.
         shrink_ratio: What texts are shrunk by. Nearer to 1 keeps thin lines apart less well and finds them better.
         box_thresh: The least mean probability of a box.
@@ -122,8 +123,8 @@ class OcrJob(Job):
         """
         if self.backbone not in {"resnet", "mobile"}:
             raise JobError(f"{type(self).__name__}.backbone must be 'resnet' or 'mobile', not {self.backbone!r}.")
-        if self.width < 4 or self.width % 4:
-            raise JobError(f"{type(self).__name__}.width must be a multiple of 4, not {self.width}.")
+        if self.width < 16 or self.width % 16:
+            raise JobError(f"{type(self).__name__}.width must be a multiple of 16, not {self.width}.")
         return DBNet(self.backbone, self.width)
 
     def train_data(self) -> Dataset[Any]:
