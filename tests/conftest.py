@@ -20,21 +20,8 @@ if _WORKER and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {_CORES[int(_WORKER[1]) % len(_CORES)]})
 
 
-_MEASURING = (
-    *("cli/test_batch.py", "cli/test_cli.py", "cli/test_recipes.py", "examples", "profile"),
-    *(f"tune/test_{name}.py" for name in ("batch_search", "compare", "event_screening", "screening", "script_session")),
-    *(f"tune/test_{name}.py" for name in ("session", "techniques", "whole_runs")),
-)
-"""Files and folders whose slow tests are whole tunings: they see a neighbour on the machine, so they run alone."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that measure, before they are selected by their marks."""
-    for item in items:
-        path = item.path.relative_to(_HERE).as_posix()
-        if path.startswith(_MEASURING) and {"slow", "long"} & {mark.name for mark in item.iter_markers()}:
-            item.add_marker(pytest.mark.alone)
+# What one test compiled, another need not compile again.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_HERE.parent / ".pytest_cache" / "inductor"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,6 +19,7 @@ from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 from hasten.tune.batch.search import Finding, search_batch
+from tests.cli.called import called
 from tests.tune.jobs import write_job
 from tests.tune.test_batch_search import Played
 
@@ -89,11 +90,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "more", "words"),
     [
-        ("Streamed", (), "reads an iterable dataset"),
+        pytest.param("Streamed", (), "reads an iterable dataset", marks=pytest.mark.long),
         ("Nothing", (), "holds no `Nothing`"),
         ("J", ("--budget", "soon"), "is no duration"),
         ("J", ("--plan", "no.toml"), "Cannot read the plan no.toml"),
@@ -101,7 +101,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_an_error_is_one_line_and_a_bad_exit(tmp_path: Path, job: str, more: tuple[str, ...], words: str) -> None:
     target = write_job(tmp_path, SMALL).replace(":J", f":{job}")
-    done = run(target, *more)
+    done = called("batch", target, *more)
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("hasten: ")]
     assert len(errors) == 1

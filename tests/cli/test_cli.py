@@ -1,4 +1,4 @@
-"""The verbs as a person calls them: real processes with pipes, no terminal."""
+"""The verbs as a person calls them, with pipes and no terminal; what trains, in real processes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from hasten.optimizations import catalogue
 from hasten.report.evidence import Candidate, Check, parse
 from hasten.tune.request import TuneRequest
 from hasten.tune.session import Session
+from tests.cli.called import called
 from tests.optimizations.contract import GIB, machine
 from tests.report.sample import bare
 from tests.tune.jobs import write_job
@@ -181,17 +182,12 @@ def test_the_verbs_and_their_flags_are_these() -> None:
                 assert parameter.help, (name, parameter.name)
 
 
-@pytest.mark.slow
 def test_every_verb_has_help() -> None:
-    from typer.testing import CliRunner
-
-    runner = CliRunner()
     for verb in VERBS:
-        for flag in ("--help", "-h"):
-            shown = runner.invoke(app, [*verb.split(), flag])
-            assert shown.exit_code == 0, verb
-            assert "Usage" in shown.output
-    done = good("--help")
+        shown = called(*verb.split(), "-h")
+        assert shown.returncode == 0, verb
+        assert "Usage" in shown.stdout
+    done = called("--help")
     for verb in VERBS:
         assert verb.split()[0] in done.stdout
 
@@ -213,6 +209,13 @@ ERRORS = {
 
 
 @pytest.mark.slow
+def test_an_error_of_a_real_process_is_one_line(tmp_path: Path) -> None:
+    done = hasten(*ERRORS["missing file"][0], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hasten: nowhere.py:J: there is no file nowhere.py")
+
+
 @pytest.mark.parametrize("case", ERRORS)
 def test_an_error_is_one_line_on_stderr_and_exit_1(tmp_path: Path, case: str) -> None:
     write_job(tmp_path)
@@ -221,7 +224,7 @@ def test_an_error_is_one_line_on_stderr_and_exit_1(tmp_path: Path, case: str) ->
     (tmp_path / "unknown.toml").write_text(head + "[optimizations.magic]\n")
     (tmp_path / "torn.py").write_text('raise ValueError("first line\\nsecond line")\n')
     arguments, words = ERRORS[case]
-    done = hasten(*arguments, cwd=tmp_path)
+    done = called(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     lines = done.stderr.strip().splitlines()
     assert [line for line in lines if line.startswith("hasten: ")] == lines[-1:], done.stderr
@@ -248,7 +251,7 @@ def test_compare_writes_the_verdict_and_every_sample(tmp_path: Path, target: str
     path = tmp_path / "found.json"
     done = good(
         "compare", target, "--plan", "-", "--plan", str(plan_file), "--json", str(path), "--updates", "8",
-        "--budget", "16s", "--quality",
+        "--budget", "2s", "--quality",
     )  # fmt: skip
     found = json.loads(path.read_text())
     assert {"ratio", "low", "high", "pairs", "verdict", "samples"} <= set(found)
@@ -273,14 +276,13 @@ def test_run_trains_and_leaves_metrics_and_weights(tmp_path: Path, target: str, 
     assert Plan.load(out / "hasten.toml", catalogue()).names == ("metric_reading",)
 
 
-@pytest.mark.slow
 def test_doctor_tells_the_machine_as_json() -> None:
-    found = json.loads(good("doctor", "--json").stdout)
+    found = json.loads(called("doctor", "--json").stdout)
     assert found["machine"]["cores"]["value"] >= 1
     assert found["machine"]["cores"]["reason"]
     assert {item["name"] for item in found["optimizations"]} == set(catalogue())
     assert isinstance(found["advice"], list)
-    assert found["summary"] in good("doctor").stdout.replace("\n", " ")
+    assert found["summary"] in called("doctor").stdout.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ class J(Good):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGUSR1, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long)])
 def test_a_run_that_is_asked_to_end_saves_and_exits_as_is_usual(tmp_path: Path, number: Any, code: int) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "hasten", "run", write_job(tmp_path, ENDLESS), "--out", str(out)]

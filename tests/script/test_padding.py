@@ -119,8 +119,8 @@ for _ in range(8):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fixed", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fixed", [False, True])
 def test_padding_is_measured_by_a_run_without_it_where_the_script_can_do_without(tmp_path: Path, fixed: bool) -> None:
     check = "def check(ids):\n    assert ids.shape[1] == WIDTH" if fixed else "def check(ids):\n    pass"
     (tmp_path / "train.py").write_text(SCRIPT.replace("FIXED", check))

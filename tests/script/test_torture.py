@@ -60,7 +60,7 @@ def watched(
     return done, json.loads(path.read_text())
 
 
-QUICK = {"plain", "workers", "raises", "is killed", "iterable"}
+QUICK = {"workers", "raises", "iterable"}
 """Cases of `make test`; the others are for `make test-all`."""
 
 
@@ -106,6 +106,7 @@ def test_both_ranks_of_torchrun_are_watched(tmp_path: Path) -> None:
     assert {rank: found["steps"] for rank, found in seen.items()} == {"0": 5, "1": 5}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_users_sitecustomize_and_path_are_kept(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SITE_OF_THE_USER'] = 'was here'\n")
@@ -140,7 +141,7 @@ def test_a_signal_that_arrives_while_the_script_is_started_reaches_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_to_the_launcher_reaches_the_script(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import time, torch\nprint('ready', flush=True)\ntime.sleep(60)\n")

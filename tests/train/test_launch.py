@@ -102,6 +102,7 @@ def test_torchrun_restarts_ranks_that_resume(tmp_path: Path, untouched: Path) ->
     assert (tmp_path / "run" / "model.pt").read_bytes() == (untouched / "model.pt").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
     """Two ranks in shards; then one process without, and three ranks in shards."""
@@ -188,7 +189,7 @@ def test_no_rank_is_started_after_a_signal(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_ranks_that_wait_for_others_end_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
 ) -> None:

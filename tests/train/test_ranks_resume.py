@@ -31,18 +31,28 @@ def saved(loop: Loop, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a group of two found, then one of three; one process has written a checkpoint before them."""
+    """What a group of two found; one process has written a checkpoint before it."""
     folder = tmp_path_factory.mktemp("ranks")
     one = make_loop(Elastic())
     one.run(STOP)
     saved(one, folder / "one")
+    run_group_of(2, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder_of_three(folder: Path) -> Path:
+    """What a group of three found that went on from the checkpoint of two."""
+    run_group_of(3, folder)
+    return folder
+
+
+def run_group_of(world: int, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", os.pathsep.join(["src", "."]))
-        for world in (2, 3):
-            assert launch(world, [sys.executable, "-m", "tests.train.resume_ranks_script", str(folder)]) == 0
-    return folder
+        assert launch(world, [sys.executable, "-m", "tests.train.resume_ranks_script", str(folder)]) == 0
 
 
 def found(folder: Path, world: int) -> list[dict[str, Any]]:
@@ -93,10 +103,18 @@ def test_each_rank_writes_its_own_shards_and_no_more(folder: Path) -> None:
     assert "optimizer.0.step" not in whole.ranks[1].tensors  # alike on all ranks
 
 
-@pytest.mark.parametrize(("world", "name"), [(2, "from one"), (3, "sharded"), (3, "plain")])
-def test_more_ranks_go_on_to_rounding(folder: Path, alone: dict[str, Any], world: int, name: str) -> None:
-    then = found(folder, 2)[0]["elastic"]["then"] if world == 3 else alone["then"]
-    ranks = [rank[name] for rank in found(folder, world)]
+def test_two_ranks_go_on_from_one_to_rounding(folder: Path, alone: dict[str, Any]) -> None:
+    went_on([rank["from one"] for rank in found(folder, 2)], alone["then"], alone)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sharded", "plain"])
+def test_three_ranks_go_on_from_two_to_rounding(folder_of_three: Path, alone: dict[str, Any], name: str) -> None:
+    then = found(folder_of_three, 2)[0]["elastic"]["then"]
+    went_on([rank[name] for rank in found(folder_of_three, 3)], then, alone)
+
+
+def went_on(ranks: list[dict[str, Any]], then: dict[str, torch.Tensor], alone: dict[str, Any]) -> None:
     for rank in ranks:
         assert equal(rank["then"], then)  # the very same weights, however they are divided
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-9)

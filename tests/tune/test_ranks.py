@@ -113,8 +113,17 @@ class J(Good):
 
 
 @SLOW
-@pytest.mark.parametrize("plan", [Plan(), buckets()], ids=["flat", "buckets"])
-@pytest.mark.parametrize("kind", FAILING)
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        pytest.param("raised", Plan(), id="raised-flat"),
+        pytest.param("raised", buckets(), id="raised-buckets", marks=pytest.mark.long),
+        pytest.param("killed", Plan(), id="killed-flat", marks=pytest.mark.long),
+        pytest.param("killed", buckets(), id="killed-buckets"),
+        pytest.param("nan", Plan(), id="nan-flat", marks=pytest.mark.long),
+        pytest.param("nan", buckets(), id="nan-buckets"),
+    ],
+)
 def test_a_failing_rank_is_an_answer_and_ends_the_group(tmp_path: Path, kind: str, plan: Plan) -> None:
     body, words = FAILING[kind]
     before = children()
@@ -128,6 +137,7 @@ def test_a_failing_rank_is_an_answer_and_ends_the_group(tmp_path: Path, kind: st
     assert wait_until(lambda: children() <= before)
 
 
+@pytest.mark.long
 @SLOW
 def test_a_rank_that_cannot_load_the_job_ends_the_group(tmp_path: Path) -> None:
     before = children()
@@ -171,6 +181,7 @@ def test_a_rank_that_dies_between_two_commands_is_noticed(tmp_path: Path) -> Non
             trial.call("rewind")
 
 
+@pytest.mark.long
 @SLOW
 def test_freezing_stops_every_rank(tmp_path: Path) -> None:
     with Trial(group_of(tmp_path), Plan()) as trial:
@@ -240,6 +251,7 @@ def test_run_trains_in_ranks_and_one_of_them_writes(tmp_path: Path) -> None:
     assert lines[-1]["update"] == 40
 
 
+@pytest.mark.long
 @SLOW
 def test_run_ends_when_a_rank_fails(tmp_path: Path) -> None:
     done = hasten("run", write_job(tmp_path, FAILING["raised"][0]), "--ranks", "2", folder=tmp_path)
@@ -255,7 +267,14 @@ class J(Good):
 
 @SLOW
 @pytest.mark.skipif(sys.platform != "linux", reason="a process learns of its parent's death on Linux only")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.long),
+        (signal.SIGKILL, -9),
+    ],
+)
 def test_the_ranks_of_a_run_end_with_it(tmp_path: Path, number: signal.Signals, status: int) -> None:
     command = [sys.executable, "-m", "hasten", "run", write_job(tmp_path, ENDLESS), "--ranks", "2", "--out", "out"]
     weights = tmp_path / "out" / "model.pt"

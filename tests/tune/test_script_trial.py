@@ -78,7 +78,7 @@ def test_techniques_prove_that_they_fired(tmp_path: Path) -> None:
     assert {check["name"]: check for checks in found.values() for check in checks if not check["passed"]} == {}
 
 
-@pytest.mark.parametrize("name", ["sample_cache", "sample_store"])
+@pytest.mark.parametrize("name", ["sample_cache", pytest.param("sample_store", marks=pytest.mark.long)])
 def test_a_cache_shows_in_its_first_epoch_that_samples_come_from_it(tmp_path: Path, name: str) -> None:
     with trial_of(tmp_path, plan=plan_of(**{name: {}})) as trial:
         (check,) = trial.call("trace")["evidence"][name]
@@ -86,6 +86,7 @@ def test_a_cache_shows_in_its_first_epoch_that_samples_come_from_it(tmp_path: Pa
     assert check["seen"].startswith("16 hits of 16 readings")
 
 
+@pytest.mark.long
 def test_what_belongs_to_the_start_of_a_process_proves_that_it_fired_too(tmp_path: Path) -> None:
     with trial_of(tmp_path, plan=plan_of(allocator={"kind": "glibc_tuned"})) as trial:
         trial.call("warm", updates=2)

@@ -54,6 +54,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "catalogue", lambda: {name: catalogue()[name] for name in names})
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None) -> None:
@@ -124,6 +125,7 @@ class J(Good):
 """
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
@@ -178,6 +180,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"code": process.returncode, "out": out, "target": target, "stdout": stdout, "stderr": stderr}
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) -> None:
@@ -192,6 +195,7 @@ def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) ->
     assert "interrupted" in interrupted["stderr"]
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[str, Any]) -> None:

@@ -82,6 +82,8 @@ def test_a_setting_that_is_none_is_refused() -> None:
 # From a case to a row.
 
 
+@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_case_is_measured_in_fresh_pairs_and_one_that_does_not_fit_is_refused(

@@ -153,6 +153,8 @@ def updates_to(run: WholeRun, target: float) -> int:
     return next(at for at, metric in zip(run.curve.updates, run.curve.metric, strict=True) if metric <= target)
 
 
+@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cycle_reaches_the_target_of_a_rate_that_is_too_low_in_fewer_updates(tmp_path: Path) -> None:
     before = children()
@@ -172,6 +174,7 @@ def test_a_cycle_reaches_the_target_of_a_rate_that_is_too_low_in_fewer_updates(t
         assert updates_to(cycle, target) < 0.6 * updates_to(base, target)  # counted in updates: no clock decides
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_cycle_does_not_help_a_rate_that_fits(tmp_path: Path) -> None:
     design = TargetDesign(quality=QUALITY)
@@ -182,6 +185,7 @@ def test_a_cycle_does_not_help_a_rate_that_fits(tmp_path: Path) -> None:
     assert runs["A"].curve.metric[-1] < 0.01 < runs["B"].curve.metric[-1]
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_larger_batches_see_the_same_samples(tmp_path: Path) -> None:
     setting, plan = fitted(tmp_path, 0.05), one("optimizer_batch", factor=2.0, scaling="linear")
@@ -213,6 +217,7 @@ class J(Good):
     assert children() <= before
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_comparison_of_updates_gives_both_arms_the_same_samples(tmp_path: Path) -> None:
     design = Design(updates=33, looks=(3,), turns=10, quality=QUALITY)
