@@ -312,7 +312,9 @@ class J(Good):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long)]
+)
 def test_a_run_that_is_asked_to_end_saves_and_exits_as_is_usual(tmp_path: Path, number: Any, code: int) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "hasten", "run", write_job(tmp_path, ENDLESS), "--out", str(out)]
