@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # two threads on one core would spin: 90 times slower. Before torch.
 import torch
 
 _HERE = Path(__file__).parent
@@ -20,7 +22,8 @@ if _WORKER and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {_CORES[int(_WORKER[1]) % len(_CORES)]})
 
 
-# What one test compiled, another need not compile again.
+# What one test compiled, another need not compile again; and what the processor can do need not be tried by compiling.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_HERE.parent / ".pytest_cache" / "inductor"))
 
 

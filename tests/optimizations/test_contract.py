@@ -34,6 +34,7 @@ HEAVY = pytest.mark.slow
 HEAVY_NAMES = ("compile", "eight_bit_states", "loader_workers", "validation_compile")
 HERE = [name for name in NAMES if name not in (*STARTED, *GROUPED)]
 MARKED = [pytest.param(name, marks=HEAVY if name in HEAVY_NAMES else ()) for name in HERE]
+LONG_IF_COMPILED = [pytest.param(name, marks=pytest.mark.long if name == "compile" else ()) for name in HERE]
 
 
 def failed(optimization: Optimization, loop: Loop) -> list[str]:
@@ -214,7 +215,7 @@ def test_the_numerics_class_holds(name: str) -> None:
                 assert set(visited) <= set(range(live.num_samples))
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", LONG_IF_COMPILED)
 def test_a_rewound_run_under_it_is_bit_equal(name: str) -> None:
     case = CASES[name]
     loop = make_loop(case.job(), case.make(), device=case.device)

@@ -279,7 +279,7 @@ print(held - peak_memory_bytes())
 """
 
 
-@pytest.mark.parametrize("kind", ["tcmalloc", "jemalloc"])
+@pytest.mark.parametrize("kind", ["tcmalloc", pytest.param("jemalloc", marks=pytest.mark.long)])
 def test_an_allocator_that_keeps_what_is_freed_gives_it_back_when_peaks_are_reset(kind: Any) -> None:
     try:
         asked = Allocator(kind=kind).environment()

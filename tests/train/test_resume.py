@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from hasten.train.checkpoints.read import export_weights
 from hasten.train.checkpoints.saver import Pace
 from hasten.train.periodic import Report
 from hasten.train.run import RunOptions, train
+from tests.cli.called import called
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -140,9 +139,7 @@ def test_the_verbs_of_checkpoints(tmp_path: Path) -> None:
         )
 
     def said(*words: object) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "hasten", "checkpoints", *map(str, words)], capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = called("checkpoints", *map(str, words))
         return done.returncode, done.stdout + done.stderr
 
     code, text = said("list", tmp_path, "--json")

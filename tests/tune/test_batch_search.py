@@ -456,6 +456,7 @@ def test_the_longest_sample_decides_where_the_first_batches_would_not_tell(limit
     assert caught.value.kind == "out_of_memory"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_search_in_real_processes_leaves_the_job_as_it_was(
     limited: TrialLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

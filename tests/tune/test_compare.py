@@ -258,6 +258,7 @@ def test_a_comparison_as_the_evidence_file_holds_it(play: Callable[..., tuple[Co
     assert found.setup_s == {"A": 2.0, "B": 2.0}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_processes_are_compared_in_turns(tmp_path: Path) -> None:
     setting = TrialSetting(target=write_job(tmp_path), folder=tmp_path / "trials", hang_s=60.0)

@@ -24,6 +24,7 @@ from hasten.tune.request import TuneRequest
 from hasten.tune.session import Session
 from hasten.tune.trials.ranks import checks_of, ended_words, failure_of, merged, peak_of
 from hasten.tune.trials.trial import Trial, TrialSetting, trial_environment
+from tests.cli.called import called
 from tests.tune.jobs import children, is_running, write_job
 from tests.tune.test_trial import setting_of, wait_until, worker_pids
 
@@ -153,6 +154,7 @@ class J(Good):
     assert wait_until(lambda: children() <= before)
 
 
+@pytest.mark.long
 @SLOW
 def test_a_hanging_rank_is_a_hang_of_the_group(tmp_path: Path) -> None:
     body = """
@@ -170,6 +172,7 @@ class J(Good):
     assert wait_until(lambda: children() <= before)
 
 
+@pytest.mark.long
 @SLOW
 def test_a_rank_that_dies_between_two_commands_is_noticed(tmp_path: Path) -> None:
     with Trial(group_of(tmp_path), Plan()) as trial:
@@ -208,6 +211,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 @SLOW
 @pytest.mark.skipif(sys.platform != "linux", reason="a frozen process learns of its parent's death on Linux only")
 def test_a_frozen_group_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ def test_run_trains_in_ranks_and_one_of_them_writes(tmp_path: Path) -> None:
     done = hasten("run", target, "--updates", "40", "--ranks", "2", "--plan", str(plan), "--out", "two", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Trained 40 updates") == 1
-    assert hasten("run", target, "--updates", "40", "--out", "one", folder=tmp_path).returncode == 0
+    assert called("run", target, "--updates", "40", "--out", "one", cwd=tmp_path).returncode == 0
     one, two = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("one", "two"))
     assert list(one) == list(two)
     for name, value in one.items():
@@ -302,6 +306,7 @@ class J(Good):
 """
 
 
+@pytest.mark.long
 @SLOW
 @pytest.mark.timeout(100)
 def test_compare_sums_gradients_in_both_ways(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ def test_what_a_trial_saves_is_a_whole_file_and_gone_with_it(tmp_path: Path) -> 
     assert not (tmp_path / "model.pt").exists()
 
 
+@pytest.mark.long
 def test_a_screening_holds_both_arms_at_the_same_steps(tmp_path: Path) -> None:
     fused = plan_of(fused_optimizer={})
     with trial_of(tmp_path, seed=1) as trial:
