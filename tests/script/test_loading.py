@@ -755,6 +755,7 @@ sys.exit(ran.code if ran.ranks[0] == {**ran.ranks[0], "applied": names, "failure
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_script_prints_under_a_plan_what_it_prints_without() -> None:
     script = (str(Path(__file__).parent / "scripts" / "plain.py"), "--end", "raise")

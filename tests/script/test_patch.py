@@ -116,7 +116,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("script", OTHERS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("which", PLANS)
+@pytest.mark.parametrize("which", ["usual", pytest.param("other", marks=pytest.mark.long)])
 def test_any_script_gives_a_patch_that_applies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: Path, which: str
 ) -> None:
