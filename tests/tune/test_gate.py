@@ -28,9 +28,14 @@ SOME = {
 """Cases of one job, which share a base process: what must be said of each."""
 
 
+QUICK = {"fused_without_groups", "fixed_batch_loss", "foreach_optimizer"}
+"""Cases of `make test`."""
+
+
 @pytest.fixture(scope="module")
-def rows() -> dict[str, dict[str, Any]]:
-    chosen = [case for case in ALL if case.name in SOME and case.job == "ShapesJob"]
+def rows(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    wanted = {item.callspec.params["name"] for item in request.session.items if "rows" in getattr(item, "fixturenames", ())}
+    chosen = [case for case in ALL if case.name in wanted and case.job == "ShapesJob"]
     return {row["name"]: row for row in judge_cases(chosen)}
 
 
@@ -44,7 +49,7 @@ def test_there_are_at_least_a_dozen_of_each_kind_in_all_classes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SOME])
 def test_the_gate_refuses_a_defect_and_lets_an_innocent_change_through(rows: dict[str, dict[str, Any]], name: str) -> None:
     row = rows[name]
     assert row["caught"] == (row["kind"] == "defect"), row["why"]

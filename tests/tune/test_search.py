@@ -114,6 +114,7 @@ class FakeScreen:
         self.base = SimpleNamespace(trial=trial)
         self.challenger: Any = None
         self.setting: Any = None
+        self.processes = SimpleNamespace(most_updates=None)
 
     def screen(
         self, candidate: Optimization | None, plan: Plan, updates: int, *, beside: Optimization | None = None

@@ -82,15 +82,17 @@ class Batches(IterableDataset[Any]):
         """The batches of one epoch: from its start, or from where a loaded state says."""
         info = get_worker_info()
         if info is None:
-            self._begin_next()
-        else:
-            self._begin_in_worker(info)
-        start, skip = self._begin or self._start(), self._skip
-        self._begin, self._skip, self._position, self._under_way = None, None, start, True
-        if info is None:
-            return self._here(self.epoch, start)
+            return self._here()
+        self._begin_in_worker(info)
+        start, skip = self._take()
         self._skip = info.id if skip is None else skip
         return self._in_worker(self.epoch, start, self._skip, info.num_workers)
+
+    def _take(self) -> tuple[Position, int | None]:
+        """Begin the epoch where it, or a loaded state, starts."""
+        start, skip = self._begin or self._start(), self._skip
+        self._begin, self._skip, self._position, self._under_way = None, None, start, True
+        return start, skip
 
     @property
     def times(self) -> StageTimes:
@@ -206,8 +208,10 @@ class Batches(IterableDataset[Any]):
     def _making(self, epoch: int) -> AbstractContextManager[Callable[[Any], Any]]:
         """What makes the batch of a task, in any thread, while an epoch goes on."""
 
-    def _here(self, epoch: int, start: Position) -> Iterator[Any]:
-        """What is left of an epoch; then the stream stands at the start of the next one."""
+    def _here(self) -> Iterator[Any]:
+        """What is left of an epoch, which begins with the first batch asked for: some loops make iterators they never use."""
+        self._begin_next()
+        epoch, (start, _) = self.epoch, self._take()
         with self._making(epoch) as make:
             steps = self._steps(epoch, start)
             batches = _prepared(make, steps, threads=self._workers, ahead=self._workers * self._read_ahead)

@@ -14,6 +14,8 @@ LISTS = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml", "d
 """Names of such files, in the order in which they are looked for."""
 MAX_CHARACTERS = 2**20
 """A longer list is refused before it is parsed."""
+_MAX_DEPTH = 50
+"""Of lists and mappings in one another: making the tree calls itself for each."""
 
 
 def find_names(folder: Path) -> tuple[str, ...] | None:
@@ -80,10 +82,13 @@ def _from_json(text: str, path: Path) -> list[tuple[int | None, str]]:
 def _from_yaml(text: str, path: Path) -> list[tuple[int | None, str]]:
     """Read `names` from the node tree: it keeps line numbers, and names such as `no` or `1` stay text."""
     yaml = needed("yaml")
+    depth = 0
     try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise BadFileError(path, "it is not a list of names: it is nested too deeply")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError as error:
-        raise BadFileError(path, "it is not a list of names: it is nested too deeply") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or str(error)
