@@ -209,7 +209,7 @@ class Batches(IterableDataset[Any]):
         """What makes the batch of a task, in any thread, while an epoch goes on."""
 
     def _here(self) -> Iterator[Any]:
-        """What is left of an epoch, which begins with the first batch asked for: some loops make iterators they never use."""
+        """What is left of an epoch, which begins with the first batch asked for: some loops make iterators to no use."""
         self._begin_next()
         epoch, (start, _) = self.epoch, self._take()
         with self._making(epoch) as make:
