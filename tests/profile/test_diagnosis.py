@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hasten.core.card import Bottleneck
 from hasten.profile.diagnosis import THRESHOLDS, diagnose, recoverable
@@ -47,7 +49,7 @@ def test_secondary_causes_follow_in_words_the_largest_first() -> None:
     found = diagnose({"data": 0.2, "logging": 0.1, "validation": 0.3, "forward": 0.2, "backward": 0.2}, NONE)
     assert found.name is Bottleneck.COMPUTE
     assert found.words.count("Besides: ") == 3
-    places = [found.words.index(word) for word in ("Validation takes", "waits for data", "Reading metrics")]
+    places = [found.words.index(word) for word in ("Validation takes", "waits for data", "Reading, printing")]
     assert places == sorted(places)
 
 
@@ -68,14 +70,65 @@ def test_communication_says_whether_the_ranks_wait_for_one_of_them(straggler: fl
 @pytest.mark.parametrize("phases", [{"logging": 0.6, "forward": 0.4}, {"logging": 0.2, "forward": 0.8}])
 def test_logging_says_whether_values_are_read_or_written(phases: Any) -> None:
     read, written = (diagnose(phases, NONE, logging_writes=writes).words for writes in (False, True))
-    assert "Reading metrics at every update costs" in read
+    assert "Reading metrics takes" in read
     assert "Printing, logging and reporting metrics take" in written
     assert "Reading metrics" not in written
     assert f"{phases['logging']:.0%}" in written
 
 
-def test_whatever_the_bottleneck_the_share_of_real_arithmetic_is_said() -> None:
-    assert "own arithmetic on real data takes 30%" in diagnose({"data": 0.7, "forward": 0.1, "backward": 0.2}, NONE).words
+def test_whatever_the_bottleneck_the_share_of_the_model_is_said() -> None:
+    phases = {"data": 0.7, "forward": 0.1, "backward": 0.2}
+    assert "forward and backward passes take 30% of the time" in diagnose(phases, NONE).words
+    assert "forward and backward passes on real data take 20%" in diagnose(phases, {"padding": 1 / 0.9}).words
+
+
+PHASE_NAMES = (
+    "data",
+    "transfer",
+    "forward",
+    "backward",
+    "optimizer",
+    "logging",
+    "validation",
+    "checkpoint",
+    "other",
+    "sync",
+)
+SHARES = st.dictionaries(st.sampled_from(PHASE_NAMES), st.sampled_from([0.0, 0.04, 0.12, 0.3, 0.6, 0.9]))
+MEASURED = st.fixed_dictionaries({
+    "wait_frac": st.sampled_from([None, 0.0, 0.5, 0.9]),
+    "straggler": st.sampled_from([None, 1.0, 1.4]),
+    "logging_writes": st.sampled_from([None, False, True]),
+})  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(phases=SHARES, padding=st.sampled_from([None, 1.0, 1.5, 4.0]), more=MEASURED)
+def test_every_sentence_rests_on_measurements_and_is_not_said_without_them(
+    phases: dict[str, float], padding: float | None, more: dict[str, Any]
+) -> None:
+    ceilings = {"input": 2.0} | ({"padding": padding} if padding else {})
+    found = diagnose(phases, ceilings, **more)
+    assert found.words == (" ".join(sentence.words for sentence in found.sentences) or "No phase was measured.")
+    given = {f"phases.{name}": share for name, share in phases.items()} | {f"ceilings.{name}": 0 for name in ceilings}
+    given |= {name: value for name, value in more.items() if value is not None}
+    for sentence in found.sentences:
+        assert sentence.measured
+        assert set(sentence.measured) <= set(given), sentence
+        for name in sentence.measured:
+            where, _, key = name.rpartition(".")
+            less: dict[str, Any] = {"phases": dict(phases), "ceilings": dict(ceilings), "": dict(more)}
+            less[where].pop(key)
+            without = diagnose(less["phases"], less["ceilings"], **less[""])
+            assert (sentence.words, sentence.measured) not in [(item.words, item.measured) for item in without.sentences]
+
+
+def test_whether_fetching_waits_is_not_said_where_it_was_not_measured() -> None:
+    words = diagnose({"data": 0.9, "forward": 0.1}, NONE).words
+    assert (
+        words
+        == "Training waits for data 90% of the time. The model itself: forward and backward passes take 10% of the time."
+    )
 
 
 def test_padding_is_taken_out_of_compute_and_never_exceeds_it() -> None:
@@ -97,3 +150,4 @@ def test_shares_stay_between_nothing_and_the_whole() -> None:
 def test_nothing_measured_is_compute_of_nothing() -> None:
     assert diagnose({}, {}).name is not Bottleneck.MEMORY
     assert diagnose({}, {}).share == 0.0
+    assert diagnose({}, {}).words == "No phase was measured."

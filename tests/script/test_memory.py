@@ -34,12 +34,20 @@ def test_a_leak_is_told_with_its_size_and_what_is_left() -> None:
         [500 + 100 * min(number, 5) for number in range(20)],  # filled once
         [500 + 100 * (number % 2) for number in range(20)],  # up and down
         [900 - number for number in range(20)],
-        [500 + 0.001 * number for number in range(20)],  # full in a year
+        [500 + 0.1 * number for number in range(20)],  # full in a day
         [500 + 8 * number for number in range(7)],  # too few to tell
     ],
 )
 def test_what_does_not_grow_for_ever_is_no_leak(used: list[float]) -> None:
     assert steady_growth(samples(*used), 4 * GIB) is None
+
+
+def test_what_is_full_within_minutes_is_told_however_short_the_steps_are() -> None:
+    used = samples(*(500 + 0.5 * number for number in range(20)))
+    assert steady_growth(used, 4 * GIB) is None
+    found = steady_growth(used, 4 * GIB, step_s=0.0003)
+    assert found is not None
+    assert "grows by 128 KiB with every step" in found.words
 
 
 def test_where_nobody_tells_the_limit_nothing_is_said() -> None:
@@ -66,6 +74,15 @@ def test_a_recorder_asks_every_few_steps_and_not_too_often(
     assert report(recorder)["memory"] == asked
     recorder.restart()
     assert not recorder.memory
+
+
+def test_memory_is_read_often_enough_in_the_shortest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hasten.script.watch.record.perf_counter", lambda: 0.0)
+    recorder = Recorder(updates=200, memory=lambda: recorder.num_steps * MIB)
+    for _ in range(200):
+        recorder.before_step()
+        recorder.after_step(1)
+    assert steady_growth(list(recorder.memory), 4 * GIB) is not None
 
 
 def found(used: list[tuple[int, int]]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test_padding_is_named_with_what_it_costs_and_where_it_is_made() -> None:
     assert told["ceilings"]["padding"] == pytest.approx(4.0)
     assert told["bottleneck"]["name"] == "padding"
     assert told["bottleneck"]["share"] == pytest.approx(0.75)
-    assert "It is made at train.py:9 (collate)." in told["bottleneck"]["words"]
+    assert "These batches are made at train.py:9 (collate)." in told["bottleneck"]["words"]
     assert make_profile(found(4.0), cut=found(3.9))["bottleneck"]["name"] == "compute"
     assert "padding" not in make_profile(found(4.0))["ceilings"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import time
 from typing import Any
 
@@ -15,7 +17,7 @@ from hasten.script.entry.hooks import is_agent
 from hasten.script.watch import overhead
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.lead_optimizer import MAX_KNOWN, STEPS_ALONE, Leader, Serials
-from hasten.script.watch.profile import ceilings, make_profile, phase_seconds, where
+from hasten.script.watch.profile import ceilings, diagnose_script, logging_writes, make_profile, phase_seconds, where
 from hasten.script.watch.record import (
     BACKWARD,
     DATA,
@@ -280,6 +282,103 @@ def test_a_profile_names_the_bottleneck_and_the_line() -> None:
     assert [(line["what"], line["line"]) for line in shown["where"]] == [("dataset", 7)]
     assert make_profile(found())["bottleneck"]["name"] == "compute"
     assert where(found()) == []
+
+
+def test_every_sentence_about_a_script_names_what_was_measured() -> None:
+    growing = [(4 * number, (500 + 8 * number) << 20) for number in range(1, 20)]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"places": []},
+        {"fetch_wait_frac": None},
+        {"memory": growing, "memory_limit_bytes": 1 << 32},
+    ]
+    shapes = [
+        {**found(data=data, forward=forward, checkpoint=checkpoint, logging=logging), **more}
+        for data, checkpoint, logging, forward in itertools.product((0, 3), (0, 2), (0, 1), (0, 1))
+        for more in changes
+        if data + checkpoint + logging + forward
+    ]
+    for real in shapes:
+        phases, _ = phase_seconds(real)
+        whole = sum(phases.values())
+        shares = {name: seconds / whole for name, seconds in phases.items()}
+        sentences = diagnose_script(real, shares, ceilings(real, None, None), []).sentences
+        known = {f"phases.{name}" for name in PHASES}
+        known |= {"places"} if real["places"] else set()
+        known |= {"wait_frac"} if real["fetch_wait_frac"] is not None else set()
+        known |= {"logging_writes"} if logging_writes(real) is not None else set()
+        known |= {"memory"} if "memory" in real else set()
+        for sentence in sentences:
+            assert sentence.measured
+            assert set(sentence.measured) <= known, sentence
+        said = " ".join(sentence.words for sentence in sentences)
+        assert ("train.py" in said) <= bool(real["places"])
+        assert ("on real data" in said) is False  # padding was not measured
+        assert make_profile(real)["bottleneck"]["words"] == said
+
+
+def test_ceilings_say_whether_a_run_measured_them() -> None:
+    assert make_profile(found(data=3), found(forward=2))["ran"] == ["input"]
+    assert make_profile(found(data=3))["ran"] == []
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_an_optimizer_that_steps_inside_of_backward_leaves_backward_its_time(
+    hooked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(monkeypatch)
+    for _ in range(3):
+        script.seam(FORWARD, 1.0, FORWARD)
+        script.recorder.enter(BACKWARD)
+        for key, seconds in (("a", 2.0), ("b", 4.0)):
+            script.now += seconds
+            script.recorder.before_step()
+            script.now += 0.5
+            if hooked:
+                script.recorder.leave(OTHER)
+            script.recorder.after_step(key)
+        script.recorder.leave(GAP)
+    assert script.recorder.steps[-1][BACKWARD] == pytest.approx(6.0)
+    assert script.recorder.steps[-1][OPTIMIZER] == pytest.approx(1.0)
+    assert script.recorder.steps[-1][FORWARD] == pytest.approx(1.0)
+    assert script.recorder.steps[-1][OTHER] == 0.0
+
+
+class Fetched(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that wait, or compute, for as long."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.waits = waits
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        end = time.process_time() + 0.02
+        time.sleep(0.02) if self.waits else None
+        while not self.waits and time.process_time() < end:
+            pass
+        return torch.zeros(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_waiting_is_told_from_computing_in_worker_processes_too(workers: int) -> None:
+    found = {}
+    for waits in (False, True):
+        recorder = Recorder(updates=0, seconds=0.0)
+        seams = Seams(recorder, Fetch(recorder, Trained()))
+        seams.install(excepthook=False)
+        try:
+            for _ in torch.utils.data.DataLoader(Fetched(waits=waits), batch_size=2, num_workers=workers):
+                pass
+        finally:
+            seams.remove()
+        found[waits] = report(recorder)["fetch_wait_frac"]
+    if sys.platform != "linux" and workers:
+        assert set(found.values()) == {None}
+    else:
+        assert found[True] > max(found[False], 0.5)
 
 
 def test_the_first_steps_do_not_count_where_there_are_more() -> None:

@@ -165,7 +165,8 @@ class FakeScreen:
         found = facts()
         sent = {name: getattr(found, name) for name in found.__dataclass_fields__ if name not in ("machine", "job")}
         phases = {"forward": 0.5, "backward": 0.5}
-        return {"profile": {"job": dict(vars(found.job)), "phases": phases}, "facts": sent}
+        said = {"name": "compute", "share": 1.0, "words": "as measured again"}
+        return {"profile": {"job": dict(vars(found.job)), "phases": phases, "bottleneck": said}, "facts": sent}
 
 
 def make(
@@ -374,6 +375,20 @@ def test_a_small_gain_is_left_to_fresh_processes(monkeypatch: pytest.MonkeyPatch
     search.run()
     assert asked == [((), ("slight",))]
     assert outcomes(search) == {"slight": outcome}
+
+
+def test_fresh_processes_count_no_more_steps_than_a_script_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def compared(_setting: Any, _base: Plan, _candidate: Plan, design: Design) -> Comparison:
+        asked.append(design.updates)
+        return measured(1.06)
+
+    monkeypatch.setattr(module, "compare", compared)
+    screen = FakeScreen(answers={"slight": 1.05})
+    screen.processes.most_updates = 7
+    make([technique("slight")], screen).run()
+    assert asked == [7]
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,15 @@ def remedies(answer: dict[str, Any], ranks: int = 1) -> list[dict[str, Any]]:
 def show_phases(found: dict[str, Any]) -> None:
     """Print the bottleneck, the phases and the ceilings."""
     console.print(f"\n[bold]{found['bottleneck']['words']}[/bold]\n", soft_wrap=True)
-    console.print(f"One update takes {found['step_ms']:.1f} ms. Of the wall time of an epoch:")
+    script = "ran" in found
+    whole = "the time that was watched" if script else "the wall time of an epoch"
+    console.print(f"One update takes {found['step_ms']:.1f} ms. Of {whole}:")
     for name, share in sorted(found["phases"].items(), key=lambda item: -item[1]):
         console.print(f"  {name:<11}{share:6.1%}  {'█' * round(share * BAR)}")
-    console.print("\nIf one thing were free, measured by running the job so:")
+    console.print(f"\nIf one thing were free{'' if script else ', measured by running the job so'}:")
     for name, gain in sorted(found["ceilings"].items(), key=lambda item: -item[1]):
-        console.print(f"  {name:<11}{gain:6.2f}x" if gain < 1000 else f"  {name:<11}> 1000x")
+        by = "" if not script else "  by a run so" if name in found["ran"] else "  by its share of the time"
+        console.print((f"  {name:<11}{gain:6.2f}x" if gain < 1000 else f"  {name:<11}> 1000x") + by)
 
 
 def show(found: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def profile_loop(
         counted_frac=_counted_frac(loop),
         sample_bytes=probe.sample_bytes,
         load_frac=probe.load_frac,
-        input_wait_frac=probe.wait_frac,
+        input_wait_frac=probe.wait_frac or 0.0,
         bf16_matmul_gain=None if quick else bf16_matmul_gain(live.device),
         peak_memory_bytes=memory,
         straggler=straggler,

@@ -57,14 +57,14 @@ class InputProbe:
 
     Attributes:
         load_frac: Share of the time that goes into loading and the deterministic transform.
-        wait_frac: Share of the time in which the process was not on a core.
+        wait_frac: Share of the time in which the process was not on a core; None where no batch was made.
         sample_bytes: Bytes of one loaded sample: its tensors, and the rest of it pickled; None if that cannot be.
         padding_frac: Share of positions that are padding.
         excess_padding_frac: Share of positions past the longest sample of their batch.
     """
 
     load_frac: float = 0.0
-    wait_frac: float = 0.0
+    wait_frac: float | None = None
     sample_bytes: int | None = None
     padding_frac: float = 0.0
     excess_padding_frac: float = 0.0
@@ -93,7 +93,7 @@ def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
     wall, core = perf_counter() - started, process_time() - on_core
     return InputProbe(
         load_frac=load_s / wall if wall else 0.0,
-        wait_frac=max(0.0, 1.0 - core / wall) if wall else 0.0,
+        wait_frac=max(0.0, 1.0 - core / wall) if wall and indices else None,
         sample_bytes=size,
         padding_frac=1.0 - real / positions if positions else 0.0,
         excess_padding_frac=1.0 - longest_sum / positions if positions else 0.0,

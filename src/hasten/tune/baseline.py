@@ -8,7 +8,7 @@ from time import monotonic
 from hasten.core.errors import JobError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.plan import Plan
-from hasten.profile.diagnosis import Diagnosis, diagnose
+from hasten.profile.diagnosis import Diagnosis
 from hasten.tune.budget import Costs
 from hasten.tune.record import Record
 from hasten.tune.subject import Subject
@@ -66,7 +66,7 @@ def measure_baseline(subject: Subject, setting: TrialSetting, seed: int, record:
         validation_s=batch_s * (max_batches or 0),
         side_by_side=turns > 1 and not setting.command,
     )
-    diagnosis = diagnose(profile["phases"], facts.ceilings, wait_frac=facts.input_wait_frac, straggler=facts.straggler)
+    diagnosis = Diagnosis.from_dict(profile["bottleneck"])
     return Baseline(facts=facts, diagnosis=diagnosis, costs=costs, turns=turns, max_batches=max_batches)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import time
 import weakref
 from collections.abc import Callable
 from time import perf_counter, thread_time
@@ -17,7 +19,35 @@ from hasten.script.watch.replay import Replay
 from hasten.script.watch.trained import Trained
 
 BUSY_FIRST, BUSY_ONE_IN = 16, 16
-"""The first fetches, and of so many later ones one, are asked how long their thread computed: a call of the system each."""
+"""The first fetches, and of so many later ones one, are asked how long they computed: a call of the system each."""
+_CPU_CLOCK_OF_PROCESS = 2
+"""`clock_getcpuclockid` of Linux: the time on a core of a process is the clock `(~pid << 3) | 2`."""
+
+
+def _nobody() -> None:
+    return None
+
+
+def _clock_of_fetching(iterator: Any) -> Callable[[], float | None]:
+    """Tells the seconds on a core of what makes the next batch: this thread, or the worker process that is waited for.
+
+    None where that is not known: there is no such worker, or the system does not tell.
+    """
+    if not iterator._num_workers:  # noqa: SLF001 - the iterator is torch's, and has no other names for these
+        return thread_time
+    try:
+        worker = iterator._task_info[iterator._rcvd_idx][0]  # noqa: SLF001 - as above
+        clock = (~iterator._workers[worker].pid << 3) | _CPU_CLOCK_OF_PROCESS  # noqa: SLF001 - as above
+    except (AttributeError, KeyError, IndexError, TypeError):
+        return _nobody
+
+    def on_core() -> float | None:
+        try:
+            return time.clock_gettime(clock)
+        except OSError:  # it has ended
+            return None
+
+    return on_core if sys.platform == "linux" else _nobody
 
 
 class Fetch:
@@ -58,7 +88,8 @@ class Fetch:
             self._collate_s = 0.0
             self._fetches += 1
             asked = self._fetches <= BUSY_FIRST or self._fetches % BUSY_ONE_IN == 0
-            busy_s = thread_time() if asked else 0.0
+            on_core = _clock_of_fetching(iterator) if asked else _nobody
+            busy_s = on_core()
             recorder.enter(FETCHED)
             try:
                 if not grad:
@@ -70,13 +101,12 @@ class Fetch:
                 return batch
             finally:
                 seconds = recorder.leave(OTHER if grad else VALIDATION)
+                if grad and busy_s is not None and (now_s := on_core()) is not None:
+                    recorder.fetch_s += seconds
+                    recorder.fetch_busy_s += min(now_s - busy_s, seconds)
                 if grad:
                     self._note(iterator, seconds)
-                if grad and iterator._num_workers:  # noqa: SLF001 - the iterator is torch's
-                    recorder.has_workers = True
-                elif grad and asked:
-                    recorder.fetch_s += seconds
-                    recorder.fetch_busy_s += thread_time() - busy_s
+                    recorder.has_workers |= bool(iterator._num_workers)  # noqa: SLF001 - the iterator is torch's
 
         return fetch_seam
 

@@ -13,12 +13,14 @@ import torch
 from hasten.core.machine import read_memory_limit
 
 LEAST_SAMPLES = 8
+LEAST_BYTES = 2**20
+"""Less than this in all is no growth."""
 PARTS = 4
 STEADY = 0.5
 """Each quarter of the observed steps must grow by at least this share of what an average one does: what is loaded, cached or
 compiled once grows for a while and then no more."""
-FULL_STEPS = 10_000
-"""Memory that lasts for more steps than this is nobody's bottleneck."""
+FULL_STEPS, FULL_S = 10_000, 600.0
+"""Memory that lasts for more steps and seconds than these is nobody's bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,10 @@ class Growth:
     @property
     def words(self) -> str:
         """A sentence or two for a person."""
-        size = f"{self.step_bytes / 2**20:.1f} MiB"
+        size = f"{self.step_bytes / 2**20:.1f} MiB" if self.step_bytes >= 2**20 else f"{self.step_bytes / 2**10:.0f} KiB"
         return (
-            f"Memory grows by {size} with every step and is full after about {self.steps_left} more. Something keeps what "
-            "belongs to past steps: losses that are not detached, lists that only grow."
+            f"Memory grows by {size} with every step; at that rate it is full after about {self.steps_left} more. Look for "
+            "what is kept of past steps, such as losses that are not detached or lists that only grow."
         )
 
 
@@ -66,12 +68,13 @@ def memory_limit() -> int:
     return read_memory_limit().value
 
 
-def steady_growth(samples: Sequence[tuple[int, int]], limit_bytes: int) -> Growth | None:
+def steady_growth(samples: Sequence[tuple[int, int]], limit_bytes: int, step_s: float = 1.0) -> Growth | None:
     """How memory grows, if it does so steadily and will soon be full.
 
     Args:
         samples: Numbers of steps and bytes in use after them, in order.
         limit_bytes: All there is.
+        step_s: Seconds of a step.
     """
     if len(samples) < LEAST_SAMPLES or limit_bytes <= 0:
         return None
@@ -79,9 +82,9 @@ def steady_growth(samples: Sequence[tuple[int, int]], limit_bytes: int) -> Growt
     (first_step, first), (last_step, last) = marks[0], marks[-1]
     step_bytes = (last - first) / (last_step - first_step)
     slopes = [(after - before) / (then - now) for (now, before), (then, after) in pairwise(marks)]
-    if step_bytes <= 0 or min(slopes) < STEADY * step_bytes:
+    if last - first < LEAST_BYTES or min(slopes) < STEADY * step_bytes:
         return None
     steps_left = max(int((limit_bytes - last) / step_bytes), 0)
-    if steps_left > FULL_STEPS:
+    if steps_left > FULL_STEPS and steps_left * step_s > FULL_S:
         return None
     return Growth(step_bytes=step_bytes, steps_left=steps_left, frac=(last - first) / limit_bytes)

@@ -13,7 +13,7 @@ from typing import Any
 from hasten.core.card import Bottleneck
 from hasten.core.errors import TrialError
 from hasten.core.facts import MOSTLY_WAITING
-from hasten.profile.diagnosis import diagnose
+from hasten.profile.diagnosis import Diagnosis, Sentence, diagnose
 from hasten.script.entry.launch import Mode, Seen, Watch, run_watched
 from hasten.script.watch import padding
 from hasten.script.watch.frameworks import names_of
@@ -25,7 +25,7 @@ WORTH_A_RUN = 0.01
 WORTH_A_LINE = 0.02
 LINES = 8
 
-OTHER_WORDS = "Python code of the script between the places that can be seen: see `where`, or profile that part by itself."
+OTHER_WORDS = "It passes between the places that are timed: a profiler of Python, such as py-spy, shows its lines."
 
 READS = (".item()", ".cpu()", ".tolist()")
 WRITES = ("print", "logging", "os.fsync", *sorted(LABELS), *names_of(LOGGING))
@@ -156,7 +156,8 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
         if name == "input":
             left, left_steps = phase_seconds(other)
             saved_s += left["data"] / left_steps
-            bounded = bounded and real["fetch_wait_frac"] <= MOSTLY_WAITING and not real.get("has_workers", False)
+            waits = (real["fetch_wait_frac"] or 0.0) > MOSTLY_WAITING
+            bounded = bounded and not waits and not real.get("has_workers", False)
         found[name] = gain(min(saved_s, most_s) if bounded else saved_s)
     around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
     found["compute"] = gain(whole_s - max(around_s, 1e-6))
@@ -174,10 +175,10 @@ def wants_cut(real: Found) -> bool:
     return bool(real.get("padding_frac", 0.0) >= padding.WORTH_A_RUN)
 
 
-def logging_writes(real: Found) -> bool:
-    """Whether most of the logging is spent on writing it, rather than on reading values."""
+def logging_writes(real: Found) -> bool | None:
+    """Whether most of the logging is spent on writing it, rather than on reading values; None where no line shows it."""
     seconds = {kind: float(sum(place[4] for place in real["places"] if place[0] in kind)) for kind in (READS, WRITES)}
-    return seconds[WRITES] > seconds[READS]
+    return seconds[WRITES] > seconds[READS] if any(seconds.values()) else None
 
 
 def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -196,6 +197,37 @@ def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     return sorted(worth, key=lambda line: -line["share"])[:LINES]
 
 
+def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str, float], ran: Sequence[str]) -> Diagnosis:
+    """Name the bottleneck of a script, and the line it comes from.
+
+    Args:
+        real: What was seen of the script as it is.
+        phases: Share of each phase.
+        gains: The ceilings.
+        ran: Those of them that a run of its own measured.
+    """
+    measured = {name: gain for name, gain in gains.items() if name in ran}
+    found = diagnose(phases, measured, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
+    name, share, sentences = found.name, found.share, list(found.sentences)
+    places = CAUSES.get(name, ())
+    line = next((line for line in where(real, places) if line["what"] in places), None)
+    if line is not None and name is Bottleneck.PADDING:
+        sentences.insert(
+            1, Sentence(f"These batches are made at {line['file']}:{line['line']} ({line['what']}).", ("places",))
+        )
+    elif line is not None:
+        most = "Most of it" if line["share"] > share / 2 else f"{line['share']:.0%} of the time"
+        sentences.insert(1, Sentence(f"{most} is spent at {line['file']}:{line['line']} ({line['what']}).", ("places",)))
+    if name is Bottleneck.OTHER:
+        sentences.insert(1, Sentence(OTHER_WORDS, ("phases.other",)))
+    growing = steady_growth(
+        [(step, used) for step, used in real.get("memory", ())], real.get("memory_limit_bytes", 0), update_s(real)
+    )
+    if growing is not None:
+        name, share, sentences = Bottleneck.MEMORY, growing.frac, [Sentence(growing.words, ("memory",)), *sentences]
+    return Diagnosis.of(name, share, sentences)
+
+
 def make_profile(
     real: Found, replay: Found | None = None, silent: Found | None = None, cut: Found | None = None
 ) -> dict[str, Any]:
@@ -211,23 +243,15 @@ def make_profile(
     whole = sum(seconds.values())
     phases = {name: value / whole for name, value in seconds.items()}
     gains = ceilings(real, replay, silent, cut)
-    diagnosis = diagnose(phases, gains, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
-    lines = where(real, CAUSES[Bottleneck.PADDING] if diagnosis.name is Bottleneck.PADDING else ())
-    name, share, words = diagnosis.name, diagnosis.share, [diagnosis.words]
-    growing = steady_growth([(step, used) for step, used in real.get("memory", ())], real.get("memory_limit_bytes", 0))
-    if growing is not None:
-        name, share, words = Bottleneck.MEMORY, growing.frac, [growing.words, *words]
-    for line in lines:
-        if line["what"] in CAUSES.get(diagnosis.name, ()):
-            most = "It is made" if diagnosis.name is Bottleneck.PADDING else "Most of it"
-            words.append(f"{most} at {line['file']}:{line['line']} ({line['what']}).")
-            break
-    if diagnosis.name is Bottleneck.OTHER:
-        words.append(f"It is {OTHER_WORDS}")
+    others = {"input": replay, "logging": silent, "padding": cut}
+    ran = [name for name, other in others.items() if other is not None and other["seconds"]]
+    diagnosis = diagnose_script(real, phases, gains, ran)
+    lines = where(real, CAUSES[Bottleneck.PADDING] if cut is not None else ())
     return {
-        "bottleneck": {"name": str(name), "share": share, "words": " ".join(words)},
+        "bottleneck": {"name": str(diagnosis.name), "share": diagnosis.share, "words": diagnosis.words},
         "phases": phases,
         "ceilings": gains,
+        "ran": ran,
         "where": lines,
         "step_ms": update_s(real) * 1e3,
         "steps": steps,

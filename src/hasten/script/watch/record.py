@@ -107,8 +107,8 @@ class Recorder:
         made_s: Seconds that went into the making of the value that is read now.
         last: The phase that was begun last.
         backwards: Backward passes before the first step.
-        fetch_s: Seconds of fetching batches in this process, without workers.
-        fetch_busy_s: And those of them in which its thread computed.
+        fetch_s: Seconds of fetching batches in which it was asked whether that computes.
+        fetch_busy_s: And those of them in which this thread, or the worker process that was waited for, computed.
         has_workers: Whether batches came from loader workers.
     """
 
@@ -235,14 +235,15 @@ class Recorder:
     def before_step(self) -> None:
         """An optimizer begins its step."""
         if self.active and not self.light and threading.get_ident() == self.thread:
-            self._stack.clear()  # a step that raised never ended
+            while self._stack and self._stack[-1] != BACKWARD:  # a step that raised never ended
+                self._stack.pop()
             self.enter(OPTIMIZER)
 
     def after_step(self, optimizer: Hashable) -> None:
         """An optimizer has stepped: the end of a step, if it is the one that steps most."""
         if not self.here():
             return
-        if self._stack:
+        if self._stack[-1:] == [OPTIMIZER]:
             self.leave(OTHER)
         place = self._lead.stepped(optimizer)
         if self._marked:
@@ -317,7 +318,7 @@ class Recorder:
             self.events = self.passed = 0
         else:
             self.steps.append(self._divided(now))
-            if self._memory_in_use is not None and self.num_steps % MEMORY_STEPS == 0 and now >= self._next_memory:
+            if self._memory_in_use is not None and self._memory_is_due(now):
                 self.memory.append((self.num_steps, self._memory_in_use()))
                 self._next_memory = now + (MEMORY_S if len(self.memory) < MEMORY_SOON else MEMORY_LATER_S)
             if self.num_steps == 1 + WARMUP_STEPS:
@@ -328,6 +329,12 @@ class Recorder:
             self.stands_for = 0 if self.light else FULL_ONE_IN
         if (self.updates and len(self.steps) >= self.updates) or (self.seconds and now - self._first > self.seconds):
             self.stop()
+
+    def _memory_is_due(self, now: float) -> bool:
+        """Whether it is time to read memory: where the steps are counted, also so often within them."""
+        within = self.updates // MEMORY_SOON
+        often = within >= MEMORY_STEPS and self.num_steps % within == 0
+        return often or (self.num_steps % MEMORY_STEPS == 0 and now >= self._next_memory)
 
     def _pass_unseen(self, now: float) -> None:
         """The time since the last mark was of what each step has."""
@@ -382,7 +389,7 @@ def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
         "places": [[*place, times, seconds] for place, (times, seconds) in recorder.places.items()],
         "memory": list(recorder.memory),
         "backwards": recorder.backwards,
-        "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else 0.0,
+        "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else None,
         "has_workers": recorder.has_workers,
         "own_cost_frac": min(cost / wall, 1.0) if wall > 0 else 0.0,
         **more,

@@ -12,7 +12,7 @@ import torch
 from torch import _tensor_str as tensor_str
 from torch.profiler import ProfilerActivity, profile
 
-from hasten.core.card import Bottleneck, Trait
+from hasten.core.card import Trait
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
@@ -119,11 +119,10 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         form_gains=forms,
         bf16_matmul_gain=None if quick else bf16_matmul_gain(host.live.device),
     )
-    named = told["bottleneck"]
     profiled = Profile(
         facts=facts,
         phases=told["phases"],
-        diagnosis=Diagnosis(name=Bottleneck(named["name"]), share=named["share"], words=named["words"]),
+        diagnosis=Diagnosis.from_dict(told["bottleneck"]),
         own_cost_frac=told["own_cost_frac"],
         seconds=perf_counter() - started,
     ).to_dict()
@@ -273,7 +272,7 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
         sample_bytes=purity.sample_bytes,
         excess_padding_frac=real["padding_frac"],
         load_frac=purity.load_frac,
-        input_wait_frac=real["fetch_wait_frac"],
+        input_wait_frac=real["fetch_wait_frac"] or 0.0,
         peak_memory_bytes=memory,
         memory_limit_bytes=memory_limit_bytes(live.device, machine.memory_limit_bytes.value),
         packages=installed_packages(),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from hasten.core.facts import Facts, JobFacts
-from hasten.profile.diagnosis import diagnose
+from hasten.profile.diagnosis import Diagnosis
 from hasten.tune.search.by_epoch import try_events
 from hasten.tune.search.by_target import try_to_target
 from hasten.tune.search.by_update import try_candidates
@@ -67,9 +67,7 @@ class Search:
         self.screen.say("measuring again where the time goes")
         answer = self.screen.profile(slice_s=QUICK_SLICE_S, quick=True)
         state.facts, phases = updated_facts(state.facts, answer, adopted), answer["profile"]["phases"]
-        state.diagnosis = diagnose(
-            phases, state.facts.ceilings, wait_frac=state.facts.input_wait_frac, straggler=state.facts.straggler
-        )
+        state.diagnosis = Diagnosis.from_dict(answer["profile"]["bottleneck"])
         around = ("validation", "checkpoint")  # not measured again
         state.phases = {name: share for name, share in phases.items() if name not in around}
         self.screen.say(f"now: {state.diagnosis.words}")
