@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hasten.script
 from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
 from hasten.script.patches import guarded, harmless, let_pass
 from hasten.script.plan.host import Host
 from hasten.script.watch.fetch import Fetch
@@ -28,6 +29,13 @@ from hasten.script.watch.trained import Trained
 ACTING = ("hasten.script.watch", "hasten.script.plan", "hasten.script.data", "hasten.script.output",
           "hasten.script.entry.overlay", "hasten.script.source_lines")  # fmt: skip
 """Where what seams call is written."""
+
+IN_THE_BACKGROUND = {
+    *(f"FileWriter.{name}" for name in ("_serve", "_due", "_pause_s", "_finish")),
+    *("hasten.script.output.file_writer._flush", "hasten.script.output.zip_snapshot._write"),
+    *("ZipSnapshot.write", "ZipSnapshot.release"),
+}
+"""In the thread that writes, which meets full disks too: what it could not write is told (`test_background_save.py`)."""
 
 
 class Fault:
@@ -109,7 +117,7 @@ def watching(failed: Callable[[], None]) -> Callable[[], None]:
 
 def acting(failed: Callable[[], None]) -> Callable[[], None]:
     """Put on everything that acts; gives what takes it off."""
-    host = Host(Plan())
+    host = Host(Plan.from_dict({"background_checkpoint": {}}, catalogue()))
     host.on_failure = failed
     host.begin()
     return host.end
@@ -137,7 +145,7 @@ def test_a_fault_in_whatever_a_seam_calls_changes_nothing(
     with ExitStack() as stack:
         faults = [stack.enter_context(Fault(*found)) for found in functions()]
         trained_with(*faults)
-    called = [fault for fault in faults if fault.called]
+    called = [fault for fault in faults if fault.called and fault.where not in IN_THE_BACKGROUND]
     assert len(called) > 15
     assert not told
     for fault in called:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hasten.script.entry.launch import run_under, run_watched
+from hasten.script.entry.launch import Watch, run_under, run_watched
 
 BESIDE = ("resource", "plan", "tomllib", "shlex", "psutil")
 """Modules of the project that are named like some that ours import; others that torch itself imports would stop it too."""
@@ -56,3 +56,37 @@ def test_the_command_line_starts_in_a_folder_with_such_names(project: Path) -> N
     words = [sys.executable, "-m", "hasten", "profile", "missing.py"]
     done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=100, check=False)
     assert "There is no script missing.py" in done.stderr
+
+
+ELSEWHERE = """
+import asyncio
+import torch
+
+def train():
+    net = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    try:
+        for step in range(10**6):
+            net(torch.ones(8, 4)).sum().backward()
+            optimizer.step()
+    except BaseException as error:
+        print("raised in the step:", repr(error))
+
+async def main():
+    await asyncio.create_task(task())
+
+async def task():
+    train()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_measured_run_ends_inside_a_task_and_the_script_sees_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(ELSEWHERE)
+    seen = run_watched((str(tmp_path / "train.py"),), Watch(mode="profile", updates=5, seconds=9.0))
+    assert (seen.code, seen.failures, seen.ranks[0]["steps"]) == (0, {}, 5)
+    assert capfd.readouterr() == ("", "")

@@ -47,6 +47,17 @@ class Patches:
         self._placed.append((owner, name, own, ours))
         _tell_dynamo(original, ours)
 
+    def telling(self, failed: Failed) -> Patches:
+        """The same, for seams whose failures somebody else must hear of first."""
+
+        def both(error: Exception) -> None:
+            failed(error)
+            self._failed(error)
+
+        part = Patches(both)
+        part._placed, part._undo = self._placed, self._undo
+        return part
+
     def also(self, undo: Callable[[], None]) -> None:
         """Have `undo` called once, when everything is put back."""
         self._undo.append(undo)

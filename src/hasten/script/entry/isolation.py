@@ -1,4 +1,4 @@
-"""What keeps a measured run off the user's files and trackers, and how it ends: docs/attach.md says what is not caught."""
+"""What keeps a measured run off the user's files and trackers, and how it ends: see docs/attach.md."""
 
 from __future__ import annotations
 

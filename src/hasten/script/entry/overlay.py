@@ -1,4 +1,6 @@
-"""A trial run writes beside the user's files, not over them: what it replaces goes to a scratch folder, and is found there.
+"""Where a run cannot have files of its own (`apart`), it writes beside the user's, not over them.
+
+What it replaces goes to a scratch folder, and is found there.
 
 Kept so are checkpoints of `torch.save`, wherever they go, and files below the working folder that were there before the
 run and are opened for writing, renamed or removed by Python's own functions. A file that was not there is made where the

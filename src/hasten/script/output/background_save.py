@@ -16,10 +16,12 @@ import atexit
 import builtins
 import functools
 import io
+import itertools
 import os
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from hasten.script.output.file_writer import FileWriter, PendingFile, create_tem
 from hasten.script.output.process_boundaries import finish_before_boundaries
 from hasten.script.output.zip_snapshot import ZipSnapshot
 from hasten.script.patches import Patches, let_pass
+from hasten.script.source_lines import FOREIGN, OURS
 from hasten.train.snapshot import StorageBuffers
 
 _READERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -64,11 +67,11 @@ class BackgroundSaving:
         self._asked: str | None = None
         self._folders: set[str] = set()
         self._guarded = self._closed = False
-        self._largest = 0
+        self._largest = self._begun = 0
 
     def install(self, patches: Patches) -> None:
         """Put the seam on; further ones follow with the first save in the background."""
-        self._patches = patches
+        self._patches = patches = patches.telling(self._give_up)
         patches.put(torch.serialization, "_open_zipfile_writer", self._opening)
         patches.put(torch, "save", self._asking)
         atexit.register(self.close)
@@ -93,6 +96,11 @@ class BackgroundSaving:
         self._closed = True
         atexit.unregister(self.close)
 
+    def _give_up(self, _error: Exception) -> None:
+        """Something of ours has failed in a seam: save as without us from now on, and let nobody read an older file."""
+        self._closed = True
+        self.finish()
+
     def _finish_and_tell(self) -> None:
         self.finish()
         while self._writer.errors and os.getpid() == self._pid:
@@ -105,10 +113,16 @@ class BackgroundSaving:
         @functools.wraps(original)
         def asking_seam(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
             before, self._asked = self._asked, os.path.abspath(f) if isinstance(f, str | os.PathLike) else None  # noqa: PTH100 - compared with names as the script gives them
+            begun = self._begun
             try:
                 return original(obj, f, *args, **kwargs)
+            except Exception as error:
+                if self._begun == begun or not _met_in_snapshot(error):
+                    raise
+                self._give_up(error)
             finally:
                 self._asked = before
+            return original(obj, f, *args, **kwargs)
 
         return asking_seam
 
@@ -155,6 +169,7 @@ class BackgroundSaving:
                 remove_orphans(folder)
         except OSError:
             return self._plainly(original, name)  # it says what is wrong, or writes what cannot be replaced
+        self._begun += 1
         self._guard()
         self._writer.discard(path)
         self._writer.wait(lambda: self._writer.num_bytes > self._largest)
@@ -209,6 +224,13 @@ class BackgroundSaving:
 
         if concerned():
             self._writer.wait(concerned)
+
+
+def _met_in_snapshot(error: Exception) -> bool:
+    """Whether an error was raised below torch's own code by what stands in place of its file."""
+    names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    below = itertools.dropwhile(lambda name: not name.startswith(FOREIGN[0]), names)
+    return any(name.startswith(OURS) for name in below)
 
 
 def _ranks() -> int:

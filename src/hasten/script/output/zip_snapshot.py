@@ -44,9 +44,13 @@ class ZipSnapshot:
         if self._file is not None:
             return self._opener.__exit__(kind, error, trace)
         if kind is None:
-            self._keep(self)
+            try:
+                self._keep(self)
+            except Exception:
+                os.unlink(self._temporary)  # noqa: PTH108 - a name, as torch takes them
+                raise
         else:
-            os.unlink(self._temporary)  # noqa: PTH108 - a name, as torch takes them
+            os.unlink(self._temporary)  # noqa: PTH108 - as above
         return None
 
     def __getattr__(self, name: str) -> Any:
