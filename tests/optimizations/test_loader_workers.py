@@ -32,18 +32,9 @@ def test_more_workers_than_cores_only_where_fetching_waits(cores: int, wait: flo
     assert [(setting.num_workers, setting.prefetch_factor) for setting in _offered(fit)] == expected
 
 
-@pytest.mark.parametrize(
-    ("workers", "kept", "expected"),
-    [
-        (1, True, [8, 2]),
-        (2, True, [8]),
-        (16, True, [2, 1]),
-        (2, False, [2, 8, 0]),  # the same number, kept from epoch to epoch
-        (16, False, [16, 2, 1, 0]),
-    ],
-)
-def test_beside_workers_that_are_there_others_are_offered(workers: int, *, kept: bool, expected: list[int]) -> None:
-    given = facts(job={"num_workers": workers, "persistent_workers": kept}, on={"cores": 2})
+@pytest.mark.parametrize(("workers", "expected"), [(1, [8, 2]), (2, [8]), (16, [2, 1])])
+def test_beside_workers_that_are_there_others_are_offered(workers: int, expected: list[int]) -> None:
+    given = facts(job={"num_workers": workers}, on={"cores": 2})
     assert [setting.num_workers for setting in _offered(LoaderWorkers.fit(given))] == expected
 
 

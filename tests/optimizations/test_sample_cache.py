@@ -16,7 +16,7 @@ from hasten.optimizations.parts.sample_caching import CHECKED_HITS
 from hasten.optimizations.sample_cache import SampleCache
 from hasten.optimizations.sample_store import SampleStore
 from hasten.train.trace import trace_step
-from tests.optimizations.contract import Prepared, PreparedRows, make_loop, run
+from tests.optimizations.contract import Prepared, PreparedRows, facts, make_loop, run
 
 
 class Counted(Prepared):
@@ -143,3 +143,11 @@ def test_an_iterable_dataset_is_refused(item: Optimization) -> None:
     kind: type[Prepared] = type("Streamed", (Prepared,), {"train_data": lambda _: Stream()})
     with pytest.raises(JobError, match=f"{item.card.name} needs a map-style dataset"):
         make_loop(kind(), item)
+
+
+def test_few_samples_of_a_script_are_all_compared_and_many_leave_something_to_gain() -> None:
+    few, many = (facts(job={"num_samples": 1000, "kept_compared_frac": share}) for share in (1.0, 0.25))
+    assert "would read as many of the 1000 as it saves" in SampleCache.fit(few).reason
+    assert "would read as many of the 1000 as it saves" in SampleStore.fit(few).reason
+    promised = SampleCache.fit(facts(job={"num_samples": 1000})).max_gain_frac
+    assert SampleCache.fit(many).max_gain_frac == pytest.approx(0.75 * promised)

@@ -10,20 +10,31 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from hasten.script.data.guard import FIRST_CHECKED, LATER_ONE_IN, PureLoad, Reads, Trust, Turns
+from hasten.core.seeding import get_random_state
+from hasten.optimizations.parts.sample_caching import MISSING
+from hasten.script.data.equality import moved_generator
+from hasten.script.data.guard import (
+    COMPARED_FRAC,
+    COMPARED_SAMPLES,
+    FOUND_FRAC,
+    MISSED_PROBABILITY,
+    PureLoad,
+    Reads,
+    Trust,
+)
 
 NUM = 10
 
 
 class Rows(Dataset[Any]):
-    def __init__(self) -> None:
-        self.visits = 0
-        self.noise = 0.0
+    def __init__(self, num: int = NUM) -> None:
+        self.num, self.visits = num, 0
+        self.noise, self.noisy = 0.0, range(num)
         self.drawn = 0
         self.fails = False
 
     def __len__(self) -> int:
-        return NUM
+        return self.num
 
     def __getitem__(self, index: Any) -> Any:
         self.visits += 1
@@ -31,7 +42,7 @@ class Rows(Dataset[Any]):
             raise KeyError(index)
         if self.drawn:
             np.random.rand()  # noqa: NPY002
-        return [torch.full((3,), float(index if isinstance(index, int) else -1)) + self.noise]
+        return [torch.full((3,), float(index if isinstance(index, int) else -1)) + self.noise * (index in self.noisy)]
 
 
 class ManyRows(Rows):
@@ -61,58 +72,111 @@ class Kept:
 class Guarded:
     def __init__(self, dataset: Rows, *, copies: bool = True, many: bool = False) -> None:
         self.dataset = dataset
-        self.lost: list[str] = []
+        self.lost: list[tuple[str, bool]] = []
         reads = Reads(dataset)
         self.kept = Kept(reads)
-        self.trust = Trust(self.lost.append)
+        self.trust = Trust(lambda reason, given: self.lost.append((reason, given)))
         self.load = PureLoad(
-            self.kept.one, reads, self.trust, num_samples=NUM, load_many=self.kept.many if many else None, copies=copies
+            self.kept.one,
+            lambda index: self.kept.samples.get(index, MISSING),
+            reads,
+            self.trust,
+            num_samples=len(dataset),
+            load_many=self.kept.many if many else None,
+            copies=copies,
         )
 
-    def visit(self, times: int) -> list[Any]:
-        return [self.load[at % NUM] for at in range(times)]
+    def epoch(self, batch: int = 1) -> list[Any]:
+        self.load.begin_epoch()
+        num = len(self.dataset)
+        return [
+            sample for at in range(0, num, batch) for sample in self.load.__getitems__([*range(at, min(at + batch, num))])
+        ]
 
 
 def value(sample: Any) -> float:
     return float(sample[0][0])
 
 
+def test_as_many_are_compared_as_find_a_change_of_one_percent() -> None:
+    assert (1 - FOUND_FRAC) ** COMPARED_SAMPLES <= MISSED_PROBABILITY < (1 - FOUND_FRAC) ** (COMPARED_SAMPLES - 1)
+    assert COMPARED_SAMPLES == 688
+
+
 @pytest.mark.parametrize("many", [False, True])
-def test_the_first_kept_samples_are_read_anew_and_later_few(many: bool) -> None:
-    guarded = Guarded(Rows(), many=many)
-    served = FIRST_CHECKED + 3 * LATER_ONE_IN
-    found = guarded.visit(NUM + served)
-    assert [value(sample) for sample in found] == [float(at % NUM) for at in range(NUM + served)]
-    later = sum(at % LATER_ONE_IN == 0 for at in range(FIRST_CHECKED + 1, served + 1))
-    assert later == 3
-    assert guarded.dataset.visits == NUM + FIRST_CHECKED + later
+@pytest.mark.parametrize("num", [100, 1500, 12000])
+def test_every_epoch_begins_with_comparisons_and_goes_on_with_as_many(num: int, many: bool) -> None:
+    guarded = Guarded((ManyRows if many else Rows)(num), many=many, copies=False)
+    assert len(guarded.epoch(32)) == guarded.dataset.visits == num  # nothing is kept yet
+    for _ in range(2 if num < 10000 else 1):
+        before = guarded.dataset.visits
+        guarded.load.begin_epoch()
+        first = guarded.dataset.visits - before
+        assert first == min(COMPARED_SAMPLES, num)
+        assert [value(sample) for sample in guarded.load.__getitems__(list(range(num)))] == list(range(num))
+        later = guarded.dataset.visits - before - first
+        assert min(COMPARED_SAMPLES, num) <= later + 1
+        assert abs(later - max(COMPARED_SAMPLES, COMPARED_FRAC * num)) <= 1 or later == num
     assert guarded.lost == []
 
 
-@pytest.mark.parametrize("after", [NUM, NUM + FIRST_CHECKED + 5])
-def test_samples_that_begin_to_differ_are_noticed_and_served_fresh(after: int) -> None:
-    guarded = Guarded(Rows())
-    guarded.visit(after)
+def test_a_change_of_one_percent_is_found_before_anything_is_given() -> None:
+    found = 0
+    for seed in range(6):
+        guarded = Guarded(Rows(1500), copies=False)
+        guarded.load._random.seed(seed)
+        guarded.epoch(100)
+        guarded.dataset.noise, guarded.dataset.noisy = 0.5, range(seed, 1500, 100)
+        guarded.load.begin_epoch()
+        found += [given for _, given in guarded.lost] == [False]
+    assert found == 6
+
+
+@pytest.mark.parametrize("batch", [16, 32])
+def test_a_change_of_all_within_an_epoch_reaches_every_batch(batch: int) -> None:
+    guarded = Guarded(Rows(12000), copies=False)
+    guarded.epoch(batch)
+    guarded.load.begin_epoch()
+    guarded.load.__getitems__(list(range(batch)))
     guarded.dataset.noise = 0.5
-    found = guarded.visit(LATER_ONE_IN)
-    assert len(guarded.lost) == 1
-    assert re.fullmatch(r"read again, sample \d\[0\] differs", guarded.lost[0])
-    noticed = next(at for at, sample in enumerate(found) if value(sample) % 1 == 0.5)
-    assert all(value(sample) % 1 == 0.5 for sample in found[noticed:])
-    if after == NUM:
-        assert noticed == 0
+    assert all(value(sample) % 1 == 0.5 for sample in guarded.load.__getitems__(list(range(batch))))
+    ((reason, given),) = guarded.lost
+    assert re.fullmatch(r"read again, sample \d+\[0\] differs", reason)
+    assert given  # others of the epoch, which were not compared
 
 
-def test_a_sample_that_is_the_same_but_draws_is_noticed() -> None:
+def test_a_trial_pays_for_the_comparisons_of_a_start_that_it_does_not_see() -> None:
+    guarded = Guarded(Rows(12000), copies=False)
+    guarded.epoch(100)
+    before = guarded.dataset.visits
+    guarded.load.spread_comparisons()
+    guarded.load.spread_comparisons()
+    guarded.load.__getitems__(list(range(12000)))
+    assert abs(guarded.dataset.visits - before - COMPARED_FRAC * 12000 - COMPARED_SAMPLES) <= 1
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_sample_that_is_the_same_but_draws_is_noticed_and_nothing_has_moved(begins: bool) -> None:
     guarded = Guarded(Rows())
-    guarded.visit(NUM)
+    guarded.epoch()
     guarded.dataset.drawn = 1
-    guarded.visit(1)
-    assert guarded.lost == ["reading sample 0 draws random numbers (numpy.random)"]
+    if begins:
+        before = get_random_state()
+        guarded.load.begin_epoch()
+        assert moved_generator(before, get_random_state()) == ""
+    else:
+        np.random.seed(3)  # noqa: NPY002
+        guarded.load.__getitems__([0, 1, 2])
+        once = np.random.rand()  # noqa: NPY002
+        np.random.seed(3)  # noqa: NPY002
+        assert np.random.rand(4)[3] == once  # noqa: NPY002
+    ((reason, _),) = guarded.lost
+    assert re.fullmatch(r"reading sample \d draws random numbers \(numpy.random\)", reason)
 
 
-def test_a_batch_with_one_that_differs_is_read_anew_whole() -> None:
-    guarded = Guarded(ManyRows(), many=True)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_batch_with_one_that_differs_is_read_anew_whole(many: bool) -> None:
+    guarded = Guarded((ManyRows if many else Rows)(), many=many)
     guarded.load.__getitems__([0, 1, 2])
     guarded.dataset.noise = 0.5
     assert [value(sample) for sample in guarded.load.__getitems__([0, 1, 5])] == [0.5, 1.5, 5.5]
@@ -132,10 +196,10 @@ def test_what_was_handed_out_may_be_changed_in_place() -> None:
 
 def test_a_cache_that_fails_is_passed_by() -> None:
     guarded = Guarded(Rows())
-    guarded.visit(3)
+    guarded.load.__getitems__([0, 1, 2])
     guarded.kept.samples = None  # type: ignore[assignment]
     assert value(guarded.load[1]) == 1
-    assert "keeping failed: TypeError" in guarded.lost[0]
+    assert "keeping failed: TypeError" in guarded.lost[0][0]
 
 
 def test_what_the_dataset_raises_is_its_own_and_ends_nothing() -> None:
@@ -174,21 +238,14 @@ def test_several_are_read_in_one_call_where_the_dataset_can() -> None:
 
 def test_once_lost_everything_is_fresh_and_the_reason_is_told_once() -> None:
     guarded = Guarded(Rows())
-    guarded.visit(NUM)
-    guarded.trust.lose("first")
-    guarded.trust.lose("second")
-    assert (guarded.lost, guarded.trust.reason) == (["first"], "first")
+    guarded.epoch()
+    guarded.trust.lose("first", given=False)
+    guarded.trust.lose("second", given=True)
+    assert (guarded.lost, guarded.trust.reason) == ([("first", False)], "first")
     guarded.dataset.noise = 0.5
     assert value(guarded.load[2]) == 2.5
     ended = Guarded(Rows())
     ended.trust.end()
-    ended.visit(3)
+    ended.epoch()
     assert ended.kept.samples == {}
     assert ended.lost == []
-
-
-def test_turns_begin_again_when_asked() -> None:
-    turns = Turns(2, 5)
-    assert [turns.due() for _ in range(10)] == [True, True, False, False, True, False, False, False, False, True]
-    turns.restart()
-    assert [turns.due() for _ in range(3)] == [True, True, False]

@@ -60,7 +60,7 @@ def _printed(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 ALL = {
-    "workers": 1, "persistent": True, "prefetch": 3, "pinned": True, "fused": True, "threads": 2,
+    "workers": 1, "persistent": False, "prefetch": 3, "pinned": True, "fused": True, "threads": 2,
     "frozen": True, "zero": True, "dtype": "torch.bfloat16", "weights": True, "input": True, "kernels": [True, False],
 }  # fmt: skip
 FREED = {"gradients": 0, "compiled": True}

@@ -12,7 +12,7 @@ import pytest
 from hasten.optimizations import catalogue
 from tests.script.patch_samples import DDP, LOADER, MODULE_LEVEL, PLAIN, TWO_LOADERS, added, at, made, patched, swapped
 
-WORKERS = "num_workers=1, prefetch_factor=3, persistent_workers=True"
+WORKERS = "num_workers=1, prefetch_factor=3"
 MODEL = "    model = Net()\n"
 
 
@@ -21,8 +21,7 @@ def test_comments_and_layout_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert added(patch) == [
         "shuffle=True,  # a new order",
         "num_workers=1,",
-        "prefetch_factor=3,",
-        "persistent_workers=True",
+        "prefetch_factor=3",
         "optimizer = torch.optim.SGD(params=model.parameters(), lr=0.1, foreach=False, fused=True)",
         'with torch.autocast("cpu", dtype=torch.bfloat16):',
         "loss = nn.functional.cross_entropy(",
@@ -73,15 +72,15 @@ def test_a_loss_that_another_function_differentiates(monkeypatch: pytest.MonkeyP
     ("call", "line"),
     [
         ("DataLoader(rows(), 8, True, None, None, 0)",
-         "DataLoader(rows(), 8, True, None, None, 1, prefetch_factor=3, persistent_workers=True)"),
+         "DataLoader(rows(), 8, True, None, None, 1, prefetch_factor=3)"),
         ("DataLoader(rows(), batch_size=8, num_workers=2 + 2,)",
-         "DataLoader(rows(), batch_size=8, num_workers=1, prefetch_factor=3, persistent_workers=True)"),
+         "DataLoader(rows(), batch_size=8, num_workers=1, prefetch_factor=3)"),
         ('DataLoader(rows(), **{"batch_size": 8, "num_workers": 0})',
-         'DataLoader(rows(), **{"batch_size": 8, "num_workers": 1, "prefetch_factor": 3, "persistent_workers": True})'),
+         'DataLoader(rows(), **{"batch_size": 8, "num_workers": 1, "prefetch_factor": 3})'),
         ("DataLoader(rows(), **(extra or {}))",
-         'DataLoader(rows(), **({**(extra or {}), "num_workers": 1, "prefetch_factor": 3, "persistent_workers": True}))'),
+         'DataLoader(rows(), **({**(extra or {}), "num_workers": 1, "prefetch_factor": 3}))'),
         ("DataLoader(rows(), **extra, num_workers=7)",
-         'DataLoader(rows(), **{**extra, "prefetch_factor": 3, "persistent_workers": True}, num_workers=1)'),
+         'DataLoader(rows(), **{**extra, "prefetch_factor": 3}, num_workers=1)'),
     ],
 )  # fmt: skip
 def test_the_loaders_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str, line: str) -> None:
@@ -91,8 +90,10 @@ def test_the_loaders_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 
 
 def test_long_calls_go_on_below_their_first_argument(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    changed = patched(tmp_path, made(monkeypatch, tmp_path, PLAIN, "loader_workers", "pinned_memory"))
-    assert f"(rows(), batch_size=8, shuffle=True,\n                        {WORKERS}, pin_memory=True)\n" in changed
+    text = swapped(PLAIN, ("shuffle=True)", "shuffle=True, worker_init_fn=None, timeout=0)"))
+    changed = patched(tmp_path, made(monkeypatch, tmp_path, text, "loader_workers", "pinned_memory"))
+    first = "(rows(), batch_size=8, shuffle=True, worker_init_fn=None, timeout=0,"
+    assert f"{first}\n                        {WORKERS}, pin_memory=True)\n" in changed
 
 
 def test_workers_are_taken_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def again(loader):
 
 def main():
 """
-UNPACKED = '**{**more, "num_workers": 1, "prefetch_factor": 3, "persistent_workers": True}'
+UNPACKED = '**{**more, "num_workers": 1, "prefetch_factor": 3}'
 NOT_TRAINING = "    held_out = DataLoader(rows(), batch_size=8, shuffle=True)\n"
 
 

@@ -31,6 +31,8 @@ from hasten.train.trainer import Result
 from hasten.tune.scripts.subject import check_command
 
 DEFAULT_OUT = Path("hasten-run")
+STALE = 3
+"""Exit status of a script that ended well, but may have trained on samples that it had changed meanwhile."""
 
 
 class OnNan(StrEnum):
@@ -151,7 +153,10 @@ def say_result(result: Result, out: Path) -> None:
 
 
 def run_script(command: tuple[str, ...], path: Path | None) -> None:
-    """Run a script under a plan, and exit as it exits; what of the plan did not take hold is told on stderr."""
+    """Run a script under a plan, and exit as it exits; what of the plan did not take hold, or had to stop, goes to stderr.
+
+    Where batches may have differed from those of the script alone, a script that ended well exits with `STALE`.
+    """
     check_command(command)
     plan = Plan.load(path, catalogue()) if path else Plan()
     if missing := beyond(plan):
@@ -167,10 +172,18 @@ def run_script(command: tuple[str, ...], path: Path | None) -> None:
         for name in plan.names:
             if name not in told["applied"]:
                 why = told["failures"].get(name, "the script gave it no place to act")
-                errors.print(f"hasten: rank {rank} ran without {name}: {why}", markup=False, soft_wrap=True)
+                how = "stopped" if name in told["stopped"] else "ran without"
+                errors.print(f"hasten: rank {rank} {how} {name}: {why}", markup=False, soft_wrap=True)
+        if told["stale"]:
+            errors.print(
+                f"hasten: rank {rank}: THIS RUN MAY NOT BE WHAT THE SCRIPT ALONE GIVES: {told['stale']}. "
+                f"Train again without {' and '.join(told['stopped'])}.",
+                markup=False,
+                soft_wrap=True,
+            )
     if plan.names and not done.ranks and not done.failures:
         errors.print(
             "hasten: the plan did not take hold: the script never loaded torch, or ended before its first optimizer step",
             soft_wrap=True,
         )
-    exit_like(done.code)
+    exit_like(done.code or (STALE if any(told["stale"] for told in done.ranks.values()) else 0))

@@ -44,7 +44,6 @@ class JobFacts:
         zero_grad_to_none: Gradients are freed between updates.
         operator_threads: Threads that an operator may use in the process that trains; 0 where that was not asked.
         num_workers: Loader workers at present.
-        persistent_workers: They are kept from epoch to epoch.
         pin_memory: Batches are page-locked at present.
         num_threads: Threads that read batches ahead at present.
         device_prefetch: Batches are copied to the device ahead at present.
@@ -55,6 +54,8 @@ class JobFacts:
         load_is_random: Reading a sample may draw random numbers.
         finish_is_random: The job has a random transform.
         collate_is_random: Collating may draw random numbers.
+        kept_compared_frac: Samples that an epoch reads again to compare kept ones with, as a share of all; 0 where the job
+            promises that they stay the same.
         ranks: Processes that train together.
         forms: Names of the other forms of the job.
         gradient_sync: How their gradients become one: `flat` (one message after the backward pass), `buckets`, `shards`.
@@ -86,7 +87,6 @@ class JobFacts:
     zero_grad_to_none: bool = True
     operator_threads: int = 0
     num_workers: int = 0
-    persistent_workers: bool = False
     pin_memory: bool = False
     num_threads: int = 0
     device_prefetch: bool = False
@@ -97,6 +97,7 @@ class JobFacts:
     load_is_random: bool = True
     finish_is_random: bool = False
     collate_is_random: bool = False
+    kept_compared_frac: float = 0.0
     ranks: int = 1
     forms: tuple[str, ...] = ()
     gradient_sync: str = "flat"

@@ -75,6 +75,7 @@ class Pipeline:
         load: Reads a sample and applies the deterministic transform.
         load_many: The same for several samples in one call, in order; None reads them one by one. Not used where loading
             may draw random numbers, since each sample is seeded for itself.
+        kept: Gives the kept copy of a sample, or a mark that there is none; None where nothing is kept.
         finish: Applies the random transform.
         collate: Makes one batch of the finished samples.
         adjust: Functions of (batch, loaded samples) that return the batch, applied in order.
@@ -95,6 +96,7 @@ class Pipeline:
     finish_is_random: bool = False
     collate_is_random: bool = False
     load_many: Callable[[Sequence[int]], list[Any]] | None = None
+    kept: Callable[[int], Any] | None = None
     is_table: bool = False
     gather: bool = False
 

@@ -27,6 +27,10 @@ class Seam(enum.Enum):
     AROUND = "around"
 
 
+DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
+"""Where batches come from."""
+
+
 def undo_nothing() -> None:
     """The undo of what works through the environment alone: it ends with the process."""
 

@@ -5,7 +5,9 @@ Numerics:  exact: a sample's randomness is a function of (seed, epoch, index), w
            rounding, as they add in another order.
 Limits:    map-style datasets; processes take cores from the training where it needs them itself (on a CPU, threads that
            wait for one another at a core that is taken are slower than one thread: `threads`); batches are handed over
-           through shared memory, and a worker that finds it full is killed by the system (a bus error).
+           through shared memory, and a worker that finds it full is killed by the system (a bus error). In a script, workers
+           are forked for each epoch, so that what the script changes between epochs reaches them; only where the script
+           has set `persistent_workers` itself do they outlive one.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class LoaderWorkers(Optimization):
     Attributes:
         num_workers: How many; 0 is off (the training process fetches itself).
         prefetch_factor: Batches each keeps ready.
-        persistent: Keep them between epochs.
+        persistent: Keep them between epochs, in our own loop. In a script its own `persistent_workers` decides: kept workers
+            never hear of what it changes.
         pin_memory: Page-locked batches, for an accelerator.
         threads: Threads within an operator of the training, which leave cores to the workers; 0 leaves them as they are.
     """
@@ -138,7 +141,7 @@ class LoaderWorkers(Optimization):
         return (f"DataLoader(..., {', '.join(f'{name}={value}' for name, value in self._arguments().items())})",)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Set the loader's arguments, and the threads of the process."""
+        """Set the loader's arguments, and the threads of the process; whether workers persist stays the script's."""
         unused = {} if self.num_workers else {"prefetch_factor": "None", "persistent_workers": "False"}
         loader, forks = script.loader(), multiprocessing.get_all_start_methods()[0] == "fork"
         if self.num_workers and not forks and (place := script.trains_on_import()):
@@ -147,20 +150,21 @@ class LoaderWorkers(Optimization):
                 f'function that is called under `if __name__ == "__main__":` first'
             )
         words = loader.set(self._arguments(), where_given=unused)
+        if self.num_workers:
+            words += (
+                "; persistent_workers is left alone: kept workers would not hear of what the script changes between epochs"
+            )
         return f"{words}; {script.call_once('torch.set_num_threads', str(self.threads))}" if self.threads else words
 
     def _arguments(self) -> dict[str, str]:
         values = {"num_workers": str(self.num_workers)}
         if self.num_workers:
-            values |= {"prefetch_factor": str(self.prefetch_factor), "persistent_workers": str(self.persistent)}
+            values |= {"prefetch_factor": str(self.prefetch_factor)}
         return values | ({"pin_memory": "True"} if self.pin_memory else {})
 
     def framework_arguments(self) -> dict[str, str]:
         """The Trainer makes the loader."""
-        arguments = (
-            f"dataloader_num_workers={self.num_workers}, dataloader_prefetch_factor={self.prefetch_factor}, "
-            f"dataloader_persistent_workers={self.persistent}"
-        )
+        arguments = f"dataloader_num_workers={self.num_workers}, dataloader_prefetch_factor={self.prefetch_factor}"
         return {"transformers.TrainingArguments": arguments}
 
 
@@ -204,18 +208,16 @@ def _overlap_frac(facts: Facts) -> float:
 
 
 def _others(facts: Facts) -> list[tuple[int, int, int]]:
-    """Other numbers of workers than those at work, where there are any; the same, where they are not kept between epochs.
+    """Other numbers of workers than those at work, where there are any.
 
-    Too many for the cores: fewer. Else more, as for fetching that waits. None at all only where they end with each epoch: a
-    loader that keeps its workers draws its random numbers for them once.
+    Too many for the cores: fewer. Else more, as for fetching that waits. Never none: without workers, what the script
+    changes during an epoch would reach samples that it does not reach now.
     """
-    count, cores, kept = facts.job.num_workers, facts.machine.cores.value, facts.job.persistent_workers
+    count, cores = facts.job.num_workers, facts.machine.cores.value
     if not count:
         return []
-    fewer, more = [cores, max(cores - 1, 1)], [min(4 * cores, MAX_WAITING_WORKERS), cores]
-    wanted = fewer if count > cores else more
-    wanted = wanted if kept else [count, *wanted, 0]
-    return [(other, 2, 0) for other in dict.fromkeys(wanted) if other != count or not kept]
+    wanted = [cores, max(cores - 1, 1)] if count > cores else [min(4 * cores, MAX_WAITING_WORKERS), cores]
+    return [(other, 2, 0) for other in dict.fromkeys(wanted) if other != count]
 
 
 def _batch_bytes(facts: Facts) -> int:

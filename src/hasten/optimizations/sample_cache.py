@@ -3,6 +3,8 @@
 Relieves:  input: reading, decoding and resizing are done once, not at every epoch.
 Numerics:  exact: the random transform still runs at every visit.
 Limits:    the job must say which part is deterministic; the samples must fit; one process (each worker would fill its own).
+           A script says nothing: each epoch begins by comparing 688 random kept samples with fresh ones, and as many are
+           compared as they are given; the first that differs ends the caching.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
 from hasten.core.source_edits import SourceEdits, UnwritableError
-from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, why_nothing_is_kept
+from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, saved_frac, why_nothing_is_kept
 
 MEMORY_SHARE = 0.25
 
@@ -64,7 +66,7 @@ class SampleCache(Optimization):
         if needed > allowed:
             gib = f"{needed / 2**30:.1f} GiB, more than a quarter of the memory ({allowed / 2**30:.1f} GiB)"
             return Fit.no(f"all samples take {gib}")
-        return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac, settings=[cls()])
+        return Fit.yes(max_gain_frac=saved_frac(facts), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
         """Put the cache behind the pipeline's `load`."""

@@ -2,7 +2,8 @@
 
 Relieves:  input: reading, decoding and resizing are done once, not at every epoch, nor once in each worker.
 Numerics:  exact: the random transform still runs at every visit.
-Limits:    samples of tensors, arrays, numbers and strings in dicts, lists and tuples; as much disk as `max_gib` says.
+Limits:    samples of tensors, arrays, numbers and strings in dicts, lists and tuples; as much disk as `max_gib` says. In a
+           script, kept samples are compared with fresh ones as those of `sample_cache` are.
 
 The store is two files. `data` holds one record after another, written under a lock of the operating system, so that
 several processes may fill it. `index` holds, as 8-byte numbers, how far `data` is filled, how many samples it holds, then
@@ -39,7 +40,14 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.records import ALIGNMENT, decode, encode
 from hasten.core.seams import Seam, Undo
 from hasten.core.seeding import kept_random_state
-from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, kept_folder, why_nothing_is_kept
+from hasten.optimizations.parts.sample_caching import (
+    MISSING,
+    hit_check,
+    keep_samples,
+    kept_folder,
+    saved_frac,
+    why_nothing_is_kept,
+)
 
 LARGEST_GIB = 64.0
 SPARE = 1.25
@@ -90,7 +98,7 @@ class SampleStore(Optimization):
         needed_gib = SPARE * sample_bytes * num_samples / _GIB
         max_gib = min(max(round(needed_gib + 0.05, 1), 0.1), LARGEST_GIB)
         share = min(max_gib / needed_gib, 1.0) if needed_gib else 1.0
-        return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac * share, settings=[cls(max_gib=max_gib)])
+        return Fit.yes(max_gain_frac=saved_frac(facts) * share, settings=[cls(max_gib=max_gib)])
 
     def apply(self, live: LiveJob) -> Undo:
         """Make or find the store, and put it behind the pipeline's `load`."""

@@ -144,7 +144,6 @@ def job_facts(live: LiveJob) -> JobFacts:
         read_every=live.read_every,
         zero_grad_to_none=live.zero_grad_to_none,
         num_workers=live.loader.num_workers,
-        persistent_workers=live.loader.persistent,
         pin_memory=live.loader.pin_memory,
         num_threads=live.loader.num_threads,
         device_prefetch=live.loader.device_prefetch,

@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--wait", type=float, default=0.0)
+    parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--raise-at", type=int, default=-1)
@@ -35,7 +36,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.seed is not None:
         torch.manual_seed(asked.seed)
-    loader = DataLoader(Rows(64, asked.wait, asked.noise), batch_size=8, shuffle=True)
+    loader = DataLoader(Rows(asked.rows, asked.wait, asked.noise), batch_size=8, shuffle=True)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     step = 0

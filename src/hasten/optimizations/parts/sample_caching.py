@@ -53,7 +53,18 @@ def why_nothing_is_kept(facts: Facts) -> Fit | None:
         return Fit.no(f"each of the {job.num_samples} samples is visited at most once in this run")
     if facts.sample_bytes is None:
         return Fit.no("the size of a prepared sample could not be measured")
+    if job.kept_compared_frac >= 1.0:
+        return Fit.no(
+            f"nobody promises that the samples stay the same, and comparing kept ones with fresh ones at every epoch would "
+            f"read as many of the {job.num_samples} as it saves: a job that says which part is deterministic "
+            f"(deterministic_transform) needs no comparison"
+        )
     return None
+
+
+def saved_frac(facts: Facts) -> float:
+    """The largest share of the time that keeping samples can save: that of reading them, without what is compared."""
+    return facts.ceiling_frac("input") * facts.load_frac * (1.0 - facts.job.kept_compared_frac)
 
 
 def quoted_source(path: str) -> str:
@@ -100,7 +111,7 @@ def keep_samples(live: LiveJob, shelf: Shelf, name: str) -> Undo:
         raise JobError(f"{name} needs a map-style dataset: take it out of the plan.")
     pipeline = live.pipeline
     kept = _KeptLoad(live, shelf, name)
-    undos = [replace_attribute(pipeline, "load", kept)]
+    undos = [replace_attribute(pipeline, "load", kept), replace_attribute(pipeline, "kept", shelf.get)]
     if pipeline.load_many is not None:
         undos.append(replace_attribute(pipeline, "load_many", kept.many))
     undos.append(append_to(live.prime, kept.fill))

@@ -1,8 +1,12 @@
-"""What a dataset holds: open files, which readers must not share, and whether the script has changed it."""
+"""What a dataset holds: open files, which readers must not share, and what reading its samples changes.
+
+Looked at is what its attributes, its methods, their closures and the globals that they name lead to.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -12,14 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-MAX_DEPTH = 5
-MAX_VALUES = 2000
+MAX_DEPTH = 12
+MAX_VALUES = 5000
 FIRST_ITEMS = 16
 """So many items of a container are looked at."""
 HANDLES = frozenset({"h5py", "sqlite3", "zipfile", "tarfile", "socket", "lmdb", "netCDF4", "tables", "psycopg", "psycopg2"})
 """Packages whose objects stand for something open, with a position or a connection of its own."""
 _PLAIN = (str, bytes, bool, int, float, complex, type(None))
-_CLOSED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray, torch.nn.Module)
+_CLOSED = (BuiltinFunctionType, ModuleType, torch.Tensor, np.ndarray, torch.nn.Module, logging.Logger)
+_FOREIGN = frozenset({"builtins", "abc", "typing", "torch", "numpy"})
+"""Packages into whose classes and functions nobody writes what a sample depends on."""
 
 
 def open_handle(dataset: Any) -> str:
@@ -31,29 +37,35 @@ def open_handle(dataset: Any) -> str:
     return ""
 
 
-def fingerprint(dataset: Any, moving: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """A fingerprint that differs once the script has changed a setting of the dataset or an object it holds.
+def fingerprint(dataset: Any, collate: Any = None) -> dict[str, Any]:
+    """A fingerprint that differs once a setting of the dataset or collate function was changed, or an object they hold."""
+    return {path: _token(value) for path, value in (*_values(dataset), *_values(collate, "the collate function"))}
 
-    Args:
-        dataset: The dataset.
-        moving: What to leave out, with all it holds: what reading a sample changes by itself.
+
+def counted(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Where a number became another, or a list became longer, between two fingerprints; empty where none did.
+
+    What is kept for later (a dictionary of samples, a file that is opened with the first) is not meant.
     """
-    return {path: _token(value) for path, value in _values(dataset, moving)}
-
-
-def changed_paths(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
-    """Where a dataset was changed between two fingerprints."""
-    gone = object()
-    return frozenset(path for path in {**before, **after} if before.get(path, gone) != after.get(path, gone))
+    for path, was in before.items():
+        now = after.get(path, was)
+        if was == now or not (isinstance(was, tuple) and isinstance(now, tuple)):
+            continue
+        numbers = was[0] == now[0] == "number"
+        if numbers or (isinstance(was[0], _Same) and was[0] == now[0] and was[1] == now[1] == "list" and was[2] < now[2]):
+            return path
+    return ""
 
 
 def _token(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number", repr(value)
     if isinstance(value, _PLAIN):
         return value if isinstance(value, str | bytes) else repr(value)
     if isinstance(value, torch.Tensor):
-        return _Same(value), None if value.is_inference() else value._version  # noqa: SLF001 - counts changes in place
+        return _Same(value), "tensor", None if value.is_inference() else value._version  # noqa: SLF001 - counts changes in place
     if isinstance(value, list | tuple | dict | set | frozenset | deque):
-        return _Same(value), len(value)
+        return _Same(value), type(value).__name__, len(value)
     return _Same(value)
 
 
@@ -78,9 +90,9 @@ class _Same:
         return value is not None and value is other._alive()
 
 
-def _values(dataset: Any, moving: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """The dataset and what it holds, the outermost first, with where each stands."""
-    waiting: deque[tuple[str, Any, int]] = deque([("the dataset", dataset, 0)])
+def _values(root: Any, name: str = "the dataset") -> Iterator[tuple[str, Any]]:
+    """An object and what it leads to, the outermost first, with where each stands."""
+    waiting: deque[tuple[str, Any, int]] = deque([(name, root, 0)])
     seen: set[int] = set()
     count = 0
     while waiting and count < MAX_VALUES:
@@ -90,8 +102,7 @@ def _values(dataset: Any, moving: frozenset[str] = frozenset()) -> Iterator[tupl
         if isinstance(value, (*_PLAIN, *_CLOSED)) or id(value) in seen or depth == MAX_DEPTH:
             continue
         seen.add(id(value))
-        inner = ((f"{path}{name}", held) for name, held in _held(value))
-        waiting.extend((name, held, depth + 1) for name, held in inner if name not in moving)
+        waiting.extend((f"{path}{name}", held, depth + 1) for name, held in _held(value))
 
 
 def _held(value: Any) -> list[tuple[str, Any]]:
@@ -99,4 +110,37 @@ def _held(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", value[key]) for key in list(value)[:FIRST_ITEMS]]
     if isinstance(value, list | tuple):
         return [(f"[{at}]", item) for at, item in enumerate(value[:FIRST_ITEMS])]
-    return [(f".{name}", held) for name, held in list(getattr(value, "__dict__", {}).items())]
+    if isinstance(value, MethodType):
+        return [(".__self__", value.__self__), ("", value.__func__)]
+    if isinstance(value, FunctionType):
+        return _of_function(value)
+    if isinstance(value, type):
+        return [(f".{name}", held) for name, held in vars(value).items() if not _foreign(value) and _written(name, held)]
+    inherited = {
+        name: held for kind in reversed(type(value).__mro__) if not _foreign(kind) for name, held in vars(kind).items()
+        if isinstance(held, _PLAIN) and _written(name, held)
+    }  # fmt: skip
+    held = {**inherited, **getattr(value, "__dict__", {})}
+    return [*((f".{name}", held[name]) for name in held), (f".{type(value).__name__}", type(value))]
+
+
+def _of_function(function: FunctionType) -> list[tuple[str, Any]]:
+    """The globals that a function names, and what it closes over."""
+    if _foreign(function):
+        return []
+    names, cells = function.__code__.co_names, zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = [(f" -> {name}", function.__globals__[name]) for name in names if name in function.__globals__]
+    for name, cell in cells:
+        try:
+            found.append((f" -> {name}", cell.cell_contents))
+        except ValueError:  # not given a value yet
+            continue
+    return found
+
+
+def _written(name: str, held: Any) -> bool:
+    return isinstance(held, FunctionType) or not (name.startswith("__") and name.endswith("__"))
+
+
+def _foreign(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] in _FOREIGN

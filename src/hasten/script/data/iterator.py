@@ -1,29 +1,30 @@
 """The iterator that a script's loop reads from when its samples are cached or its batches come from worker processes.
 
 It is PyTorch's own iterator without workers: the sampler gives each index, and each random number is drawn, at the same
-moment as without Hasten. A batch from a worker is returned only if it was made for that very index, and some are compared
-with the same batch made here. If anything goes wrong in a worker, the batch is made here instead.
+moment as without Hasten. A batch from a worker is returned only if it was made for that very index. The first batch of each
+epoch is compared with the same batch made here, and one sample in sixteen of the others. If anything goes wrong in a worker,
+or if anything differs, the batch is made here instead.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from hasten.core.batch import iter_tensors
 from hasten.core.errors import HastenError
 from hasten.core.live import LiveJob
-from hasten.core.seeding import get_random_state
+from hasten.core.seeding import get_random_state, set_random_state
 from hasten.script.data.equality import difference, moved_generator
-from hasten.script.data.guard import Trust, Turns
+from hasten.script.data.guard import COMPARED_FRAC, PureLoad, Trust
 from hasten.script.data.lookahead import Lookahead
-from hasten.script.data.workers import MISSED, WorkerEpoch
+from hasten.script.data.workers import MISSED, Made, WorkerEpoch
 
 
 @dataclass(kw_only=True)
@@ -38,17 +39,17 @@ class Sources:
         start_workers: Starts worker processes for an epoch, given the seed that PyTorch would give them; None has none.
         give_up: Called with the reason if no more batches are to come from workers.
         num_workers: Worker processes.
-        turns: Decides which batches from workers are compared; None if random numbers make them differ.
+        comparable: Whether batches from workers can be compared; not if random numbers make them differ.
     """
 
     live: LiveJob
     trust: Trust
-    samples: Any | None
+    samples: PureLoad | None
     predictable: bool
     start_workers: Callable[[Lookahead, int], WorkerEpoch] | None
     give_up: Callable[[str], None]
     num_workers: int
-    turns: Turns | None
+    comparable: bool
 
 
 class ScriptIterator(_SingleProcessDataLoaderIter):
@@ -64,6 +65,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         self._lookahead: Lookahead | None = None
         self._workers: WorkerEpoch | None = None
         self._indices: list[Any] = []
+        self._from_others, self._owed = 0, 0.0
         super().__init__(loader)
         self._profile_name = f"enumerate(DataLoader)#{_SingleProcessDataLoaderIter.__name__}.__next__"
         self._plain = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
@@ -100,8 +102,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
             raise
         batch = self._from_workers(index)
         if batch is MISSED:
-            self._indices.append(index)
-            batch = super()._next_data()  # type: ignore[no-untyped-call]  # as above
+            batch = self._plain_batch(index)
         if self._counts_pinned:
             tensors = list(iter_tensors(batch))
             self._sources.live.count("pinned_batches", bool(tensors) and all(tensor.is_pinned() for tensor in tensors))
@@ -111,6 +112,11 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         """Look ahead from here: just before the first index is taken, which decides the order of the epoch."""
         self._begun = True
         sources = self._sources
+        if threading.current_thread() is not threading.main_thread():  # beside which generators may move at any time
+            self._dataset_fetcher.dataset = self._dataset
+            return
+        if sources.samples is not None:
+            sources.samples.begin_epoch()
         if not sources.predictable:
             return
         try:
@@ -132,41 +138,62 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
             return MISSED
         failure: Exception | None = None
         try:
-            batch = workers.take(index)
+            made = workers.take(index)
         except Exception as error:  # noqa: BLE001 - of ours or of the script: making the batch here tells which
             failure = error
         if failure is not None:  # outside the handler: the script's own error must not carry this one as its context
             return self._made_here(index, failure)
-        if batch is MISSED:
+        if made is MISSED:
             self.stop()
             sources.give_up("its sampler gave another batch than expected")
             return MISSED
-        return self._checked(index, batch)
+        return self._checked(index, made)
 
     def _made_here(self, index: Any, error: Exception) -> Any:
         """Make the batch that failed in a worker: an error of the script is raised as it would be without workers."""
-        self._indices.append(index)
-        batch = super()._next_data()  # type: ignore[no-untyped-call]  # as above
+        batch = self._plain_batch(index)
         self.stop()
         self._sources.give_up(_reason(error))
         return batch
 
-    def _checked(self, index: Any, batch: Any) -> Any:
-        """The batch of a worker, or in its place the one made here if they differ."""
-        turns = self._sources.turns
-        if turns is None or not turns.due():
-            return batch
+    def _plain_batch(self, index: Any) -> Any:
+        """Make a batch as PyTorch does."""
+        self._indices.append(index)
+        return super()._next_data()  # type: ignore[no-untyped-call]  # as above
+
+    def _checked(self, index: Any, made: Made) -> Any:
+        """The batch of a worker; where a comparison shows another one, that which is made here, and no more from workers."""
+        given, self._from_others = self._from_others, self._from_others + 1
+        if not self._sources.comparable or not self._compares(index, made, first=not given):
+            return made.batch
         before = get_random_state()
-        fresh = self._plain.fetch(index)
-        why = difference(batch, fresh, "a batch made ahead")
-        moved = moved_generator(before, get_random_state())
-        if not why and moved:
-            why = f"making a batch draws random numbers ({moved})"
+        why = self._why_other(index, made, whole=not given or made.witness is None)
         if not why:
-            return batch
+            return made.batch
+        set_random_state(before)
         self.stop()
-        self._sources.trust.lose(why)
-        return pin_memory(fresh, self._pin_memory_device) if self._pin_memory else fresh
+        self._sources.trust.lose(why, given=given > 0)
+        return self._plain_batch(index)
+
+    def _compares(self, index: Any, made: Made, *, first: bool) -> bool:
+        """Whether this batch is compared: the first of an epoch is, then so many samples of all."""
+        if first:
+            return True
+        self._owed += COMPARED_FRAC * (1 if made.witness is None else len(index))
+        due = self._owed >= 1.0
+        self._owed = 0.0 if due else self._owed
+        return due
+
+    def _why_other(self, index: Any, made: Made, *, whole: bool) -> str:
+        """How a batch differs from one that is made here; "" if it does not."""
+        before = get_random_state()
+        try:
+            fresh = self._plain.fetch(index if whole else [index[made.at]])
+        except Exception as error:  # noqa: BLE001 - of the script: making the whole batch here raises it, or does not
+            return f"a batch made ahead cannot be made here: {_reason(error)}"
+        why = difference(made.batch if whole else made.witness, fresh, "a batch made ahead")
+        moved = moved_generator(before, get_random_state())
+        return why or (f"making a batch draws random numbers ({moved})" if moved else "")
 
 
 def _reason(error: Exception) -> str:

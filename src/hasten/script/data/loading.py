@@ -3,7 +3,8 @@
 The first loader that is iterated with gradients enabled is the training loader. What a plan may do to it, each time it is
 iterated: cache samples (`guard`), make batches in worker processes (`workers`), page-lock them. The loop sees the same
 batches in the same order, and each random number of the script is drawn when it would be without us (`iterator`); only where
-samples are random themselves, workers draw others for them.
+samples are random themselves, workers draw others for them. What the script changes between epochs reaches its batches:
+workers are forked for each epoch, and what is kept is compared at the start of each.
 """
 
 from __future__ import annotations
@@ -24,26 +25,24 @@ from torch.utils.data._utils.collate import default_collate
 from hasten.core.batch import iter_tensors
 from hasten.core.card import Trait
 from hasten.core.errors import JobError
-from hasten.core.live import LiveJob, Pipeline, Technique
+from hasten.core.live import LiveJob, LoaderSettings, Pipeline, Technique
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.core.seams import Seam, Undo
+from hasten.core.seams import DATA_SEAMS, Seam, Undo
+from hasten.optimizations.parts.sample_caching import MISSING
+from hasten.script.data.boundary import after_a_change
 from hasten.script.data.describe import describe, likely_device, some_indices
-from hasten.script.data.fingerprint import fingerprint
-from hasten.script.data.guard import PureLoad, Reads, Trust, Turns
+from hasten.script.data.guard import PureLoad, Reads, Trust
 from hasten.script.data.iterator import ScriptIterator, Sources
 from hasten.script.data.lookahead import Lookahead, why_unpredictable
 from hasten.script.data.overrides import LoaderOverrides, index_sampler, why_not
 from hasten.script.data.purity import Purity, measure_purity
 from hasten.script.data.tables import Gathering, is_table
 from hasten.script.data.trimming import Trimming
-from hasten.script.data.workers import WorkerEpoch, WorkerLoader, WorkerPool
+from hasten.script.data.workers import WorkerEpoch, WorkerLoader
 from hasten.script.patches import Patches
 from hasten.script.plan.reach import reached, why_beyond
 
-DATA_SEAMS = (Seam.DATASET, Seam.LOADER)
-FIRST_BATCHES = 4
-LATER_ONE_IN = 256
 READ_IN_ORDER = "the dataset is read in order: it has no samples that could be cached, or read ahead by their index"
 
 
@@ -58,6 +57,8 @@ class Loading:
     Attributes:
         applied: Names of what is at work.
         notes: Name -> what of the script's numbers it changes, where it does.
+        stopped: Names of what was at work and is not any more.
+        stale: Why batches may have differed from those of the script alone; empty where none can have.
         purity: Whether the samples repeat, where the plan needs to know.
         trimming: Changes the batches that train.
     """
@@ -65,6 +66,8 @@ class Loading:
     def __init__(self, live: LiveJob, plan: Plan, on_failure: Callable[[str, BaseException], None]) -> None:
         self.applied: list[str] = []
         self.notes: dict[str, str] = {}
+        self.stopped: list[str] = []
+        self.stale = ""
         self.purity = Purity()
         self._live, self._plan, self._on_failure = live, plan, on_failure
         self._own = live.loader
@@ -77,10 +80,7 @@ class Loading:
         self._cached: PureLoad | None = None
         self.trimming = Trimming(live, lambda iterator: self._trains(iterator._dataset), self._not_trimmed)  # noqa: SLF001 - torch has no other name for it
         self._trust = Trust(self._lost)
-        self._turns = Turns(FIRST_BATCHES, LATER_ONE_IN)
-        self._fingerprint: dict[str, Any] = {}
         self._overrides = LoaderOverrides()
-        self._pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[ScriptIterator] = weakref.WeakSet()
         self._latest: weakref.ref[ScriptIterator] | None = None
@@ -101,8 +101,6 @@ class Loading:
         if os.getpid() != self._pid:
             return
         self._trust.end()
-        for iterator in list(self._iterators):
-            iterator.stop()
         self._end_workers()
         self._overrides.undo()
         self._withdraw([item.card.name for item, _ in self._entries])
@@ -122,7 +120,19 @@ class Loading:
         numbers = [index for index in coming if type(index) is int]
         for fill in self._live.prime:
             fill(numbers)
+        self._cached.spread_comparisons()
         return len(numbers)
+
+    def boundary(self) -> str:
+        """How batches would differ from the script's in an epoch after a change; "" if they do not, or nothing is kept.
+
+        Workers of the script's own are its own affair, and samples that are random differ by themselves.
+        """
+        loader = next(iter(self._loaders), None)
+        sources = None if loader is None or not self.purity.pure else self._prepare(loader)
+        if loader is None or sources is None or not sources.predictable:
+            return ""
+        return after_a_change(loader, lambda: ScriptIterator(loader, sources))
 
     # The seams.
 
@@ -186,7 +196,8 @@ class Loading:
         live.device = likely_device(live.device)
         describe(live, loader)
         self._own = replace(live.loader)
-        reads = Reads(loader.dataset)
+        auto = loader.batch_sampler is not None
+        reads = Reads(loader.dataset, batched=auto)
         load, many = reads.one, reads.many if reads.in_one_call else None
         items = [item for item in self._plan.optimizations if item.card.seam in DATA_SEAMS]
         if any(Trait.WHOLE_BATCHES not in item.card.traits for item in reached(self._plan) if item in items):
@@ -204,12 +215,16 @@ class Loading:
         for item in items:
             self._apply(item, loader)
         if self._caching:
-            pipeline, auto = live.pipeline, loader.batch_sampler is not None
+            pipeline = live.pipeline
             self._cached = PureLoad(
-                pipeline.load, reads, self._trust, num_samples=live.num_samples or 0, load_many=pipeline.load_many,
+                pipeline.load,
+                pipeline.kept or _nothing_kept,
+                reads,
+                self._trust,
+                num_samples=live.num_samples or 0,
+                load_many=pipeline.load_many,
                 copies=not auto or loader.collate_fn is not default_collate,
-            )  # fmt: skip
-        self._fingerprint = fingerprint(loader.dataset, self.purity.moving)
+            )
 
     def _measure(self, loader: Any) -> Purity:
         if self._live.order is None:
@@ -217,23 +232,33 @@ class Loading:
         batched = loader.batch_sampler is not None
         return measure_purity(loader.dataset, loader.collate_fn, some_indices(loader), batched=batched)
 
+    def _why_not(self, item: Optimization) -> str:
+        """Why an optimization cannot act on this data; empty where it can, as far as is known before it is applied."""
+        if why := why_beyond(item.card):
+            return why
+        if item.card.seam is not Seam.DATASET or Trait.WHOLE_BATCHES in item.card.traits:
+            return ""
+        if self._own.num_workers:
+            return "the script's worker processes read the samples, each for itself"
+        if not self.purity.pure:
+            differ = f"samples may differ from visit to visit: {self.purity.reason}"
+            return READ_IN_ORDER if self._live.order is None else differ
+        return self._why_counted()
+
     def _apply(self, item: Optimization, loader: Any) -> None:
         """Apply one optimization, or tell why not."""
-        live, name, traits = self._live, item.card.name, item.card.traits
+        live, name = self._live, item.card.name
         pipeline, settings = replace(live.pipeline), live.loader
-        why = why_beyond(item.card)
-        of_samples = item.card.seam is Seam.DATASET and Trait.WHOLE_BATCHES not in traits
-        if not why and of_samples and self._own.num_workers:
-            why = "the script's worker processes read the samples, each for itself"
-        if not why and of_samples and not self.purity.pure:
-            why = READ_IN_ORDER if live.order is None else f"samples may differ from visit to visit: {self.purity.reason}"
+        why = self._why_not(item)
         if not why:
             try:
                 live.apply(item)
             except Exception as error:  # noqa: BLE001 - the script goes on without it, and the reason is told
                 self._on_failure(name, error)
                 return
+            live.loader = replace(live.loader, persistent=self._own.persistent)  # those of the script alone outlive an epoch
             why = why_not(loader, self._own, live.loader, self.purity.handle, caches=bool(self._caching))
+            why = why or (self._why_no_workers() if _other_workers(settings, live.loader) else "")
             if why:
                 live.applied.pop()[1]()
         if why:
@@ -243,10 +268,19 @@ class Loading:
         self._entries.append(live.applied[-1])
         if pipeline.load is not live.pipeline.load or pipeline.load_many is not live.pipeline.load_many:
             self._caching.append(name)
-        if live.loader != replace(settings, pin_memory=live.loader.pin_memory):
+        if _other_workers(settings, live.loader):
             self._using_workers.append(name)
             if not self.purity.pure:
                 self.notes[name] = f"worker processes draw other random numbers for the samples ({self.purity.reason})"
+
+    def _why_counted(self) -> str:
+        counts = self.purity.counts
+        return f"reading a sample counts up {counts}, on which later samples may depend" if counts else ""
+
+    def _why_no_workers(self) -> str:
+        if self._live.order is not None and not self.purity.pure and not self.purity.repeats:
+            return f"samples come from a state of their own, which workers would each begin from: {self.purity.reason}"
+        return self._why_counted()
 
     # At each epoch.
 
@@ -256,10 +290,9 @@ class Loading:
             self._overrides.set(loader, "pin_memory", value=True)
         if self._live.order is None or self._overrides.own_workers(loader) != self._own.num_workers:
             return None
-        changed = self._noticed_change()
         if self._own.num_workers:
             if self._using_workers:
-                self._overrides.set_workers(loader, wanted, restart=changed)
+                self._overrides.set_workers(loader, wanted)
             return None
         workers = bool(self._using_workers) and not self._trust.reason and _same_function(loader.collate_fn, self._collate)
         if type(loader)._get_iterator is not DataLoader._get_iterator or not (workers or self._cached or wanted.pin_memory):  # noqa: SLF001 - a subclass may make iterators of its own
@@ -275,36 +308,21 @@ class Loading:
             start_workers=functools.partial(self._start_workers, loader) if workers and not unpredictable else None,
             give_up=self._give_up if workers else _ignore,
             num_workers=wanted.num_workers,
-            turns=self._turns if self.purity.pure else None,
+            comparable=self.purity.pure,
         )
 
-    def _noticed_change(self) -> bool:
-        """Whether the script changed its dataset; then workers begin anew, and what is kept is looked at closely."""
-        if not (self._cached or self._using_workers):
-            return False
-        before, self._fingerprint = self._fingerprint, fingerprint(self._dataset, self.purity.moving)
-        if before == self._fingerprint:
-            return False
-        if self._cached is not None:
-            self._cached.recheck()
-        self._turns.restart()
-        self._end_workers()
-        return True
-
     def _start_workers(self, loader: Any, lookahead: Lookahead, seed: int) -> WorkerEpoch:
-        wanted = self._live.loader
-        pool = self._pools.get(loader)
-        if pool is None or pool.collate is not loader.collate_fn:
-            pool = WorkerPool(loader, wanted)
-        if wanted.persistent:
-            self._pools[loader] = pool
-        return pool.begin(lookahead, seed)
+        return WorkerEpoch(loader, self._live.loader, lookahead, seed, witnesses=self.purity.pure)
 
     # What does not go on.
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, given: bool) -> None:  # noqa: FBT001 - called as `Trust` says
         """A sample or a batch differed from a fresh one."""
-        self._end([*self._caching, *self._using_workers], f"samples differ from visit to visit: {reason}")
+        words = f"samples are not what they were: {reason}"
+        if given:
+            words += "; batches before, in this epoch, may have held samples as they were earlier"
+            self.stale = words
+        self._end([*self._caching, *self._using_workers], words)
 
     def _give_up(self, reason: str) -> None:
         """Make nothing ahead any more."""
@@ -313,24 +331,29 @@ class Loading:
 
     def _not_trimmed(self, error: BaseException) -> None:
         trimming = [item.card.name for item in self._plan.optimizations if Trait.TRIMS in item.card.traits]
-        for name in self._withdraw(trimming):
+        for name in self._stop(trimming):
             self._on_failure(name, error)
 
     def _give_up_all(self, error: BaseException) -> None:
         self._working = False
-        for name in self._withdraw(self.applied) or ["data"]:
+        for name in self._stop(self.applied) or ["data"]:
             self._on_failure(name, error)
 
     def _end(self, names: list[str], words: str) -> None:
         self._end_workers()
-        for name in self._withdraw(names):
+        for name in self._stop(names):
             self._on_failure(name, JobError(words))
 
     def _end_workers(self) -> None:
-        """End the workers that persist; their collection may be put off by an error's traceback."""
-        for pool in list(self._pools.values()):
-            pool.close()
-        self._pools.clear()
+        """End the workers; the collection of an iterator may be put off by an error's traceback."""
+        for iterator in list(self._iterators):
+            iterator.stop()
+
+    def _stop(self, names: list[str]) -> list[str]:
+        """Withdraw what was at work."""
+        gone = self._withdraw(names)
+        self.stopped += gone
+        return gone
 
     def _withdraw(self, names: list[str]) -> list[str]:
         """Say no more of these that they are applied; they are undone at the end. Returns those that were."""
@@ -343,6 +366,14 @@ class Loading:
 
 def _same(sample: Any) -> Any:
     return sample
+
+
+def _other_workers(one: LoaderSettings, other: LoaderSettings) -> bool:
+    return (one.num_workers, one.prefetch_factor) != (other.num_workers, other.prefetch_factor)
+
+
+def _nothing_kept(_index: int) -> Any:
+    return MISSING
 
 
 def _ignore(_reason: str) -> None:

@@ -6,14 +6,13 @@ import multiprocessing
 import weakref
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from hasten.core.live import LoaderSettings
 from hasten.script.data.lookahead import draws_at_start, why_unpredictable
 
 _MISSING = object()
-_WORKERS = ("num_workers", "prefetch_factor", "persistent")
+_WORKERS = ("num_workers", "prefetch_factor")
 
 
 def why_not(loader: Any, own: LoaderSettings, wanted: LoaderSettings, handle: str, *, caches: bool) -> str:
@@ -31,7 +30,7 @@ def why_not(loader: Any, own: LoaderSettings, wanted: LoaderSettings, handle: st
     if type(loader)._get_iterator is not DataLoader._get_iterator:  # noqa: SLF001 - torch has no other name for it
         return f"{type(loader).__name__} makes iterators of its own kind"
     if own.num_workers:
-        return _why_not_others(loader, own, wanted)
+        return _why_not_others(loader, wanted)
     if handle:
         return f"{handle} is open: readers at the same time would move it under one another"
     if unpredictable := why_unpredictable(index_sampler(loader)):
@@ -46,9 +45,9 @@ def index_sampler(loader: Any) -> Any:
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-def _why_not_others(loader: Any, own: LoaderSettings, wanted: LoaderSettings) -> str:
-    if own.persistent and not (wanted.persistent and wanted.num_workers):
-        return "the script keeps its worker processes from epoch to epoch, and draws no random number for new ones"
+def _why_not_others(loader: Any, wanted: LoaderSettings) -> str:
+    if not wanted.num_workers:
+        return "without workers, what the script changes during an epoch would reach samples that it does not reach now"
     if loader.generator is not None or not draws_at_start(index_sampler(loader)):
         return "its sampler may draw random numbers as it goes: read further ahead, it would draw them at other moments"
     return ""
@@ -77,29 +76,14 @@ class LoaderOverrides:
         """How many workers the script gave a loader."""
         return int(self._before.get(loader, {}).get("num_workers", loader.num_workers))
 
-    def set_workers(self, loader: Any, wanted: LoaderSettings, *, restart: bool) -> None:
-        """Make a loader that has workers have others.
-
-        Args:
-            loader: The script's loader.
-            wanted: How many, and how far they work ahead.
-            restart: Begin with new ones, where ours were kept from the epoch before.
-        """
-        kept = "persistent_workers" in self._before.get(loader, {}) and loader._iterator is not None  # noqa: SLF001 - torch has no other name for it
+    def set_workers(self, loader: Any, wanted: LoaderSettings) -> None:
+        """Make a loader that has workers have others; they persist only where the script's own do."""
         self.set(loader, "num_workers", value=wanted.num_workers)
-        self.set(loader, "prefetch_factor", value=wanted.prefetch_factor if wanted.num_workers else None)
-        if wanted.persistent and not loader.persistent_workers:
-            self.set(loader, "persistent_workers", value=True)
-        if kept and restart:
-            loader._iterator = None  # noqa: SLF001 - as above
-        elif kept:  # workers that are kept get no new seed: draw the one that the script's own would have got
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self.set(loader, "prefetch_factor", value=wanted.prefetch_factor)
 
     def undo(self) -> None:
         """Put everything back."""
         for loader, before in list(self._before.items()):
-            if "persistent_workers" in before:
-                loader._iterator = None  # noqa: SLF001 - as above
             for name, value in before.items():
                 if value is _MISSING:
                     vars(loader).pop(name, None)

@@ -7,17 +7,21 @@ the process, so that no counter, no file and no generator of the script moves by
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter, process_time
 from typing import Any
+
+from torch.utils.data._utils import worker
 
 from hasten.core.batch import batch_bytes, content
 from hasten.core.live import LiveJob
 from hasten.core.seeding import get_random_state, kept_random_state, seed_sample
 from hasten.script.data.equality import difference, moved_generator
-from hasten.script.data.fingerprint import changed_paths, fingerprint, open_handle
+from hasten.script.data.fingerprint import counted, fingerprint, open_handle
 from hasten.script.data.fork import ForkError, run_in_fork
+from hasten.script.data.guard import epoch_compared_frac
 
 ENOUGH_S = 1.0
 ENOUGH_BYTES = 1 << 28
@@ -33,8 +37,9 @@ class Purity:
     Attributes:
         pure: Whether samples and batches came out the same twice, and no random generator moved.
         reason: Why not; empty where it is pure.
+        repeats: Whether they came out the same with the same states of the generators of the process.
         handle: An open file or connection that the dataset holds after reading, which threads or processes would share.
-        moving: Where reading a sample changes the dataset itself: counters, caches, files that are opened late.
+        counts: Where reading a sample counts something, on which other samples may depend; empty for nowhere.
         num_read: Samples that were read.
         sample_bytes: Bytes of one sample: its tensors, and the rest of it pickled; None if that cannot be.
         load_frac: Share of the time of making a batch that goes into reading its samples.
@@ -43,8 +48,9 @@ class Purity:
 
     pure: bool = False
     reason: str = "no sample was read"
+    repeats: bool = False
     handle: str = ""
-    moving: frozenset[str] = frozenset()
+    counts: str = ""
     num_read: int = 0
     sample_bytes: int | None = None
     load_frac: float = 0.0
@@ -79,7 +85,8 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
     """
     batches = None if live.order is None else len(live.order(0))
     return {
-        "has_deterministic_transform": purity.pure,
+        "has_deterministic_transform": purity.pure and not purity.counts,
+        "kept_compared_frac": epoch_compared_frac(live.num_samples or 0),
         "load_is_random": not purity.pure,
         "finish_is_random": False,
         "collate_is_random": not purity.pure,
@@ -87,7 +94,6 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
         "updates_per_epoch": None if batches is None else -(-batches // live.job.accumulation),
         "batch_size": live.job.batch_size,
         "num_workers": live.loader.num_workers,
-        "persistent_workers": live.loader.persistent,
         "num_threads": live.loader.num_threads,
         "pin_memory": live.loader.pin_memory,
         "shuffle": live.job.shuffle,
@@ -99,7 +105,7 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
 def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *, batched: bool) -> Purity:
     """Where this runs, everything may be touched."""
     with kept_random_state():
-        untouched = fingerprint(dataset)
+        untouched = fingerprint(dataset, collate)
         seed_sample(1, 0, 0)
         at_first = get_random_state()
         started, on_core = perf_counter(), process_time()
@@ -117,21 +123,42 @@ def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *,
             load_frac=load_s / wall if wall else 0.0,
             wait_frac=max(0.0, 1.0 - (process_time() - on_core) / wall) if wall else 0.0,
         )
+        counts = counted(untouched, fingerprint(dataset, collate))
         kept = copy.deepcopy(batches)
-        seed_sample(2, 0, 0)
-        at_second = get_random_state()
-        second = [dataset[index] for index in indices[: len(first)]]
-        drawn = drawn or moved_generator(at_second, get_random_state())
+        with _as_in_a_worker(dataset):
+            second, drawn_again = _again(dataset, collate, indices[: len(first)], batched=batched)
+        drawn = drawn or drawn_again[0]
         why = f"reading a sample draws random numbers ({drawn})" if drawn else why
-        why = why or _told("read again", difference(frozen, second, "samples"))
-        if not why:
-            seed_sample(3, 0, 0)
-            at_third = get_random_state()
-            again = _collated(collate, second, batched=batched)
-            drawn = moved_generator(at_third, get_random_state())
-            why = f"collating draws random numbers ({drawn})" if drawn else ""
-            why = why or _told("collated again", difference(kept, again, "batches"))
-        return replace(found, pure=not why, reason=why, moving=changed_paths(untouched, fingerprint(dataset)))
+        why = why or _told("read again", difference(frozen, second[0], "samples"))
+        why = why or (f"collating draws random numbers ({drawn_again[1]})" if drawn_again[1] else "")
+        why = why or _told("collated again", difference(kept, second[1], "batches"))
+        repeats = not why or not difference(second, _again(dataset, collate, indices[: len(first)], batched=batched)[0])
+        return replace(found, pure=not why, reason=why, repeats=repeats, counts=counts)
+
+
+def _again(
+    dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *, batched: bool
+) -> tuple[list[Any], tuple[str, str]]:
+    """Copies of samples and batches, read with generators of another seed; and which of these moved by each."""
+    seed_sample(2, 0, 0)
+    states = [get_random_state()]
+    samples = [copy.deepcopy(dataset[index]) for index in indices]
+    states.append(get_random_state())
+    copies = copy.deepcopy(samples)
+    batches = copy.deepcopy(_collated(collate, samples, batched=batched))
+    states.append(get_random_state())
+    return [copies, batches], (moved_generator(*states[:2]), moved_generator(*states[1:]))
+
+
+@contextmanager
+def _as_in_a_worker(dataset: Any) -> Iterator[None]:
+    """Let a dataset that asks which worker reads it find itself in the second of two."""
+    before = worker._worker_info  # noqa: SLF001 - where torch keeps it
+    worker._worker_info = worker.WorkerInfo(id=1, num_workers=2, seed=2, dataset=dataset)  # noqa: SLF001 - as above
+    try:
+        yield
+    finally:
+        worker._worker_info = before  # noqa: SLF001 - as above
 
 
 def _collated(collate: Callable[[Any], Any], samples: list[Any], *, batched: bool) -> list[Any]:

@@ -18,12 +18,15 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from hasten.core.live import LiveJob
 from hasten.script.patches import Patches
 
+_ROW = TensorDataset.__getitem__
+"""As torch has it: a script may put another in its place."""
+
 
 def is_table(dataset: Any, collate: Any) -> bool:
     """Whether batches of a data set are stacked rows of tensors in memory, and nothing else happens to them."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or collate is not default_collate:
+    if type(dataset) is not TensorDataset or collate is not default_collate or TensorDataset.__getitem__ is not _ROW:
         return False
     return all(
         type(tensor) is torch.Tensor

@@ -1,18 +1,20 @@
 """Make the batches of a script in worker processes that its loader does not have.
 
-The workers belong to a loader of ours, which is given the indices that the script's sampler is expected to give.
+The workers belong to a loader of ours, which is given the indices that the script's sampler is expected to give. They are
+forked for each epoch, so they hold everything as the script has it then: workers that outlive an epoch would go on with
+what the script had when they were started.
 """
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import signal
 import warnings
-import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,111 +25,110 @@ from hasten.script.data.lookahead import Lookahead, same_index
 
 MISSED = object()
 """Stands for a batch that no worker has made: the sampler gave another index than expected."""
+SPREAD = 7919
+"""A prime: which sample of a batch is the witness is spread over the places in a batch."""
+
+
+class Made(NamedTuple):
+    """A batch from a worker, and what its truth is told by.
+
+    Attributes:
+        batch: The batch.
+        at: Place of its witness among its samples.
+        witness: The witness as a batch of its own; None if there is none.
+    """
+
+    batch: Any
+    at: int = 0
+    witness: Any = None
 
 
 class WorkerLoader(DataLoader[Any]):
     """A loader of ours, which must not be taken for one of the script's."""
 
 
-class _Indices:
-    """A sampler that gives the indices of the present epoch and remembers which it gave."""
-
-    def __init__(self) -> None:
-        self.upcoming: Iterator[Any] = iter(())
-        self.given: deque[Any] = deque()
-
-    def __iter__(self) -> Iterator[Any]:
-        self.given.clear()
-        for index in self.upcoming:
-            self.given.append(index)
-            yield index
-
-
-class WorkerPool:
-    """Worker processes for one loader of the script: for one epoch or, if they persist, for many.
+class WorkerEpoch:
+    """The batches that worker processes, started here, make for one epoch.
 
     Args:
         loader: The script's loader, whose dataset, collate function and `worker_init_fn` the workers use.
         settings: The number of workers and how far they work ahead.
+        lookahead: The indices of the epoch.
+        seed: That of the workers' generators.
+        witnesses: Whether a sample of each batch is also collated by itself.
     """
 
-    def __init__(self, loader: DataLoader[Any], settings: LoaderSettings) -> None:
-        self._indices = _Indices()
+    def __init__(
+        self, loader: DataLoader[Any], settings: LoaderSettings, lookahead: Lookahead, seed: int, *, witnesses: bool
+    ) -> None:
+        self._given: deque[Any] = deque()
         batched = loader.batch_sampler is not None
-        sampling: dict[str, Any] = (
-            {"batch_sampler": self._indices} if batched else {"batch_size": None, "sampler": self._indices}
-        )
-        self.collate = loader.collate_fn
-        with _no_warnings():
-            self._loader = WorkerLoader(
+        self._witnesses = witnesses and batched
+        indices = _Noted(lookahead, self._given)
+        sampling: dict[str, Any] = {"batch_sampler": indices} if batched else {"batch_size": None, "sampler": indices}
+        with _no_warnings(), _own_signals():
+            ours: Any = WorkerLoader(
                 loader.dataset,
                 num_workers=settings.num_workers,
                 prefetch_factor=settings.prefetch_factor,
-                persistent_workers=settings.persistent,
-                collate_fn=loader.collate_fn,
+                collate_fn=_Witnessed(loader.collate_fn) if self._witnesses else loader.collate_fn,
                 pin_memory=loader.pin_memory,
                 worker_init_fn=loader.worker_init_fn,
                 multiprocessing_context=multiprocessing.get_context("fork"),
-                generator=torch.Generator(),
+                generator=torch.Generator().manual_seed(seed),
                 **sampling,
             )
-        self._iterator: Any = None
-        self._epoch: weakref.ref[WorkerEpoch] | None = None
-
-    def begin(self, lookahead: Lookahead, seed: int) -> WorkerEpoch:
-        """Start an epoch, and stop an earlier one that is still running. `seed` is that of the workers' generators."""
-        self._stop_epoch()
-        self._indices.upcoming = lookahead
-        self._loader.generator.manual_seed(seed)
-        with _no_warnings(), _own_signals():
-            self._iterator = iter(self._loader)
+            self._iterator: Any = iter(ours)
         # A worker that dies is noticed when its batch is waited for. Torch would raise wherever the script is just then.
         if self._iterator._worker_pids_set:  # noqa: SLF001 - torch has no other way
             torch._C._remove_worker_pids(id(self._iterator))  # noqa: SLF001 - as above
             self._iterator._worker_pids_set = False  # noqa: SLF001 - as above
-        epoch = WorkerEpoch(self, self._iterator, self._indices)
-        self._epoch = weakref.ref(epoch)
-        return epoch
-
-    def close(self) -> None:
-        """End the workers; an iterator that still reads from them makes its batches itself."""
-        self._stop_epoch()
-        iterator, self._iterator = self._iterator, None
-        self._loader._iterator = None  # noqa: SLF001 - where persistent workers are kept
-        if iterator is not None:
-            iterator._shutdown_workers()  # noqa: SLF001 - what torch does when the iterator is collected
-
-    def _stop_epoch(self) -> None:
-        before = self._epoch() if self._epoch is not None else None
-        if before is not None:
-            before.stopped = True
-
-
-class WorkerEpoch:
-    """The batches that worker processes make for one epoch.
-
-    Args:
-        pool: The workers.
-        iterator: Torch's iterator over what they make, in order.
-        indices: Remembers what they were given.
-    """
-
-    def __init__(self, pool: WorkerPool, iterator: Any, indices: _Indices) -> None:
-        self._pool, self._iterator, self._indices = pool, iterator, indices
         self.stopped = False
 
     def take(self, index: Any) -> Any:
-        """The batch of `index`, or `MISSED`. Raises what making it raised."""
-        if not self._indices.given or not same_index(self._indices.given.popleft(), index):
+        """The batch of `index` as `Made`, or `MISSED`. Raises what making it raised."""
+        if not self._given or not same_index(self._given.popleft(), index):
             return MISSED
-        return next(self._iterator, MISSED)
+        made: Any = next(self._iterator, MISSED)
+        if made is MISSED:
+            return MISSED
+        return Made(*made) if self._witnesses else Made(made)
 
     def stop(self) -> None:
-        """Make no more batches; workers that do not persist end."""
+        """End the workers."""
         if not self.stopped:
             self.stopped = True
-            if not self._iterator._persistent_workers:  # noqa: SLF001 - torch has no other name for it
-                self._pool.close()
+            self._iterator._shutdown_workers()  # noqa: SLF001 - what torch does when the iterator is collected
+            self._iterator = iter(())
+
+
+class _Noted:
+    """A sampler that gives the indices of an epoch and notes which it gave."""
+
+    def __init__(self, upcoming: Iterator[Any], given: deque[Any]) -> None:
+        self._upcoming, self._given = upcoming, given
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in self._upcoming:
+            self._given.append(index)
+            yield index
+
+
+class _Witnessed:
+    """A collate function that also collates one sample of each batch by itself."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate, self._batches = collate, 0
+
+    def __call__(self, samples: Sequence[Any]) -> tuple[Any, int, Any]:
+        self._batches += 1
+        at = self._batches * SPREAD % len(samples)
+        alone = copy.deepcopy(samples[at])  # the collate function may change what it is given
+        batch = self._collate(samples)
+        try:
+            return batch, at, self._collate([alone])
+        except Exception:  # noqa: BLE001 - some need several samples; whole batches are compared then
+            return batch, at, None
 
 
 @contextmanager

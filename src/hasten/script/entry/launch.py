@@ -99,7 +99,8 @@ class Ran:
 
     Attributes:
         code: The exit code of the script; negative for a signal.
-        ranks: By rank: `applied` (names), `failures` (name -> why not), `steps`.
+        ranks: By rank: `applied` (names), `failures` (name -> why not, or not any more), `steps`, `stopped` (names of what
+            acted and had to stop), `stale` (why batches may have differed from those of the script alone, where they may).
         failures: What of ours failed, by rank.
     """
 

@@ -24,7 +24,7 @@ from hasten.core.card import Trait
 from hasten.core.errors import MachineError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.core.seams import Seam
+from hasten.core.seams import DATA_SEAMS, Seam
 from hasten.script.data.loading import Loading
 from hasten.script.output.background_save import BackgroundSaving
 from hasten.script.patches import Patches, guarded, handle_error, harmless
@@ -34,7 +34,6 @@ from hasten.script.watch.lead_optimizer import Leader, Serials
 from hasten.script.watch.seams import Arguments, Seams
 from hasten.script.watch.trained import Trained
 
-DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
 STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS)
 MAX_CALLED = 16
 TRIES = 3
@@ -56,6 +55,7 @@ class Host:
         backwards: Backward passes so far.
         shapes: Of the tensors that the model was last called with.
         on_open: Called once, just before the first step, when the plan was applied.
+        on_stop: Called when something that acted had to stop.
         on_before: Called before every step of the leading optimizer.
         on_step: Called after it, in the script's own thread.
         on_loss: Called with every scalar that a backward pass begins from.
@@ -72,6 +72,7 @@ class Host:
         self.steps = self.backwards = 0
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.on_open: Callable[[], None] = _nothing
+        self.on_stop: Callable[[], None] = _nothing
         self.on_before: Callable[[], None] = _nothing
         self.on_step: Callable[[], None] = _nothing
         self.on_loss: Callable[[torch.Tensor], None] = _ignored
@@ -92,6 +93,16 @@ class Host:
     def applied(self) -> list[str]:
         """Names of what is applied so far."""
         return [item.card.name for item, _ in self.live.applied]
+
+    @property
+    def stopped(self) -> list[str]:
+        """Names of what acted on the data and had to stop."""
+        return list(self._loading.stopped)
+
+    @property
+    def stale(self) -> str:
+        """Why batches may have differed from those of the script alone; empty where none can have."""
+        return self._loading.stale
 
     def begin(self) -> None:
         """Put the seams on."""
@@ -129,6 +140,10 @@ class Host:
     def prime(self, batches: int) -> int:
         """Fill what keeps samples with those of the next batches; returns how many samples that were."""
         return self._loading.prime(batches)
+
+    def boundary(self) -> str:
+        """How batches would differ from the script's in an epoch after a change; "" if they do not."""
+        return self._loading.boundary()
 
     def rehearse(self) -> None:
         """Do what acts on events once, for its evidence: the next save may be far away."""
@@ -232,6 +247,8 @@ class Host:
 
     def _fail(self, name: str, error: BaseException) -> None:
         self.failures[name] = f"{type(error).__name__}: {error}"
+        if name in self.stopped:
+            self.on_stop()
 
     # The model's seam.
 

@@ -24,7 +24,8 @@ def install(config: Mapping[str, Any]) -> None:
 
     def tell(applied: list[str]) -> None:
         try:
-            write_atomically(told, json.dumps({"applied": applied, "failures": host.failures, "steps": host.steps}))
+            found = {"applied": applied, "failures": host.failures, "steps": host.steps}
+            write_atomically(told, json.dumps({**found, "stopped": host.stopped, "stale": host.stale}))
         except OSError:
             return  # the launcher was killed and its folder is gone: there is nobody to tell
 
@@ -36,6 +37,6 @@ def install(config: Mapping[str, Any]) -> None:
         tell(applied)
 
     host.on_failure = lambda: note_failure(dict(config))
-    host.on_open = lambda: tell(host.applied)  # a script may end without exit handlers
+    host.on_open = host.on_stop = lambda: tell(host.applied)  # a script may end without exit handlers
     host.begin()
     atexit.register(harmless(finish, lambda _: note_failure(dict(config))))

@@ -173,6 +173,11 @@ class Commands:
                 return found
         return {"difference": "no batch was cut in the steps that were looked at", "draws": False}
 
+    def boundary(self) -> Steps:
+        """How batches would differ from the script's in an epoch after a change; "" if they do not."""
+        yield from ()
+        return {"why": self.host.boundary()}
+
     def profile(self, *, slice_s: float, quick: bool, folder: str | None = None) -> Steps:
         """Profile the script from here on. `folder`: not written to."""
         del folder

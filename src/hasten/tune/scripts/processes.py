@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from hasten.core.card import Numerics, Trait
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
+from hasten.core.seams import DATA_SEAMS
 from hasten.tune.proof.numerics import GateVerdict, Settled, UpdateSample, loss_shift
 from hasten.tune.search.resident_process import Resident, judge_numerics
 from hasten.tune.search.screening import Ready, checks_of, numerics_of
@@ -91,6 +92,8 @@ class ScriptProcesses:
     ) -> GateVerdict:  # fmt: skip
         """Judge; where other random numbers explain a difference, the loss may move as far as another seed moves it."""
         verdict = judge_numerics(numerics_of(added), base, challenger, others, _nothing_later)
+        if verdict.verdict == "passed" and any(item.card.seam in DATA_SEAMS for item in added):
+            verdict = _after_a_change(verdict, challenger)
         reason = self._other_draws(challenger, added) if verdict.verdict == "failed" else ""
         if not reason:
             return verdict
@@ -127,6 +130,14 @@ class ScriptProcesses:
             if cut["draws"] and not cut["difference"]:
                 return "without dropout the results are the same, and with it other shapes draw other numbers"
         return ""
+
+
+def _after_a_change(passed: GateVerdict, challenger: Resident) -> GateVerdict:
+    """The verdict once an epoch after a change was tried: what is compared step by step lies within one epoch."""
+    why = challenger.awake(lambda r: r.trial.call("boundary"))["why"]
+    if why:
+        return replace(passed, verdict="failed", why=f"{why} (tried in an epoch after every sample had become another)")
+    return replace(passed, why=f"{passed.why}; after a change between epochs the batches are the script's too")
 
 
 def _nothing_later() -> Iterable[Settled]:
