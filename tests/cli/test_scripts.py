@@ -81,3 +81,49 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
         done = hasten(verb, "missing.py", folder=tmp_path)
         assert done.returncode == 1
         assert "There is no script missing.py" in done.stderr
+
+
+CHANGES = """
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+torch.manual_seed(0)
+
+
+class Rows(Dataset):
+    by = 1.0
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((4,), self.by * index), index % 2
+
+
+rows, net = Rows(), torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for epoch in range(3):
+    for step, (x, y) in enumerate(DataLoader(rows, 4, shuffle=True)):
+        if epoch == 2 and step == int(sys.argv[1]):
+            rows.by = 0.5
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if epoch == 1 and sys.argv[1] == "-1":
+        rows.by = 0.5
+print(loss.item())
+"""
+
+
+@pytest.mark.parametrize(("step", "status"), [(-1, 0), (5, 3)])
+def test_a_run_whose_samples_may_have_been_old_ends_loudly(tmp_path: Path, step: int, status: int) -> None:
+    script = tmp_path / "changes.py"
+    script.write_text(CHANGES, encoding="utf-8")
+    done = hasten("run", "--plan", plan_file(tmp_path, sample_cache={}), str(script), "--", str(step), folder=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert "rank 0 stopped sample_cache: JobError: samples are not what they were: read again, sample" in done.stderr
+    assert ("THIS RUN MAY NOT BE WHAT THE SCRIPT ALONE GIVES" in done.stderr) == (status == 3)
+    if not status:
+        assert done.stdout == python(str(script), str(step), folder=tmp_path).stdout
