@@ -116,7 +116,10 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
             self._dataset_fetcher.dataset = self._dataset
             return
         if sources.samples is not None:
-            sources.samples.begin_epoch()
+            try:
+                sources.samples.begin_epoch()
+            except Exception as error:  # noqa: BLE001 - of ours: the samples themselves are read as ever
+                sources.trust.lose(_reason(error), given=False)
         if not sources.predictable:
             return
         try:
