@@ -648,7 +648,8 @@ def test_workers_that_a_script_has_become_others_and_persist_where_they_did(pers
         assert (ours.num_workers, ours.prefetch_factor, ours.persistent_workers) == (2, 3, persistent)
         assert found.loading.applied == ["loader_workers"]
         assert len(multiprocessing.active_children()) == 2 * persistent
-        ours._iterator = None
+        if persistent:
+            ours._iterator._shutdown_workers()  # type: ignore[union-attr]
     assert (ours.num_workers, ours.prefetch_factor, ours.persistent_workers) == (1, 2, persistent)
 
 
