@@ -61,6 +61,7 @@ class Loading:
         stale: Why batches may have differed from those of the script alone; empty where none can have.
         purity: Whether the samples repeat, where the plan needs to know.
         trimming: Changes the batches that train.
+        thread: The one whose loop it acts on.
     """
 
     def __init__(self, live: LiveJob, plan: Plan, on_failure: Callable[[str, BaseException], None]) -> None:
@@ -72,6 +73,7 @@ class Loading:
         self._live, self._plan, self._on_failure = live, plan, on_failure
         self._own = live.loader
         self._pid, self._working = os.getpid(), False
+        self.thread = threading.main_thread().ident
         self._dataset: Any = None
         self._collate: Any = None
         self._entries: list[tuple[Technique, Undo]] = []
@@ -167,8 +169,7 @@ class Loading:
 
     def _here(self) -> bool:
         """Whether this is the process and the thread of the script's loop."""
-        main = threading.current_thread() is threading.main_thread()
-        return self._working and main and os.getpid() == self._pid
+        return self._working and threading.get_ident() == self.thread and os.getpid() == self._pid
 
     def _sources(self, loader: Any) -> Sources | None:
         """Where the iterator of a loader gets its batches from; None leaves the loader to torch."""

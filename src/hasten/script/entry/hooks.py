@@ -37,10 +37,13 @@ def begin(site_folder: str) -> None:
     first = _claim(folder)
     if first and is_agent(sys.orig_argv):
         return  # the environment stays as it is: the ranks need it
-    restore_environment(site_folder, config["pythonpath"])
+    now = os.environ.get("PYTHONPATH", "").partition(os.pathsep)[2]
+    restore_environment(site_folder, config["pythonpath"] if first else now or None)
     rank = 0 if first else _rank_of(folder)
     if rank is not None:
         wait_for_torch({**config, "folder": str(folder), "rank": rank, "ranked": not first})
+    elif any("multiprocessing" in word for word in sys.orig_argv):  # which we have let in; see `watch.elsewhere`
+        wait_for_torch({**config, "folder": str(folder), "rank": os.getpid(), "module": "hasten.script.watch.elsewhere"})
 
 
 def restore_environment(site_folder: str, pythonpath: str | None) -> None:

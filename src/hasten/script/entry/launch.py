@@ -22,10 +22,19 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Literal
 
+import psutil
+
 from hasten.script.entry.apart import Apart
 from hasten.script.entry.hooks import VARIABLE
 
 SITE = Path(__file__).resolve().parent / "site"
+CONFIG = "config.json"
+ELSEWHERE = "elsewhere"
+"""Begins the names of the marks that such processes leave."""
+ELSEWHERE_WORDS = (
+    "The script trains in {count} of the processes that it starts itself, and only its own process can be watched. Let it "
+    "train there (one rank, without multiprocessing), or start its ranks with torchrun and profile that."
+)
 GRACE_S = 15.0
 """How long a script that was told to end may take for it."""
 
@@ -57,11 +66,13 @@ class Seen:
         code: The exit code of the script; negative for a signal, as `subprocess` has it.
         ranks: What each rank saw, by rank; empty where nothing was seen.
         failures: What of ours failed, by rank.
+        elsewhere: In how many processes that it started itself the script trained.
     """
 
     code: int
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    elsewhere: int = 0
 
 
 def run_watched(
@@ -90,7 +101,9 @@ def run_watched(
             child = subprocess.Popen([*prefix, sys.executable, *command], env=started, stdout=sink, stderr=sink)  # noqa: S603
             forward(child)
             code = _wait(child, folder, watch)
-        return Seen(code=code, ranks=_results(folder), failures=_failures(folder))
+        return Seen(
+            code=code, ranks=_results(folder), failures=_failures(folder), elsewhere=trained_elsewhere(folder)
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,28 +172,47 @@ def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) 
         before: The environment it would have without us.
     """
     pythonpath = before.get("PYTHONPATH")
-    path = folder / "config.json"
-    path.write_text(json.dumps({**config, "pythonpath": pythonpath}), encoding="utf-8")
-    return {
-        **before,
-        VARIABLE: str(path),
-        "PYTHONPATH": os.pathsep.join([str(SITE), pythonpath]) if pythonpath else str(SITE),
-    }
+    (folder / CONFIG).write_text(json.dumps({**config, "pythonpath": pythonpath}), encoding="utf-8")
+    return {**before, **way_in(folder, pythonpath)}
+
+
+def way_in(folder: Path, pythonpath: str | None) -> dict[str, str]:
+    """The variables by which a Python process finds us."""
+    paths = os.pathsep.join([str(SITE), pythonpath]) if pythonpath else str(SITE)
+    return {VARIABLE: str(folder / CONFIG), "PYTHONPATH": paths}
+
+
+def trained_elsewhere(folder: Path) -> int:
+    """In how many processes that the script has started itself it trains."""
+    return sum(1 for _ in folder.glob(f"{ELSEWHERE}-*"))
 
 
 def _wait(child: subprocess.Popen[bytes], folder: Path, watch: Watch) -> int:
-    """The exit code. A script that we told to end and that goes on is ended from here."""
+    """The exit code. A script that we told to end and that goes on is ended from here; so is one that trains elsewhere."""
     if watch.mode == "observe":
         return child.wait()
     told: float | None = None
+    elsewhere: float | None = None
     while True:
         try:
             return child.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
             if told is None and (folder / "seen-0.json").exists():
                 told = monotonic()
+            if told is None and elsewhere is None and trained_elsewhere(folder):
+                elsewhere = monotonic()
+            if told is None and elsewhere is not None and monotonic() - elsewhere > watch.seconds:
+                _end_all(child)
             if told is not None and monotonic() - told > GRACE_S:
                 child.terminate() if monotonic() - told < 2 * GRACE_S else child.kill()
+
+
+def _end_all(child: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    with suppress(psutil.NoSuchProcess):
+        for process in (*psutil.Process(child.pid).children(recursive=True), child):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from hasten.script.patches import Patches, guarded, handle_error, harmless
 from hasten.script.plan.live import main_module, script_live, set_flags
 from hasten.script.plan.reach import out_of_reach, reached
 from hasten.script.watch.lead_optimizer import Leader, Serials
+from hasten.script.watch.record import is_autograds
 from hasten.script.watch.seams import Arguments, Seams
 from hasten.script.watch.trained import Trained
 
@@ -161,8 +162,13 @@ class Host:
         }
 
     def mine(self) -> bool:
-        """Whether this is the process and the thread that we were put into."""
-        return self._working and threading.get_ident() == self._thread
+        """Whether this is the process that we were put into, and the thread that trains, or one that goes back for it."""
+        return self._working and (threading.get_ident() == self._thread or (self._in_backward and is_autograds()))
+
+    def _follow(self) -> None:
+        """Act on the thread that trains, where it is another one than was taken for it."""
+        if self._working and not self.steps and not self.mine() and not is_autograds():
+            self._thread = self._loading.thread = threading.get_ident()
 
     def _disarm(self) -> None:
         """A forked process is not ours."""
@@ -178,6 +184,7 @@ class Host:
     # The optimizer's seam.
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
+        self._follow()
         if not self.mine():
             return None
         self.trained.learn(optimizer)

@@ -14,7 +14,7 @@ from hasten.core.card import Bottleneck
 from hasten.core.errors import TrialError
 from hasten.core.facts import MOSTLY_WAITING
 from hasten.profile.diagnosis import Diagnosis, Sentence, diagnose
-from hasten.script.entry.launch import Mode, Seen, Watch, run_watched
+from hasten.script.entry.launch import ELSEWHERE_WORDS, Mode, Seen, Watch, run_watched
 from hasten.script.watch import padding
 from hasten.script.watch.frameworks import names_of
 from hasten.script.watch.memory import steady_growth
@@ -265,6 +265,8 @@ def _check(seen: Seen) -> None:
         return
     if seen.code == -signal.SIGINT:
         raise KeyboardInterrupt
+    if seen.elsewhere:
+        raise TrialError(ELSEWHERE_WORDS.format(count=seen.elsewhere), kind="raised")
     for why in seen.failures.values():
         raise TrialError(f"The script ran (exit code {seen.code}), but could not be watched: {why}", kind="raised")
     if seen.code != 0:

@@ -52,6 +52,11 @@ Place = tuple[str, str, int]
 """What happened, in which file, at which line."""
 
 
+def is_autograds() -> bool:
+    """Whether this thread was started by no Python code: steps inside of backward run in such ones, for an accelerator."""
+    return isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - it has no other name
+
+
 def is_light(step: int) -> bool:
     """Whether a step passes without a look at what each step has."""
     return step * _SCATTER % 2**32 >= 2**32 // FULL_ONE_IN
@@ -94,6 +99,7 @@ class Recorder:
         memory: Tells the bytes in use, and is asked every few steps.
         rests: Look at what each step has in about one step of four, once there were some. All others are timed as a whole,
             and divided as those are. An evaluation, a checkpoint, or anything logged is timed whenever it happens.
+        follows: Watch another thread from its first step on, where this one has made none by then.
 
     Attributes:
         active: Whether anything is still noted.
@@ -119,6 +125,7 @@ class Recorder:
         seconds: float = 20.0,
         memory: Callable[[], int] | None = None,
         rests: bool = False,
+        follows: bool = False,
     ) -> None:
         self.updates, self.seconds = updates, seconds
         self.memory: deque[tuple[int, int]] = deque(maxlen=WINDOW)
@@ -136,7 +143,7 @@ class Recorder:
         self.fetch_busy_s = 0.0
         self.has_workers = False
         self._unplaced: dict[str, tuple[int, float]] = {}
-        self.thread = threading.get_ident()
+        self.thread, self._follows = threading.get_ident(), follows
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
         self.idle = OTHER
@@ -152,8 +159,8 @@ class Recorder:
         self._first_backward = 0.0
 
     def here(self) -> bool:
-        """Whether anything is noted of this thread."""
-        return self.active and threading.get_ident() == self.thread
+        """Whether anything is noted of this thread, or of one of autograd's while this one is in its backward pass."""
+        return self.active and (threading.get_ident() == self.thread or (BACKWARD in self._stack and is_autograds()))
 
     def free(self) -> bool:
         """Whether the script is between phases, so that any seam begins one."""
@@ -234,7 +241,11 @@ class Recorder:
 
     def before_step(self) -> None:
         """An optimizer begins its step."""
-        if self.active and not self.light and threading.get_ident() == self.thread:
+        if self._follows and not self.num_steps and not self.here() and not is_autograds():
+            self.thread, self.idle, self._mark = threading.get_ident(), OTHER, perf_counter()
+            self._stack.clear()
+            self.current = [0.0] * NUM_SLOTS
+        if not self.light and self.here():
             while self._stack and self._stack[-1] != BACKWARD:  # a step that raised never ended
                 self._stack.pop()
             self.enter(OPTIMIZER)

@@ -17,6 +17,7 @@ from hasten.core.files import write_atomically
 from hasten.script.entry.hooks import note_failure
 from hasten.script.entry.isolation import isolate
 from hasten.script.patches import Patches, harmless
+from hasten.script.watch.elsewhere import follow_children
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.memory import memory_in_use, memory_limit
 from hasten.script.watch.padding import Padding
@@ -40,7 +41,9 @@ class Session:
         # Ranks stop together, after the same step: a rank that stopped by its own clock would leave the others waiting.
         seconds = 0.0 if config["ranked"] else config["seconds"]
         endless = not config["updates"] and not config["seconds"]
-        self.recorder = Recorder(updates=config["updates"], seconds=seconds, memory=memory_in_use, rests=endless)
+        self.recorder = Recorder(
+            updates=config["updates"], seconds=seconds, memory=memory_in_use, rests=endless, follows=True
+        )
         replay = Replay(self.recorder) if config["mode"] == "replay" else None
         self.padding = Padding(cuts=config["mode"] == "cut")
         self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding))
@@ -56,6 +59,8 @@ class Session:
         self.recorder.on_stop = self._stopped
         self.seams.on_failure = self._note
         self.seams.install()
+        if self.ends:
+            follow_children(self.folder, self._harmless)
         os.register_at_fork(after_in_child=harmless(self._disarm, self._note))
         atexit.register(harmless(self._finish, self._note))
 

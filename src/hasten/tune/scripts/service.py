@@ -26,6 +26,7 @@ from hasten.optimizations import catalogue
 from hasten.script.entry.isolation import isolate
 from hasten.script.patches import Patches
 from hasten.script.plan.host import Host
+from hasten.script.watch.elsewhere import follow_children
 from hasten.train.process_group import die_with_parent
 from hasten.tune.scripts.commands import Commands
 from hasten.tune.scripts.profiling import ScriptEnded, Steps
@@ -47,7 +48,7 @@ class Service:
 
     def __init__(self, commands: TextIO, answers: TextIO, scratch: Path, *, private: bool) -> None:
         self._commands, self._answers = commands, answers
-        self._pid = os.getpid()
+        self._pid, self._scratch = os.getpid(), scratch
         self._harmless = Patches()
         isolate(self._harmless, scratch, silent=False, private=private)
         self._waiting: Steps | None = None
@@ -67,6 +68,7 @@ class Service:
         next(self._waiting)
         host.on_step = self.after_step
         os.register_at_fork(after_in_child=self._let_go)
+        follow_children(self._scratch, self._harmless)
         atexit.register(self._finish)
 
     def after_step(self) -> None:

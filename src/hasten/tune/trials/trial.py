@@ -26,11 +26,13 @@ from hasten.core.optimization import joined_environment, required_environment
 from hasten.core.plan import Plan
 from hasten.optimizations.parts.sample_caching import TRIALS_VARIABLE
 from hasten.script.entry.apart import Apart
-from hasten.script.entry.launch import entered
+from hasten.script.entry.launch import ELSEWHERE_WORDS, entered, trained_elsewhere
 from hasten.train.process_group import shared_environment
 from hasten.tune.trials.ranks import ended_words
 
 LOG_TAIL_LINES = 4
+LOOK_S, ELSEWHERE_S = 0.5, 10.0
+"""So often a trial that loads is looked at; so long a script may train elsewhere before it does in its own process."""
 DEFAULT_TIMEOUT_S = 300.0
 SCRIPT_MODULE = "hasten.tune.scripts.service"
 """What serves in the process of a script."""
@@ -86,6 +88,7 @@ class Trial:
         self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
         self._private: Path | None = None
         self._apart: Apart | None = None
+        self._elsewhere: float | None = None
         if setting.command:
             self._start_script(environment)
         else:
@@ -230,7 +233,10 @@ class Trial:
             selector.register(output, selectors.EVENT_READ)
             while b"\n" not in self._pending:
                 left = deadline - monotonic()
-                if left <= 0 or not selector.select(timeout=left):
+                if left > 0 and not selector.select(timeout=min(left, LOOK_S)):
+                    self._check_elsewhere(operation)
+                    continue
+                if left <= 0:
                     self.end()
                     words = f"`{operation}` gave no answer within {bound_s:.0f} s; the trial was ended."
                     raise TrialError(words, kind="hung")
@@ -240,6 +246,16 @@ class Trial:
                 self._pending += chunk
         line, self._pending = self._pending.split(b"\n", 1)
         return cast("dict[str, Any]", json.loads(line))
+
+    def _check_elsewhere(self, operation: str) -> None:
+        """End the trial of a script that trains in processes of its own, and not where commands are taken."""
+        if self._private is None or operation != "load" or not (count := trained_elsewhere(self._private)):
+            return
+        now = monotonic()
+        self._elsewhere = self._elsewhere or now
+        if now - self._elsewhere > ELSEWHERE_S:
+            self.end()
+            raise TrialError(ELSEWHERE_WORDS.format(count=count), kind="raised")
 
     def _death(self, operation: str) -> TrialError:
         try:
