@@ -136,6 +136,7 @@ def why_not(folders: Sequence[str], plan: Plan) -> tuple[str, tuple[str, ...]]:
     why, left, users = _probe(plan)
     if not why and users and (stranger := _stranger(folders)):
         return f"{stranger} belongs to another user or group, which it could not write to", ()
+    left = tuple(path for path in left if _is_open(path, plan))
     within = [path for path in left if any(path == folder or _below(folder, path) for folder in folders)]
     return (f"{within[0]} cannot be covered" if within else why), left
 
@@ -190,6 +191,12 @@ def _remove(folder: Path) -> None:
             if not os.path.islink(inner):  # noqa: PTH114 - as above
                 os.chmod(inner, 0o700)  # noqa: PTH101 - as above
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_open(folder: str, plan: Plan) -> bool:
+    """Whether this user could write to a folder, or to one in it that is not covered by itself."""
+    inner = {entry.path for entry in os.scandir(folder)} if os.access(folder, os.R_OK) else set[str]()
+    return any(os.access(path, os.W_OK) for path in {folder, *(inner - set(plan.covered))})
 
 
 def _below(path: str, folder: str) -> bool:

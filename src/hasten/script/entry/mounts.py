@@ -15,6 +15,7 @@ Without a command, prints which folders could not be covered, as JSON. Standard 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -69,7 +70,12 @@ def enter(kernel: Kernel) -> bool:
     try:
         kernel.unshare(CLONE_NEWNS)
     except OSError:
-        kernel.unshare(CLONE_NEWNS | CLONE_NEWUSER)
+        try:
+            kernel.unshare(CLONE_NEWNS | CLONE_NEWUSER)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # none may be made
+                raise OSError(errno.EPERM, "user.max_user_namespaces is 0") from error
+            raise
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - pathlib takes longer to import than all this
                 file.write(text)
