@@ -180,7 +180,10 @@ class PureLoad:
 
     def _taken(self, indices: Sequence[Any], fresh: Callable[[], list[Any]]) -> list[Any]:
         numbers, before = [int(index) for index in indices], get_random_state()
-        found, why = self._try(numbers, before)
+        try:
+            found, why = self._try(numbers, before)
+        except Exception as error:  # noqa: BLE001 - of ours: what is the dataset's own is raised below
+            found, why = [], _words(error)
         if not why:
             return found
         set_random_state(before)
