@@ -302,6 +302,7 @@ def test_an_evaluation_before_the_training_is_not_it() -> None:
         assert [found.live.dataset] == [None]
         train_rows = Rows()
         list(DataLoader(train_rows, batch_size=4))
+        found.loading.trained = True
         assert found.live.dataset is train_rows
         assert type(iter(held_out)) is _SingleProcessDataLoaderIter
         with torch.no_grad():
@@ -974,3 +975,40 @@ def test_what_only_looks_like_a_table_is_read_as_ever(kind: str) -> None:
 def test_a_sample_that_is_not_there_is_named_as_ever() -> None:
     with attached(BatchedReading()), pytest.raises(IndexError):
         list(DataLoader(TensorDataset(torch.ones(3, 2)), batch_sampler=[[0, 5]]))
+
+
+def test_the_loader_whose_batches_are_trained_on_is_found_behind_one_that_is_read_first() -> None:
+    plan, patches = Plan(optimizations=(SampleCache(),)), Patches()
+    moved: list[str] = []
+    live, first, second, third = script_live(), Rows(), Rows(), Rows()
+    loading = Loading(live, plan, lambda *_: None)
+    loading.on_moved = moved.extend
+    loading.install(patches)
+    try:
+        list(DataLoader(first, batch_size=2))  # statistics
+        assert live.dataset is first
+        for _ in DataLoader(second, batch_size=2):
+            loading.trained = True
+        list(DataLoader(third, batch_size=2))  # once it is known, no other one is taken
+        assert live.dataset is second
+        assert loading.applied == [item.card.name for item, _ in live.applied] == ["sample_cache"]
+        assert moved == ["sample_cache"]
+    finally:
+        loading.close()
+        patches.restore()
+
+
+def test_loaders_that_are_read_side_by_side_do_not_take_turns() -> None:
+    patches = Patches()
+    moved: list[str] = []
+    loading = Loading(script_live(), Plan(optimizations=(SampleCache(),)), lambda *_: None)
+    loading.on_moved = moved.extend
+    loading.install(patches)
+    try:
+        for _ in zip(DataLoader(Rows(), batch_size=2), DataLoader(Rows(), batch_size=2), strict=True):
+            loading.trained = True
+        assert moved == []
+        assert loading.applied == ["sample_cache"]
+    finally:
+        loading.close()
+        patches.restore()

@@ -1,10 +1,10 @@
 """The data seams of an attached script: its training loader is described to the live job, and read as a plan wants it.
 
-The first loader that is iterated with gradients enabled is the training loader. What a plan may do to it, each time it is
-iterated: cache samples (`guard`), make batches in worker processes (`workers`), page-lock them. The loop sees the same
-batches in the same order, and each random number of the script is drawn when it would be without us (`iterator`); only where
-samples are random themselves, workers draw others for them. What the script changes between epochs reaches its batches:
-workers are forked for each epoch, and what is kept is compared at the start of each.
+The training loader is the first that is iterated with gradients enabled and from whose batches steps come. What a plan may
+do to it, each time it is iterated: cache samples (`guard`), make batches in worker processes (`workers`), page-lock them.
+The loop sees the same batches in the same order, and each random number of the script is drawn when it would be without us
+(`iterator`); only where samples are random themselves, workers draw others for them. What the script changes between epochs
+reaches its batches: workers are forked for each epoch, and what is kept is compared at the start of each.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Loading:
         purity: Whether the samples repeat, where the plan needs to know.
         trimming: Changes the batches that train.
         thread: The one whose loop it acts on.
+        trained: Whether an optimizer has stepped: the training loader is known from then on.
+        on_moved: Told, before another loader is taken for the training loader, what was said of techniques so far.
     """
 
     def __init__(self, live: LiveJob, plan: Plan, on_failure: Callable[[str, BaseException], None]) -> None:
@@ -74,6 +76,9 @@ class Loading:
         self._own = live.loader
         self._pid, self._working = os.getpid(), False
         self.thread = threading.main_thread().ident
+        self.trained = False
+        self.on_moved: Callable[[list[str]], None] = lambda _: None
+        self._epoch: Callable[[], Any] = lambda: None
         self._dataset: Any = None
         self._collate: Any = None
         self._entries: list[tuple[Technique, Undo]] = []
@@ -100,8 +105,10 @@ class Loading:
     def close(self) -> None:
         """End what reads ahead, undo what was applied, and leave the script's loaders as they were."""
         self._working = False
-        if os.getpid() != self._pid:
-            return
+        if os.getpid() == self._pid:
+            self._take_back()
+
+    def _take_back(self) -> None:
         self._trust.end()
         self._end_workers()
         self._overrides.undo()
@@ -142,11 +149,12 @@ class Loading:
         @functools.wraps(original)
         def iter_seam(loader: Any) -> Any:
             sources = self._sources(loader)
-            if sources is None:
-                return original(loader)
-            iterator = ScriptIterator(loader, sources)
-            self._iterators.add(iterator)
-            self._latest = weakref.ref(iterator)
+            iterator = original(loader) if sources is None else ScriptIterator(loader, sources)
+            if not self.trained and loader in self._loaders:
+                self._epoch = weakref.ref(iterator)
+            if sources is not None:
+                self._iterators.add(iterator)
+                self._latest = weakref.ref(iterator)
             return iterator
 
         return iter_seam
@@ -176,7 +184,10 @@ class Loading:
         if not self._here() or isinstance(loader, WorkerLoader):
             return None
         try:
+            if torch.is_grad_enabled() and loader.dataset is not self._dataset and self._was_no_training():
+                self._move_away()
             if self._dataset is None and torch.is_grad_enabled():
+                self._loaders.add(loader)
                 self._open(loader)
             if self._dataset is None or loader.dataset is not self._dataset:
                 return None
@@ -187,6 +198,26 @@ class Loading:
         except Exception as error:  # noqa: BLE001 - the script goes on as it would without us, and the reason is told
             self._give_up_all(error)
             return None
+
+    def _was_no_training(self) -> bool:
+        """Whether batches of the loader that was taken for the training loader were fetched, and no step came of them.
+
+        A loader may be read for statistics, or for a batch to look at. Where nothing was fetched of it yet, two are read
+        side by side.
+        """
+        if self.trained or self._dataset is None:
+            return False
+        epoch = self._epoch()
+        return epoch is None or getattr(epoch, "_num_yielded", 1) > 0
+
+    def _move_away(self) -> None:
+        """Undo what was applied to a loader that does not train, and forget it."""
+        self._take_back()
+        self.on_moved([item.card.name for item in self._plan.optimizations if item.card.seam in DATA_SEAMS])
+        for known in (self.applied, self.stopped, self._caching, self._using_workers, self.notes):
+            known.clear()
+        self._loaders.clear()
+        self._trust, self._cached, self._dataset, self._latest, self.stale = Trust(self._lost), None, None, None, ""
 
     # Once.
 

@@ -79,6 +79,7 @@ class Host:
         self.on_loss: Callable[[torch.Tensor], None] = _ignored
         self.on_failure: Callable[[], None] = _nothing
         self._loading = Loading(self.live, self.plan, self._fail)
+        self._loading.on_moved = self._forget
         self._saving = BackgroundSaving(self.live)
         self._last_call: tuple[Any, ...] | None = None
         self._patches = Patches(self._failed)
@@ -200,6 +201,7 @@ class Host:
             return
         if self.watching is not None:
             self.watching.after_step(optimizer, args, kwargs)
+        self._loading.trained = True
         if self._lead.stepped(self._serials.of(optimizer)) == "leads":
             self.steps += 1
             self.on_step()
@@ -251,6 +253,10 @@ class Host:
     def _failed(self, _error: Exception) -> None:
         told, self.on_failure = self.on_failure, _nothing
         told()
+
+    def _forget(self, names: list[str]) -> None:
+        for name in names:
+            self.failures.pop(name, None)
 
     def _fail(self, name: str, error: BaseException) -> None:
         self.failures[name] = f"{type(error).__name__}: {error}"

@@ -23,6 +23,8 @@ MAX_BYTES = 1 << 30
 class Replay:
     """Keeps the first batches of the first loader that is read for training, and hands them out again and again.
 
+    One of which batches were fetched and no step came before another is read, is not for training.
+
     An epoch stays as long as it was, where the loader says how long that is. It begins without worker processes: they would
     take cores for batches that nobody wants.
     """
@@ -42,8 +44,8 @@ class Replay:
             StopIteration: The epoch has as many batches as it would have had.
         """
         data = iterator._dataset  # noqa: SLF001 - the iterator is torch's, and has no other name for it
-        if self._source is None:
-            self._source = _reference(data)
+        if self._source is None or (not self._recorder.num_steps and not self._is_source(data)):
+            self._source, self._kept, self._bytes, self._replaying = _reference(data), [], 0, False
         if not self._is_source(data):
             return original(iterator)
         if not self._replaying:
