@@ -19,7 +19,7 @@ from hasten.tune.search.candidate import NOT_TRIED
 from hasten.tune.session import Session
 from tests.tune.jobs import children, write_job
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
 
 BUDGET_S = 200.0
 """What the candidates and the proof may need by estimate, on a busy machine too; the sessions end far earlier."""

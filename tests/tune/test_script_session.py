@@ -77,6 +77,7 @@ def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: 
     assert ran.stdout == plain.stdout
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_script_of_some_sixty_short_steps_is_tuned(tmp_path: Path) -> None:
     tune(request_of(tmp_path, "--epochs", "8", only=("fused_optimizer", "foreach_optimizer", "allocator")))
