@@ -80,7 +80,7 @@ def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: 
 @pytest.mark.alone
 @pytest.mark.long
 def test_a_script_of_some_sixty_short_steps_is_tuned(tmp_path: Path) -> None:
-    tune(request_of(tmp_path, "--epochs", "8", only=("fused_optimizer", "foreach_optimizer", "allocator")))
+    tune(request_of(tmp_path, "--epochs", "8", "--wait", "0.01", only=("loader_workers", "fused_optimizer")))
     evidence = load(tmp_path / "out" / "evidence.json")
     assert evidence.ended == "done", evidence.failure
     assert any(rung.tried for rung in evidence.rungs)
