@@ -39,7 +39,7 @@ test-all: test  ## the tests, then the long ones: whole tunings, every framework
 lint: setup  ## rules, format, types and floors
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	PYTHONHASHSEED=0 $(BIN)/mypy # what it joins unlike types to can depend on the order of sets
+	PYTHONHASHSEED=0 $(BIN)/mypy --num-workers 2 # what it joins unlike types to can depend on the order of sets
 	$(BIN)/lint-imports
 
 bench: setup  ## measure again what benchmarks/results holds for this machine

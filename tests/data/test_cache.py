@@ -226,7 +226,7 @@ for number in range(10**9):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_a_killed_writer_leaves_nothing_wrong(make: Any, seed: int) -> None:
     if make.kind == "memory":
         pytest.skip("it ends with its process")

@@ -68,6 +68,7 @@ def fill(folder: Path, numbers: list[int], repeats: int) -> None:
             assert torch.equal(found["x"], record(index)["x"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_processes_write_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")

@@ -159,7 +159,9 @@ def test_an_unwritable_folder_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SAMPLES, "hostile"])
+@pytest.mark.parametrize(
+    "name", ["full", "hostile", *(pytest.param(name, marks=pytest.mark.long) for name in SAMPLES if name != "full")]
+)
 def test_a_real_browser_draws_every_plot(name: str, tmp_path: Path) -> None:
     evidence = SAMPLES["full" if name == "hostile" else name]()
     if name == "hostile":

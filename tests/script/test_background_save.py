@@ -538,8 +538,12 @@ ENDS = {
 }  # fmt: skip
 
 
+QUICK = {"it raises", "it forks", "a handler saves"}
+"""Ends of `make test`."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", [how if how in QUICK else pytest.param(how, marks=pytest.mark.long) for how in ENDS])
 def test_however_a_script_ends_the_file_is_whole(tmp_path: Path, how: str) -> None:
     words, code = ENDS[how]
     done = run(tmp_path, PRELUDE + words)

@@ -343,7 +343,7 @@ train(Endless(), Plan(), Path({out!r}), options=RunOptions(pace=pace))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pace", ["None", "Pace(every=5)"])
+@pytest.mark.parametrize("pace", [pytest.param("None", marks=pytest.mark.long), "Pace(every=5)"])
 def test_a_run_that_is_killed_was_running_and_is_killed(tmp_path: Path, pace: str) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", ENDLESS.format(pace=pace, out=str(out))])

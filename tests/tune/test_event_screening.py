@@ -190,7 +190,10 @@ SCREENED = {**MEASURED, "step_ms": 2.0, "checkpoint_s": 0.01, "validation_s": 0.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("background_checkpoint", "what was written is what was there"), ("validation_batch", "equal to rounding")],
+    [
+        pytest.param("background_checkpoint", "what was written is what was there", marks=pytest.mark.long),
+        ("validation_batch", "equal to rounding"),
+    ],
 )
 def test_a_technique_is_screened_by_its_event(screen: Screen, name: str, words: str) -> None:
     item = catalogue()[name]()
