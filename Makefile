@@ -19,10 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "$$("$(PYTHON)" --version 2>&1) is too old: Hasten needs 3.11 or newer. Name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@# Python compiles what is imported; compiling all that is installed would take a minute.
 	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
-	"$(BIN)/python" -m pip install -q --no-compile -c constraints.txt torch==2.13.0
-	"$(BIN)/python" -m pip install -q --no-compile -c constraints.txt -e '.[dev,examples,recipes]'
+	"$(BIN)/python" -m pip install -q -c constraints.txt torch==2.13.0
+	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[dev,examples,recipes]'
 	@touch "$(STAMP)"
 
 demo: setup  ## see Hasten profile and tune an example

@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(tmp_path: P
 
 
 def test_what_its_first_steps_do_is_sampled(tmp_path: Path) -> None:
-    path = tmp_path / "gradients.npy"
+    path = tmp_path / "trials" / "gradients.npy"  # what a trial writes elsewhere goes with it
     with trial_of(tmp_path) as trial:
         told = trial.call("sample", steps=3, path=str(path))["updates"]
     rows = np.load(path)
