@@ -1,0 +1,294 @@
+"""Whole scripts end as without us: what they print, every file, and their weights, by the class of what acts on them.
+
+Every shape of loop, with changes at an epoch by every route, over 0 to 2 workers that end with the epoch or stay: watched,
+measured, and under plans that hold together every technique that scripts allow. A difference is a fault.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hasten.core.card import Numerics
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.tune.trials.trial import Trial, TrialSetting
+from tests.script import whole_scripts
+from tests.script.test_apart import needs_mounts, tree
+from tests.script.whole_scripts import ROUTES, SHAPES, Job, Mode
+
+Settings = dict[str, dict[str, Any]]
+OF_EVERY_SCRIPT: Settings = {
+    "tensor_text": {},
+    "garbage_collection": {"mode": "epoch"},
+    "background_checkpoint": {},
+    "zero_grad_to_none": {},
+    "pinned_memory": {},
+}
+EXACT: dict[str, Settings] = {
+    "cache": {**OF_EVERY_SCRIPT, "batched_reading": {}, "sample_cache": {}, "activation_checkpointing": {}},
+    "store": {**OF_EVERY_SCRIPT, "sample_store": {"max_gib": 0.1}},
+    "workers": {**OF_EVERY_SCRIPT, "loader_workers": {"num_workers": 2, "persistent": True}},
+}
+"""Plans of techniques that change no bit. `allocator` needs a process of its own; see below."""
+ROUNDED: Settings = {
+    "fused_optimizer": {},
+    "flush_denormals": {},
+    "cudnn_benchmark": {},
+    "matmul_precision": {},
+    "cpu_threads": {},
+    "trim_padding": {},
+    "channels_last": {},
+    "attention_backend": {},
+}
+ALONE_IN_A_PLAN: dict[str, Settings] = {
+    "channels": {"channels_last_3d": {}},
+    "foreach": {"foreach_optimizer": {}},
+    "compile": {"compile": {}},
+    "bfloat16": {"precision": {}},
+    "allocator": {"allocator": {}},
+    "graphs": {"cuda_graphs": {}},
+}
+ON_DATA = {"sample_cache", "sample_store", "loader_workers"}
+REFUSED = {"stream": ON_DATA, "sampler of its own": {"loader_workers"}}
+"""Shape -> what acts on data and is refused there: samples without an index, an order that cannot be computed ahead."""
+TOLERANCE = {"rounded": 1e-4, "channels": 1e-4, "foreach": 1e-4, "compile": 1e-4, "bfloat16": 0.1}
+"""How far a loss and a weight may be off, of those plans that round."""
+WORKERS = (["0", "-"], ["1", "-"], ["2", "-"], ["2", "kept"])
+OBSERVE = {"mode": "observe", "updates": 50, "seconds": 0.0}
+BLIND = """
+from hasten.script.data.guard import PureLoad
+PureLoad.begin_epoch = lambda _: None
+PureLoad._chosen = lambda *_: []
+"""
+"""A fault: what is kept is compared with nothing."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    job: Job
+
+    def told(self, name: str) -> str:
+        """A file that was left beside the folder."""
+        return Path(self.job.told, name).read_text(encoding="utf-8")
+
+    @property
+    def applied(self) -> dict[str, Any]:
+        """What a plan told."""
+        found: dict[str, Any] = json.loads(self.told("applied-0.json"))
+        return found
+
+    def files(self) -> dict[str, bytes | None]:
+        """Every path of the project, with what is in it."""
+        folder = Path(self.job.folder)
+        return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+class Runs:
+    """Runs of scripts that one process starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.jobs = folder, list[Job]()
+
+    def add(
+        self,
+        shape: str,
+        route: str,
+        mode: Mode,
+        arguments: list[str],
+        config: Mapping[str, Any] | None = None,
+        first: str = "",
+    ) -> Ended:
+        """Note a run; gives what can be read when it has ended."""
+        here = self.folder / str(len(self.jobs))
+        job = Job(str(here / "project"), str(here / "told"), mode, arguments, dict(config or {}), first)
+        job.write(shape, route)
+        self.jobs.append(job)
+        return Ended(job)
+
+    def start(self) -> None:
+        """Run all of them."""
+        path = self.folder / "jobs.json"
+        path.write_text(json.dumps([job.to_dict() for job in self.jobs]), encoding="utf-8")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": "1"}
+        subprocess.run([sys.executable, whole_scripts.__file__, path], env=environment, check=True, timeout=200)
+
+
+def difference(alone: Ended, ours: Ended) -> str:
+    """What differs between two ends; "" if nothing does."""
+    for name in ("code.txt", "err.txt", "out.txt"):
+        if alone.told(name) != ours.told(name):
+            return f"{name}:\n{alone.told(name)[-500:]}\nother\n{ours.told(name)[-500:]}"
+    one, other = alone.files(), ours.files()
+    return ", ".join(name for name in one | other if one.get(name) != other.get(name))
+
+
+def far(alone: Ended, ours: Ended, tolerance: float) -> str:
+    """What differs by more than the rounding of numbers; "" if nothing does."""
+    if alone.told("code.txt") + alone.told("err.txt") != ours.told("code.txt") + ours.told("err.txt"):
+        return ours.told("err.txt")
+    one, other = alone.files(), ours.files()
+    if one.keys() != other.keys():
+        return f"files {one.keys() ^ other.keys()}"
+    for lines in zip(alone.told("out.txt").splitlines(), ours.told("out.txt").splitlines(), strict=True):
+        words = [line.split() for line in lines]
+        if words[0][0] == "weights":
+            continue
+        for first, second in zip(*words, strict=True):
+            if first != second and not math.isclose(float(first), float(second), abs_tol=tolerance):
+                return " / ".join(lines)
+    with np.load(Path(alone.job.folder, "run/weights.npz")) as ws, np.load(Path(ours.job.folder, "run/weights.npz")) as vs:
+        off = max(float(np.abs(ws[name] - vs[name]).max()) for name in ws)
+    return f"weights are off by {off}" if off > tolerance else ""
+
+
+def assert_measured_leaves_nothing(ended: Ended, before: dict[str, bytes | None]) -> None:
+    """Assert that a measured run saw steps and left the project as it was."""
+    assert (ended.told("code.txt"), ended.told("err.txt"), ended.told("left.txt")) == ("0", "", "")
+    assert json.loads(ended.told("seen-0.json"))["steps"] == 10
+    assert ended.files() == before
+
+
+def test_every_technique_that_scripts_allow_is_tried() -> None:
+    tried = {name for plan in (*EXACT.values(), ROUNDED, *ALONE_IN_A_PLAN.values()) for name in plan}
+    assert tried == {name for name, kind in catalogue().items() if kind.card.in_scripts}
+    exact = {name for plan in EXACT.values() for name in plan} | {"allocator"}
+    assert exact == {name for name in tried if catalogue()[name].card.numerics is Numerics.EXACT}
+    assert len(SHAPES) * len(ROUTES) >= 100
+
+
+def test_the_page_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    named = set(re.findall(r"`(test_\w+\.py)`", (root / "docs" / "never-changed.md").read_text(encoding="utf-8")))
+    assert len(named) > 5
+    assert named <= {path.name for path in (root / "tests" / "script").glob("test_*.py")}
+
+
+@pytest.mark.slow
+def test_scripts_end_as_without_us(tmp_path: Path) -> None:
+    runs, pairs = Runs(tmp_path), list[tuple[Ended, Ended]]()
+    for number, (shape, route) in enumerate(zip(SHAPES, [*ROUTES, *ROUTES], strict=False)):
+        if number % 2:
+            continue
+        alone = runs.add(shape, route, "alone", WORKERS[0])
+        pairs.append(
+            (alone, runs.add(shape, route, "plan", WORKERS[0], {"plan": EXACT[("cache", "workers")[number % 4 // 2]]}))
+        )
+    pairs.append((pairs[0][0], runs.add("for", "attribute", "watched", WORKERS[0], OBSERVE)))
+    blind = runs.add("for", "attribute", "plan", WORKERS[0], {"plan": EXACT["cache"]}, BLIND)
+    runs.start()
+    for alone, ours in pairs:
+        assert difference(alone, ours) == "", ours.job
+        assert alone.told("code.txt") == "0"
+    assert "out.txt" in difference(pairs[0][0], blind), "the test does not see a fault"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_and_route_ends_as_without_us(tmp_path: Path, shape: str) -> None:
+    runs, exact, rounded = Runs(tmp_path), list[tuple[Ended, Ended]](), list[tuple[Ended, Ended]]()
+    place = list(SHAPES).index(shape)
+    for number, route in enumerate(ROUTES if shape != "table" else ["in place"], place):
+        alone = runs.add(shape, route, "alone", WORKERS[0])
+        plans = EXACT if shape == "table" else [list(EXACT)[number % 3]]
+        exact += [(alone, runs.add(shape, route, "plan", WORKERS[0], {"plan": EXACT[name]})) for name in plans]
+        if number % 2:
+            rounded.append((alone, runs.add(shape, route, "plan", WORKERS[0], {"plan": ROUNDED})))
+            continue
+        workers = WORKERS[1 + number % 3]
+        alone = runs.add(shape, route, "alone", workers)
+        exact.append((alone, runs.add(shape, route, "watched", workers, OBSERVE)))
+        others = {**EXACT["workers"], "loader_workers": {"num_workers": 3 - int(workers[0])}}
+        exact.append((alone, runs.add(shape, route, "plan", workers, {"plan": others})))
+    runs.start()
+    for alone, ours in exact:
+        assert difference(alone, ours) == "", ours.job
+        assert alone.told("code.txt") == "0"
+    for alone, ours in rounded:
+        assert far(alone, ours, TOLERANCE["rounded"]) == "", ours.job
+    for _, ours in exact + rounded:
+        if ours.job.mode == "watched":
+            assert json.loads(ours.told("seen-0.json"))["steps"] > 10
+            continue
+        told, plan = ours.applied, ours.job.config["plan"]
+        assert told["steps"] > 10
+        assert told["stale"] == ""
+        acted = {*told["applied"], *told["stopped"]} & ON_DATA
+        assert acted == plan.keys() & ON_DATA - REFUSED.get(shape, set()), (told, ours.job)
+
+
+@needs_mounts
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["profile", "replay", "silent", "cut"])
+def test_a_measured_run_of_every_shape_leaves_nothing(tmp_path: Path, mode: str) -> None:
+    runs, found = Runs(tmp_path), list[tuple[Ended, dict[str, bytes | None]]]()
+    for number, shape in enumerate(SHAPES):
+        config = {"mode": mode, "updates": 10, "seconds": 60.0, "private": True}
+        ended = runs.add(shape, "file", "measured", WORKERS[number % 2], config)
+        found.append((ended, ended.files()))
+    runs.start()
+    for ended, before in found:
+        assert_measured_leaves_nothing(ended, before)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE_IN_A_PLAN)
+def test_plans_that_need_a_process_or_a_tolerance_of_their_own(tmp_path: Path, name: str) -> None:
+    plan = ALONE_IN_A_PLAN[name]
+    runs, ends = Runs(tmp_path), list[Ended]()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    under = ["-m", "hasten", "run", "--plan", "../plan.toml", "train.py", "--"]
+    for number, words in enumerate((["train.py"], under)):
+        ended = runs.add("validation between", "closure", "alone", WORKERS[0])
+        ends.append(ended)
+        Plan.from_dict(plan, catalogue()).save(Path(ended.job.folder, "../plan.toml"))
+        done = subprocess.run(
+            [sys.executable, *words, *WORKERS[0]],
+            cwd=ended.job.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        told = {"code.txt": done.returncode, "out.txt": done.stdout, "err.txt": "" if number else done.stderr}
+        for file, text in told.items():
+            Path(ended.job.told, file).write_text(str(text), encoding="utf-8")
+        refused = name == "graphs" and not torch.cuda.is_available()
+        assert not number or ("ran without" in done.stderr) == refused, done.stderr
+    assert ends[0].told("code.txt") == "0"
+    assert (far(*ends, TOLERANCE[name]) if name in TOLERANCE else difference(*ends)) == ""
+
+
+@needs_mounts
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["while and next", "zipped loaders", "resumes from its own file"])
+def test_a_trial_leaves_nothing(tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Runs(tmp_path).add(shape, "file", "alone", WORKERS[0])
+    monkeypatch.chdir(ended.job.folder)
+    before = tree(Path(ended.job.folder))
+    setting = TrialSetting(target="train.py", folder=tmp_path / "trials", hang_s=60.0, command=("train.py", *WORKERS[0]))
+    for plan in ({}, {"sample_cache": {}}):
+        with Trial(setting, Plan.from_dict(plan, catalogue())) as trial:
+            trial.call("warm", updates=5)
+            assert len(trial.call("run", updates=5)["losses"]) == 5
+    assert tree(Path(ended.job.folder)) == before
+    assert not setting.told
