@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import pkgutil
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Self
@@ -201,6 +203,27 @@ def test_what_the_function_raises_is_what_the_script_gets(body: str) -> None:
 
     with pytest.raises(LookupError, match="mine"):
         guarded(ours(body), theirs, lambda _: None)("mine")
+
+
+@pytest.mark.parametrize("body", ["return original(value)", "try:\n      original(value)\n    finally:\n      1 / 0"])
+def test_an_error_that_passes_keeps_nothing_alive(body: str) -> None:
+    """Else an iterator lives on behind its end, and workers that are forked then complain of those it had."""
+
+    def theirs(value: object) -> None:
+        raise StopIteration
+
+    def call() -> weakref.ref[set[int]]:
+        held = set[int]()
+        with suppress(StopIteration):
+            guarded(ours(body), theirs, lambda _: None)(held)
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 def test_errors_of_the_users_code_and_ends_of_loaders_pass() -> None:

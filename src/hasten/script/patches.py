@@ -116,17 +116,20 @@ def guarded(make: Callable[[Any], Any], original: Any, failed: Failed) -> Any:
         try:
             return ours(*args, **kwargs)
         except Exception as error:
-            ended = call.ended
-            if ended and error is ended[1]:
+            if call.ended and error is call.ended[1]:  # not kept here: this frame is in its traceback, and both would stay
                 raise
+            ended = call.ended
             handle_error(error, failed)
         finally:
             call.ended = before
-        if not ended:
-            return original(*args, **kwargs)
-        if ended[1] is not None:
-            raise ended[1]
-        return ended[0]
+        try:
+            if not ended:
+                return original(*args, **kwargs)
+            if ended[1] is not None:
+                raise ended[1]
+            return ended[0]
+        finally:
+            del ended
 
     for function in (theirs, ours, guard):
         _hide_from_dynamo(function)
