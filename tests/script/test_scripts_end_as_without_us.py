@@ -259,6 +259,9 @@ def test_plans_that_need_a_process_or_a_tolerance_of_their_own(tmp_path: Path, n
     for number, words in enumerate((["train.py"], under)):
         ended = runs.add("validation between", "closure", "alone", WORKERS[0])
         ends.append(ended)
+        if name == "compile":  # compiled dropout draws numbers of its own
+            path = Path(ended.job.folder, "train.py")
+            path.write_text(path.read_text(encoding="utf-8").replace("Dropout(0.1)", "Dropout(0.0)"), encoding="utf-8")
         Plan.from_dict(plan, catalogue()).save(Path(ended.job.folder, "../plan.toml"))
         done = subprocess.run(
             [sys.executable, *words, *WORKERS[0]],
@@ -273,8 +276,9 @@ def test_plans_that_need_a_process_or_a_tolerance_of_their_own(tmp_path: Path, n
             Path(ended.job.told, file).write_text(str(text), encoding="utf-8")
         refused = name == "graphs" and not torch.cuda.is_available()
         assert not number or ("ran without" in done.stderr) == refused, done.stderr
-    assert ends[0].told("code.txt") == "0"
-    assert (far(*ends, TOLERANCE[name]) if name in TOLERANCE else difference(*ends)) == ""
+    alone, ours = ends
+    assert alone.told("code.txt") == "0"
+    assert (far(alone, ours, TOLERANCE[name]) if name in TOLERANCE else difference(alone, ours)) == ""
 
 
 @needs_mounts
@@ -286,7 +290,8 @@ def test_a_trial_leaves_nothing(tmp_path: Path, shape: str, monkeypatch: pytest.
     monkeypatch.chdir(ended.job.folder)
     before = tree(Path(ended.job.folder))
     setting = TrialSetting(target="train.py", folder=tmp_path / "trials", hang_s=60.0, command=("train.py", *WORKERS[0]))
-    for plan in ({}, {"sample_cache": {}}):
+    plans: tuple[Settings, ...] = ({}, {"sample_cache": {}})
+    for plan in plans:
         with Trial(setting, Plan.from_dict(plan, catalogue())) as trial:
             trial.call("warm", updates=5)
             assert len(trial.call("run", updates=5)["losses"]) == 5
