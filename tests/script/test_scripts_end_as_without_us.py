@@ -159,7 +159,7 @@ def far(alone: Ended, ours: Ended, tolerance: float) -> str:
 def assert_measured_leaves_nothing(ended: Ended, before: dict[str, bytes | None]) -> None:
     """Assert that a measured run saw steps and left the project as it was."""
     assert (ended.told("code.txt"), ended.told("err.txt"), ended.told("left.txt")) == ("0", "", "")
-    assert json.loads(ended.told("seen-0.json"))["steps"] == 10
+    assert json.loads(ended.told("seen-0.json"))["steps"] == 6
     assert ended.files() == before
 
 
@@ -240,7 +240,7 @@ def test_every_shape_and_route_ends_as_without_us(tmp_path: Path, shape: str) ->
 def test_a_measured_run_of_every_shape_leaves_nothing(tmp_path: Path, mode: str) -> None:
     runs, found = Runs(tmp_path), list[tuple[Ended, dict[str, bytes | None]]]()
     for number, shape in enumerate(SHAPES):
-        config = {"mode": mode, "updates": 10, "seconds": 60.0, "private": True}
+        config = {"mode": mode, "updates": 6, "seconds": 60.0, "private": True}
         ended = runs.add(shape, "file", "measured", WORKERS[number % 2], config)
         found.append((ended, ended.files()))
     runs.start()
