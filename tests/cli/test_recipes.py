@@ -83,7 +83,9 @@ def test_a_trained_model_looks_at_pictures(name: str, tmp_path: Path, monkeypatc
     assert not Path("other").exists()
 
 
-@pytest.mark.parametrize(("name", "outputs"), [("detection", ["boxes", "scores"]), ("ocr", ["probability"])])
+@pytest.mark.parametrize(
+    ("name", "outputs"), [("detection", ["boxes", "scores"]), pytest.param("ocr", ["probability"], marks=pytest.mark.long)]
+)
 def test_a_trained_model_becomes_an_onnx_file(
     name: str, outputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

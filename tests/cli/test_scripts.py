@@ -10,6 +10,7 @@ import pytest
 
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
+from tests.cli.called import called
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_a_script_runs_under_a_plan(tmp_path: Path) -> None:
 
 
 def test_without_a_plan_it_runs_as_python_would_run_it(tmp_path: Path) -> None:
-    for arguments in (("--epochs", "2", "--seed", "3"), ("--raise-at", "4"), ("--nonsense",)):
+    for arguments in (("--epochs", "2", "--seed", "3"), ("--raise-at", "4")):
         plain = python(LOOP, *arguments, folder=tmp_path)
         done = hasten("run", LOOP, "--", *arguments, folder=tmp_path)
         assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
@@ -62,7 +63,7 @@ def test_what_did_not_take_hold_is_told_and_the_script_goes_on(tmp_path: Path) -
 
 def test_what_cannot_act_on_a_script_is_refused_before_it_starts(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, drop_last={})
-    done = hasten("run", "--plan", plan, LOOP, folder=tmp_path)
+    done = called("run", "--plan", plan, LOOP, cwd=tmp_path)
     assert done.returncode == 1
     assert "drop_last" in done.stderr
     assert done.stdout == ""
@@ -70,7 +71,7 @@ def test_what_cannot_act_on_a_script_is_refused_before_it_starts(tmp_path: Path)
 
 @pytest.mark.parametrize(("verb", "option"), [("run", "--updates"), ("run", "--out"), ("profile", "--ranks")])
 def test_an_option_for_jobs_is_refused_and_not_passed_over(tmp_path: Path, verb: str, option: str) -> None:
-    done = hasten(verb, LOOP, option, "2", folder=tmp_path)
+    done = called(verb, LOOP, option, "2", cwd=tmp_path)
     assert done.returncode == 1
     assert f"{option}: for a job only" in done.stderr
     assert done.stdout == ""
@@ -78,7 +79,7 @@ def test_an_option_for_jobs_is_refused_and_not_passed_over(tmp_path: Path, verb:
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     for verb in ("tune", "run", "profile"):
-        done = hasten(verb, "missing.py", folder=tmp_path)
+        done = called(verb, "missing.py", cwd=tmp_path)
         assert done.returncode == 1
         assert "There is no script missing.py" in done.stderr
 
@@ -117,7 +118,7 @@ print(loss.item())
 """
 
 
-@pytest.mark.parametrize(("step", "status"), [(-1, 0), (5, 3)])
+@pytest.mark.parametrize(("step", "status"), [pytest.param(-1, 0, marks=pytest.mark.long), (5, 3)])
 def test_a_run_whose_samples_may_have_been_old_ends_loudly(tmp_path: Path, step: int, status: int) -> None:
     script = tmp_path / "changes.py"
     script.write_text(CHANGES, encoding="utf-8")

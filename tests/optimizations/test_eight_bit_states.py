@@ -80,9 +80,10 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
         loop.live.apply(EightBitStates())
 
 
+@pytest.mark.long
 @installed
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param(torch.optim.Adam, marks=pytest.mark.long), torch.optim.AdamW])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_it_follows_the_same_rule_and_keeps_its_settings(kind: Any) -> None:
     def make(model: nn.Module) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=3e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.2)

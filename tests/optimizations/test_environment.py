@@ -62,7 +62,10 @@ def plain_losses(target: str, folder: Path) -> tuple[float, ...]:
 def variants() -> list[Any]:
     made = [CASES[name].make() for name in STARTED]
     kinds = [catalogue()["allocator"](kind=kind) for kind in ("tcmalloc", "jemalloc")]  # type: ignore[call-arg]
-    return [pytest.param(item, id=f"{item.card.name} {item.settings()}") for item in made + kinds]
+    return [
+        *(pytest.param(item, id=f"{item.card.name} {item.settings()}") for item in made),
+        *(pytest.param(item, id=f"{item.card.name} {item.settings()}", marks=pytest.mark.long) for item in kinds),
+    ]
 
 
 @pytest.mark.slow
@@ -139,7 +142,13 @@ def run_under(folder: Path, plan: Plan, *command: str, **environ: str) -> tuple[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [[sys.executable, "-m", "hasten"], [str(Path(sys.executable).with_name("hasten"))]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([sys.executable, "-m", "hasten"], marks=pytest.mark.long),
+        [str(Path(sys.executable).with_name("hasten"))],
+    ],
+)
 def test_run_starts_itself_again_once_with_the_variables(tmp_path: Path, command: list[str]) -> None:
     item = CASES["allocator"].make()
     plan = Plan(optimizations=(item,))

@@ -9,7 +9,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where scratch folders of this test lie, and of no other that runs meanwhile."""
+    with tempfile.TemporaryDirectory(dir=apart.SCRATCH) as folder:
+        monkeypatch.setattr(apart, "SCRATCH", Path(folder))
+        yield Path(folder)
+
+
+@pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that allows no mounts."""
     monkeypatch.setattr(apart, "why_not", lambda *_: ("not permitted", ()))
@@ -73,7 +83,9 @@ needs_mounts = pytest.mark.skipif(not allowed(), reason="this machine allows no 
 
 @needs_mounts
 @pytest.mark.slow
-def test_a_profiling_run_leaves_nothing(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_profiling_run_leaves_nothing(
+    home: Path, scratch: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     before, told = tree(tmp_path), list[str]()
@@ -82,7 +94,7 @@ def test_a_profiling_run_leaves_nothing(home: Path, tmp_path: Path, capfd: pytes
     assert seen.ranks[0]["steps"] == 40
     assert capfd.readouterr().out == "written\n"
     assert tree(tmp_path) == before
-    assert not list(apart.SCRATCH.glob(f"{apart.PREFIX}*")), "the scratch folder is left"
+    assert not list(scratch.iterdir()), "the scratch folder is left"
 
 
 @pytest.mark.long
@@ -132,9 +144,10 @@ def test_a_run_that_is_killed_leaves_nothing(home: Path, mounts_allowed: bool, r
 
 @needs_mounts
 @pytest.mark.long
-def test_a_launcher_that_is_killed_leaves_a_scratch_folder_until_the_next_run(home: Path) -> None:
+def test_a_launcher_that_is_killed_leaves_a_scratch_folder_until_the_next_run(home: Path, scratch: Path) -> None:
     words = (
-        "from hasten.script.entry.launch import *;"
+        "from hasten.script.entry.launch import *; from hasten.script.entry import apart;"
+        f"apart.SCRATCH = Path({str(scratch)!r});"
         "run_watched(('train.py',), Watch(mode='profile', updates=10**9, seconds=1e9))"
     )
     (home / "train.py").write_text((home / "train.py").read_text().replace("range(400)", "range(10**9)"))
@@ -145,9 +158,9 @@ def test_a_launcher_that_is_killed_leaves_a_scratch_folder_until_the_next_run(ho
         launcher.kill()
         assert launcher.stdout.read() == b"", "the script has ended with it"
     assert tree(home) == before
-    assert list(apart.SCRATCH.glob(f"{apart.PREFIX}*"))
+    assert list(scratch.iterdir())
     Apart(("train.py",), [], os.environ).end()
-    assert not list(apart.SCRATCH.glob(f"{apart.PREFIX}*"))
+    assert not list(scratch.iterdir())
 
 
 @needs_mounts

@@ -184,6 +184,7 @@ def test_steps_without_an_optimizer_are_marked() -> None:
     assert {name for name, share in found["phases"].items() if share} >= {"forward", "backward", "optimizer"}
 
 
+@pytest.mark.long
 def test_a_long_watch_rests_and_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen() -> tuple[float, dict[str, float], dict[str, int], int]:
         steps, rested, ends = 0, 0, list[float]()

@@ -34,7 +34,7 @@ QUICK = {"fused_without_groups", "fixed_batch_loss", "foreach_optimizer"}
 
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    tests = (item for item in request.session.items if isinstance(item, pytest.Function))
+    tests = (item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path)
     wanted = {test.callspec.params["name"] for test in tests if "rows" in test.fixturenames}
     chosen = [case for case in ALL if case.name in wanted and case.job == "ShapesJob"]
     return {row["name"]: row for row in judge_cases(chosen)}

@@ -122,7 +122,7 @@ class J(Good):
         pytest.param("killed", Plan(), id="killed-flat", marks=pytest.mark.long),
         pytest.param("killed", buckets(), id="killed-buckets"),
         pytest.param("nan", Plan(), id="nan-flat", marks=pytest.mark.long),
-        pytest.param("nan", buckets(), id="nan-buckets"),
+        pytest.param("nan", buckets(), id="nan-buckets", marks=pytest.mark.long),
     ],
 )
 def test_a_failing_rank_is_an_answer_and_ends_the_group(tmp_path: Path, kind: str, plan: Plan) -> None:

@@ -178,6 +178,7 @@ def test_a_screening_holds_both_arms_at_the_same_steps(tmp_path: Path) -> None:
     assert base != challenger or found.gate.why.startswith("gradient error 0")
 
 
+@pytest.mark.long
 def test_a_short_script_has_shorter_turns_and_too_short_a_one_is_refused(tmp_path: Path) -> None:
     processes = ScriptProcesses(setting=setting_of(tmp_path, "--epochs", "6"), seed=0, draws=False)
     screen = Screen(processes, Plan(), uneven=False, others=[[]])

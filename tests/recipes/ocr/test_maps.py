@@ -277,7 +277,7 @@ with event.install_recorder("numba:compile") as recorder:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("start", "code"), [("warm", "0"), ("cold", "3")])
+@pytest.mark.parametrize(("start", "code"), [("warm", "0"), pytest.param("cold", "3", marks=pytest.mark.long)])
 def test_a_forked_worker_compiles_nothing_after_warm_and_would_without(tmp_path: Path, start: str, code: str) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", WORKER, start]

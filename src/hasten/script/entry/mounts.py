@@ -113,7 +113,12 @@ def cover(scratch: str, covered: Sequence[str], through: Sequence[str]) -> tuple
                 continue
             except OSError:
                 left.append(path)
-        kernel.mount(old + path, path, flags=MS_BIND | MS_REC)
+        try:
+            kernel.mount(old + path, path, flags=MS_BIND | MS_REC)
+        except FileNotFoundError:
+            if wanted[path]:
+                raise
+            # The socket of a process that has ended since sockets were listed.
     kernel.unmount(old)
     kernel.die_with_parent()
     return left, inside_user
