@@ -636,3 +636,24 @@ def test_a_run_that_saves_in_the_background_prints_and_leaves_the_same(tmp_path:
 def _said(errors: str) -> str:
     """Without the traceback, whose first frames differ, and what the launcher says of a script that left at once."""
     return errors.partition("Traceback")[0].partition("hasten:")[0]
+
+
+def test_the_thread_ends_where_nothing_is_saved_for_a_while_and_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_writer, "IDLE_S", 0.02)
+    writer = file_writer.FileWriter()
+    for number in range(2):
+        path = str(tmp_path / f"{number}.pt")
+        writer.add(
+            file_writer.PendingFile(
+                path=path, names=frozenset({path}), temporary=file_writer.create_temporary(path), num_bytes=1,
+                fill=lambda _name: None, done=lambda: None,
+            )
+        )  # fmt: skip
+        writer.wait(lambda: bool(writer.waiting))
+        assert Path(path).exists()
+        until = time.monotonic() + 10
+        while writer._thread is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert writer._thread is None

@@ -25,6 +25,8 @@ _ACCESS = os.access
 
 PAUSES = 20
 """A script that saves to one path all the time has a twentieth of the time spent on writing."""
+IDLE_S = 30.0
+"""The thread ends after so long without a file."""
 
 _HOST = platform.node().replace(".", "_")
 _MARK = f".tmp-hasten-{_HOST}-"
@@ -125,7 +127,8 @@ class FileWriter:
         with self._changed:
             self.waiting.append(pending)
             self._changed.notify_all()
-        if self._thread is None:
+            started = self._thread is not None
+        if not started:
             thread = threading.Thread(target=self._serve, name="hasten-saving", daemon=True)
             try:
                 thread.start()
@@ -158,10 +161,13 @@ class FileWriter:
                 self._hurry -= 1
 
     def _serve(self) -> None:
+        """Write what is due, until there has been nothing for a while."""
         while True:
             with self._changed:
                 while (pending := self._due()) is None:
-                    self._changed.wait(self._pause_s())
+                    if not self._changed.wait(self._pause_s()) and not self.waiting:
+                        self._thread = None
+                        return
                 self._begun = pending
             self._finish(pending)
 
@@ -170,10 +176,10 @@ class FileWriter:
         now = monotonic()
         return next((pending for pending in self.waiting if self._hurry or self._rests.get(pending.path, 0.0) <= now), None)
 
-    def _pause_s(self) -> float | None:
-        """Seconds until one may be; None where there is none."""
+    def _pause_s(self) -> float:
+        """Seconds until one may be, or until the thread ends where there is none."""
         rests = [self._rests.get(pending.path, 0.0) for pending in self.waiting]
-        return max(min(rests) - monotonic(), 0.001) if rests else None
+        return max(min(rests) - monotonic(), 0.001) if rests else IDLE_S
 
     def _finish(self, pending: PendingFile) -> None:
         started = monotonic()
