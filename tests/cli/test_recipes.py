@@ -83,9 +83,8 @@ def test_a_trained_model_looks_at_pictures(name: str, tmp_path: Path, monkeypatc
     assert not Path("other").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "outputs"), [("detection", ["boxes", "scores"]), pytest.param("ocr", ["probability"], marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "outputs"), [("detection", ["boxes", "scores"]), ("ocr", ["probability"])])
 def test_a_trained_model_becomes_an_onnx_file(
     name: str, outputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

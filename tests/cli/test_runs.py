@@ -230,6 +230,7 @@ def hasten(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=cwd)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_run_is_running_then_killed_then_taken_up_and_finished(tmp_path: Path) -> None:
     target = write_job(tmp_path, SLOW).removeprefix(f"{tmp_path}/")

@@ -43,6 +43,7 @@ def test_a_script_runs_under_a_plan(tmp_path: Path) -> None:
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.long
 def test_without_a_plan_it_runs_as_python_would_run_it(tmp_path: Path) -> None:
     for arguments in (("--epochs", "2", "--seed", "3"), ("--raise-at", "4")):
         plain = python(LOOP, *arguments, folder=tmp_path)

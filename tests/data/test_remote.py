@@ -176,6 +176,7 @@ def read_all(url: str, cache: Path) -> None:
     assert sorted(flat(ids(Stream(Store(Url(url, cache_dir=cache)), batch_size=100)))) == list(range(ROWS))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_share_the_cache_and_no_part_is_fetched_twice(server: FileServer, tmp_path: Path) -> None:
     server.stall_s = 0.02  # so that they meet

@@ -37,7 +37,8 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.long if "bfloat16" in case else ()) for case in CASES]
+    "case",
+    [pytest.param(case, marks=pytest.mark.long if "bfloat16" in case or case == "lightning" else ()) for case in CASES],
 )
 def test_a_framework_trains_as_without_us(tmp_path: Path, case: str) -> None:
     command, steps = CASES[case]

@@ -60,7 +60,7 @@ def watched(
     return done, json.loads(path.read_text())
 
 
-QUICK = {"workers", "raises"}
+QUICK = {"workers"}
 """Cases of `make test`; the others are for `make test-all`."""
 
 

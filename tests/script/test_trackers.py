@@ -164,7 +164,7 @@ def test_the_words_say_whether_values_are_read_or_written() -> None:
 @pytest.mark.parametrize(
     ("which", "label"),
     [
-        ("tensorboard", "tensorboard"),
+        pytest.param("tensorboard", "tensorboard", marks=pytest.mark.long),
         pytest.param("tensorboardX", "tensorboard", marks=pytest.mark.long),
         pytest.param("wandb", "wandb", marks=pytest.mark.long),
     ],

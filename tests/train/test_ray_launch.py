@@ -79,6 +79,7 @@ def hasten(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray")
 def test_two_ranks_on_a_local_cluster_train_as_two_here(tmp_path: Path) -> None:

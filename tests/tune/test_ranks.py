@@ -62,6 +62,7 @@ def test_a_group_answers_as_one_process_does(tmp_path: Path) -> None:
         assert trial.call("memory", reset=False)["peak_bytes"] > 2 << 20
 
 
+@pytest.mark.long
 @SLOW
 def test_a_group_is_profiled(tmp_path: Path) -> None:
     with Trial(group_of(tmp_path), Plan()) as trial:

@@ -117,6 +117,7 @@ def test_a_slow_data_set_is_the_bottleneck_and_its_ceiling_is_measured(tmp_path:
     assert any(line["file"] == LOOP for line in profile["where"])
 
 
+@pytest.mark.long
 def test_a_script_that_ends_after_it_was_seen_as_it_is_has_a_profile_of_that(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--wait", "0.02", "--epochs", "3") as trial:
         answer = trial.call("profile", slice_s=0.001, quick=False)  # 12 of its 24 steps, and 8 more to keep batches

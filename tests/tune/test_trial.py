@@ -247,6 +247,7 @@ def test_gradients_are_sampled_at_weights_that_another_trial_trained_to(tmp_path
         assert not len(gradients_of(other, tmp_path, weights))
 
 
+@pytest.mark.long
 def test_weights_are_put_into_a_trial_and_those_of_another_network_are_not(tmp_path: Path) -> None:
     setting, weights = setting_of(tmp_path), tmp_path / "weights.pt"
     with Trial(setting, Plan()) as base, Trial(setting, Plan()) as other:
