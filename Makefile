@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## see Hasten profile and tune an example
 	$(BIN)/hasten demo
 
-test: lint  ## lint, then run the tests, within 12 minutes on two cores
+test: lint  ## lint, then run the tests: about 15 minutes on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not long and not alone" --durations=25 # each worker on a core of its own
 	$(BIN)/python -m pytest -q -m "alone and not long" --durations=15
 
