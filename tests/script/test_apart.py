@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -207,3 +208,19 @@ def test_a_snapshot_names_what_it_cannot_put_back(home: Path) -> None:
     after = tree(home)
     assert after.pop("train.py") != before.pop("train.py")
     assert after == before
+
+
+def test_copies_stay_where_the_disk_is_full(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = Snapshot.of((str(home),), [])
+    (home / "kept" / "log.txt").write_text("changed by the run")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hasten.script.entry.snapshot.shutil.copy2", full)
+        words = snapshot.release()
+    assert "No space left on device" in words
+    copies = Path(words.rpartition(" are in ")[2].rstrip("."))
+    assert (copies / str(home / "kept" / "log.txt").lstrip("/")).read_text() == "as it was"
+    shutil.rmtree(copies)

@@ -95,9 +95,9 @@ def show_phases(found: dict[str, Any]) -> None:
     console.print(f"One update takes {found['step_ms']:.1f} ms. Of {whole}:")
     for name, share in sorted(found["phases"].items(), key=lambda item: -item[1]):
         console.print(f"  {name:<11}{share:6.1%}  {'█' * round(share * BAR)}")
-    console.print(f"\nIf one thing were free{'' if script else ', measured by running the job so'}:")
+    console.print(f"\nIf one thing were free{'' if script else ', measured by running the job without it'}:")
     for name, gain in sorted(found["ceilings"].items(), key=lambda item: -item[1]):
-        by = "" if not script else "  by a run so" if name in found["ran"] else "  by its share of the time"
+        by = "" if not script else "  measured" if name in found["ran"] else "  estimated from its share of the time"
         console.print((f"  {name:<11}{gain:6.2f}x" if gain < 1000 else f"  {name:<11}> 1000x") + by)
 
 

@@ -80,9 +80,11 @@ class Snapshot:
             return ""
         del _OPEN[self._folders]
         try:
-            return self._restore() if self._whole else ""
-        finally:
-            shutil.rmtree(self._copies, ignore_errors=True)
+            words = self._restore() if self._whole else ""
+        except OSError as error:
+            return f"The folders could not be put back ({error}). Copies of the files as they were are in {self._copies}."
+        shutil.rmtree(self._copies, ignore_errors=True)
+        return words
 
     def _walk(self) -> Iterator[tuple[str, os.stat_result]]:
         leave, number = tuple(self._leave), 0
@@ -105,7 +107,9 @@ class Snapshot:
             if path.endswith(SOURCES):
                 continue
             try:
-                copied[path] = Path(shutil.copy2(path, self._copies / str(len(copied))))
+                copy = self._copies / path.lstrip(os.sep)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copied[path] = Path(shutil.copy2(path, copy))
             except OSError:
                 continue  # may not be read
         return copied
