@@ -397,7 +397,7 @@ def test_what_follows_the_last_step_counts_where_the_script_ended() -> None:
 
 
 def test_a_script_without_steps_is_refused() -> None:
-    with pytest.raises(TrialError, match="without two steps"):
+    with pytest.raises(TrialError, match="fewer than two optimizer steps"):
         make_profile(found(steps=0))
 
 

@@ -1,4 +1,4 @@
-"""`python -m hasten.script [--json FILE] script.py args`: run a script to its end, watched, and exit as it exits."""
+"""`python -m hasten.script [--json FILE] script.py args`: watch a script until it ends, and exit with its exit code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hasten.script.entry.launch import exit_like, run_watched
 
 
 def main() -> None:
-    """Run, keep what was seen if asked, say on stderr what of ours failed, and exit as the script does."""
-    words = sys.argv[1:]
+    """Run the script, write the observations on request, report watch failures on stderr, and exit like the script."""
+    command = sys.argv[1:]
     path = None
-    if words[:1] == ["--json"]:
-        path, words = Path(words[1]), words[2:]
-    if not words:
+    if command[:1] == ["--json"]:
+        path, command = Path(command[1]), command[2:]
+    if not command:
         sys.exit("usage: python -m hasten.script [--json FILE] (script.py | -m module) [args ...]")
-    seen = run_watched(words)
-    for rank, why in seen.failures.items():
-        sys.stderr.write(f"hasten: rank {rank} was not watched, or not all of it:\n{why}")
+    result = run_watched(command)
+    for rank, why in result.failures.items():
+        sys.stderr.write(f"hasten: rank {rank} was not watched, or only in part:\n{why}")
     if path is not None:
-        path.write_text(json.dumps(seen.ranks), encoding="utf-8")
-    exit_like(seen.code)
+        path.write_text(json.dumps(result.ranks), encoding="utf-8")
+    exit_like(result.code)
 
 
 if __name__ == "__main__":

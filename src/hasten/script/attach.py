@@ -1,11 +1,12 @@
-"""Watch a training loop from inside, and train under a plan: for people who would rather write a line.
+"""Watch a training loop from inside the script, and train it under a plan.
 
     with hasten.attach() as watched:
         train()
     print(watched.summary())
 
-The seams are those of an attached script (docs/attach.md), put on for the time of the block and taken off at its end. No
-ceilings are measured: nothing is run twice. `hasten.step()` ends a step that no optimizer of torch.optim makes.
+The seams are the same as for an attached script (docs/attach.md). They are installed when the block begins and removed when
+it ends. No ceilings are measured because nothing runs twice. Call `hasten.step()` after each update if no optimizer of
+torch.optim makes the steps.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from hasten.script.watch.session import device_in_use
 from hasten.script.watch.trained import Trained
 
 WORTH_A_WORD = 0.001
+"""Smallest share of the time for which the summary names a phase."""
 
 _OPEN: list[Watched] = []
-"""The one watch of this process, while it is open: the seams are the whole process's."""
+"""The open watch of this process, at most one: its seams apply to the whole process."""
 _TAKING = threading.Lock()
 
 
@@ -51,36 +53,37 @@ def attach(plan: str | os.PathLike[str] | Plan | None = None, json: str | os.Pat
             train()
         print(watched.summary())
 
-    Exceptions pass through, everything is taken off at the end, and what fails of ours never ends the training: it stands in
-    `watched.failures`, and a warning says so.
+    Exceptions of the block propagate. All seams are removed at the end. An error in Hasten never ends the training: it is
+    recorded in `watched.failures` and reported in a warning.
 
     Args:
-        plan: A plan, or the file of one. What cannot act on a loop that is not ours, or only on a process that was started
-            for it, is named with the reason.
-        json: Where to write the profile at the end.
+        plan: A plan, or the path of a plan file. Optimizations that cannot act on a user's own loop, or only on a process
+            started for them, are reported with the reason.
+        json: File to which the profile is written at the end.
 
     Raises:
-        PlanError: The plan file is missing or wrong.
-        HastenError: The folder of `json` is not there.
+        PlanError: The plan file is missing or invalid.
+        HastenError: The folder of `json` does not exist.
     """
     target = None if json is None else Path(json)
     if target is not None and not target.absolute().parent.is_dir():
-        raise HastenError(f"There is no folder {target.absolute().parent} to write {target.name} to. Make it first.")
+        raise HastenError(f"Folder {target.absolute().parent} does not exist. Create it before writing {target.name} to it.")
     chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(Path(plan), catalogue())
     return Watched(chosen, target)
 
 
 class Watched:
-    """What is seen of the training inside a `with hasten.attach()` block. The thread that opens the block is watched.
+    """Observations of the training inside a `with hasten.attach()` block. Only the thread that opens the block is watched.
 
     Args:
-        plan: Applied for the time of the block; nothing unless given.
-        json: The profile is written here at the end, by rank 0 alone.
+        plan: Plan to apply for the duration of the block; none by default.
+        json: File for the profile, written at the end by rank 0 only.
 
     Attributes:
         plan: As given.
-        applied: What of the plan took hold, once the block has ended.
-        failures: What of the plan did not, and why; `watching` stands for the watch itself. The loop goes on without it.
+        applied: Optimizations of the plan that were applied, available after the block.
+        failures: Reason for each optimization that was not applied. The key `watching` means a failure of the watch itself.
+            The loop continues in either case.
     """
 
     def __init__(self, plan: Plan | None = None, json: Path | None = None) -> None:
@@ -95,40 +98,40 @@ class Watched:
         self._pid = 0
 
     def __enter__(self) -> Self:
-        """Begin to watch, and put the seams of the plan on.
+        """Start watching, and install the seams of the plan.
 
         Raises:
-            HastenError: Another block is open, or this one was opened before.
+            HastenError: Another block is open, or this one was used before.
         """
         self._take()
         self.failures |= out_of_reach(self.plan)
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001 - what fails of ours must not end the training
+        except Exception as error:  # noqa: BLE001 - an error in Hasten must not end the training
             self._take_off()
             self.failures["watching"] = f"{type(error).__name__}: {error}"
         try:
             _warn(self.failures)
-        except UserWarning:  # where warnings are errors, the block is not entered, and so never left
+        except UserWarning:  # if warnings are errors, the block is never entered, and so `__exit__` is never called
             self._take_off()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Take everything off, keep what was seen, and let an error pass, without our frames in it."""
+        """Remove everything, keep the observations, and let an error propagate without Hasten's frames in its traceback."""
         if os.getpid() != self._pid:
-            return  # a forked process left the block; the watch is its parent's
-        told = dict(self.failures)
+            return  # a forked process left the block; the watch belongs to its parent
+        reported = dict(self.failures)
         self._attempt(lambda: self._keep(ended=error is None))
         self._take_off()
         if error is not None:
             strip_chain(error)
         self._attempt(self._write)
         if error is None:
-            _warn({name: why for name, why in self.failures.items() if name not in told})
+            _warn({name: why for name, why in self.failures.items() if name not in reported})
 
     def phases(self) -> dict[str, float]:
-        """Phase -> share of the time, over the last steps so far (512 at most); empty before the second step."""
+        """Return the share of time of each phase over the last 512 steps or fewer. Empty before the second step."""
         steps = list(self._recorder.steps)
         if not steps:
             return {}
@@ -137,49 +140,49 @@ class Watched:
         return {name: value / whole for name, value in seconds.items()} if whole else {}
 
     def profile(self) -> dict[str, Any]:
-        """The profile, as `hasten profile --json` writes it of a script, without ceilings: nothing was run twice.
+        """Return the profile in the format of `hasten profile --json`, without ceilings because nothing ran twice.
 
-        With a plan it also has `plan`: what was `applied`, and the `failures`.
+        With a plan, the key `plan` holds the `applied` optimizations and the `failures`.
 
         Raises:
             HastenError: The block has not ended yet, or was never opened.
-            TrialError: No two steps were seen in it.
+            TrialError: Fewer than two steps were observed.
         """
         if self in _OPEN or not self._pid:
-            raise HastenError("The block has not ended yet, and there is no profile before. Ask for it after the block.")
+            raise HastenError("The profile is only available after the block has ended. Call profile() after the block.")
         if self._seen is None or not self._seen["seconds"]:
             raise TrialError(self._why_nothing(), kind="raised")
-        found = {**profile.make_profile(self._seen), "ceilings": {}}
+        result = {**profile.make_profile(self._seen), "ceilings": {}}
         if self.plan.names:
-            found["plan"] = {"applied": list(self.applied), "failures": dict(self.failures)}
-        return found
+            result["plan"] = {"applied": list(self.applied), "failures": dict(self.failures)}
+        return result
 
     def summary(self) -> str:
-        """The profile in words, for a person. Raises as `profile` does."""
-        found = self.profile()
-        shares = sorted(found["phases"].items(), key=lambda item: -item[1])
+        """Return the profile as readable text. Raises the errors of `profile`."""
+        result = self.profile()
+        shares = sorted(result["phases"].items(), key=lambda item: -item[1])
         lines = [
-            found["bottleneck"]["words"],
-            f"A step takes {found['step_ms']:.1f} ms; {found['steps']} were counted. Of the time: "
+            result["bottleneck"]["words"],
+            f"A step takes {result['step_ms']:.1f} ms, measured over {result['steps']} steps. Shares of the time: "
             + ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= WORTH_A_WORD)
             + ".",
-            *(f"  {line['share']:6.1%}  {line['what']}  {line['file']}:{line['line']}" for line in found["where"]),
+            *(f"  {line['share']:6.1%}  {line['what']}  {line['file']}:{line['line']}" for line in result["where"]),
         ]
         if self.applied:
             lines.append(f"Applied: {', '.join(self.applied)}.")
         lines += [f"Not applied: `{name}`: {why}" for name, why in self.failures.items()]
-        return "\n".join([*lines, f"Watching adds {found['own_cost_frac']:.3%} to a step."])
+        return "\n".join([*lines, f"Overhead of watching: {result['own_cost_frac']:.3%} of a step."])
 
     def _why_nothing(self) -> str:
         if "watching" in self.failures:
             return f"The loop could not be watched: {self.failures['watching']}"
         return (
-            "No two steps were seen in the block. Does the thread that opened it train in it, and does it reach its second "
-            "step? Where no optimizer of torch.optim steps, call hasten.step() after each update."
+            "Fewer than two steps were observed in the block. Does the thread that opened the block train in it, and does "
+            "it reach its second step? If no optimizer of torch.optim makes the steps, call hasten.step() after each update."
         )
 
     def _begin(self) -> None:
-        self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use, rests=True)  # of this thread, from now on
+        self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use, rests=True)  # watches the current thread
         self._seams = Seams(self._recorder, Fetch(self._recorder, Trained()))
         if self.plan.names:
             self._host = Host(self.plan)
@@ -189,13 +192,13 @@ class Watched:
     def _keep(self, *, ended: bool) -> None:
         recorder = self._recorder
         if recorder.free():
-            recorder.enter(OTHER)  # what the last seam left behind is its own
+            recorder.enter(OTHER)  # attribute the time since the last seam
             recorder.leave()
         recorder.active = False
         self._seen = report(recorder, ended=ended, device=device_in_use(), memory_limit_bytes=memory_limit())
 
     def _take_off(self) -> None:
-        """Take everything off, whatever of it was put on."""
+        """Remove everything that was installed."""
         self._recorder.active = False
         if self._seams is not None:
             self._seams.remove()
@@ -211,17 +214,17 @@ class Watched:
         self.applied = took
         self.failures |= host.failures
         missing = [name for name in self.plan.names if name not in took and name not in self.failures]
-        self.failures |= dict.fromkeys(missing, "the block ended before what it acts on was seen")
+        self.failures |= dict.fromkeys(missing, "the block ended before the object it acts on was seen")
 
     def _take(self) -> None:
         with _TAKING:
             if _OPEN:
                 raise HastenError(
-                    "hasten.attach() is open already, and its seams are the whole process's. Let that block end first, or "
-                    "leave this one out."
+                    "hasten.attach() is already open, and its seams apply to the whole process. End that block first, or "
+                    "remove this one."
                 )
             if self._pid:
-                raise HastenError("This watch was opened before. Call hasten.attach() anew for each block.")
+                raise HastenError("This watch was already used. Call hasten.attach() again for each block.")
             _OPEN.append(self)
         self._pid = os.getpid()
         _guard_forks()
@@ -232,28 +235,28 @@ class Watched:
         write_json(self.profile(), self._json)
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do what must not end the training if it fails."""
+        """Run an action whose failure must not end the training."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 - as in __enter__
             self.failures["watching"] = f"{type(error).__name__}: {error}"
 
     def _disarm(self) -> None:
-        """A forked process is not ours to watch."""
+        """Stop watching in a forked process."""
         self._recorder.active = False
         if self._seams is not None:
             self._seams.remove()
 
 
 def _warn(failures: Mapping[str, str]) -> None:
-    """Say what is not applied, at the line of the block."""
+    """Warn about optimizations that are not applied, at the line of the block."""
     if failures:
-        words = "; ".join(f"`{name}`: {why}" for name, why in failures.items())
-        warnings.warn(f"hasten goes on without {words}", UserWarning, stacklevel=3)
+        reasons = "; ".join(f"`{name}`: {why}" for name, why in failures.items())
+        warnings.warn(f"hasten continues without {reasons}", UserWarning, stacklevel=3)
 
 
 def _compiled_already() -> bool:
-    """Whether torch.compile was called before: methods of tensors are what a compiled graph is made of."""
+    """Return whether torch.compile was called before. Compiled graphs contain methods of tensors, so these must stay."""
     return bool(getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None))
 
 
@@ -263,11 +266,11 @@ def _leads() -> bool:
 
 @functools.cache
 def _guard_forks() -> None:
-    """A forked process is not watched. Once in a process: such a handler cannot be taken off again."""
+    """Disable watching in forked processes. Cached, because a fork handler cannot be unregistered."""
     os.register_at_fork(after_in_child=_forked)
 
 
 def _forked() -> None:
     for watched in _OPEN:
-        watched._disarm()  # noqa: SLF001 - one thing in two pieces
+        watched._disarm()  # noqa: SLF001 - same module
     _OPEN.clear()

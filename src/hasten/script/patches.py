@@ -1,6 +1,6 @@
-"""Wrap attributes of modules and classes behind one guard, and put back what was there.
+"""Wrap attributes of modules and classes behind a guard, and restore the originals.
 
-What of ours fails inside a seam never reaches the script: it gets what the wrapped function gave, or what it gives now.
+An internal error inside a seam never reaches the script, which gets the result of the wrapped function instead.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _DYNAMO_MODULES = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
 
 
 class Patches:
-    """What was put in place of what; `restore` undoes it where ours is still the outermost.
+    """Replaced attributes. `restore` puts the original back if Hasten's wrapper is still the outermost.
 
     Args:
-        failed: Told what of ours was raised in a seam, while it is handled.
+        failed: Called with each error that Hasten raises in a seam, while the error is handled.
     """
 
     def __init__(self, failed: Failed = lambda _: None) -> None:
@@ -37,7 +37,7 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def put(self, owner: Any, name: str, make: Callable[[Any], Any], *, guards: bool = True) -> None:
-        """Replace `owner.name` by `make(what was there)`, guarded. `guards`: False where it guards itself, for speed."""
+        """Replace `owner.name` by `make(original)`, guarded. Pass `guards=False` if it guards itself, for speed."""
         own = vars(owner).get(name, _MISSING)
         original = getattr(owner, name)
         ours = guarded(make, original, self._failed) if guards else make(original)
@@ -48,7 +48,7 @@ class Patches:
         _tell_dynamo(original, ours)
 
     def telling(self, failed: Failed) -> Patches:
-        """The same, for seams whose failures somebody else must hear of first."""
+        """Return a view on the same patches whose seams report failures to `failed` first."""
 
         def both(error: Exception) -> None:
             failed(error)
@@ -59,15 +59,15 @@ class Patches:
         return part
 
     def also(self, undo: Callable[[], None]) -> None:
-        """Have `undo` called once, when everything is put back."""
+        """Call `undo` once, when everything is restored."""
         self._undo.append(undo)
 
     def restore(self, *, owner: Any = None, keep: Any = None) -> None:
-        """Put back what was there; what somebody else has wrapped meanwhile stays, and does nothing.
+        """Restore the originals. Attributes that others have wrapped since then stay wrapped, but Hasten's part is inactive.
 
         Args:
-            owner: Of this one alone; of all unless given.
-            keep: Not of this one.
+            owner: Restore attributes of this object only; of all objects by default.
+            keep: Skip attributes of this object.
         """
         for item in reversed(self._placed[:]):
             holder, name, own, ours = item
@@ -86,24 +86,24 @@ class Patches:
 
 
 class _Call(threading.local):
-    """How the wrapped function ended in the seam that this thread is in: what it gave and what it raised; empty before that.
+    """The outcome of the wrapped function in this thread's current seam: its result and its error; empty before the call.
 
-    None where this thread is in no seam: what is called later, from elsewhere, is not held.
+    None if this thread is in no seam: later calls from elsewhere are not recorded.
     """
 
     ended: Any = None
 
 
 def guarded(make: Callable[[Any], Any], original: Any, failed: Failed) -> Any:
-    """A seam, `make(original)`, in which nothing of ours can be raised.
+    """Return the seam `make(original)`, guarded so that its own errors never reach the script.
 
-    Where it fails, the script gets what `original` gave or raised in it, or calls it now. What the user's code or `original`
-    raised passes, and so does `StopIteration`, by which loaders of ours end.
+    If the seam fails, the script gets the result or the error of `original`; if `original` was not called yet, it is called
+    now. Errors of `original` and of the user's code propagate, and so does `StopIteration`, which ends Hasten's loaders.
 
     Args:
-        make: Gives the seam for what it wraps.
-        original: What it wraps; a class is not guarded.
-        failed: Told of it; where this fails in turn, nobody is.
+        make: Builds the seam from the function it wraps.
+        original: The function to wrap. A class is not guarded.
+        failed: Called with the error. An error of `failed` itself is ignored.
     """
     if isinstance(original, type):
         return make(original)
@@ -116,7 +116,7 @@ def guarded(make: Callable[[Any], Any], original: Any, failed: Failed) -> Any:
         try:
             return ours(*args, **kwargs)
         except Exception as error:
-            if call.ended and error is call.ended[1]:  # not kept here: this frame is in its traceback, and both would stay
+            if call.ended and error is call.ended[1]:  # no local reference: it would form a cycle with the traceback
                 raise
             ended = call.ended
             handle_error(error, failed)
@@ -137,25 +137,25 @@ def guarded(make: Callable[[Any], Any], original: Any, failed: Failed) -> Any:
 
 
 def _held(original: Callable[..., Any], call: _Call) -> Callable[..., Any]:
-    """The function, with a note of how it ended for the seam that calls it."""
+    """Return the function, extended to record its outcome for the seam that calls it."""
 
     @functools.wraps(original)
     def theirs(*args: Any, **kwargs: Any) -> Any:
         try:
-            found = original(*args, **kwargs)
+            result = original(*args, **kwargs)
         except BaseException as error:
             if call.ended is not None:
                 call.ended = (None, error)
             raise
         if call.ended is not None:
-            call.ended = (found, None)
-        return found
+            call.ended = (result, None)
+        return result
 
     return theirs
 
 
 def harmless(function: Seam, failed: Failed) -> Seam:
-    """A hook or a handler of ours, in which nothing of ours can be raised; it gives None then."""
+    """Return a hook or handler whose own errors never reach the script. On failure it returns None."""
 
     @functools.wraps(function)
     def nothing(*_args: Any, **_kwargs: Any) -> None:
@@ -166,7 +166,7 @@ def harmless(function: Seam, failed: Failed) -> Seam:
 
 
 def handle_error(error: Exception, failed: Failed) -> None:
-    """Handle what was raised in a seam that guards itself; raises it where it is not ours."""
+    """Handle an error that was raised in a seam that guards itself. Raises it again if it is not Hasten's."""
     if passes(error):
         raise error
     with suppress(Exception):
@@ -174,13 +174,13 @@ def handle_error(error: Exception, failed: Failed) -> None:
 
 
 def let_pass(error: Exception) -> Exception:
-    """Mark an error that is the script's own, though it is raised in a seam of ours."""
+    """Mark an error as the script's own although a seam of Hasten raises it."""
     error.hasten_passes = True  # type: ignore[attr-defined]
     return error
 
 
 def passes(error: Exception) -> bool:
-    """Whether an error that left a seam is not ours: code of the user's was on the way, such as a signal's handler."""
+    """Return whether an error is not Hasten's because user code was on the call path, such as a signal handler."""
     if isinstance(error, StopIteration) or getattr(error, "hasten_passes", False):
         return True
     trace = error.__traceback__
@@ -192,7 +192,7 @@ def passes(error: Exception) -> bool:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for a method."""
+    """Return a plain function that calls a method."""
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -201,14 +201,14 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hide_from_dynamo(function: Any) -> None:
-    """Let torch.compile step over our frame where it meets it, and go on with what it calls."""
+    """Make torch.compile skip Hasten's frame and continue with the functions it calls."""
     skip = getattr(getattr(torch._C._dynamo, "eval_frame", None), "skip_code", None)  # noqa: SLF001
     if skip is not None:
         skip(function.__code__)
 
 
 def _tell_dynamo(before: Any, after: Any) -> None:
-    """torch.compile knows `Module.__call__` by identity, to look straight at `forward`: keep what it knows in step."""
+    """Update torch.compile's reference to `Module.__call__`, which it compares by identity to inline `forward`."""
     for name in _DYNAMO_MODULES:
         module = sys.modules.get(name)
         if module is not None and getattr(module, "unpatched_nn_module_call", None) is before:

@@ -1,4 +1,4 @@
-"""Files and lines of the user's code."""
+"""Find files and lines of the user's code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with names of frames
-"""The folder of this package: seams, hosts, callbacks."""
+"""The folder of this package."""
 FOREIGN = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,  # noqa: PTH100, PTH120 - as above
     OURS,
@@ -30,18 +30,18 @@ def _folders_of_libraries() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Whether a file belongs to Python or to an installed package, and not to the user's project."""
+    """Return whether a file belongs to Python or to an installed package, not to the user's project."""
     return file.startswith(("<frozen ", *FOREIGN, *_folders_of_libraries()))
 
 
 def calling_line(depth: int = 3) -> tuple[str, int] | None:
-    """File and line of the user's that called the seam through its guard, or by a library; None where torch did."""
+    """Return the user's file and line that called the seam, directly or through a library. None if torch called it."""
     frame = sys._getframe(depth)  # noqa: SLF001 - the documented way to one frame, without the cost of the whole stack
     return None if frame.f_code.co_filename.startswith(FOREIGN[0]) else _nearest(frame)
 
 
 def users_line(depth: int = 2) -> tuple[str, int] | None:
-    """File and line of the nearest frame of the user's; of a library other than torch where all of it is installed."""
+    """Return the file and line of the nearest user frame. If all code is installed, use a library other than torch."""
     return _nearest(sys._getframe(depth))  # noqa: SLF001 - as above
 
 
@@ -51,14 +51,14 @@ def _nearest(frame: FrameType | None) -> tuple[str, int] | None:
         if installed is None and not file.startswith(FOREIGN):
             installed = frame
         frame = frame.f_back
-    found = frame or installed
-    return None if found is None else (found.f_code.co_filename, found.f_lineno)
+    nearest = frame or installed
+    return None if nearest is None else (nearest.f_code.co_filename, nearest.f_lineno)
 
 
 def reading_line(dataset: Any) -> tuple[str, int] | None:
-    """Where the user's data set makes a sample: its `__getitem__` or `__iter__`, below the wrappers of torch.
+    """Return the line where the user's dataset makes a sample: its `__getitem__` or `__iter__`, below torch's wrappers.
 
-    None where a library's data set makes it.
+    Returns None if the dataset belongs to a library.
     """
     for _ in range(8):
         if not type(dataset).__module__.startswith("torch."):
@@ -68,13 +68,13 @@ def reading_line(dataset: Any) -> tuple[str, int] | None:
             break
         dataset = inner[0]
     for name in ("__getitems__", "__getitem__", "__iter__"):
-        found = line_of(getattr(type(dataset), name, None))
-        if found is not None and not is_library(found[0]):
-            return found
+        line = line_of(getattr(type(dataset), name, None))
+        if line is not None and not is_library(line[0]):
+            return line
     return None
 
 
 def line_of(function: Any) -> tuple[str, int] | None:
-    """File and line of a Python function; None for anything else."""
+    """Return the file and line of a Python function, or None for anything else."""
     code = getattr(function, "__code__", None)
     return (code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else None

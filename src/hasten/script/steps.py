@@ -1,18 +1,18 @@
-"""Ends of steps that a loop marks itself, for whoever watches this process. It imports nothing of torch."""
+"""Let a training loop mark the ends of its steps for all listeners of this process. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 _LISTENERS: list[Callable[[], None]] = []
-"""A mark is a word to the process: the loop that says it does not know who listens."""
+"""Global, because the loop that marks a step does not know its listeners."""
 
 
 def step() -> None:
-    """Mark the end of a training step; does nothing where nobody watches.
+    """Mark the end of a training step. Does nothing if no one is watching.
 
-    For loops whose steps cannot be seen from outside: optimizers that are not torch's, weights that are updated by hand.
-    From the first mark on a step ends where the loop says so, and at no optimizer's step.
+    Use it in loops whose steps Hasten cannot detect: optimizers outside torch.optim, or weights that are updated by hand.
+    From the first mark on, steps end only at marks and no longer at optimizer steps.
     """
     for listener in (*_LISTENERS,):
         listener()
@@ -24,6 +24,6 @@ def listen(listener: Callable[[], None]) -> None:
 
 
 def unlisten(listener: Callable[[], None]) -> None:
-    """Call it no more; nothing where it does not listen."""
+    """Remove a listener. Does nothing if it is not registered."""
     if listener in _LISTENERS:
         _LISTENERS.remove(listener)

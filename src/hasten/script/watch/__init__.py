@@ -1,1 +1,1 @@
-"""What is seen of a training loop from outside, and what is made of it."""
+"""Observe a training loop from outside, and build its profile."""

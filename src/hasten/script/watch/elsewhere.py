@@ -1,6 +1,7 @@
-"""Notice that a script trains in processes that it starts itself: these are not watched, and leave a mark where they train.
+"""Detect that a script trains in child processes. Children are not watched; they create a marker file when they train.
 
-A process that is forked inherits a hook; one that is started anew by multiprocessing is let in as the script itself was.
+A forked process inherits a hook. A process that multiprocessing starts with the `spawn` method gets the same import hook as
+the script itself.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from hasten.script.entry.launch import ELSEWHERE, way_in
 from hasten.script.patches import Patches
 
 STEPS = 2
-"""Steps of an optimizer that are training."""
+"""Number of optimizer steps that count as training."""
 
 
 def follow_children(folder: Path, patches: Patches) -> None:
-    """Have the processes that this one starts from now on leave a mark in a folder where they train."""
+    """Make all processes that this one starts from now on create a marker file in a folder when they train."""
     os.register_at_fork(after_in_child=functools.partial(_mark_steps, folder))
     patches.put(util, "spawnv_passfds", functools.partial(_letting_in, folder))
 
 
 def install(config: Mapping[str, Any]) -> None:
-    """Leave a mark where this process trains. Called by the import hook once torch is loaded."""
+    """Create a marker file when this process trains. Called by the import hook once torch is loaded."""
     _mark_steps(Path(config["folder"]))
 
 
@@ -39,7 +40,7 @@ def _mark_steps(folder: Path) -> None:
 
     def stepped(*_: Any) -> None:
         if next(steps) == STEPS:
-            with suppress(OSError):  # the launcher was killed and its folder is gone: there is nobody to tell
+            with suppress(OSError):  # the launcher was killed and its folder is gone: no one reads the marker
                 (folder / f"{ELSEWHERE}-{os.getpid()}").touch()
 
     register_optimizer_step_post_hook(stepped)

@@ -1,4 +1,4 @@
-"""The loader's seam: every batch passes `_BaseDataLoaderIter.__next__`."""
+"""Time the loader: every batch passes `_BaseDataLoaderIter.__next__`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hasten.script.watch.replay import Replay
 from hasten.script.watch.trained import Trained
 
 BUSY_FIRST, BUSY_ONE_IN = 16, 16
-"""The first fetches, and of so many later ones one, are asked how long they computed: a call of the system each."""
+"""CPU time is measured for this number of first fetches, then for one in this number. Each measurement is a system call."""
 _CPU_CLOCK_OF_PROCESS = 2
-"""`clock_getcpuclockid` of Linux: the time on a core of a process is the clock `(~pid << 3) | 2`."""
+"""Linux's `clock_getcpuclockid`: the id of the clock of a process's CPU time is `(~pid << 3) | 2`."""
 
 
 def _nobody() -> None:
@@ -29,9 +29,9 @@ def _nobody() -> None:
 
 
 def _clock_of_fetching(iterator: Any) -> Callable[[], float | None]:
-    """Tells the seconds on a core of what makes the next batch: this thread, or the worker process that is waited for.
+    """Return a function for the CPU seconds of the next batch's producer: this thread or the worker that it waits for.
 
-    None where that is not known: there is no such worker, or the system does not tell.
+    The function returns None if there is no such worker or if the system does not tell its CPU time.
     """
     if not iterator._num_workers:  # noqa: SLF001 - the iterator is torch's, and has no other names for these
         return thread_time
@@ -51,13 +51,13 @@ def _clock_of_fetching(iterator: Any) -> Callable[[], float | None]:
 
 
 class Fetch:
-    """Times the fetching of batches, and splits it into making samples and putting them together.
+    """Times the fetching of batches, and splits it into making samples and collating them.
 
     Args:
-        recorder: Who is told.
-        trained: Is told whether gradients are recorded while the loop fetches.
-        replay: Kept batches to hand out in place of the loader's; none unless given.
-        padding: Looks at the batches that train, or cuts them.
+        recorder: Receives the phases.
+        trained: Receives whether gradients are enabled while the loop fetches.
+        replay: Cached batches to return instead of the loader's; none by default.
+        padding: Measures the padding of training batches, or trims it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Fetch:
         self._latest: Callable[[], Any] = lambda: None
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The seam around `__next__`."""
+        """Wrap `__next__`."""
 
         @functools.wraps(original)
         def fetch_seam(iterator: Any) -> Any:
@@ -111,7 +111,7 @@ class Fetch:
         return fetch_seam
 
     def _watch_collate(self, iterator: Any) -> None:
-        """Time the user's own collate function of an iterator that works in this process; on the iterator's own fetcher."""
+        """Time the user's collate function if the iterator works in this process. Patches the iterator's own fetcher."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
         collate = getattr(fetcher, "collate_fn", None)
         line = line_of(collate)
@@ -133,10 +133,10 @@ class Fetch:
         fetcher.collate_fn = collate_seam
 
     def _note(self, iterator: Any, seconds: float) -> None:
-        """Where the time went: the user's data set, the user's collate function, or what torch does for the user's loop."""
+        """Record where the time went: the user's dataset, the user's collate function, or torch inside the user's loop."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
         line = getattr(getattr(fetcher, "collate_fn", None), "line", None) if self._collate_s else None
-        if line is not None:  # else a loader within this one's data set was watched before
+        if line is not None:  # otherwise the timed collate belongs to a loader inside this loader's dataset
             if weight := self.recorder.stands_for:
                 self.recorder.note("collate", line[0], line[1], self._collate_s * weight, weight)
             seconds -= self._collate_s

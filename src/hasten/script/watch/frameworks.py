@@ -1,7 +1,7 @@
-"""What training frameworks do around the steps: evaluate, save, log. Their own methods are wrapped, where they are loaded.
+"""Time the evaluations, checkpoints and logging of training frameworks by wrapping their methods once they are loaded.
 
-A framework's evaluation need not look like one from outside (gradients may be recorded while it fetches), and its
-checkpoints need not pass `torch.save`. Nothing is imported here: what the script has not loaded is not wrapped.
+A framework's evaluation need not look like one from outside (gradients may be enabled while it fetches), and its
+checkpoints need not pass through `torch.save`. Nothing is imported here: only frameworks that the script loads are wrapped.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ METHODS: tuple[tuple[str, str, str, int], ...] = (
     ("accelerate.accelerator", "Accelerator", "save_model", CHECKPOINT),
     ("accelerate.accelerator", "Accelerator", "log", LOGGING),
 )
-"""Module, class, method, and the phase that its time belongs to."""
+"""Module, class, method, and the phase of its time."""
 
 
 class Frameworks:
-    """The seams of frameworks, in one process.
+    """The seams of frameworks in one process.
 
     Args:
-        recorder: Who is told.
-        patches: Takes them off again.
+        recorder: Receives the phases.
+        patches: Installs and removes the wrappers.
     """
 
     def __init__(self, recorder: Recorder, patches: Patches) -> None:
@@ -48,7 +48,7 @@ class Frameworks:
         self._done: set[tuple[str, str, str]] = set()
 
     def install(self) -> None:
-        """Wrap what is loaded by now and not wrapped yet."""
+        """Wrap all methods that have been loaded since the last call."""
         for module, kind, name, phase in METHODS:
             key = (module, kind, name)
             owner = getattr(sys.modules.get(module), kind, None)
@@ -59,12 +59,12 @@ class Frameworks:
 
 
 def names_of(phase: int) -> tuple[str, ...]:
-    """What the places are called where a framework does what belongs to a phase."""
+    """Return the names of a phase's framework methods, as recorded places use them."""
     return tuple(dict.fromkeys(f"{kind}.{name}" for _, kind, name, its in METHODS if its == phase))
 
 
 def _phase(recorder: Recorder, phase: int, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """All of a method's time belongs to one phase, but for what stands inside it and belongs to another of these."""
+    """Attribute a method's time to one phase, except for parts that are attributed to another phase inside it."""
 
     @functools.wraps(original)
     def framework_seam(*args: Any, **kwargs: Any) -> Any:

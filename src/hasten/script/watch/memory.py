@@ -1,4 +1,4 @@
-"""Memory that a script takes more of with every step: kept losses with their graphs, lists that are never emptied."""
+"""Detect memory that grows with every step, such as losses kept with their graphs or lists that are never emptied."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ import torch
 from hasten.core.machine import read_memory_limit
 
 LEAST_SAMPLES = 8
+"""Smallest number of readings from which growth is judged."""
 LEAST_BYTES = 2**20
-"""Less than this in all is no growth."""
+"""Total growth below this many bytes is ignored."""
 PARTS = 4
+"""Number of parts into which the observed steps are divided."""
 STEADY = 0.5
-"""Each quarter of the observed steps must grow by at least this share of what an average one does: what is loaded, cached or
-compiled once grows for a while and then no more."""
+"""Growth is steady if each part grows by at least this share of the average. Memory for loading, caching or compiling grows
+only for a while."""
 FULL_STEPS, FULL_S = 10_000, 600.0
-"""Memory that lasts for more steps and seconds than these is nobody's bottleneck."""
+"""Memory that lasts for more steps and seconds than these is not a bottleneck."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How memory grows.
+    """Steady growth of memory.
 
     Attributes:
-        step_bytes: By so much every step.
-        steps_left: After so many more it is full.
-        frac: The observed steps alone took this share of all memory.
+        step_bytes: Growth per step.
+        steps_left: Number of steps until memory is full.
+        frac: Share of all memory that the observed steps took.
     """
 
     step_bytes: float
@@ -39,20 +41,20 @@ class Growth:
 
     @property
     def words(self) -> str:
-        """A sentence or two for a person."""
+        """Describe the growth in one or two sentences."""
         size = f"{self.step_bytes / 2**20:.1f} MiB" if self.step_bytes >= 2**20 else f"{self.step_bytes / 2**10:.0f} KiB"
         return (
-            f"Memory grows by {size} with every step; at that rate it is full after about {self.steps_left} more. Look for "
-            "what is kept of past steps, such as losses that are not detached or lists that only grow."
+            f"Memory grows by {size} with every step and will be full after about {self.steps_left} more. Look for objects "
+            "kept from past steps, such as losses that are not detached or lists that only grow."
         )
 
 
 def memory_in_use() -> int:
-    """Bytes that this process holds now: of the GPU where it works on one, else of main memory; 0 where nobody tells."""
+    """Return the bytes that this process uses: of the GPU if it uses one, else of main memory; 0 if unknown."""
     if torch.cuda.is_initialized():
         return int(torch.cuda.memory_allocated())
     try:
-        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)  # no file object: this is read amid a training loop
+        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)  # faster than a file object, inside a training loop
     except OSError:
         return 0
     try:
@@ -62,19 +64,19 @@ def memory_in_use() -> int:
 
 
 def memory_limit() -> int:
-    """All bytes there are, where `memory_in_use` counts them."""
+    """Return the total bytes of the memory that `memory_in_use` measures."""
     if torch.cuda.is_initialized():
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     return read_memory_limit().value
 
 
 def steady_growth(samples: Sequence[tuple[int, int]], limit_bytes: int, step_s: float = 1.0) -> Growth | None:
-    """How memory grows, if it does so steadily and will soon be full.
+    """Return the growth of memory if it is steady and will soon fill the memory.
 
     Args:
-        samples: Numbers of steps and bytes in use after them, in order.
-        limit_bytes: All there is.
-        step_s: Seconds of a step.
+        samples: Pairs of a step number and the bytes in use after that step, in order.
+        limit_bytes: Total memory.
+        step_s: Seconds per step.
     """
     if len(samples) < LEAST_SAMPLES or limit_bytes <= 0:
         return None

@@ -1,7 +1,7 @@
-"""What the seams of a watched script take of their own, timed as training meets them: with other things in the caches.
+"""Measure the overhead of the seams under the conditions of training: with cold caches.
 
-In a loop of its own a seam takes a third of what it takes amid training, where a pass over some layers lies between two of
-them. So each is timed once after a few megabytes were read.
+In a tight loop a seam takes a third of its time in training, where layers run between two seams. So each measured call
+follows a read of a few megabytes.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ import numpy as np
 from hasten.script.patches import guarded
 
 CALLS = 100
+"""Number of measured calls."""
 _FOREIGN_NUMBERS = 2**20
-"""Of four bytes, read between two timings: more than what caches keep for one core."""
+"""Number of 4-byte values that are read before each call: more than the caches of one core hold."""
 _known: list[tuple[float, float]] = []
 
 
 class Clock(Protocol):
-    """As `Recorder`."""
+    """The part of `Recorder` that a seam uses."""
 
     passed: int
 
     def free(self) -> bool:
-        """Whether a seam begins a phase."""
+        """Return whether a seam starts a phase."""
 
     def enter(self, phase: int, /) -> Any:
-        """Begin one."""
+        """Start a phase."""
 
     def leave(self) -> Any:
-        """End it."""
+        """End the phase."""
 
 
 def of_seams(make: Callable[[], Clock]) -> tuple[float, float]:
-    """Seconds of a seam that notes a phase, and of one that notes nothing; measured once in a process.
+    """Return the seconds of a seam that records a phase and of one that records nothing. Measured once per process.
 
     Args:
-        make: Makes a clock that nothing else uses.
+        make: Creates a separate clock for the measurement.
     """
     if not _known:
         _known.append((noting_s(make()), passing_s(make())))
@@ -48,7 +49,7 @@ def of_seams(make: Callable[[], Clock]) -> tuple[float, float]:
 
 
 def noting_s(clock: Clock) -> float:
-    """Seconds of a seam that notes a phase."""
+    """Return the seconds of a seam that records a phase."""
 
     def make(original: Callable[[], None]) -> Callable[[], None]:
         def seam() -> None:
@@ -67,7 +68,7 @@ def noting_s(clock: Clock) -> float:
 
 
 def passing_s(clock: Clock) -> float:
-    """Seconds of a seam around something that belongs to the phase which is under way."""
+    """Return the seconds of a seam inside a phase, which records nothing."""
     clock.enter(0)
 
     def original(*_args: Any, **_kwargs: Any) -> None:
@@ -87,7 +88,7 @@ def _nothing() -> None:
 
 
 def _typical(function: Callable[[], Any]) -> float:
-    """The median of single calls, each after much else was read."""
+    """Return the median of single calls, each with cold caches."""
     foreign, taken = np.ones(_FOREIGN_NUMBERS, np.float32), []
     for _ in range(CALLS):
         foreign.sum()

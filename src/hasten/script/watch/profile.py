@@ -1,6 +1,6 @@
-"""Profile a script: run it as it is, then once for each thing that could be free, and say where its time goes.
+"""Profile a script: run it unchanged, then once for each phase that could be free, and report where its time goes.
 
-A profile holds the share of each phase, ceilings, the bottleneck, and the lines it comes from.
+A profile contains the share of each phase, the ceilings, the bottleneck, and the source lines that cause it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from hasten.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_S
 from hasten.script.watch.trackers import LABELS
 
 WORTH_A_RUN = 0.01
+"""Share of logging from which a run without it is worthwhile."""
 WORTH_A_LINE = 0.02
+"""Share of the time from which a source line is reported."""
 LINES = 8
+"""Largest number of source lines reported."""
 
-OTHER_WORDS = "It passes between the places that are timed: a profiler of Python, such as py-spy, shows its lines."
+OTHER_WORDS = "It is spent between the timed places. A Python profiler such as py-spy shows the lines."
 
 READS = (".item()", ".cpu()", ".tolist()")
 WRITES = ("print", "logging", "os.fsync", *sorted(LABELS), *names_of(LOGGING))
-"""Places where values are read for a report, and where it is written."""
+"""Places where values are read for a report, and places where the report is written."""
 
 CAUSES = {
     Bottleneck.INPUT: ("dataset", "collate", "loader", "start of workers"),
@@ -40,7 +43,7 @@ CAUSES = {
     Bottleneck.VALIDATION: ("validation", *names_of(VALIDATION)),
     Bottleneck.CHECKPOINT: ("torch.save", *names_of(CHECKPOINT)),
 }
-"""Which places explain which bottleneck."""
+"""Places that explain each bottleneck."""
 
 Seconds = dict[str, float]
 Found = Mapping[str, Any]
@@ -48,11 +51,11 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """How long each run may observe.
+    """Limits of each run's observation.
 
     Attributes:
-        updates: Steps at most.
-        seconds: Seconds at most, from the first step on.
+        updates: Maximum number of steps.
+        seconds: Maximum number of seconds from the first step on.
     """
 
     updates: int = 200
@@ -62,29 +65,29 @@ class Study:
 def profile_script(
     command: Sequence[str], study: Study | None = None, *, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Profile `python COMMAND`; the output of the first run is shown, that of the others is not.
+    """Profile `python COMMAND`. The output of the first run is shown, that of the other runs is not.
 
     Raises:
-        TrialError: The script failed, or was not seen to train.
+        TrialError: The script failed, or no training was observed.
     """
     study = study or Study()
 
-    told: set[str] = set()
+    said: set[str] = set()
 
-    def say(words: str) -> None:
-        if words not in told:
-            told.add(words)
-            progress(words)
+    def say(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            progress(message)
 
     def run(mode: Mode, *, quiet: bool) -> Seen:
         watch = Watch(mode=mode, updates=study.updates, seconds=study.seconds)
         return run_watched(command, watch, quiet=quiet, say=say)
 
-    progress("the script as it is")
+    progress("the unchanged script")
     real = run("profile", quiet=False)
     _check(real)
     for why in real.failures.values():
-        progress(f"not all of it could be watched: {why.strip().splitlines()[-1]}")
+        progress(f"not everything could be watched: {why.strip().splitlines()[-1]}")
     progress("what if data were free")
     replay = run("replay", quiet=True)
     silent = None
@@ -100,19 +103,19 @@ def profile_script(
 
 
 def phase_seconds(found: Found) -> tuple[Seconds, int]:
-    """Seconds by phase over the counted steps, and their number.
+    """Return the seconds by phase over the counted steps, and the number of these steps.
 
-    The first steps do not count where there are more than twice as many. What evaluates, saves and logs after the last
-    step of a script that ended by itself counts too.
+    The first steps are excluded unless there are too few steps. If the script ran to its end, evaluations, checkpoints and
+    logging after the last step are included.
 
     Raises:
-        TrialError: No step was seen.
+        TrialError: No step was observed.
     """
     steps = found["seconds"]
     if not steps:
         raise TrialError(
-            "The script ended without two steps of a torch optimizer, so there is nothing to measure. Is this the script "
-            "that trains, and does it reach its second step?",
+            "The script made fewer than two optimizer steps, so there is nothing to measure. Is this the training script, and "
+            "does it reach its second step?",
             kind="raised",
         )
     counted = steps[WARMUP_STEPS:] if len(steps) > 2 * WARMUP_STEPS else steps
@@ -125,18 +128,19 @@ def phase_seconds(found: Found) -> tuple[Seconds, int]:
 
 
 def update_s(found: Found) -> float:
-    """Seconds of a step without validation and checkpoints."""
+    """Return the seconds per step without validation and checkpoints."""
     seconds, steps = phase_seconds(found)
     return (sum(seconds.values()) - seconds["validation"] - seconds["checkpoint"]) / steps
 
 
 def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found | None = None) -> dict[str, float]:
-    """Counterfactual -> largest gain as a ratio: data, logging and padding by runs of their own, the others by their share.
+    """Return the largest gain of each counterfactual, as a ratio.
 
-    On a CPU nothing overlaps with a phase that the script itself waits in, so no more than that phase can be saved. But
-    where it mostly waits for data, the cores fall asleep, and what follows is slower than it would be; and loader workers
-    take cores from all phases. There the run tells. Kept batches still wait for workers that begin with an epoch: what a
-    replay has left of the data phase is free too. Where the script had too few steps for a replay, its share is told.
+    Data, logging and padding are measured by separate runs, the others by their share of the time. On a CPU nothing overlaps
+    with a phase that the script waits in, so the gain is limited to that phase. There are two exceptions, for which the run
+    alone decides: if the script mostly waits for data, its cores become idle and the following phases run slower; and loader
+    workers take cores from all phases. A replay still waits for workers that start with an epoch, so its remaining data time
+    counts as saved too. If the script has too few steps for a replay, the share of the data phase is used.
     """
     seconds, steps = phase_seconds(real)
     whole_s, core_s = sum(seconds.values()) / steps, update_s(real)
@@ -165,28 +169,28 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
 
 
 def wants_silence(real: Found) -> bool:
-    """Whether logging is worth a run without it."""
+    """Return whether logging takes enough time for a run without it."""
     seconds, _ = phase_seconds(real)
     return seconds["logging"] >= WORTH_A_RUN * sum(seconds.values())
 
 
 def wants_cut(real: Found) -> bool:
-    """Whether padding is worth a run without it."""
+    """Return whether there is enough padding for a run without it."""
     return bool(real.get("padding_frac", 0.0) >= padding.WORTH_A_RUN)
 
 
 def logging_writes(real: Found) -> bool | None:
-    """Whether most of the logging is spent on writing it, rather than on reading values; None where no line shows it."""
+    """Return whether logging spends more time writing than reading values; None if no source line shows it."""
     seconds = {kind: float(sum(place[4] for place in real["places"] if place[0] in kind)) for kind in (READS, WRITES)}
     return seconds[WRITES] > seconds[READS] if any(seconds.values()) else None
 
 
 def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Lines of the user's code by the time spent there, largest first; shares are of the wall time of all steps.
+    """Return lines of the user's code by time spent, largest first. Shares are of the wall time of all steps.
 
     Args:
-        real: What was seen of the script as it is.
-        always: Places that are told however little time is spent there.
+        real: Observations of the unchanged script.
+        always: Places that are reported even if they take little time.
     """
     wall = sum(phase_seconds(real)[0].values())
     lines = [
@@ -198,13 +202,13 @@ def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 
 
 def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str, float], ran: Sequence[str]) -> Diagnosis:
-    """Name the bottleneck of a script, and the line it comes from.
+    """Name a script's bottleneck and the source line that causes it.
 
     Args:
-        real: What was seen of the script as it is.
+        real: Observations of the unchanged script.
         phases: Share of each phase.
         gains: The ceilings.
-        ran: Those of them that a run of its own measured.
+        ran: The ceilings that were measured by a separate run.
     """
     measured = {name: gain for name, gain in gains.items() if name in ran}
     found = diagnose(phases, measured, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
@@ -231,13 +235,13 @@ def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str
 def make_profile(
     real: Found, replay: Found | None = None, silent: Found | None = None, cut: Found | None = None
 ) -> dict[str, Any]:
-    """A profile of a script, as `hasten profile script.py --json` writes it.
+    """Return a script's profile in the format of `hasten profile script.py --json`.
 
     Args:
-        real: What was seen of the script as it is.
-        replay: The same with kept batches in place of the loader's.
-        silent: The same with nothing printed, logged or saved.
-        cut: The same with the padding cut off the loader's batches.
+        real: Observations of the unchanged script.
+        replay: Observations with cached batches instead of the loader's.
+        silent: Observations with nothing printed, logged or saved.
+        cut: Observations with the padding trimmed from the loader's batches.
     """
     seconds, steps = phase_seconds(real)
     whole = sum(seconds.values())
@@ -271,19 +275,19 @@ def _check(seen: Seen) -> None:
         raise TrialError(f"The script ran (exit code {seen.code}), but could not be watched: {why}", kind="raised")
     if seen.code != 0:
         raise TrialError(
-            f"The script ended with exit code {seen.code} before its second optimizer step; what it said is above. "
+            f"The script ended with exit code {seen.code} before its second optimizer step; its output is above. "
             "Does it run without Hasten?",
             kind="raised",
         )
     if (backwards := (seen.ranks.get(0) or {}).get("backwards", 0)) > 1:
         raise TrialError(
-            f"{backwards} backward passes were seen, and no two steps of an optimizer: the script changes its parameters by "
-            "hand, or in a way of its own. A step is seen where an optimizer of torch.optim steps; give it one, or call "
-            "hasten.step() after each update.",
+            f"{backwards} backward passes were observed, but fewer than two optimizer steps. The script seems to update its "
+            "parameters by hand or with a custom optimizer. Use an optimizer of torch.optim, or call hasten.step() after "
+            "each update.",
             kind="raised",
         )
     raise TrialError(
-        "No two optimizer steps were seen in the script's own process. Is this the script that trains, and does it use an "
-        "optimizer of torch.optim?",
+        "Fewer than two optimizer steps were observed in the script's own process. Is this the training script, and does "
+        "it use an optimizer of torch.optim?",
         kind="raised",
     )

@@ -1,9 +1,10 @@
-"""The clock of a watched script: which phase each moment of a step belongs to.
+"""Assign each moment of a training step to a phase.
 
-A step goes from one optimizer step to the next. Every moment belongs to one phase: that of the seam the script is in, or
-else the one that the last seam leaves behind (after a forward pass: the loss, so forward; after backward: clipping, so the
-optimizer's, if its step follows next). What was fetched counts as data once a training pass follows, and as validation if
-an evaluation does. Between two values that are read the second one was made.
+A step lasts from one optimizer step to the next. Every moment belongs to one phase: the phase of the current seam or,
+between seams, the one that the last seam sets. After a forward pass the loss is computed, so the time counts as forward.
+After a backward pass gradients may be clipped, so the time counts as optimizer if its step follows next. Fetching counts as
+data if a training pass follows, and as validation if an evaluation follows. Time between two value reads is spent computing
+the second value, so it counts as logging.
 """
 
 from __future__ import annotations
@@ -22,52 +23,53 @@ DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, LOGGING, VALIDATION, CHECKPOINT, O
 GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
 """Time whose phase the next seam decides: after backward, an evaluation with gradients, a fetched and a moved batch."""
 MAKING = 13
-"""Time after a value was read: if another is read next, it went into the making of that one."""
+"""Time after a value was read. If another value is read next, the time was spent computing it."""
 NUM_SLOTS = 14
 _SETTLED = ((MAKING, OTHER), (GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER))
-"""What is undecided belongs to these at the end of a step."""
+"""Phases of undecided time at the end of a step."""
 WINDOW = 512
+"""Number of last steps, and of memory readings, that are kept."""
 MEMORY_STEPS, MEMORY_S = 4, 0.03
-"""Memory is read after so many steps and seconds: amid a training loop a reading takes longer than all seams of a step."""
+"""Steps and seconds between memory readings. A reading takes longer than all seams of a step."""
 MEMORY_SOON, MEMORY_LATER_S = 16, 0.5
-"""And after so many readings after so many seconds."""
+"""After this number of readings, the number of seconds between further readings."""
 WARMUP_STEPS = 2
-"""So many steps load, allocate and choose kernels: what they take is not typical."""
+"""Number of first steps that load, allocate and choose kernels; their timings are not typical."""
 RESTS_FROM = 64
-"""A watch that rests looks at every phase of so many steps first."""
+"""Number of steps that are timed in full before sampling begins (`rests`)."""
 FULL_ONE_IN = 4
-"""About one step in so many is looked at."""
+"""About one step in this number is timed in full."""
 FULL_STEPS = 16
-"""What a step has is told by about so many of the last that were looked at."""
+"""Number of fully timed steps over which typical phase shares are averaged."""
 _SCATTER = 2654435761
-"""Times the number of a step (Knuth's multiplicative hash): the steps that are looked at follow no period of the script."""
+"""Multiplier of the step number (Knuth's multiplicative hash), so that sampled steps follow no period of the script."""
 _RARE = (LOGGING, VALIDATION, CHECKPOINT)
 MAX_PLACES = 256
 LOOK_S = 0.001
-"""Seconds that are worth a look at the stack for the line that took them."""
+"""Seconds of a phase from which searching the stack for its source line is worthwhile."""
 BACKWARDS_WITHOUT = 256
-"""After so many backward passes, over twice the seconds that are watched, no optimizer of torch is expected to step."""
+"""Watching stops after this number of backward passes, over twice the watched seconds, without a torch optimizer step."""
 
 Place = tuple[str, str, int]
-"""What happened, in which file, at which line."""
+"""What happened, the file, and the line."""
 
 
 def is_autograds() -> bool:
-    """Whether this thread was started by no Python code: steps inside of backward run in such ones, for an accelerator."""
+    """Return whether autograd started this thread. On accelerators, optimizer steps inside backward run in such threads."""
     return isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - it has no other name
 
 
 def is_light(step: int) -> bool:
-    """Whether a step passes without a look at what each step has."""
+    """Return whether only the total time of a step is measured, not each of its phases."""
     return step * _SCATTER % 2**32 >= 2**32 // FULL_ONE_IN
 
 
 class Usual:
-    """What the time of a step is usually spent on.
+    """Typical share of each phase in a step's time.
 
     Args:
-        phases: How many there are.
-        rare: Those that not every step has, which are never guessed.
+        phases: Number of phases.
+        rare: Phases that do not occur in every step; they are never estimated.
     """
 
     def __init__(self, phases: int, rare: Collection[int]) -> None:
@@ -76,7 +78,7 @@ class Usual:
         self._shares = list(self._sums)
 
     def learn(self, step: Sequence[float]) -> None:
-        """Take in the seconds by phase of a step that was looked at: its shares, so that no long step outweighs others."""
+        """Update the averages with a fully timed step. Uses its shares, so that a long step does not outweigh others."""
         usual = [0.0 if phase in self._rare else seconds for phase, seconds in enumerate(step)]
         whole_s = sum(usual)
         if whole_s > 0:
@@ -86,35 +88,35 @@ class Usual:
             self._shares = [share / known for share in self._sums]
 
     def divided(self, seconds: float) -> list[float]:
-        """Seconds by phase of so many seconds that nobody looked at."""
+        """Divide unattributed seconds into phases by the typical shares."""
         return [seconds * share for share in self._shares]
 
 
 class Recorder:
-    """Sums the time of each phase, step by step, for the thread that made it.
+    """Sums the time of each phase, step by step, for the thread that created it.
 
     Args:
-        updates: Stop after so many steps; 0 is never.
-        seconds: Stop after so many seconds from the first step on.
-        memory: Tells the bytes in use, and is asked every few steps.
-        rests: Look at what each step has in about one step of four, once there were some. All others are timed as a whole,
-            and divided as those are. An evaluation, a checkpoint, or anything logged is timed whenever it happens.
-        follows: Watch another thread from its first step on, where this one has made none by then.
+        updates: Stop after this number of steps; 0 means never.
+        seconds: Stop after this number of seconds from the first step on; 0 means never.
+        memory: Returns the bytes in use; called every few steps.
+        rests: After the first steps, time each phase in about one step of four only. The total time of the other steps is
+            measured and divided by typical shares. Evaluations, checkpoints and logging are always timed.
+        follows: Watch another thread from its first step on, if this thread has made no step by then.
 
     Attributes:
-        active: Whether anything is still noted.
-        light: Whether what each step has passes unseen now.
-        stands_for: For so many steps this one tells where time goes that every step spends.
+        active: Whether anything is still recorded.
+        light: Whether only the total time of the current step is measured.
+        stands_for: Number of steps that the current step represents in the source lines of phases that every step has.
         steps: Seconds of each phase, for the last steps.
         places: Place -> (times, seconds).
-        memory: Numbers of steps, and bytes in use after them.
-        events: Seams passed since the first step.
-        passed: Those of them that noted nothing: inner modules, and tensors inside of a phase.
-        made_s: Seconds that went into the making of the value that is read now.
-        last: The phase that was begun last.
-        backwards: Backward passes before the first step.
-        fetch_s: Seconds of fetching batches in which it was asked whether that computes.
-        fetch_busy_s: And those of them in which this thread, or the worker process that was waited for, computed.
+        memory: Pairs of a step number and the bytes in use after that step.
+        events: Number of seams passed since the first step.
+        passed: Number of those seams that recorded nothing: inner modules, and tensors inside a phase.
+        made_s: Seconds spent computing the value that is being read.
+        last: The phase that began last.
+        backwards: Number of backward passes before the first step.
+        fetch_s: Seconds spent fetching batches whose CPU time was measured.
+        fetch_busy_s: CPU seconds of these fetches, of this thread or of the worker process that it waited for.
         has_workers: Whether batches came from loader workers.
     """
 
@@ -159,19 +161,19 @@ class Recorder:
         self._first_backward = 0.0
 
     def here(self) -> bool:
-        """Whether anything is noted of this thread, or of one of autograd's while this one is in its backward pass."""
+        """Return whether time of this thread is recorded: the watched thread, or autograd's during its backward pass."""
         return self.active and (threading.get_ident() == self.thread or (BACKWARD in self._stack and is_autograds()))
 
     def free(self) -> bool:
-        """Whether the script is between phases, so that any seam begins one."""
+        """Return whether the script is between phases, so that any seam starts one."""
         return self.active and not self._stack and threading.get_ident() == self.thread
 
     def takes(self) -> bool:
-        """Whether a forward or backward pass that is reached now begins a phase: also in an optimizer's closure."""
+        """Return whether a forward or backward pass would start a phase now. True inside an optimizer closure too."""
         return self.free() or (self.active and self._stack[-1:] == [OPTIMIZER] and threading.get_ident() == self.thread)
 
     def restart(self) -> None:
-        """Forget the steps so far: what is measured begins here."""
+        """Discard the steps so far and start measuring from here."""
         self.steps.clear()
         self.places.clear()
         self._unplaced.clear()
@@ -180,9 +182,9 @@ class Recorder:
         self._first = perf_counter()
 
     def enter(self, phase: int) -> None:
-        """Begin a phase."""
+        """Start a phase."""
         now = perf_counter()
-        if self.light:  # something rare: from here on this step is looked at
+        if self.light:  # a rare phase: time the rest of this step in full
             self._pass_unseen(now)
             self.light = False
         stack, current = self._stack, self.current
@@ -195,7 +197,7 @@ class Recorder:
         self.last = phase
 
     def leave(self, idle: int | None = None) -> float:
-        """End the phase; what follows counts as `idle` until the next one. Returns seconds."""
+        """End the phase and return its seconds. The time until the next phase counts as `idle`."""
         if not self._stack:
             return 0.0
         now = perf_counter()
@@ -207,51 +209,52 @@ class Recorder:
         return seconds
 
     def leave_reading(self) -> float:
-        """End the reading of a value. Returns seconds, those of making it included where it was not the first."""
+        """End the reading of a value. Returns its seconds, plus those of computing the value if it was not the first."""
         making = self.last == LOGGING and self.idle in (OTHER, GAP, MAKING)
         if making and self.idle != MAKING:
             self._before_making = self.idle
         return self.leave(MAKING if making else None) + self.made_s
 
     def rename(self, phase: int) -> None:
-        """The phase that was begun turns out to be another."""
+        """Change the phase that has begun to another one."""
         if self._stack:
             self._stack[-1] = phase
 
     def note(self, what: str, file: str, line: int, seconds: float, times: int = 1) -> None:
-        """Remember what took how long at a line of the user's code."""
+        """Record the seconds spent on something at a line of the user's code."""
         place = (what, file, line)
         if place in self.places or len(self.places) < MAX_PLACES:
             so_far, before = self.places.get(place, (0, 0.0))
             self.places[place] = (so_far + times, before + seconds)
 
     def worth_a_look(self, what: str, seconds: float) -> tuple[int, float] | None:
-        """How often, and how long, a thing was done since its line was last looked for; None while that is too short.
+        """Return the count and the seconds of a phase since its line was last searched; None if the time is too short.
 
-        To look through the stack for the user's line takes longer than a short phase that is noted at every step. So the
-        one that makes it a millisecond in all stands for those before it: each line is met as often as time is spent there.
+        Searching the stack for the user's line takes longer than a short phase that occurs at every step. The line is
+        searched only once a millisecond has accumulated, and then counts for all calls since the last search. So the number
+        of searches of a line is proportional to its time.
         """
         times, before = self._unplaced.get(what, (0, 0.0))
-        found = (times + self.stands_for, before + seconds * self.stands_for)
-        if found[1] < LOOK_S or not self.stands_for:
-            self._unplaced[what] = found
+        total = (times + self.stands_for, before + seconds * self.stands_for)
+        if total[1] < LOOK_S or not self.stands_for:
+            self._unplaced[what] = total
             return None
         self._unplaced.pop(what, None)
-        return found
+        return total
 
     def before_step(self) -> None:
-        """An optimizer begins its step."""
+        """Start the phase of an optimizer step."""
         if self._follows and not self.num_steps and not self.here() and not is_autograds():
             self.thread, self.idle, self._mark = threading.get_ident(), OTHER, perf_counter()
             self._stack.clear()
             self.current = [0.0] * NUM_SLOTS
         if not self.light and self.here():
-            while self._stack and self._stack[-1] != BACKWARD:  # a step that raised never ended
+            while self._stack and self._stack[-1] != BACKWARD:  # an optimizer step that raised an error never ended
                 self._stack.pop()
             self.enter(OPTIMIZER)
 
     def after_step(self, optimizer: Hashable) -> None:
-        """An optimizer has stepped: the end of a step, if it is the one that steps most."""
+        """End an optimizer step. Ends the training step if this optimizer is the leading one."""
         if not self.here():
             return
         if self._stack[-1:] == [OPTIMIZER]:
@@ -266,7 +269,7 @@ class Recorder:
             self._unseen_s = 0.0
 
     def after_light_step(self, optimizer: Hashable) -> None:
-        """The same where nothing of the step was looked at: in one go, since even this costs."""
+        """End an optimizer step of which only the total time is measured. Optimized for speed."""
         if not self.here():
             return
         if self._marked or not self._lead.steps_again(optimizer):
@@ -280,7 +283,7 @@ class Recorder:
             self.light, self.stands_for = False, FULL_ONE_IN
 
     def mark(self) -> None:
-        """The loop says that a step ends here; from its first word on, optimizers end none."""
+        """End a step explicitly. From the first mark on, optimizer steps no longer end a step."""
         if not self.takes():
             return
         if not self._marked:
@@ -295,7 +298,7 @@ class Recorder:
         self._end_step()
 
     def settle(self) -> list[float]:
-        """Seconds by phase since the last step, with everything undecided put where it belongs."""
+        """Assign all undecided time to phases, and return the seconds by phase since the last step."""
         current = self.current
         for slot, phase in _SETTLED:
             if current[slot]:
@@ -304,7 +307,7 @@ class Recorder:
         return current[: len(PHASES)]
 
     def after_backward(self) -> None:
-        """A backward pass has ended. Without a step there is nothing to watch, and a script may go on for days."""
+        """Count a backward pass. Stop if no optimizer step follows for too long, because such scripts may run for days."""
         if self.num_steps or not self.active:
             return
         now = perf_counter()
@@ -316,7 +319,7 @@ class Recorder:
             self.stop()
 
     def stop(self) -> None:
-        """Note nothing any more."""
+        """Stop recording."""
         if self.active:
             self.active = False
             self.on_stop()
@@ -342,18 +345,18 @@ class Recorder:
             self.stop()
 
     def _memory_is_due(self, now: float) -> bool:
-        """Whether it is time to read memory: where the steps are counted, also so often within them."""
+        """Return whether memory is due for a reading. With a step limit, readings are spread over the steps."""
         within = self.updates // MEMORY_SOON
         often = within >= MEMORY_STEPS and self.num_steps % within == 0
         return often or (self.num_steps % MEMORY_STEPS == 0 and now >= self._next_memory)
 
     def _pass_unseen(self, now: float) -> None:
-        """The time since the last mark was of what each step has."""
+        """Add the time since the last mark to the unattributed time of the step."""
         self._unseen_s += now - self._mark
         self._mark = now
 
     def _divided(self, now: float) -> list[float]:
-        """Seconds by phase of the step that has ended; what passed unseen is divided as it usually is."""
+        """Return the seconds by phase of the step that has ended. Unattributed time is divided by typical shares."""
         if self.light:
             self._pass_unseen(now)
         step = self.settle()
@@ -365,7 +368,7 @@ class Recorder:
         return step
 
     def _decide(self, phase: int) -> None:
-        """Give what was undecided to its phase, now that the next one is known."""
+        """Assign undecided time to its phase, given the phase that follows."""
         current = self.current
         if phase != MAKING:
             making = current[MAKING]
@@ -387,7 +390,7 @@ class Recorder:
 
 
 def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
-    """What was seen, as JSON: steps, seconds of each phase in each of them, places, and what we cost."""
+    """Return the observations as JSON: steps, seconds of each phase in each step, places, and Hasten's overhead."""
     steps = list(recorder.steps)
     wall = sum(map(sum, steps))
     seam, passing = overhead.of_seams(lambda: Recorder(updates=0, seconds=0.0))

@@ -1,4 +1,4 @@
-"""Kept batches in place of the loader's: what would the steps take if data were free."""
+"""Return cached batches instead of the loader's, to measure how fast the steps would be if data were free."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from hasten.script.data.workers import WorkerLoader
 from hasten.script.watch.record import Recorder
 
 KEPT = 8
+"""Number of batches that are cached."""
 MAX_BYTES = 1 << 30
+"""Bytes of cached batches above which no more batches are cached."""
 
 
 class Replay:
-    """Keeps the first batches of the first loader that is read for training, and hands them out again and again.
+    """Caches the first batches of the first training loader, and returns them repeatedly.
 
-    One of which batches were fetched and no step came before another is read, is not for training.
+    A loader is not the training loader if another loader is read before the first step.
 
-    An epoch stays as long as it was, where the loader says how long that is. It begins without worker processes: they would
-    take cores for batches that nobody wants.
+    The length of an epoch does not change if the loader knows it. The epoch starts without worker processes, which would
+    use cores for unused batches.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -38,10 +40,10 @@ class Replay:
         self._replaying = False
 
     def next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
-        """The next batch of an iterator, kept or fetched.
+        """Return the next batch of an iterator, cached or fetched.
 
         Raises:
-            StopIteration: The epoch has as many batches as it would have had.
+            StopIteration: The epoch has reached its usual number of batches.
         """
         data = iterator._dataset  # noqa: SLF001 - the iterator is torch's, and has no other name for it
         if self._source is None or (not self._recorder.num_steps and not self._is_source(data)):
@@ -58,7 +60,7 @@ class Replay:
         return _fresh(self._kept[self._turn % len(self._kept)])
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The seam around the loader's `__iter__`."""
+        """Wrap the loader's `__iter__`."""
 
         @functools.wraps(original)
         def iter_seam(loader: Any) -> Any:
@@ -91,10 +93,10 @@ class Replay:
 
 
 class _KeptEpoch(_BaseDataLoaderIter):
-    """An epoch of kept batches: `Replay.next` hands them out. Once nobody watches, it goes on as the loader's own.
+    """An epoch of cached batches, which `Replay.next` returns. Once watching stops, the loader's own batches follow.
 
     Args:
-        loader: Whose epoch this is.
+        loader: The loader.
         original: The loader's `__iter__`.
     """
 
@@ -113,13 +115,13 @@ class _KeptEpoch(_BaseDataLoaderIter):
 
 
 def _begins_workers(loader: Any) -> bool:
-    """Whether the loader's epochs have worker processes that torch itself begins for the script."""
-    torchs_own = type(loader)._get_iterator is DataLoader._get_iterator  # noqa: SLF001 - a subclass may make iterators of its own
+    """Return whether torch starts worker processes for the loader's epochs."""
+    torchs_own = type(loader)._get_iterator is DataLoader._get_iterator  # noqa: SLF001 - a subclass may create other iterators
     return bool(loader.num_workers) and torchs_own and not isinstance(loader, WorkerLoader)
 
 
 def _reference(data: Any) -> Callable[[], Any]:
-    """What a data set is known by: its address may be another's once it is gone. A list cannot be referred to weakly."""
+    """Return a reference that identifies a dataset. An address could be reused; a list has no weak references."""
     try:
         return weakref.ref(data)
     except TypeError:
@@ -134,5 +136,5 @@ def _length(iterator: Any) -> int | None:
 
 
 def _fresh(batch: Any) -> Any:
-    """The same tensors in a container of its own: scripts take items out of their batches."""
+    """Return the same tensors in a new container, because scripts remove items from their batches."""
     return copy.copy(batch) if isinstance(batch, dict | list) else batch

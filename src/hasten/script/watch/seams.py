@@ -1,6 +1,6 @@
-"""The places where a training loop can be seen from outside, and how each is wrapped.
+"""Wrap the places where a training loop can be observed from outside.
 
-A seam calls what it wraps and adds nothing but two readings of a clock. What fails in it stops the watching, never the
+A seam calls the wrapped function and adds only two clock readings. A failure inside a seam stops the watching, never the
 script.
 """
 
@@ -43,21 +43,21 @@ from hasten.script.watch.record import (
 from hasten.script.watch.trackers import Tracker, Trackers
 
 READS = ("item", "cpu", "tolist")
-"""Not `__float__`: torch warns in it, and names the line of the innermost Python function, which would be ours."""
+"""Not `__float__`: torch warns in it, and would name the line of the innermost Python function, which would be Hasten's."""
 MOVES = ("to", "cuda", "copy_")
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Seams:
-    """All seams of one process.
+    """All watch seams of one process.
 
     Args:
-        recorder: Who is told.
-        fetch: What stands at the loader's seam.
+        recorder: Receives the phases.
+        fetch: The seam of the loader.
 
     Attributes:
-        on_failure: Called once, where something of ours raises, while that is handled; the watching goes on.
+        on_failure: Called once, while an internal error in a seam is handled. Watching continues.
     """
 
     def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
@@ -74,12 +74,12 @@ class Seams:
         self._marked = harmless(self.mark, self.failed)
 
     def install(self, *, hooks: bool = True, tensor_methods: bool = True, excepthook: bool = True) -> None:
-        """Put all seams in place.
+        """Install all seams.
 
         Args:
-            hooks: Those of the optimizers too; else somebody calls `before_step` and `after_step`.
-            tensor_methods: Those of tensors too; not where graphs were compiled of them already.
-            excepthook: That of errors which end the process too; else somebody takes our frames out of them.
+            hooks: Also install optimizer hooks. If False, the caller must call `before_step` and `after_step`.
+            tensor_methods: Also wrap methods of tensors. Must be False if compiled graphs already contain these methods.
+            excepthook: Also wrap `sys.excepthook`. If False, the caller must remove Hasten's frames from tracebacks.
         """
         recorder, put = self.recorder, self._patches.put
         if hooks:
@@ -93,7 +93,7 @@ class Seams:
             put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
         starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
-        put(torch.autograd, "backward", functools.partial(_backward, recorder))  # that of tensors calls it
+        put(torch.autograd, "backward", functools.partial(_backward, recorder))  # Tensor.backward calls it
         put(Optimizer, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
         put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
         put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
@@ -111,12 +111,12 @@ class Seams:
             put(torch.Tensor, name, functools.partial(_move, recorder, name))
 
     def rest(self) -> None:
-        """Take off all that may be taken off inside an optimizer's hook; the next forward pass takes off the others."""
+        """Remove all seams that can be removed inside an optimizer hook. The next forward pass removes the others."""
         self._trackers.end()
         self._patches.restore(keep=Module)
 
     def remove(self) -> None:
-        """Take off everything, where ours is still the outermost."""
+        """Remove all seams whose wrapper is still the outermost."""
         self._patches.restore()
         steps.unlisten(self._marked)
         for handle in self._handles:
@@ -124,17 +124,17 @@ class Seams:
         self._handles = []
 
     def failed(self, _error: Exception | None = None) -> None:
-        """Something of ours has raised, and is being handled."""
-        told, self.on_failure = self.on_failure, _ignored
-        told()
+        """Report that an internal error was raised in a seam and is being handled."""
+        report, self.on_failure = self.on_failure, _ignored
+        report()
 
     def mark(self) -> None:
-        """The loop says that a step has ended."""
+        """End a step because the loop marked its end."""
         self._frameworks.install()
         self.recorder.mark()
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
-        """An optimizer begins its step. Returns, as hooks do, its arguments with the closure timed, if it has one."""
+        """Start the phase of an optimizer step. Returns the arguments with the closure timed, or None if it has none."""
         recorder = self.recorder
         if not recorder.active or recorder.light:
             return None
@@ -145,24 +145,24 @@ class Seams:
         return with_timed_closure(recorder, optimizer, args, kwargs) if kwargs or len(args) > 1 else None
 
     def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        """An optimizer has stepped."""
+        """End the phase of an optimizer step."""
         recorder = self.recorder
         if recorder.light:
             recorder.after_light_step(self._serials.of(optimizer))
         elif recorder.here():
             recorder.leave(OTHER)
-            seconds = recorder.current[OPTIMIZER] - self._optimizer_s  # what a closure does is not the optimizer's
+            seconds = recorder.current[OPTIMIZER] - self._optimizer_s  # without the time of the closure
             if (worth := recorder.worth_a_look("optimizer", seconds)) is not None and (line := users_line()) is not None:
                 recorder.note("optimizer", *line, worth[1], worth[0])
             recorder.after_step(self._serials.of(optimizer))
 
     def _track(self, tracker: Tracker, owner: Any) -> None:
-        """A tracker takes metrics: that is logging."""
+        """Count calls of a tracker's reporting methods as logging."""
         for name in tracker.methods(owner):
             self._patches.put(owner, name, functools.partial(_noted, self.recorder, LOGGING, tracker.label))
 
     def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Methods of tensors are what a compiled graph is made of: leave them alone as soon as the script compiles."""
+        """Restore the methods of tensors when the script compiles, because compiled graphs contain them."""
 
         @functools.wraps(original)
         def compile_seam(*args: Any, **kwargs: Any) -> Any:
@@ -179,10 +179,10 @@ class Seams:
 def with_timed_closure(
     recorder: Recorder, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
-    """The arguments of an optimizer's step, the optimizer first, with its closure timed; None if it has none.
+    """Return an optimizer step's arguments, the optimizer first, with the closure timed. None if there is no closure.
 
-    What is done in a closure belongs to the phases in it. Lightning trains inside it: without this, its losses, prints and
-    moved batches would count as the optimizer's.
+    Time inside a closure belongs to the phases in it. Lightning trains inside the closure: without this, losses, prints and
+    moved batches would count as the optimizer's time.
     """
     if callable(kwargs.get("closure")):
         return args, {**kwargs, "closure": _timed_closure(recorder, kwargs["closure"])}
@@ -200,13 +200,13 @@ def _takes_closure(step: Any) -> bool:
 def _timed_closure(recorder: Recorder, closure: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(closure)
     def closure_seam(*args: Any, **kwargs: Any) -> Any:
-        if recorder.free() or not recorder.takes():  # in no step of an optimizer
+        if recorder.free() or not recorder.takes():  # not inside an optimizer step
             return closure(*args, **kwargs)
         recorder.leave(OTHER)
-        found = closure(*args, **kwargs)
+        result = closure(*args, **kwargs)
         if recorder.free():
             recorder.enter(OPTIMIZER)
-        return found
+        return result
 
     return closure_seam
 
@@ -243,7 +243,7 @@ def _noted(recorder: Recorder, phase: int, what: str, original: Callable[..., An
 
 
 def _synced(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A file goes to the disk: that of a checkpoint where one was saved just now, else what the script logs."""
+    """Time `os.fsync`: as checkpointing right after a checkpoint was saved, otherwise as logging."""
     saving = _noted(recorder, CHECKPOINT, "os.fsync", original)
     logging_it = _noted(recorder, LOGGING, "os.fsync", original)
 
@@ -261,17 +261,17 @@ def _backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
             return original(*args, **kwargs)
         recorder.enter(BACKWARD)
         try:
-            found = original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
             recorder.leave(GAP)
         recorder.after_backward()
-        return found
+        return result
 
     return backward_seam
 
 
 def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The outermost call of a module. Inner modules, and other threads, cost one test."""
+    """Time the outermost call of a module. Calls of inner modules and in other threads cost one check."""
     recorder, trained, inside = seams.recorder, seams.trained, False
 
     def outermost(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,7 +280,7 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
             evaluating = recorder.idle == VALIDATION
             try:
                 phase = trained.kind(args[0], evaluating=evaluating)
-            except Exception:  # noqa: BLE001 - a module of an unusual kind is watched too, by what is known without it
+            except Exception:  # noqa: BLE001 - an unusual kind of module is still timed, classified without it
                 phase = VALIDATION if evaluating and not torch.is_grad_enabled() else FORWARD
                 seams.failed()
             inside = True
@@ -305,7 +305,7 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
                 recorder.passed += 1
                 if not recorder.active:
                     seams.remove()
-        except Exception as error:  # noqa: BLE001 - of ours, and handled so
+        except Exception as error:  # noqa: BLE001 - handle_error raises it again if it is not Hasten's
             passes = True
             handle_error(error, seams.failed)
         return original(*args, **kwargs) if passes else guard(*args, **kwargs)
@@ -318,7 +318,7 @@ def _trains(module: Any) -> bool:
 
 
 def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A tensor's value is read: on an accelerator the host waits here for all that was asked of the device."""
+    """Time the reading of a tensor's value. On an accelerator the host waits here for all queued work of the device."""
 
     @functools.wraps(original)
     def read_seam(*args: Any, **kwargs: Any) -> Any:
@@ -338,7 +338,7 @@ def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
 
 
 def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A tensor is moved; what stays on its device is no transfer."""
+    """Time the moving of a tensor. A move within the same device is not a transfer."""
 
     @functools.wraps(original)
     def move_seam(*args: Any, **kwargs: Any) -> Any:
@@ -347,11 +347,11 @@ def _move(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
             return original(*args, **kwargs)
         recorder.enter(MOVED)
         try:
-            found = original(*args, **kwargs)
+            result = original(*args, **kwargs)
             source = args[1] if name == "copy_" and len(args) > 1 else args[0]
-            if getattr(source, "device", None) == getattr(found, "device", None):
+            if getattr(source, "device", None) == getattr(result, "device", None):
                 recorder.rename(recorder.idle)
-            return found
+            return result
         finally:
             seconds = recorder.leave()
             line = calling_line()

@@ -1,4 +1,4 @@
-"""Set to work in the script's process: put the seams in place, keep what they saw, and take everything off again."""
+"""Watch the script's process: install the seams, save what they observed, and remove them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from hasten.script.watch.trained import Trained
 
 
 class Session:
-    """One watched process.
+    """The watch of one process.
 
     Args:
-        config: What `hasten.script.entry.launch` handed over, with `folder` and `rank`.
+        config: Configuration from `hasten.script.entry.launch`, with `folder` and `rank`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self.folder = Path(config["folder"])
         self.ends = config["mode"] != "observe"
-        # Ranks stop together, after the same step: a rank that stopped by its own clock would leave the others waiting.
+        # Ranks must stop after the same step: a rank that stopped by its own clock would leave the others waiting.
         seconds = 0.0 if config["ranked"] else config["seconds"]
         endless = not config["updates"] and not config["seconds"]
         self.recorder = Recorder(
@@ -52,7 +52,7 @@ class Session:
         self._kept = False
 
     def begin(self) -> None:
-        """Watch from here on."""
+        """Start watching."""
         if self.ends:
             silent, private = self.config["mode"] == "silent", self.config["private"]
             isolate(self._harmless, self.folder, silent=silent, private=private, on_failure=self._note)
@@ -65,11 +65,11 @@ class Session:
         atexit.register(harmless(self._finish, self._note))
 
     def _note(self, _error: Exception | None = None) -> None:
-        """Leave for the launcher what of ours has failed just now."""
+        """Record the current internal error for the launcher."""
         note_failure(dict(self.config))
 
     def _stopped(self) -> None:
-        """Enough was seen."""
+        """Stop watching because enough was observed."""
         harmless(self._rest, self._note)()
         if self.ends:
             self._leave()
@@ -79,7 +79,7 @@ class Session:
         self._keep(ended=False)
 
     def _leave(self) -> None:
-        """End the script where it stands, inside of its own step, where nothing of ours may be raised."""
+        """End the script inside its own step. No internal error may escape here."""
         atexit._run_exitfuncs()  # noqa: SLF001 - temporary folders, worker processes and the user's own handlers
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the script may have closed or replaced it
@@ -87,7 +87,7 @@ class Session:
         os._exit(0)
 
     def _finish(self) -> None:
-        """The script has ended, in whatever way Python still hears of."""
+        """Save the observations at the end of the script, for every kind of end that Python reports."""
         if os.getpid() == self._pid and self.folder.is_dir():
             self._keep(ended=True)
         self.recorder.active = False
@@ -95,7 +95,7 @@ class Session:
         self._harmless.restore()
 
     def _disarm(self) -> None:
-        """A forked process is not ours to watch."""
+        """Stop watching in a forked process."""
         self.recorder.active = False
         self.seams.remove()
 
@@ -110,7 +110,7 @@ class Session:
 
 
 def device_in_use() -> str:
-    """`cuda` where this process works on a GPU, else `cpu`."""
+    """Return `cuda` if this process uses a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
 
 

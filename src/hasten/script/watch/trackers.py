@@ -1,7 +1,7 @@
-"""TensorBoard and Weights & Biases in a script: their classes, as soon as the script has loaded them.
+"""Act on the classes of TensorBoard and Weights & Biases as soon as a script loads them.
 
-Nothing is imported here that the script would not import. A finder on `sys.meta_path` lets Python find the few modules that
-are named, and adds one thing to their loading: what is to be done after it.
+Nothing is imported here that the script would not import. A finder on `sys.meta_path` delegates to Python's own finders and
+adds a step after loading for the few modules concerned.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hasten.script.patches import Patches
 
 @dataclass(frozen=True, kw_only=True)
 class Tracker:
-    """A class that takes metrics.
+    """A class that receives metrics.
 
     Attributes:
-        module: Where it is defined.
-        name: Its name there.
-        label: What it is called in a profile.
-        reports: Methods that take something; a name that ends in `_` stands for all that begin so.
+        module: The module that defines it.
+        name: Its name in the module.
+        label: Its name in a profile.
+        reports: Its methods that receive metrics. A name that ends in `_` is a prefix.
     """
 
     module: str
@@ -35,30 +35,30 @@ class Tracker:
     reports: tuple[str, ...]
 
     def methods(self, owner: type) -> list[str]:
-        """Those of its methods that take something."""
-        beginnings = tuple(name for name in self.reports if name.endswith("_"))
-        found = [name for name in vars(owner) if name in self.reports or name.startswith(beginnings)]
-        return [name for name in found if callable(getattr(owner, name))]
+        """Return the names of the class's methods that receive metrics."""
+        prefixes = tuple(name for name in self.reports if name.endswith("_"))
+        names = [name for name in vars(owner) if name in self.reports or name.startswith(prefixes)]
+        return [name for name in names if callable(getattr(owner, name))]
 
 
 TRACKERS = (
     Tracker(module="torch.utils.tensorboard.writer", name="SummaryWriter", label="tensorboard", reports=("add_", "flush")),
     Tracker(module="tensorboardX.writer", name="SummaryWriter", label="tensorboard", reports=("add_", "flush")),
-    # `wandb.log` becomes the method of the run when one begins.
+    # `wandb.log` is replaced by the method of the run when a run begins.
     Tracker(module="wandb.sdk.wandb_run", name="Run", label="wandb", reports=("log",)),
 )
 LABELS = frozenset(tracker.label for tracker in TRACKERS)
 
 Act = Callable[[Tracker, Any], None]
-"""Is given a tracker and its class."""
+"""Called with a tracker and its class."""
 
 
 class Trackers:
-    """Acts once on each tracker's class that the script loads, and at once on what it has loaded already.
+    """Calls a function once for each tracker class: now for classes that are already loaded, else when they are loaded.
 
     Args:
-        act: What to do.
-        on_failure: Called where that raises; the script goes on.
+        act: The function to call.
+        on_failure: Called if `act` raises an error. The script continues.
     """
 
     def __init__(self, act: Act, on_failure: Callable[[], None] = lambda: None) -> None:
@@ -66,7 +66,7 @@ class Trackers:
         self._waiting: dict[str, Tracker] = {}
 
     def begin(self) -> None:
-        """Look at what is loaded, and wait for the rest."""
+        """Act on the loaded classes, and wait for the others."""
         self._waiting = {tracker.module: tracker for tracker in TRACKERS}
         for name in list(self._waiting):
             module = sys.modules.get(name)
@@ -75,16 +75,16 @@ class Trackers:
         sys.meta_path.insert(0, self)
 
     def end(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self._waiting = {}
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec that the other finders give for a tracker's module; None for everything else."""
+        """Return the spec that the other finders give for a tracker's module; None for any other module."""
         if name not in self._waiting:
             return None
-        # Those behind this one alone: another of these asks those before it, which would ask this one again, for ever.
+        # Ask only the finders after this one: two finders of this kind that ask all others would call each other forever.
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
@@ -94,7 +94,7 @@ class Trackers:
         return None
 
     def _follow(self, loader: Any) -> None:
-        """Put our step behind this one loader's, on the instance; it is gone before the module's own code runs."""
+        """Run our step after this loader instance. The change is undone before the module's own code runs."""
         before = vars(loader).get("exec_module") if hasattr(loader, "__dict__") else None
 
         def exec_module(module: ModuleType) -> None:
@@ -115,18 +115,18 @@ class Trackers:
             return
         try:
             self._act(tracker, owner)
-        except Exception:  # noqa: BLE001 - whatever of ours fails, the script goes on
+        except Exception:  # noqa: BLE001 - the script continues whatever the failure
             self._on_failure()
 
 
 def silence_tracker(patches: Patches, tracker: Tracker, owner: Any) -> None:
-    """Have a tracker take nothing."""
+    """Make a tracker ignore all metrics."""
     for name in tracker.methods(owner):
         patches.put(owner, name, nothing)
 
 
 def redirect(patches: Patches, folder: Path, tracker: Tracker, owner: Any) -> None:
-    """Have TensorBoard write its event files to a folder of ours, one folder a writer."""
+    """Make TensorBoard write its event files to subfolders of `folder`, one for each writer."""
     if tracker.label != "tensorboard":
         return
     made = 0
@@ -145,7 +145,7 @@ def redirect(patches: Patches, folder: Path, tracker: Tracker, owner: Any) -> No
 
 
 def nothing(original: Callable[..., Any]) -> Callable[..., None]:
-    """A function that does nothing, for the place of another."""
+    """Return a function that does nothing and has the signature of another."""
 
     @functools.wraps(original)
     def silenced(*_args: Any, **_kwargs: Any) -> None:

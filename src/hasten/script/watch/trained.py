@@ -1,4 +1,4 @@
-"""Tell what a forward pass is for: training, or evaluation."""
+"""Tell whether a forward pass is for training or for evaluation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from hasten.script.watch.record import FORWARD, TENTATIVE, VALIDATION
 
 MAX_KNOWN = 4096
-"""Modules that are made anew at every step must not fill the memory."""
+"""Limit of known modules, for scripts that create new ones at every step."""
 
 
 class Trained:
     """Knows the parameters that the optimizers change, and so which modules are being trained.
 
     Attributes:
-        fetched_with_grad: Whether gradients were recorded when the last batch was fetched.
+        fetched_with_grad: Whether gradients were enabled when the last batch was fetched.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Trained:
         self._known: dict[int, tuple[weakref.ref[torch.nn.Module], bool]] = {}
 
     def learn(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Note what an optimizer changes; nothing the second time. Returns whether it is new."""
+        """Register the parameters of an optimizer. Returns whether the optimizer is new."""
         if self._latest() is optimizer:
             return False
         self._latest = weakref.ref(optimizer)
@@ -41,29 +41,29 @@ class Trained:
         return True
 
     def holds(self, module: torch.nn.Module) -> bool:
-        """Whether a module holds parameters that are trained. Before the first step: any parameters at all."""
-        known = self._known.get(id(module))  # not by the module itself, which may compare or hash in a way of its own
+        """Return whether a module contains trained parameters. Before the first step, any parameters count."""
+        known = self._known.get(id(module))  # by id, because a module may define its own comparison or hash
         if known is not None and known[0]() is module:
             return known[1]
         parameters = module.parameters()
-        found = any(id(item) in self._ids for item in parameters) if self._ids else next(parameters, None) is not None
+        trains = any(id(item) in self._ids for item in parameters) if self._ids else next(parameters, None) is not None
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        self._known[id(module)] = (weakref.ref(module), found)
-        return found
+        self._known[id(module)] = (weakref.ref(module), trains)
+        return trains
 
     def kind(self, module: torch.nn.Module, *, evaluating: bool) -> int:
-        """The phase of a forward pass that begins now.
+        """Return the phase of a forward pass that starts now.
 
         Args:
             module: The outermost module that is called.
-            evaluating: Whether an evaluation is under way, for what holds no parameters, such as a loss.
+            evaluating: Whether an evaluation is in progress. Decides for modules without parameters, such as a loss.
         """
         grad = torch.is_grad_enabled()
         if not self.holds(module):
             return VALIDATION if evaluating and not grad else FORWARD
         if module.training:
-            # A generator, a teacher or a target network runs without gradients too; an evaluation loop fetches so as well.
+            # A generator, teacher or target network also runs without gradients; so does fetching in an evaluation loop.
             return FORWARD if grad or self.fetched_with_grad else VALIDATION
-        # Layers may be frozen by `eval()` in training; whether `backward` follows tells.
+        # Layers may be frozen with `eval()` during training; whether a backward pass follows decides.
         return TENTATIVE if grad else VALIDATION
