@@ -114,8 +114,8 @@ def phase_seconds(found: Found) -> tuple[Seconds, int]:
     steps = found["seconds"]
     if not steps:
         raise TrialError(
-            "The script made fewer than two optimizer steps, so there is nothing to measure. Is this the training script, and "
-            "does it reach its second step?",
+            "The script made fewer than two optimizer steps, so there is nothing to measure. Is this the training script, "
+            "and does it reach its second step?",
             kind="raised",
         )
     counted = steps[WARMUP_STEPS:] if len(steps) > 2 * WARMUP_STEPS else steps
