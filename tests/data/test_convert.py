@@ -104,7 +104,7 @@ def test_too_many_bad_records_fail_and_publish_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"10 of 60 records are bad, more than 1\.00%") as error:
         convert(tmp_path / "a.jsonl", tmp_path / "s")
     assert "SECRET" not in str(error.value)
-    with pytest.raises(DataError, match="is no store"):
+    with pytest.raises(DataError, match="is not a store"):
         Store(tmp_path / "s")
     (kept,) = (tmp_path / "s").rglob("bad.jsonl")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600  # they are nobody else's to read, not even meanwhile
@@ -343,7 +343,7 @@ def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path, monkeypatch: p
     records = write_jsonl(tmp_path / "a.jsonl", 500)
     with slow_conversion(tmp_path / "a.jsonl", tmp_path / "s") as process:
         kill_after(process, 4)
-    with pytest.raises(DataError, match="is no store"):
+    with pytest.raises(DataError, match="is not a store"):
         Store(tmp_path / "s")
     made = convert(tmp_path / "a.jsonl", tmp_path / "s", processes=1)
     assert made.num_resumed >= 3

@@ -55,7 +55,7 @@ def test_memory_of_decoded_pictures_is_used_again(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     sizes = [(40, 40), (40, 40), (0, 0)]
     store = photos(tmp_path, sizes, path=["a.jpg", "b.jpg", "c.jpg"])
-    with pytest.raises(DataError, match=r"^c\.jpg cannot be used: no image that can be decoded.* Convert the folder again"):
+    with pytest.raises(DataError, match=r"^c\.jpg cannot be used: the image cannot be decoded.* Convert the folder again"):
         list(Stream(store, batch_size=3, shuffle=False, transform=DecodeImages("image", size=(40, 40))))
     other = photos(tmp_path / "other", [(40, 40), (40, 50)])
     with pytest.raises(DataError, match=r"^picture 1 of a batch cannot be used: its pixels .* give a size where pictures"):

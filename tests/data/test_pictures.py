@@ -80,7 +80,7 @@ def test_other_formats_are_resized_to_the_scaled_size(scale: int) -> None:
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("end", [3, 50, -200, -60])
 def test_a_truncated_jpeg_is_refused(end: int) -> None:
-    with pytest.raises(ValueError, match="no image that can be decoded"):
+    with pytest.raises(ValueError, match="the image cannot be decoded"):
         decode(encoded(64, 96)[:end])
 
 

@@ -122,7 +122,7 @@ def test_a_store_that_is_gone_is_told_and_what_was_read_is_kept(folder: Path, se
     seen: list[list[int]] = []
     server.stop()
     try:
-        with pytest.raises(GoneError, match=r"does not answer: \d+ tries in .* the run can be resumed"):
+        with pytest.raises(GoneError, match=r"does not respond: \d+ tries in .* the run can be resumed"):
             seen.extend(batch["id"].to_pylist() for batch in stream)
         state = stream.state_dict()
     finally:
@@ -133,7 +133,7 @@ def test_a_store_that_is_gone_is_told_and_what_was_read_is_kept(folder: Path, se
 
 
 def test_what_is_no_store_is_told(server: FileServer, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"/nothing is no store: it has no manifest\.json"):
+    with pytest.raises(DataError, match=r"/nothing is not a store: it has no manifest\.json"):
         Store(Url(f"{server.url}/nothing", cache_dir=tmp_path))
     with pytest.raises(DataError, match="cache_bytes must be above 0"):
         Url(f"{server.url}/store", cache_dir=tmp_path, cache_bytes=0)
@@ -145,7 +145,7 @@ def test_bytes_that_are_not_what_was_written_are_told(folder: Path, server: File
     try:
         path.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
         store = Store(Url(f"{server.url}/store", cache_dir=tmp_path))
-        with pytest.raises(CorruptError, match=r"bytes 0 to 1,048,576 of .* are not what was written, twice in a row"):
+        with pytest.raises(CorruptError, match=r"bytes 0 to 1,048,576 of .* do not match their checksum after two attempts"):
             store.take([0])
         path.unlink()
         with pytest.raises(CorruptError, match="is missing, although the manifest names it"):
@@ -228,7 +228,7 @@ def test_rows_come_from_s3(folder: Path, tmp_path: Path) -> None:
         options = laid_in_a_bucket(folder, f"http://{host}:{port}")
         store = Store(Url("s3://bucket/store", options=options, cache_dir=tmp_path, patience=QUICK))
         assert ids(Stream(store, batch_size=100, seed=1)) == ids(Stream(folder / "store", batch_size=100, seed=1))
-        with pytest.raises(DataError, match="s3://bucket/other is no store"):
+        with pytest.raises(DataError, match="s3://bucket/other is not a store"):
             Store(Url("s3://bucket/other", options=options, cache_dir=tmp_path, patience=QUICK))
     finally:
         s3.stop()

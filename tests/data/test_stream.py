@@ -506,7 +506,7 @@ def test_a_damaged_block_is_an_error_and_no_crash(tmp_path: Path) -> None:
     data[at + 40 : at + 44] = (2**31 - 5).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(
-        CorruptError, match=r"column 'text' of .*store is damaged: a row .* outside of it.*hasten data verify"
+        CorruptError, match=r"column 'text' of .*store is damaged: a row .* beyond the block.*hasten data verify"
     ):
         list(Stream(tmp_path / "store", batch_size=8))
 

@@ -1,4 +1,4 @@
-"""Datasets larger than memory, at the speed of memory, resumable to the sample."""
+"""Read datasets larger than memory at memory speed, and resume at any sample."""
 
 from hasten.data.remote.fetch import Patience
 from hasten.data.remote.source import Url

@@ -1,9 +1,9 @@
 """Decode and resize images with libjpeg-turbo (simplejpeg), Pillow and OpenCV.
 
-JPEG files are decoded by simplejpeg where it is installed and by Pillow otherwise. Both use libjpeg-turbo's accurate integer
-transform, so the pixels are equal. A reduction by a whole number is a mean over squares, rounded half up, which for powers
-of two is Pillow's `Image.reduce`; by two OpenCV does the same several times as fast, where it is installed. Any other size
-is Pillow's bilinear filter with antialiasing.
+JPEG files are decoded by simplejpeg if it is installed, and by Pillow otherwise. Both use libjpeg-turbo's accurate integer
+transform, so the pixels are equal. Reducing an image by a whole number averages squares of pixels and rounds half up. For
+powers of two this equals Pillow's `Image.reduce`. OpenCV, if installed, halves images several times faster. All other sizes
+use Pillow's bilinear filter with antialiasing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hasten.core.errors import MachineError
 
 Pixels = npt.NDArray[np.uint8]
 SCALES = (1, 2, 4, 8)
-"""Reductions that libjpeg-turbo can make while it decodes."""
+"""Reductions that libjpeg-turbo can apply while decoding."""
 _JPEG = b"\xff\xd8\xff"
 
 
@@ -32,11 +32,11 @@ def decode(
         data: The file's bytes.
         size: Height and width to resize to; None keeps the size that `scale` gives.
         out: Array to write the pixels to, such as the image's row of a batch; None allocates one.
-        scale: Decode JPEG files at 1/2, 1/4 or 1/8 of their size, rounded up: faster, but with other pixels than decoding
-            at full size and resizing. Other formats are decoded and resized to the same height and width.
+        scale: Decode JPEG files at 1/2, 1/4 or 1/8 of their size, rounded up. This is faster, but the pixels differ from
+            decoding at full size and resizing. Other formats are decoded and then resized to the same size.
 
     Raises:
-        ValueError: The data is not an image, or damaged; or `out` has another shape than the image.
+        ValueError: The data is not an image, is damaged, or does not have the shape of `out`.
         MachineError: Pillow is not installed.
     """
     if bytes(data[:3]) == _JPEG:
@@ -48,7 +48,7 @@ def decode(
     if out is None or pixels is out:
         return pixels
     if out.shape != pixels.shape:
-        raise ValueError(f"its pixels have the shape {list(pixels.shape)}, not {list(out.shape)}")
+        raise ValueError(f"the image has the shape {list(pixels.shape)}, not {list(out.shape)}")
     out[...] = pixels
     return out
 
@@ -58,17 +58,17 @@ def decode_jpeg(data: bytes | memoryview, out: Pixels | None = None, *, scale: i
 
     Args:
         data: The file's bytes.
-        out: Array to decode into, used if it has the image's shape and is contiguous.
-        scale: As in `decode`.
+        out: Array to decode into. It is used only if it has the image's shape and is contiguous.
+        scale: See `decode`.
 
     Raises:
-        ValueError: The file is damaged, or of a kind that simplejpeg cannot convert, such as CMYK.
+        ValueError: The file is damaged, or of a type that simplejpeg cannot convert, such as CMYK.
         MachineError: Neither simplejpeg nor Pillow is installed.
     """
     fast = _simplejpeg()
     if fast is None:
         return _by_pillow(data, scale)
-    data = memoryview(data).cast("B")  # Arrow calls the bytes of its buffers signed, which simplejpeg refuses
+    data = memoryview(data).cast("B")  # Arrow's buffers have signed bytes, which simplejpeg rejects
     try:
         height, width, *_ = fast.decode_jpeg_header(data)
         height, width = scaled_size(height, width, scale)
@@ -77,32 +77,32 @@ def decode_jpeg(data: bytes | memoryview, out: Pixels | None = None, *, scale: i
         limits = {"min_height": height, "min_width": width} if scale > 1 else {}
         fast.decode_jpeg(data, "RGB", buffer=out, **limits)
     except ValueError as error:
-        raise ValueError("no image that can be decoded: damaged JPEG") from error
+        raise ValueError("the image cannot be decoded: damaged JPEG") from error
     return out
 
 
 def scaled_size(height: int, width: int, scale: int) -> tuple[int, int]:
-    """Height and width of an image decoded at 1/`scale` of its size."""
+    """Return the height and width of an image decoded at 1/`scale` of its size."""
     return -(-height // scale), -(-width // scale)
 
 
 def header(data: bytes) -> tuple[int, int]:
-    """Height and width of an image file, from its first bytes.
+    """Read the height and width of an image file from its first bytes.
 
     Raises:
-        ValueError: It is no image.
+        ValueError: The data is not an image.
     """
     image = _pillow()
     try:
         with image.open(io.BytesIO(data)) as opened:
             width, height = opened.size
     except (OSError, SyntaxError) as error:
-        raise ValueError("no image that can be decoded") from error
+        raise ValueError("the image cannot be decoded") from error
     return height, width
 
 
 def resize(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Resize to (height, width): a mean over squares where both shrink by the same whole number, else bilinear."""
+    """Resize to (height, width): average squares if both shrink by the same whole number, otherwise bilinear."""
     height, width = pixels.shape[:2]
     factor = height // size[0]
     if factor > 1 and (size[0] * factor, size[1] * factor) == (height, width):
@@ -112,13 +112,13 @@ def resize(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def reduced(pixels: Pixels, factor: int) -> Pixels:
-    """The mean over squares of `factor` by `factor` pixels, rounded half up, `[height / factor, width / factor, 3]`."""
+    """Average squares of `factor` by `factor` pixels, rounded half up, `[height / factor, width / factor, 3]`."""
     height, width = pixels.shape[:2]
     if factor == 2 and height % 2 == width % 2 == 0 and (fast := _opencv()) is not None:
         halved: Pixels = fast.resize(pixels, (width // 2, height // 2), interpolation=fast.INTER_AREA)
         return halved
     rows: npt.NDArray[Any] = pixels[::factor].astype(np.uint16 if factor <= 16 else np.uint32)
-    for row in range(1, factor):  # whole rows first: they lie together
+    for row in range(1, factor):  # whole rows first: they are contiguous
         rows += pixels[row::factor]
     total = rows[:, ::factor].copy()
     for column in range(1, factor):
@@ -136,11 +136,11 @@ def _by_pillow(data: bytes | memoryview, scale: int) -> Pixels:
     try:
         with image.open(io.BytesIO(data)) as opened:
             size = scaled_size(opened.height, opened.width, scale)
-            if scale > 1:  # JPEG is decoded at that size; other formats ignore it
+            if scale > 1:  # only JPEG is decoded at that size
                 opened.draft("RGB", (max(opened.width // scale, 1), max(opened.height // scale, 1)))
             pixels = np.asarray(opened.convert("RGB"))
     except (OSError, SyntaxError) as error:
-        raise ValueError("no image that can be decoded") from error
+        raise ValueError("the image cannot be decoded") from error
     return pixels if pixels.shape[:2] == size else resize(pixels, size)
 
 
@@ -164,7 +164,7 @@ def _pillow() -> Any:
 
 @lru_cache(maxsize=1)
 def _opencv() -> Any:
-    """What halves pictures faster, where it is installed."""
+    """Return OpenCV, which halves images faster, or None if it is not installed."""
     try:
         import cv2  # noqa: PLC0415  of the extra `recipes`
     except ImportError:

@@ -1,7 +1,8 @@
-"""Samples of plain data as rows of a store, and back.
+"""Convert samples of plain data to rows of a store, and back.
 
-What is alike in all samples (a tensor of one type and shape, a number) becomes a raw column, text an Arrow column; then a
-batch is one gather a column. Where samples are not alike, each is kept whole, as a record without pickle.
+Parts that are uniform across all samples (a tensor of one type and shape, a number) become raw columns, and text becomes an
+Arrow column, so that a batch takes one gather per column. If samples are not uniform, each is stored as a whole record,
+without pickle.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ import torch
 from hasten.core.records import decode, encode
 
 Leaf: TypeAlias = tuple[str, str, tuple[int, ...]]
-"""The kind of a leaf (`tensor`, `array`, `int`, `float`, `bool`, `str`), its type and its shape."""
+"""Kind of a leaf (`tensor`, `array`, `int`, `float`, `bool`, `str`), its type and its shape."""
 _RECORD = "record"
 _NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 class UnlikeError(Exception):
-    """A sample is not as those that a layout was made for."""
+    """A sample does not match the layout."""
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How samples stand in columns.
+    """Map samples to columns.
 
     Attributes:
-        tree: The samples' nesting, with the numbers of leaves in place of the leaves; None keeps each sample as a record.
-        leaves: What each leaf is.
+        tree: Nesting of the samples, with leaves replaced by their numbers; None stores each sample as a record.
+        leaves: Kind, type and shape of each leaf.
     """
 
     tree: Any
@@ -40,8 +41,8 @@ class RowLayout:
 
     @classmethod
     def of(cls, samples: Sequence[Any]) -> RowLayout:
-        """The layout that suits these samples, and so, it is hoped, all of them."""
-        found: list[Leaf] = []
+        """Choose the layout that fits these samples."""
+        chosen: list[Leaf] = []
         first, leaves = _flattened(samples[0])
         kinds = [_leaf(leaf) for leaf in leaves]
         for sample in samples[1:]:
@@ -51,15 +52,15 @@ class RowLayout:
         for kind in kinds:
             if kind is None:
                 return cls(None, ())
-            found.append(kind)
-        return cls(first, tuple(found)) if found else cls(None, ())
+            chosen.append(kind)
+        return cls(first, tuple(chosen)) if chosen else cls(None, ())
 
     def rows(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """Samples as columns.
+        """Convert samples to columns.
 
         Raises:
-            UnlikeError: A sample is not as the layout says.
-            TypeError: A sample is no plain data; says what.
+            UnlikeError: A sample does not match the layout.
+            TypeError: A sample is not plain data; the message names the type.
         """
         if self.tree is None:
             return {_RECORD: pa.array([encode(sample) for sample in samples], pa.large_binary())}
@@ -67,13 +68,13 @@ class RowLayout:
         for sample in samples:
             tree, leaves = _flattened(sample)
             if tree != self.tree or tuple(_leaf(leaf) for leaf in leaves) != self.leaves:
-                raise UnlikeError("a sample is not as those that the layout was made for")
+                raise UnlikeError("a sample does not match the layout")
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)
         return {f"c{n}": _column(values, leaf) for n, (values, leaf) in enumerate(zip(columns, self.leaves, strict=True))}
 
     def samples(self, taken: dict[str, Any], count: int) -> list[Any]:
-        """Samples from columns that a store gave, each of its own memory or a part of the batch's."""
+        """Convert columns read from a store to samples, each with its own memory or a view of the batch's."""
         if self.tree is None:
             return [decode(bytearray(record.as_buffer())) for record in taken[_RECORD]]
         columns = [_plain(taken[f"c{number}"], leaf) for number, leaf in enumerate(self.leaves)]
@@ -81,7 +82,7 @@ class RowLayout:
 
 
 def _flattened(sample: Any) -> tuple[Any, list[Any]]:
-    """A sample's nesting, and its leaves in order."""
+    """Return a sample's nesting, and its leaves in order."""
     leaves: list[Any] = []
 
     def node(value: Any) -> Any:
@@ -106,7 +107,7 @@ def _filled(tree: Any, leaves: list[Any]) -> Any:
 
 
 def _leaf(value: Any) -> Leaf | None:
-    """What a leaf is; None where no column keeps it exactly."""
+    """Describe a leaf; return None if no column can store it exactly."""
     if type(value) in _NUMBERS:
         return type(value).__name__, _NUMBERS[type(value)], ()
     if type(value) is str:

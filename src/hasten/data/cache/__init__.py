@@ -1,7 +1,7 @@
-"""What is deterministic is computed once: one small interface, three homes.
+"""Compute deterministic values once and reuse them, through one interface with three storage backends.
 
-cache = MemoryCache(max_bytes=2**30)                 this process
-cache = LmdbCache("cache/", max_bytes=2**33)         shared by the processes of this machine
+cache = MemoryCache(max_bytes=2**30)                 in this process
+cache = LmdbCache("cache/", max_bytes=2**33)         shared by all processes of this machine
 cache = RedisCache("redis://localhost")              shared between machines
 
 @cached(cache)

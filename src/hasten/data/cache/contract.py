@@ -1,4 +1,4 @@
-"""What a cache is: values under keys that say all they depend on, so that a stale value can never be asked for."""
+"""Define the cache interface: values stored under keys that cover everything they depend on, so none can be stale."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hasten.core.records import decode, encode
 
 _RECORD, _TABLE, _BATCH, _ARRAY = b"R", b"T", b"B", b"A"
 _HEAD = 5
-"""Bytes before the data: the kind, then the checksum (CRC-32) of what follows."""
+"""Size of the header in bytes: one byte for the kind, then the CRC-32 of the data that follows."""
 
 
 class Missing:
-    """The answer where a cache holds nothing: None may be a value."""
+    """Mark a key without a value. None is a valid value, so it cannot be used for this."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -30,14 +30,14 @@ MISSING = Missing()
 
 @dataclass(kw_only=True)
 class CacheStats:
-    """What was asked of a cache in this process.
+    """Count the operations of a cache in this process.
 
     Attributes:
-        hits: Values found.
-        misses: Values not found.
-        puts: Values kept.
-        refused: Values not kept: no room, or no plain data.
-        damaged: Values found whose checksum did not hold; they count as misses.
+        hits: Number of values found.
+        misses: Number of values not found.
+        puts: Number of values stored.
+        refused: Number of values not stored, because the cache was full or the value is not plain data.
+        damaged: Number of values whose checksum did not match. They also count as misses.
     """
 
     hits: int = 0
@@ -47,18 +47,18 @@ class CacheStats:
     damaged: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """The counts by name."""
+        """Return the counts by name."""
         return asdict(self)
 
 
 class Cache(ABC):
-    """Values under keys. Safe for several threads.
+    """Store values under keys. Safe for use by several threads.
 
     A value is plain data: numbers, strings, arrays, tensors, Arrow tables, and dicts, lists and tuples of them. Nothing is
-    pickled, so that a cache that others can write to cannot run anything here.
+    pickled, so a cache that other users can write to cannot run code in this process.
 
     Attributes:
-        stats: What was asked of it in this process.
+        stats: Counts of the operations in this process.
     """
 
     stats: CacheStats
@@ -68,66 +68,66 @@ class Cache(ABC):
         self._counting = threading.Lock()
 
     def get(self, key: str) -> Any:
-        """A new copy of the value, or `MISSING`."""
+        """Return a new copy of the value, or `MISSING`."""
         return self.get_many([key])[0]
 
     def put(self, key: str, value: Any) -> bool:
-        """Keep a value; False where that is impossible (no room, no plain data)."""
+        """Store a value. Return False if the cache is full or the value is not plain data."""
         return self.put_many({key: value}) == 1
 
     def get_many(self, keys: Sequence[str]) -> list[Any]:
-        """New copies of the values of several keys, `MISSING` in place of those that are not there."""
-        found: list[Any] = []
+        """Return new copies of the values of several keys, with `MISSING` for keys without a value."""
+        values: list[Any] = []
         damaged = 0
         for data in self.read(keys):
             value = MISSING if data is None else unpack(data, MISSING)
             damaged += data is not None and value is MISSING
-            found.append(value)
-        misses = sum(value is MISSING for value in found)
-        self.count(hits=len(found) - misses, misses=misses, damaged=damaged)
-        return found
+            values.append(value)
+        misses = sum(value is MISSING for value in values)
+        self.count(hits=len(values) - misses, misses=misses, damaged=damaged)
+        return values
 
     def put_many(self, values: Mapping[str, Any]) -> int:
-        """Keep several values; how many were kept."""
+        """Store several values and return how many were stored."""
         packed: dict[str, bytes] = {}
         for key, value in values.items():
             try:
                 packed[key] = pack(value)
-            except TypeError:  # no plain data: it is computed anew each time, which is right, only slow
+            except TypeError:  # not plain data: it is recomputed each time, which is correct but slow
                 continue
-        kept = self.write(packed) if packed else 0
-        self.count(puts=kept, refused=len(values) - kept)
-        return kept
+        stored = self.write(packed) if packed else 0
+        self.count(puts=stored, refused=len(values) - stored)
+        return stored
 
     def count(self, **amounts: int) -> None:
-        """Add to the statistics."""
+        """Add the given amounts to the statistics."""
         with self._counting:
             for name, amount in amounts.items():
                 setattr(self.stats, name, getattr(self.stats, name) + amount)
 
     @abstractmethod
     def read(self, keys: Sequence[str]) -> list[bytes | memoryview | None]:
-        """What is kept under the keys, as it was written."""
+        """Return the bytes stored under each key, as written. None for a key without a value."""
 
     @abstractmethod
     def write(self, values: Mapping[str, bytes]) -> int:
-        """Keep bytes under keys; how many of them were kept."""
+        """Store bytes under keys and return how many entries were stored."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Values that are kept."""
+        """Return the number of stored values."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Bytes that the values take."""
+        """Return the size of the values in bytes."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all values."""
 
-    def close(self) -> None:  # noqa: B027  most homes hold nothing open
-        """Let files and connections go. The cache can be used again, and opens them anew then."""
+    def close(self) -> None:  # noqa: B027  most backends keep nothing open
+        """Close files and connections. They are reopened if the cache is used again."""
 
     def __enter__(self) -> Self:
         return self
@@ -137,17 +137,17 @@ class Cache(ABC):
 
 
 def pack(value: Any) -> bytes:
-    """The bytes of a value.
+    """Serialize a value.
 
     Raises:
-        TypeError: It is no plain data; says what.
+        TypeError: The value is not plain data; the message names the type.
     """
     kind, data = _packed(value)
     return kind + zlib.crc32(data).to_bytes(4, "little") + data
 
 
 def unpack(data: bytes | memoryview, otherwise: Any) -> Any:
-    """The value of bytes, or `otherwise` where they are not what was packed."""
+    """Deserialize a value. Return `otherwise` if the bytes are damaged."""
     view = memoryview(data)
     kind, checksum, body = bytes(view[:1]), bytes(view[1:_HEAD]), view[_HEAD:]
     if len(checksum) != 4 or zlib.crc32(body).to_bytes(4, "little") != checksum:

@@ -1,4 +1,4 @@
-"""Keys that say all a value depends on: what went in, byte for byte, and the code that made it."""
+"""Build keys from everything a value depends on: the inputs, byte for byte, and the code that computes it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hasten.core.errors import DataError
 
 
 def key_of(*parts: Any) -> str:
-    """A key for these parts, 40 hexadecimal digits: the same for equal content in any process and on any machine.
+    """Return a key of 40 hexadecimal digits, equal for equal content in any process and on any machine.
 
     Args:
         parts: Numbers, strings, bytes, paths (by name), arrays, tensors, Arrow arrays and tables, None, and dicts, lists,
             tuples and sets of them.
 
     Raises:
-        DataError: A part is of another kind, whose content nothing tells.
+        DataError: A part has another type, whose content cannot be hashed.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -32,18 +32,18 @@ def key_of(*parts: Any) -> str:
 
 
 def code_of(function: Callable[..., Any]) -> str:
-    """A key for the source of a function, with its defaults and what it closes over.
+    """Return a key for a function's source, its default arguments and the variables it closes over.
 
-    It changes when the function does, and not when a function that it calls does: give a version for that.
+    The key changes when the function changes, but not when a function it calls changes. Use a version for that.
 
     Raises:
-        DataError: Its source cannot be read, or it closes over something whose content nothing tells.
+        DataError: The source cannot be read, or the function closes over a value whose content cannot be hashed.
     """
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError) as error:
         raise DataError(
-            f"the source of {function!r} cannot be read, so nothing tells one version of it from another: give version=..."
+            f"the source of {function!r} cannot be read, so changes to it cannot be detected: give version=..."
         ) from error
     inner = inspect.unwrap(function)
     closed = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
@@ -52,12 +52,12 @@ def code_of(function: Callable[..., Any]) -> str:
         return key_of(source, closed, defaults)
     except DataError as error:
         raise DataError(
-            f"{function!r} closes over something that has no plain content ({error}): pass it as an argument."
+            f"{function!r} closes over a value that cannot be hashed ({error}): pass it as an argument."
         ) from error
 
 
 def _add(digest: Any, part: Any) -> None:
-    """Add a part: its kind, its length and its content, so that no two different parts give the same bytes."""
+    """Hash a part as its kind, its length and its content, so that different parts never produce the same bytes."""
     if part is None or type(part) in {bool, int, float, complex}:
         _put(digest, type(part).__name__, repr(part).encode())
         return
@@ -66,7 +66,7 @@ def _add(digest: Any, part: Any) -> None:
             add(digest, part)
             return
     kind = type(part)
-    raise DataError(f"a {kind.__module__}.{kind.__qualname__} has no plain content that a key could be made of")
+    raise DataError(f"a {kind.__module__}.{kind.__qualname__} cannot be hashed: its content is not plain data")
 
 
 def _add_tensor(digest: Any, part: torch.Tensor) -> None:
@@ -77,7 +77,7 @@ def _add_tensor(digest: Any, part: torch.Tensor) -> None:
 def _add_array(digest: Any, part: Any) -> None:
     array = np.ascontiguousarray(part)
     if array.dtype.hasobject:
-        raise DataError("an array of objects has no plain content")
+        raise DataError("an array of objects cannot be hashed: its content is not plain data")
     _put(digest, f"array {array.dtype.str} {np.shape(part)}", array.tobytes())
 
 
@@ -111,7 +111,7 @@ _KINDS: tuple[tuple[Any, Callable[[Any, Any], None]], ...] = (
     ((list, tuple), _add_sequence),
     ((set, frozenset), lambda digest, part: _put(digest, f"set {len(part)}", "".join(sorted(map(key_of, part))).encode())),
 )
-"""What can be part of a key, and how it is added."""
+"""Types that can be part of a key, with the function that hashes each."""
 
 
 def _put(digest: Any, kind: str, data: bytes) -> None:

@@ -1,8 +1,8 @@
-"""Values in an LMDB database: shared by the processes of a machine and never half-written.
+"""Cache values in an LMDB database: shared by the processes of a machine, and never partially written.
 
-LMDB (the Symas Lightning Memory-Mapped Database) reads through a memory map and commits in one step. A full database keeps
-what it has and takes nothing more: an epoch that goes through more samples than fit would find none of them if the oldest
-made room.
+LMDB (the Symas Lightning Memory-Mapped Database) reads through a memory map and commits atomically. A full database keeps
+its values and accepts no more. Evicting the oldest values would be worse: an epoch over more samples than fit would then
+find none of them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hasten.data.cache.contract import Cache
 
 
 class LmdbCache(Cache):
-    """A cache in an LMDB database.
+    """Cache values in an LMDB database.
 
     Args:
-        path: Its folder.
-        max_bytes: Size of the database at most; above 0. A value takes whole pages of 4 KiB from about 2 KB on.
+        path: Folder of the database.
+        max_bytes: Maximum size of the database; above 0. Values of 2 KB and more use whole pages of 4 KiB.
 
     Raises:
         MachineError: The package lmdb is not installed.
-        DataError: The folder cannot be opened, or holds something else.
+        DataError: The folder cannot be opened, or contains something else.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int) -> None:
@@ -46,12 +46,12 @@ class LmdbCache(Cache):
         self.__init__(state["path"], state["max_bytes"])  # type: ignore[misc]
 
     def read(self, keys: Sequence[str]) -> list[bytes | memoryview | None]:
-        """What is kept under the keys, in one transaction."""
+        """Read the values of several keys in one transaction."""
         with self._environment().begin() as transaction:
             return [transaction.get(key.encode()) for key in keys]
 
     def write(self, values: Mapping[str, bytes]) -> int:
-        """Keep values in one transaction: all of them, or none where they do not fit."""
+        """Store values in one transaction: all of them, or none if they do not fit."""
         import lmdb  # noqa: PLC0415  of the extra `lmdb`
 
         try:
@@ -67,28 +67,28 @@ class LmdbCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the pages that hold values."""
+        """Return the size of the pages in use, in bytes."""
         stat = self._environment().stat()
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all values."""
         environment = self._environment()
         with environment.begin(write=True) as transaction:
             transaction.drop(environment.open_db(None, transaction), delete=False)
 
     def close(self) -> None:
-        """Let the database go."""
+        """Close the database."""
         with self._guard:
             if self._opened is not None and self._process == os.getpid():
                 self._opened.close()
             self._opened = None
 
     def _environment(self) -> Any:
-        """The database, opened once in each process, as LMDB demands."""
+        """Return the database, opened once per process as LMDB requires."""
         with self._guard:
             if self._opened is not None and self._process != os.getpid():
-                self._opened.close()  # a fork's copy, which LMDB forbids to use; it is closed here alone
+                self._opened.close()  # copied by a fork: LMDB forbids its use, and closing it affects only this process
                 self._opened = None
             if self._opened is None:
                 self._opened, self._process = self._open(), os.getpid()
@@ -101,9 +101,9 @@ class LmdbCache(Cache):
             raise MachineError("LmdbCache needs the package lmdb: pip install 'hasten[lmdb]'.") from error
         try:
             self._path.mkdir(parents=True, exist_ok=True)
-            # Without a flush at each commit: a crash of the machine may lose the last values, never mix them up.
+            # Commits are not flushed: a system crash may lose the last values, but never corrupts the database.
             return lmdb.open(str(self._path), map_size=self._max, sync=False, readahead=False, mode=0o600)
         except (OSError, lmdb.Error) as error:
             raise DataError(
-                f"the cache {self._path} cannot be opened ({error}): remove the folder, or give another one."
+                f"the cache {self._path} cannot be opened ({error}): remove the folder, or use another one."
             ) from error

@@ -1,4 +1,4 @@
-"""Values in the memory of this process: the least recently used go first."""
+"""Cache values in the memory of this process, evicting the least recently used first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hasten.data.cache.contract import Cache
 
 
 class MemoryCache(Cache):
-    """A cache in this process.
+    """Cache values in this process.
 
     Args:
-        max_bytes: That values may take together; above 0.
+        max_bytes: Maximum total size of the values; above 0.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -34,19 +34,19 @@ class MemoryCache(Cache):
         self.__init__(state["max_bytes"])  # type: ignore[misc]
 
     def read(self, keys: Sequence[str]) -> list[bytes | memoryview | None]:
-        """What is kept under the keys."""
-        found: list[bytes | memoryview | None] = []
+        """Read the values of several keys."""
+        values: list[bytes | memoryview | None] = []
         with self._guard:
             for key in keys:
                 value = self._values.get(key)
                 if value is not None:
                     self._values.move_to_end(key)
-                found.append(value)
-        return found
+                values.append(value)
+        return values
 
     def write(self, values: Mapping[str, bytes]) -> int:
-        """Keep values; one that is larger than the cache is not."""
-        kept = 0
+        """Store values, except those larger than the cache."""
+        stored = 0
         with self._guard:
             for key, value in values.items():
                 if len(value) > self._max:
@@ -54,21 +54,21 @@ class MemoryCache(Cache):
                 self._bytes -= len(self._values.pop(key, b""))
                 self._values[key] = value
                 self._bytes += len(value)
-                kept += 1
+                stored += 1
                 while self._bytes > self._max:
                     self._bytes -= len(self._values.popitem(last=False)[1])
-        return kept
+        return stored
 
     def __len__(self) -> int:
         return len(self._values)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all values."""
+        """Return the total size of the values in bytes."""
         return self._bytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all values."""
         with self._guard:
             self._values.clear()
             self._bytes = 0

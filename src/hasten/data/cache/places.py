@@ -1,4 +1,4 @@
-"""Caches named by text: what a command line or a settings file can say."""
+"""Open caches named by text, for command lines and settings files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hasten.data.cache.redis import RedisCache
 
 
 def open_cache(place: str, max_bytes: int) -> Cache:
-    """The cache at a place.
+    """Open the cache at a place.
 
     Args:
-        place: `redis://host:port/0` (or `rediss://`, `unix://`), or a folder, which holds an LMDB database.
-        max_bytes: That values may take, where the cache is made now.
+        place: `redis://host:port/0` (or `rediss://`, `unix://`), or the folder of an LMDB database.
+        max_bytes: Maximum size of a newly created LMDB database.
 
     Raises:
-        DataError: It is none of these.
+        DataError: The place is neither of these.
     """
-    scheme, found, _ = place.partition("://")
-    if found:
+    scheme, separator, _ = place.partition("://")
+    if separator:
         if scheme in {"redis", "rediss", "unix"}:
             return RedisCache(place)
-        raise DataError(f"{place} is no cache: give redis://host:port/0, or a folder.")
+        raise DataError(f"{place} is not a cache: use redis://host:port/0, or a folder.")
     folder = Path(place)
     if folder.is_file():
-        raise DataError(f"{place} is a file: give a folder.")
+        raise DataError(f"{place} is a file: use a folder.")
     return LmdbCache(folder, max_bytes)

@@ -1,8 +1,8 @@
-"""Values in a Redis server, shared between machines; when the server goes away, values stay local until it is back.
+"""Cache values in a Redis server shared between machines, and locally while the server is unavailable.
 
-Nothing of a cache may stop a training: every failure of the server is taken for a miss, with one warning, and values are
-kept in the memory of this process meanwhile. After a while the server is tried again. Keys say all that a value depends
-on, so that what a server held before it went away is right afterwards too.
+A cache must never stop a training run. If the server fails, every read counts as a miss, one warning is shown, and values
+are stored in this process until the server is tried again. Keys cover everything a value depends on, so values that the
+server stored before the failure are still valid.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from hasten.data.cache.contract import Cache
 from hasten.data.cache.memory import MemoryCache
 
 Out = TypeVar("Out")
-_AGAIN_S = 5.0
-"""Seconds after which a server that went away is tried again."""
+_RETRY_S = 5.0
+"""Seconds before an unavailable server is tried again."""
 _SCANNED = 1000
+"""Number of keys per request when all keys are listed."""
 
 
 class RedisCache(Cache):
-    """A cache in a Redis server.
+    """Cache values in a Redis server.
 
     Args:
         url: `redis://[user:password@]host[:port][/database]`, `rediss://` with TLS, or `unix://path`.
-        prefix: Of the keys: caches with different prefixes do not see each other.
-        expire_s: Seconds after which a value is forgotten; None leaves that to the server's own limit (`maxmemory-policy`).
-        timeout_s: Seconds to wait for an answer.
-        local_bytes: That values may take in this process while the server is away.
+        prefix: Prefix of the keys. Caches with different prefixes do not see each other's values.
+        expire_s: Seconds until a value expires; None leaves that to the server's own policy (`maxmemory-policy`).
+        timeout_s: Seconds to wait for a response.
+        local_bytes: Maximum size of the values stored in this process while the server is unavailable.
 
     Raises:
         MachineError: The package redis is not installed.
-        DataError: The URL is none.
+        DataError: The URL is not valid.
     """
 
     def __init__(
@@ -72,22 +73,22 @@ class RedisCache(Cache):
 
     @property
     def is_away(self) -> bool:
-        """Whether the server failed a moment ago, and values are local."""
+        """Return True if the server failed recently and values are stored locally."""
         return time.monotonic() < self._away_until
 
     def read(self, keys: Sequence[str]) -> list[bytes | memoryview | None]:
-        """What is kept under the keys, in one request."""
+        """Read the values of several keys in one request."""
         if not keys:
             return []
-        found = self._ask(lambda client: client.mget([self._prefix + key for key in keys]))
-        if found is None:
+        values = self._ask(lambda client: client.mget([self._prefix + key for key in keys]))
+        if values is None:
             return self._local.read(keys)
-        if len(self._local):  # what was kept while the server was away
-            found = [local if value is None else value for value, local in zip(found, self._local.read(keys), strict=True)]
-        return list(found)
+        if len(self._local):  # stored while the server was unavailable
+            values = [local if value is None else value for value, local in zip(values, self._local.read(keys), strict=True)]
+        return list(values)
 
     def write(self, values: Mapping[str, bytes]) -> int:
-        """Keep values, in one request."""
+        """Store values in one request."""
 
         def send(client: Any) -> int:
             with client.pipeline(transaction=False) as pipeline:
@@ -95,16 +96,16 @@ class RedisCache(Cache):
                     pipeline.set(self._prefix + key, value, ex=self._expire)
                 return sum(bool(answer) for answer in pipeline.execute())
 
-        kept = self._ask(send)
-        return self._local.write(values) if kept is None else kept
+        stored = self._ask(send)
+        return self._local.write(values) if stored is None else stored
 
     def __len__(self) -> int:
-        found = self._ask(lambda client: sum(1 for _ in client.scan_iter(f"{_escaped(self._prefix)}*", count=_SCANNED)))
-        return len(self._local) if found is None else found
+        count = self._ask(lambda client: sum(1 for _ in client.scan_iter(f"{_escaped(self._prefix)}*", count=_SCANNED)))
+        return len(self._local) if count is None else count
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that this cache's values take in the server, keys and bookkeeping included."""
+        """Return the memory that this cache's values use in the server, in bytes, including keys and bookkeeping."""
 
         def measure(client: Any) -> int:
             with client.pipeline(transaction=False) as pipeline:
@@ -112,40 +113,39 @@ class RedisCache(Cache):
                     pipeline.memory_usage(key)
                 return sum(size or 0 for size in pipeline.execute())
 
-        found = self._ask(measure)
-        return self._local.num_bytes if found is None else found
+        size = self._ask(measure)
+        return self._local.num_bytes if size is None else size
 
     def clear(self) -> None:
-        """Forget everything under the prefix; other keys of the server stay."""
+        """Remove all values under the prefix. Other keys of the server are not touched."""
 
         def remove(client: Any) -> int:
             keys = list(client.scan_iter(f"{_escaped(self._prefix)}*", count=_SCANNED))
-            for at in range(0, len(keys), _SCANNED):
-                client.unlink(*keys[at : at + _SCANNED])
+            for start in range(0, len(keys), _SCANNED):
+                client.unlink(*keys[start : start + _SCANNED])
             return len(keys)
 
         self._local.clear()
         self._ask(remove)
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._client.close()
 
     def _ask(self, question: Callable[[Any], Out]) -> Out | None:
-        """Ask the server; None while it is away."""
+        """Send a request; return None while the server is unavailable."""
         if self.is_away:
             return None
         try:
             answer = question(self._client)
         except self._errors as error:
             with self._guard:
-                self._away_until = time.monotonic() + _AGAIN_S
+                self._away_until = time.monotonic() + _RETRY_S
                 first, self._warned = not self._warned, True
             if first:
                 warnings.warn(
-                    f"Redis at {self._where} does not answer ({type(error).__name__}): values stay in this process, and "
-                    f"it is "
-                    f"tried again every {_AGAIN_S:.0f} s.",
+                    f"Redis at {self._where} does not respond ({type(error).__name__}): values are cached in this process, "
+                    f"and the server is tried again every {_RETRY_S:.0f} s.",
                     RuntimeWarning,
                     stacklevel=4,
                 )
@@ -154,7 +154,7 @@ class RedisCache(Cache):
 
 
 def _connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A client that connects when it is first asked, and what it raises where the server fails."""
+    """Return a client that connects on first use, and the exceptions it raises if the server fails."""
     try:
         import redis  # noqa: PLC0415  of the extra `redis`
     except ImportError as error:
@@ -162,12 +162,12 @@ def _connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ..
     try:
         client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     except ValueError as error:
-        raise DataError(f"{_without_password(url)!r} is no URL of a Redis server: write redis://host:port/0.") from error
+        raise DataError(f"{_without_password(url)!r} is not the URL of a Redis server: use redis://host:port/0.") from error
     return client, (redis.RedisError, OSError)
 
 
 def _without_password(url: str) -> str:
-    """The URL as a log may show it."""
+    """Return the URL without its password, for messages and logs."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url
@@ -175,5 +175,5 @@ def _without_password(url: str) -> str:
 
 
 def _escaped(prefix: str) -> str:
-    """The prefix as a pattern of Redis that means itself."""
+    """Return a Redis pattern that matches the prefix literally."""
     return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in prefix)

@@ -1,7 +1,7 @@
-"""Caches around what people have: functions, datasets, their metadata, and validations.
+"""Wrap functions, datasets, their metadata, and validations in a cache.
 
-Keys hold the content of arguments and weights and the source of the function that computes a value. A dataset is named by a
-version, since nothing else tells cheaply what it holds.
+Keys contain the content of arguments and weights, and the source of the function that computes a value. A dataset is
+identified by a version, because its content cannot be hashed cheaply.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Out = TypeVar("Out")
 
 
 def cached(cache: Cache, *, version: str | None = None) -> Callable[[Callable[Given, Out]], Callable[Given, Out]]:
-    """Keep what a deterministic function returns.
+    """Cache the results of a deterministic function.
 
-    The key holds the function's source, its arguments by content, and the version. Change the version when something else
-    that the function depends on has changed: a function it calls, a file it reads.
+    The key contains the function's source, its arguments by content, and the version. Change the version when anything
+    else that the function depends on changes, such as a function it calls or a file it reads.
 
     Args:
-        cache: Where values are kept.
-        version: Of what the source does not tell; None where the source tells all.
+        cache: Where results are stored.
+        version: Replaces the function's source in the key; None uses the source.
     """
 
     def around(function: Callable[Given, Out]) -> Callable[Given, Out]:
@@ -41,10 +41,10 @@ def cached(cache: Cache, *, version: str | None = None) -> Callable[[Callable[Gi
         @functools.wraps(function)
         def call(*args: Given.args, **kwargs: Given.kwargs) -> Out:
             key = key_of(name, code, args, kwargs)
-            found = cache.get(key)
-            if found is not MISSING:
-                kept: Out = found
-                return kept
+            stored = cache.get(key)
+            if stored is not MISSING:
+                result: Out = stored
+                return result
             value = function(*args, **kwargs)
             cache.put(key, value)
             return value
@@ -55,14 +55,14 @@ def cached(cache: Cache, *, version: str | None = None) -> Callable[[Callable[Gi
 
 
 class CachedDataset(Dataset[Any]):
-    """A map-style dataset whose samples are kept after they were prepared once.
+    """Cache the samples of a map-style dataset after their first preparation.
 
-    Put it before anything random: what is kept is the same at every visit.
+    Apply it before any random step: a sample is the same every time it is read.
 
     Args:
-        dataset: Samples by number, `dataset[i]`; with `__getitems__`, several at once where it has that.
-        cache: Where samples are kept.
-        version: Names the dataset and all that its samples depend on, the code included: another one is another dataset.
+        dataset: Dataset that returns samples by index, `dataset[i]`. Its `__getitems__` is used if it has one.
+        cache: Where samples are stored.
+        version: Identifies the dataset and everything its samples depend on, including code. Change it when they change.
 
     Raises:
         DataError: The dataset has no length, or the version is empty.
@@ -70,9 +70,9 @@ class CachedDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, cache: Cache, *, version: str) -> None:
         if not hasattr(dataset, "__len__"):
-            raise DataError("only a dataset with a length has samples by number: give a map-style dataset.")
+            raise DataError("the dataset has no length: use a map-style dataset.")
         if not version:
-            raise DataError("version must not be empty: it is what tells this dataset's samples from another's.")
+            raise DataError("version must not be empty: it tells the samples of different datasets apart.")
         self.dataset, self.cache = dataset, cache
         self._prefix = key_of("dataset", version, len(dataset))
 
@@ -80,20 +80,20 @@ class CachedDataset(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """A sample: from the cache, or prepared and kept."""
+        """Return a sample, from the cache or newly prepared."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples at once: what PyTorch's DataLoader asks for where it can."""
+        """Return several samples in one call, as PyTorch's DataLoader requests them."""
         keys = [f"{self._prefix}-{int(index) % len(self)}" for index in indices]
-        found = self.cache.get_many(keys)
-        missing = [number for number, value in enumerate(found) if value is MISSING]
+        samples = self.cache.get_many(keys)
+        missing = [number for number, value in enumerate(samples) if value is MISSING]
         if missing:
             made = self._prepared([indices[number] for number in missing])
             for number, sample in zip(missing, made, strict=True):
-                found[number] = sample
-            self.cache.put_many({keys[number]: found[number] for number in missing})
-        return found
+                samples[number] = sample
+            self.cache.put_many({keys[number]: samples[number] for number in missing})
+        return samples
 
     def _prepared(self, indices: Sequence[int]) -> list[Any]:
         several = getattr(self.dataset, "__getitems__", None)
@@ -106,16 +106,16 @@ class CachedDataset(Dataset[Any]):
 def known_metadata(
     dataset: Any, describe: Callable[[Any], Mapping[str, float]], cache: Cache, *, version: str
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Numbers about each sample of a map-style dataset: lengths, sizes, classes.
+    """Compute numbers for each sample of a map-style dataset once, such as lengths, sizes or classes.
 
     Args:
-        dataset: Samples by number.
-        describe: Gives the numbers of a sample, under the same names for all.
-        cache: Where they are kept.
-        version: Names the dataset: another one is another dataset.
+        dataset: Dataset that returns samples by index.
+        describe: Returns the numbers of a sample by name, with the same names for all samples.
+        cache: Where the numbers are stored.
+        version: Identifies the dataset. Change it when the dataset changes.
 
     Returns:
-        By name, one number a sample, [samples].
+        For each name, one number per sample, [samples].
 
     Raises:
         DataError: The version is empty, or samples have different names.
@@ -125,7 +125,7 @@ def known_metadata(
     if found is MISSING:
         rows = [dict(describe(dataset[index])) for index in range(len(dataset))]
         if any(row.keys() != rows[0].keys() for row in rows):
-            raise DataError("describe must give the same names for every sample.")
+            raise DataError("describe must return the same names for every sample.")
         names = rows[0] if rows else {}
         found = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
         cache.put(key, found)
@@ -136,13 +136,13 @@ def known_metadata(
 def known_validation(
     model: nn.Module, validate: Callable[[nn.Module], Mapping[str, float]], cache: Cache, *, version: str
 ) -> dict[str, float]:
-    """What a validation gives for these very weights.
+    """Validate a model once for the same weights.
 
     Args:
-        model: Its parameters and buffers, and its mode (training or not), are part of the key.
-        validate: Measures it; deterministic.
-        cache: Where results are kept.
-        version: Names the held-out data.
+        model: Its parameters, buffers and mode (training or not) are part of the key.
+        validate: Deterministic function that measures the model.
+        cache: Where results are stored.
+        version: Identifies the held-out data.
 
     Raises:
         DataError: The version is empty.
@@ -159,5 +159,5 @@ def known_validation(
 
 def _named_key(what: str, version: str, function: Callable[..., Any], *parts: Any) -> str:
     if not version:
-        raise DataError("version must not be empty: it is what tells this dataset from another.")
+        raise DataError("version must not be empty: it tells different datasets apart.")
     return key_of(what, version, code_of(function), *parts)

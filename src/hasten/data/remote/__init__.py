@@ -1,1 +1,1 @@
-"""Stores behind a URL: read through a cache of blocks on this machine."""
+"""Read stores behind a URL through a local block cache."""

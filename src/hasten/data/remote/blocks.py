@@ -1,10 +1,10 @@
-"""Parts of remote files, kept on this machine and shared by its processes.
+"""Cache parts of remote files on this machine, shared by its processes.
 
-A remote file is a sparse local file of the same size, with an index that says which parts (a mebibyte each) are there. A
-part is fetched under a lock on it alone, so that two ranks never fetch it twice; its bytes are written before its entry in
-the index, so that a process killed in between leaves a part that is fetched again. Every process checks a part against the
-manifest's checksum before it first reads it: a damaged one is fetched anew. When the cache grows over its bound, the files
-longest unused are unlinked; whoever has one mapped keeps it until he lets go.
+A remote file is represented by a sparse local file of the same size, with an index of the parts (1 MiB each) that were
+fetched. A part is fetched under a lock of its own, so two ranks never fetch it twice. Its bytes are written before its index
+entry, so a part is fetched again if the process is killed in between. Every process verifies a part against the manifest's
+checksum before reading it for the first time, and fetches damaged parts again. When the cache exceeds its size limit, the
+least recently used files are unlinked. Processes that have such a file mapped can keep using it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from hasten.data.store.layout import PART_BYTES, ShardFile
 from hasten.data.store.mapping import Mapped
 
 _FLOCK = struct.Struct("@hhqqi")
-"""The system's `struct flock`: kind, whence, start, length, process."""
-_LOOK_AFTER_BYTES = 64 * 2**20
-"""Bytes fetched after which the size of the cache is looked at again."""
+"""The system's `struct flock`: type, `whence`, start, length, process."""
+_CHECK_SIZE_BYTES = 64 * 2**20
+"""Number of bytes fetched between two checks of the cache size."""
 
 
 class BlockCache:
-    """A folder of remote files' parts, for all processes of this machine.
+    """Cache parts of remote files in a folder, for all processes of this machine.
 
     Args:
-        folder: Where.
-        max_bytes: That the files may take; above 0. A file in use may go over it.
+        folder: Folder of the cache.
+        max_bytes: Maximum size of the files; above 0. Files in use may exceed it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -56,21 +56,21 @@ class BlockCache:
         self.__init__(**state)  # type: ignore[misc]
 
     def open(self, remote: Remote, file: ShardFile) -> RemoteMap:
-        """A remote file, mapped; its parts come as they are needed."""
+        """Map a remote file. Its parts are fetched when they are needed."""
         name = hashlib.sha256(f"{remote.url}\0{file.path}\0{file.sha256}".encode()).hexdigest()[:32]
         return RemoteMap(self, self.folder / name, remote, file)
 
     def grown(self, num_bytes: int) -> None:
-        """Take note of bytes fetched, and make room now and then."""
+        """Count fetched bytes, and evict files from time to time."""
         with self._guard:
             self._fetched += num_bytes
-            if self._fetched < min(_LOOK_AFTER_BYTES, self.max_bytes // 4):
+            if self._fetched < min(_CHECK_SIZE_BYTES, self.max_bytes // 4):
                 return
             self._fetched = 0
         self._make_room()
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return the size of the cache on disk in bytes."""
         return sum(part.stat().st_blocks * 512 for part in self.folder.glob("*.part"))
 
     def _make_room(self) -> None:
@@ -79,21 +79,21 @@ class BlockCache:
             try:
                 stat = part.stat()
                 used = part.with_suffix(".have").stat().st_mtime_ns
-            except FileNotFoundError:  # another process made room meanwhile
+            except FileNotFoundError:  # evicted by another process in the meantime
                 continue
             files.append((used, stat.st_blocks * 512, part))
         total = sum(size for _, size, _ in files)
         for _, size, part in sorted(files):
             if total <= self.max_bytes:
                 return
-            # The index first: a part without an index is fetched anew, an index without its parts would lie.
+            # Index first: parts without an index are fetched again, but an index without its parts would be wrong.
             part.with_suffix(".have").unlink(missing_ok=True)
             part.unlink(missing_ok=True)
             total -= size
 
 
 class RemoteMap(Mapped):
-    """A remote file, of which the parts that are here can be read."""
+    """Map a remote file, of which only the fetched parts can be read."""
 
     def __init__(self, cache: BlockCache, path: Path, remote: Remote, file: ShardFile) -> None:
         self._cache, self._remote, self._file = cache, remote, file
@@ -111,7 +111,7 @@ class RemoteMap(Mapped):
         self.view = memoryview(self._map)
 
     def need(self, start: int, end: int) -> None:
-        """Fetch the parts of a range that are not here yet."""
+        """Fetch the missing parts of a range."""
         if end <= start:
             return
         self._touch()
@@ -128,13 +128,13 @@ class RemoteMap(Mapped):
                 os.close(getattr(self, handle))
 
     def _make_sure(self, part: int) -> None:
-        """A part is here and is what was written."""
+        """Make sure that a part is present and matches its checksum."""
         start, end = part * PART_BYTES, min((part + 1) * PART_BYTES, self._file.num_bytes)
         if os.pread(self._have, 1, part) == b"\1" and zlib.crc32(self.view[start:end]) == self._file.parts[part]:
             return
         with _locked(self._have, part):
             if os.pread(self._have, 1, part) == b"\1" and zlib.crc32(self.view[start:end]) == self._file.parts[part]:
-                return  # another process fetched it meanwhile
+                return  # fetched by another process in the meantime
             self._fetch(part, start, end)
         self._cache.grown(end - start)
 
@@ -144,41 +144,38 @@ class RemoteMap(Mapped):
                 data = self._remote.read(self._file.path, start, end)
             except FileNotFoundError as error:
                 raise CorruptError(
-                    f"{self._remote.url}/{self._file.path} is missing, although the manifest names it: restore it, or "
-                    f"convert "
-                    f"the source again."
+                    f"{self._remote.url}/{self._file.path} is missing, although the manifest lists it: restore it, or "
+                    f"convert the source again."
                 ) from error
             if zlib.crc32(data) == self._file.parts[part]:
                 break
         else:
             raise CorruptError(
-                f"bytes {start:,} to {end:,} of {self._remote.url}/{self._file.path} are not what was written, twice in "
-                f"a row: "
-                f"restore the file, or convert the source again."
+                f"bytes {start:,} to {end:,} of {self._remote.url}/{self._file.path} do not match their checksum after two "
+                f"attempts: restore the file, or convert the source again."
             )
         try:
             write_at(self._data, data, start)
         except OSError as error:
             raise DataError(
-                f"the cache {self._cache.folder} cannot be written ({error.strerror}): free some space, or give another "
-                f"folder "
-                f"(cache_dir=...)."
+                f"the cache {self._cache.folder} is not writable ({error.strerror}): free some space, or use another "
+                f"folder (cache_dir=...)."
             ) from error
         os.pwrite(self._have, b"\1", part)
 
     def _touch(self) -> None:
-        """Say that the file is in use, now and then."""
+        """Mark the file as in use, at most once a second."""
         now = time.monotonic()
         if now - self._touched > 1.0:
             self._touched = now
             try:
                 os.utime(self._have_path)
-            except FileNotFoundError:  # unlinked to make room; this map goes on without a name
+            except FileNotFoundError:  # evicted: this map keeps using the unlinked file
                 return
 
 
 def _sized(path: Path, size: int) -> int:
-    """A file of at least this size, opened; zeros where it is new."""
+    """Open a file and extend it with zeros to at least this size."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if os.fstat(handle).st_size < size:
         os.ftruncate(handle, size)
@@ -187,10 +184,10 @@ def _sized(path: Path, size: int) -> int:
 
 @contextmanager
 def _locked(handle: int, part: int) -> Iterator[None]:
-    """One process at a time at this part; the lock ends with its process.
+    """Allow one process at a time to work on this part. The lock is released when its process ends.
 
-    The lock belongs to the open file, not to the process: the older kind would see a deadlock where two threads of one
-    process wait for two of another, and end when any handle of the file is closed.
+    The lock belongs to the open file, not to the process. With the older kind of lock, two threads of one process waiting
+    for two threads of another would be reported as a deadlock, and closing any handle of the file would release the lock.
     """
     command = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
     fcntl.fcntl(handle, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, part, 1, 0))

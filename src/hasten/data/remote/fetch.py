@@ -1,4 +1,4 @@
-"""Ask a remote store for bytes, with patience: time limits, retries with backoff, and a clear end."""
+"""Fetch bytes from a remote store with timeouts, retries and backoff, and fail clearly if it stays unavailable."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LONGEST_PAUSE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long to wait for a remote store.
+    """Set how long to wait for a remote store.
 
     Attributes:
-        answer_s: Seconds for one request; one that takes longer is given up and made again.
-        gone_s: Seconds for which a store may be away before the stream fails.
+        answer_s: Timeout of one request in seconds; the request is then repeated.
+        gone_s: Number of seconds that the store may be unavailable before reading fails.
     """
 
     answer_s: float = 30.0
@@ -29,11 +29,11 @@ class Patience:
 
 
 class Remote:
-    """A folder behind a URL that fsspec knows.
+    """Read files in a folder behind a URL that fsspec supports.
 
     Args:
-        url: Of the store: `s3://bucket/store`, `gs://...`, `http://host/store`, ...
-        options: For the file system, as fsspec takes them (`endpoint_url`, `anon`, ...).
+        url: URL of the store: `s3://bucket/store`, `gs://...`, `http://host/store`, ...
+        options: Options for fsspec's file system (`endpoint_url`, `anon`, ...).
         patience: How long to wait.
     """
 
@@ -50,11 +50,11 @@ class Remote:
         self.__init__(state["url"], state["options"], state["patience"])  # type: ignore[misc]
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Bytes of a file of the store: all, or those from `start` to `end` (not included).
+        """Return the bytes of a file of the store: all, or those from `start` to `end` (exclusive).
 
         Raises:
-            FileNotFoundError: There is no such file.
-            GoneError: The store did not answer within the patience there is.
+            FileNotFoundError: The file does not exist.
+            GoneError: The store did not respond within the time limit.
         """
         began = time.monotonic()
         pause, tries = _FIRST_PAUSE_S, 0
@@ -64,36 +64,36 @@ class Remote:
                 return _cut(self._once(path, start, end), start, end)
             except (FileNotFoundError, DataError):
                 raise
-            except Exception as error:  # each file system raises errors of its own for one that does not answer
+            except Exception as error:  # each file system raises its own errors
                 waited = time.monotonic() - began
                 if waited + pause > self._patience.gone_s:
                     raise GoneError(
-                        f"{self.url} does not answer: {tries} tries in {waited:.0f} s, the last ended with "
-                        f"{type(error).__name__}. Look whether the store is reachable and the credentials hold; what was "
-                        f"read is kept, and the run can be resumed."
+                        f"{self.url} does not respond: {tries} tries in {waited:.0f} s, the last one failed with "
+                        f"{type(error).__name__}. Check that the store is reachable and the credentials are valid. Fetched "
+                        f"data is cached, and the run can be resumed."
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _once(self, path: str, start: int | None, end: int | None) -> bytes:
-        """One request, in a thread that is left alone if it hangs."""
+        """Send one request in a separate thread, which is abandoned if it hangs."""
         system = self._opened()
         future: Future[bytes] = Future()
 
         def ask() -> None:
             try:
                 future.set_result(system.cat_file(f"{self._root}/{path}", start=start, end=end))
-            except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            except BaseException as error:  # noqa: BLE001  raised in the waiting thread
                 future.set_exception(error)
 
-        # A daemon: a request that hangs must not hold the end of the process too.
+        # A daemon thread, so that a hanging request does not keep the process from exiting.
         threading.Thread(target=ask, name="hasten-remote", daemon=True).start()
         try:
             return future.result(self._patience.answer_s)
         except FutureTimeoutError as error:
             with self._guard:
-                self._system = None  # its connections may be the ones that hang
-            raise TimeoutError(f"no answer within {self._patience.answer_s:.0f} s") from error
+                self._system = None  # its connections may be hanging
+            raise TimeoutError(f"no response within {self._patience.answer_s:.0f} s") from error
 
     def _opened(self) -> Any:
         with self._guard:
@@ -103,16 +103,16 @@ class Remote:
 
 
 def _cut(data: bytes, start: int | None, end: int | None) -> bytes:
-    """The bytes asked for.
+    """Return the requested bytes.
 
     Raises:
-        OSError: Fewer came.
+        OSError: The response is shorter than requested.
     """
     if start is None or end is None or len(data) == end - start:
         return data
-    if len(data) >= end:  # a server that knows no ranges sends the whole file
+    if len(data) >= end:  # a server without range support sends the whole file
         return data[start:end]
-    raise OSError(f"{len(data)} bytes came instead of {end - start}")
+    raise OSError(f"received {len(data)} bytes instead of {end - start}")
 
 
 def _open(url: str, options: dict[str, Any]) -> tuple[Any, str]:
@@ -125,5 +125,5 @@ def _open(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     except ImportError as error:
         raise MachineError(f"{url.partition(':')[0]} needs a package that is not installed: {error}.") from error
     except ValueError as error:
-        raise DataError(f"{url} is no URL that can be read: {error}.") from error
+        raise DataError(f"{url} is not a URL that can be read: {error}.") from error
     return system, str(root).rstrip("/")

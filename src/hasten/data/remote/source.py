@@ -1,4 +1,4 @@
-"""A store behind a URL as a source of files."""
+"""Provide the files of a store behind a URL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CACHE_BYTES = 16 * 2**30
 
 
 class Url(Source):
-    """A store behind a URL that fsspec knows.
+    """Provide the files of a store behind a URL that fsspec supports.
 
     Args:
-        url: Of the store.
-        options: For the file system, as fsspec takes them.
-        cache_dir: Where parts of it are kept; None takes `$HASTEN_CACHE_DIR/blocks` or `~/.cache/hasten/blocks`.
-        cache_bytes: That all parts kept there may take.
-        patience: How long to wait for answers.
+        url: URL of the store.
+        options: Options for fsspec's file system.
+        cache_dir: Folder for cached parts; None uses `$HASTEN_CACHE_DIR/blocks` or `~/.cache/hasten/blocks`.
+        cache_bytes: Maximum total size of the cached parts.
+        patience: How long to wait for responses.
     """
 
     def __init__(
@@ -40,35 +40,34 @@ class Url(Source):
         self._cache = BlockCache(Path(cache_dir) if cache_dir is not None else default_folder(), cache_bytes)
 
     def manifest(self, version: int | None) -> str:
-        """The text of a manifest, fetched anew: a store may have grown."""
+        """Return the content of a manifest. It is always fetched, because the store may have grown."""
         name = MANIFEST if version is None else version_path(version)
         try:
             return self._remote.read(name).decode("utf-8")
         except FileNotFoundError as error:
             raise DataError(
-                f"{self._remote.url} is no store{'' if version is None else f' with a version {version}'}: it has no "
-                f"{name}. "
-                f"Convert one to a folder, and copy the folder there."
+                f"{self._remote.url} is not a store{'' if version is None else f' with a version {version}'}: it has no "
+                f"{name}. Convert the source to a local folder, and copy that folder to the URL."
             ) from error
         except UnicodeDecodeError as error:
-            raise DataError(f"{self._remote.url}/{name} is no manifest: {error}.") from error
+            raise DataError(f"{self._remote.url}/{name} is not a manifest: {error}.") from error
 
     def open(self, file: ShardFile) -> Mapped:
-        """A file of the store; its parts come as they are needed."""
+        """Map a file of the store. Its parts are fetched when they are needed."""
         return self._cache.open(self._remote, file)
 
     @property
     def where(self) -> str:
-        """The URL."""
+        """Return the URL."""
         return self._remote.url
 
     @property
     def is_remote(self) -> bool:
-        """Yes: reading ahead pays."""
+        """Return True: reading ahead pays off."""
         return True
 
 
 def default_folder() -> Path:
-    """Where parts of remote stores are kept unless told otherwise."""
+    """Return the default folder for cached parts of remote stores."""
     root = os.environ.get(FOLDER_VARIABLE)
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "hasten") / "blocks"

@@ -1,1 +1,1 @@
-"""Rows on disk: a folder of Arrow blocks and raw arrays, published whole, read without a copy."""
+"""Store rows on disk: a folder of Arrow blocks and raw arrays, published atomically and read without a copy."""

@@ -1,4 +1,4 @@
-"""One file of a shard while it is written: hashed on its way to the disk, and flushed before anybody relies on it."""
+"""Write one file of a shard: hash it while writing, and flush it to disk before it is used."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hasten.data.store.layout import PART_BYTES, SHARDS, ShardFile
 
 
 class ShardFileWriter(io.RawIOBase):
-    """Writes Arrow blocks, or raw bytes.
+    """Write Arrow blocks or raw bytes to a file.
 
     Args:
         path: The file, which must not exist.
-        schema: Of the Arrow blocks; None for raw bytes.
+        schema: Schema of the Arrow blocks; None for raw bytes.
 
     Attributes:
         path: As given.
-        num_bytes: Written so far.
+        num_bytes: Number of bytes written so far.
     """
 
     def __init__(self, path: Path, schema: pa.Schema | None) -> None:
@@ -35,11 +35,11 @@ class ShardFileWriter(io.RawIOBase):
         self._blocks: list[int] = []
         self._parts: list[int] = []
         self._part, self._in_part = 0, 0
-        # No compression: blocks are read where they lie, without a copy.
+        # No compression, so that blocks can be read in place, without a copy.
         self._arrow = pa.ipc.new_file(pa.PythonFile(self, mode="w"), schema) if schema is not None else None
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
@@ -62,15 +62,15 @@ class ShardFileWriter(io.RawIOBase):
         return view.nbytes
 
     def write_block(self, block: pa.RecordBatch) -> None:
-        """Write an Arrow block, and note where it lies."""
+        """Write an Arrow block and record its position."""
         if self._arrow is None:
-            raise DataError(f"{self.path.name} holds raw rows, no Arrow blocks.")
+            raise DataError(f"{self.path.name} contains raw rows, not Arrow blocks.")
         self._arrow.write_batch(block)
-        # Counted from its end: the first block brings the head of the file with it.
+        # Computed from the end of the block: the first block also writes the file's header.
         self._blocks.append(self.num_bytes - pa.ipc.get_record_batch_size(block))
 
     def finish(self, column: str) -> ShardFile:
-        """End the file on the disk, and describe it."""
+        """Complete the file, flush it to disk, and describe it."""
         ends = [*self._blocks, self.num_bytes] if self._blocks else []
         if self._arrow is not None:
             self._arrow.close()
@@ -93,6 +93,6 @@ class ShardFileWriter(io.RawIOBase):
         self._part, self._in_part = 0, 0
 
     def close(self) -> None:
-        """Let the file go, whole or not."""
+        """Close the file, complete or not."""
         self._file.close()
         super().close()

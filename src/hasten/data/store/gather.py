@@ -1,13 +1,13 @@
-"""Rows picked from several Arrow blocks at once, each byte copied once.
+"""Pick rows from several Arrow blocks at once, copying each byte once.
 
-`pyarrow.compute.take` copies all blocks of a chunked array of text into one before it picks a few hundred rows of them.
-But the blocks are mapped files in one address space, so the rows of a column of several blocks can be described as one long
-array without a copy: its data begin at the lowest block, its offsets reach into all of them, and between the rows of one
-block and those of the next stands a row that nobody asks for. Arrow's `take` picks from that and releases the GIL. Types
-without such ranges (numbers, booleans, and rare ones such as dictionaries and unions) go through a copy of their blocks.
+`pyarrow.compute.take` first copies all blocks of a chunked text array into one, even to pick a few hundred rows. But the
+blocks are mapped files in one address space, so the rows of several blocks can be described as one long array without a
+copy. Its data starts at the lowest block, its offsets reach into all blocks, and an unused row separates the rows of one
+block from those of the next. Arrow's `take` picks rows from that array and releases the GIL. Types without such ranges
+(numbers, booleans, and rare types such as dictionaries and unions) are picked from a copy of their blocks.
 
-The arrays of a column are seen as one long column; `at` counts rows through all of them, and `before` says how many arrays
-come before each row's own.
+In this module `at` is the number of a row, counted through all arrays of a column, and `before` is the number of arrays
+before the row's own.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ Index: TypeAlias = npt.NDArray[np.int64]
 
 
 class Picker(ABC):
-    """A column of several blocks, to pick rows from."""
+    """Pick rows from a column of several blocks."""
 
     @abstractmethod
     def take(self, at: Index, before: Index) -> pa.Array:
-        """The rows, in the order asked for, as an array of its own memory, [rows]."""
+        """Return the rows in the requested order, as an array with its own memory, [rows]."""
 
     def strings(self, at: Index, before: Index) -> list[str | None]:
-        """The rows of a text column as strings, [rows].
+        """Return the rows of a text column as strings, [rows].
 
         Raises:
-            DataError: The column holds no text.
+            DataError: The column does not contain text.
         """
         picked = self.take(at, before)
         if not (pa.types.is_string(picked.type) or pa.types.is_large_string(picked.type)):
-            raise DataError(f"a column of {picked.type} holds no strings: name text columns alone.")
+            raise DataError(f"a column of {picked.type} does not contain strings: request text columns only.")
         strings: list[str | None] = picked.to_pylist()
         return strings
 
 
 def picker(arrays: Sequence[pa.Array]) -> Picker:
-    """What picks rows from these arrays, which are of one type and at least one."""
+    """Return a picker for these arrays. There must be at least one, and all must have the same type."""
     kind = arrays[0].type
     if any(array.offset for array in arrays):
         return _Copied(arrays)
@@ -62,7 +62,7 @@ def picker(arrays: Sequence[pa.Array]) -> Picker:
 
 
 class _Ranges(Picker):
-    """Text, bytes, and lists of numbers: a range of bytes a row."""
+    """Pick text, bytes, and lists of numbers: each row is a range of bytes."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._type = arrays[0].type
@@ -86,7 +86,7 @@ class _Ranges(Picker):
 
 
 class _Lists(Picker):
-    """Lists of whatever: a range of the rows of another column."""
+    """Pick lists of any type: each row is a range of rows of another column."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._type = arrays[0].type
@@ -109,7 +109,7 @@ class _Lists(Picker):
 
 
 class _Structs(Picker):
-    """Records: columns side by side."""
+    """Pick structs, field by field."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._type = arrays[0].type
@@ -122,7 +122,7 @@ class _Structs(Picker):
 
 
 class _Copied(Picker):
-    """Any other type: through a copy of its blocks."""
+    """Pick rows of any other type from a copy of the blocks."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._whole = pa.concat_arrays(list(arrays))
@@ -132,25 +132,25 @@ class _Copied(Picker):
 
 
 def _indices(rows: Index) -> pa.Array:
-    """Rows as Arrow has them. `pa.array` would import pandas where it is installed, and some megabytes with it."""
+    """Convert row numbers to an Arrow array. `pa.array` would import pandas if it is installed, and use megabytes for it."""
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
 
 
 def row_lengths(array: pa.Array) -> Index:
-    """The length of each row of text, bytes (in bytes) or lists (in items), [rows]; a null has 0."""
+    """Return the length of each row of text, bytes (in bytes) or lists (in items), [rows]. Null has length 0."""
     lengths = pc.list_value_length(array) if is_list(array.type) else pc.binary_length(array)
     numbers: Index = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether rows of a type are text or bytes."""
+    """Return True if rows of this type are text or bytes."""
     types = pa.types
     return bool(types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether rows of a type are lists of any length."""
+    """Return True if rows of this type are lists of variable length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
@@ -163,14 +163,15 @@ def _is_wide(kind: pa.DataType) -> bool:
 
 
 def _spanning(arrays: Sequence[pa.Array], item: int) -> pa.Array:
-    """The bytes of the rows of all arrays as one array with 64-bit offsets.
+    """Return the bytes of the rows of all arrays as one array with 64-bit offsets.
 
-    Row r, counted through all arrays, stands at 1 + b + r where b arrays come before its own. An item takes `item` bytes.
+    Row r, counted through all arrays, is at position 1 + b + r, where b is the number of arrays before its own. An item has
+    `item` bytes.
 
-    It reaches from the lowest address of any array to the highest, and looks at nothing between them.
+    The array spans from the lowest address of any array to the highest, and never reads the memory between them.
 
     Raises:
-        CorruptError: A row reaches outside of its own array; Arrow would follow it.
+        CorruptError: A row extends beyond its own array; Arrow would read past the end.
     """
     buffers = [a.values.buffers()[1] if is_list(a.type) else a.buffers()[2] for a in arrays]
     there = [buffer for buffer in buffers if buffer is not None and buffer.size]
@@ -180,20 +181,19 @@ def _spanning(arrays: Sequence[pa.Array], item: int) -> pa.Array:
     for array, buffer in zip(arrays, buffers, strict=True):
         offsets = _offsets(array, wide=_is_wide(array.type)) * item
         if offsets[0] < 0 or offsets[-1] > (buffer.size if buffer is not None else 0) or (np.diff(offsets) < 0).any():
-            raise CorruptError("a row of a block reaches outside of it")
+            raise CorruptError("a row of a block extends beyond the block")
         num_bytes += int(offsets[-1] - offsets[0])
-        parts.append(offsets + (buffer.address - base if buffer is not None and buffer.size else 0))
-    # Arrow makes room by the mean length of all rows, from the first offset to the last. What lies between the arrays must
-    # not count, so these two are set to what they would be without: they belong to rows that nobody asks for.
+    # Arrow allocates by the mean row length, from the first offset to the last. Memory between the arrays must not count,
+    # so these two offsets are set to what they would be without it. They belong to rows that are never picked.
     rows = sum(map(len, parts))
-    room = num_bytes + num_bytes // 8  # so that a batch of longer rows than the mean needs no second place
+    room = num_bytes + num_bytes // 8  # avoids reallocation for batches with longer rows than the mean
     parts.append(np.array([room], dtype=np.int64))
     data = pa.foreign_buffer(base, max(size, room), base=tuple(arrays)) if size else pa.py_buffer(b"")
     return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(np.concatenate(parts)), data])
 
 
 def _offsets(array: pa.Array, *, wide: bool) -> Index:
-    """Where each row begins, then where the last one ends, [rows + 1]."""
+    """Return the start of each row, followed by the end of the last one, [rows + 1]."""
     buffer = array.buffers()[1]
     if not len(array) or buffer is None:
         return np.zeros(len(array) + 1, np.int64)
@@ -207,25 +207,25 @@ def _from_lengths(lengths: Index) -> Index:
 
 
 def _narrow(offsets: Index, item: int, *, wide: bool) -> pa.Buffer:
-    """Offsets in bytes as those of items, of the width of the type.
+    """Convert offsets in bytes to offsets in items, with the width of the type.
 
     Raises:
-        DataError: They reach further than that.
+        DataError: The offsets do not fit the type.
     """
     if item > 1:
         offsets = offsets // item
     if not wide:
         if offsets[-1] > np.iinfo(np.int32).max:
             raise DataError(
-                f"a batch of {len(offsets) - 1} rows holds {int(offsets[-1]):,} bytes or items in one column, more than "
-                f"Arrow's 32-bit offsets reach: use a smaller batch, or convert with a large type."
+                f"a batch of {len(offsets) - 1} rows has {int(offsets[-1]):,} bytes or items in one column, more than "
+                f"Arrow's 32-bit offsets can address: use a smaller batch, or convert with a large type."
             )
         return pa.py_buffer(offsets.astype(np.int32))
     return pa.py_buffer(offsets)
 
 
 def _validity(arrays: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
-    """Which rows hold a value, [rows]; None where all do."""
+    """Return True for each row with a value, [rows]; None if there are no nulls."""
     if not any(array.null_count for array in arrays):
         return None
     return np.concatenate([array.is_valid().to_numpy(zero_copy_only=False).astype(bool) for array in arrays])

@@ -1,4 +1,4 @@
-"""What a store holds, as plain facts: columns, sizes, shards, where it came from, and how long its rows are."""
+"""Describe the contents of a store: columns, sizes, shards, provenance, and the lengths of its rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hasten.data.store.layout import described
 from hasten.data.store.store import Store
 from hasten.data.store.window import Window
 
-_LOOKED_AT = 64
-"""Blocks whose rows are measured, spread evenly: enough for a histogram, whatever the size of the store."""
+_MEASURED_BLOCKS = 64
+"""Number of blocks whose rows are measured, spread evenly: enough for a histogram of a store of any size."""
 _BINS = 40
 
 
 def describe(store: Store) -> dict[str, Any]:
-    """The facts of a store, as JSON holds them."""
+    """Return the facts about a store as plain data that JSON can represent."""
     manifest = store.manifest
     sizes = _sizes(store)
     return {
@@ -38,28 +38,28 @@ def describe(store: Store) -> dict[str, Any]:
 
 
 def lengths(store: Store, column: str) -> dict[str, Any]:
-    """How long the rows of a column of text, bytes or lists are: bytes, or items.
+    """Measure the row lengths of a column of text, bytes (in bytes) or lists (in items).
 
     Returns:
-        Rows looked at, `min`, `median`, `p95`, `max`, and a histogram: `edges` [bins + 1] and `counts` [bins].
+        Number of rows measured, `min`, `median`, `p95`, `max`, and a histogram: `edges` [bins + 1] and `counts` [bins].
     """
-    blocks = np.unique(np.linspace(0, len(store.reader.block_counts) - 1, _LOOKED_AT).astype(np.int64))
-    found = np.concatenate([row_lengths(store.reader.block(int(number)).column(column)) for number in blocks])
-    counts, edges = np.histogram(found, bins=min(_BINS, max(1, int(found.max() - found.min()) if len(found) else 1)))
+    blocks = np.unique(np.linspace(0, len(store.reader.block_counts) - 1, _MEASURED_BLOCKS).astype(np.int64))
+    sizes = np.concatenate([row_lengths(store.reader.block(int(number)).column(column)) for number in blocks])
+    counts, edges = np.histogram(sizes, bins=min(_BINS, max(1, int(sizes.max() - sizes.min()) if len(sizes) else 1)))
     return {
         "unit": "items" if is_list(store.manifest.schema.field(column).type) else "bytes",
-        "rows": len(found),
-        "min": int(found.min()),
-        "median": float(np.median(found)),
-        "p95": float(np.percentile(found, 95)),
-        "max": int(found.max()),
+        "rows": len(sizes),
+        "min": int(sizes.min()),
+        "median": float(np.median(sizes)),
+        "p95": float(np.percentile(sizes, 95)),
+        "max": int(sizes.max()),
         "edges": [float(edge) for edge in edges],
         "counts": [int(count) for count in counts],
     }
 
 
 def samples(store: Store, count: int) -> list[dict[str, Any]]:
-    """The first rows, as plain values; arrays as their shape and type."""
+    """Return the first rows as plain values; arrays are replaced by their shape and type."""
     first = np.arange(min(count, len(store)))
     window = Window(store.reader, np.unique(store.reader.blocks_of(first))) if len(first) else None
     columns: dict[str, list[Any]] = {}
@@ -75,14 +75,14 @@ def samples(store: Store, count: int) -> list[dict[str, Any]]:
 
 
 def _sizes(store: Store) -> dict[str, float]:
-    """Bytes of a row, by column: from the first block, or as declared."""
-    found: dict[str, float] = {column.name: float(column.row_bytes) for column in store.manifest.raw}
+    """Return the size of a row in bytes for each column, as declared or measured on the first block."""
+    sizes: dict[str, float] = {column.name: float(column.row_bytes) for column in store.manifest.raw}
     if len(store) and len(store.manifest.schema):
         block = store.reader.block(0)
-        found.update(
+        sizes.update(
             {part.name: round(block.column(part.name).nbytes / block.num_rows, 1) for part in store.manifest.schema}
         )
-    return found
+    return sizes
 
 
 def _has_length(store: Store, name: str) -> bool:

@@ -1,15 +1,15 @@
-"""What a store is on disk: the manifest, and the files it names.
+"""Define a store on disk: the manifest, and the files it lists.
 
     STORE/
-      manifest.json               the newest version, replaced in one rename: what it does not name does not exist
-      versions/000001.json        every version as it was published; never changed
+      manifest.json               the newest version, replaced in one rename; files it does not list do not count
+      versions/000001.json        every published version; never modified
       shards/3f9c...-00000.arrow  Arrow IPC blocks: the variable-width columns
-      shards/3f9c...-00000.image.raw   one fixed-width column: rows one after another, nothing else
-      quarantine/3f9c...-00000.jsonl   records that a conversion could not use; its version's provenance names it
-      writing/3f9c.../            files of a writer that has not published yet
+      shards/3f9c...-00000.image.raw   one fixed-width column: contiguous rows and nothing more
+      quarantine/3f9c...-00000.jsonl   records that a conversion rejected; listed in the version's provenance
+      writing/3f9c.../            files of a writer that has not published them yet
 
-A shard never changes once it is published, so a reader that opened version 3 goes on reading version 3 while version 4 is
-made. The names of shards begin with the random name of their writer, so that writers never meet.
+A published shard never changes, so a reader that opened version 3 keeps reading version 3 while version 4 is written. Shard
+names begin with the random name of their writer, so writers never conflict.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 VERSIONS, SHARDS, WRITING, QUARANTINE = "versions", "shards", "writing", "quarantine"
 PART_BYTES = 2**20
-"""What is fetched from afar, and checked, at once."""
+"""Number of bytes that are fetched from a remote store and verified in one piece."""
 BLOCK_ROWS = 2048
-"""Rows of a block unless told otherwise: what is read, and shuffled, together."""
+"""Default number of rows per block. The rows of a block are read and shuffled together."""
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawColumn:
-    """A column whose rows all have one type and shape, kept as raw little-endian numbers.
+    """Describe a column whose rows all have one type and shape, stored as raw little-endian numbers.
 
     Attributes:
-        name: Its name.
-        dtype: NumPy's name of the type: `uint8`, `float32`.
-        shape: Of one row; empty for a number a row.
+        name: Name of the column.
+        dtype: NumPy's name of the type, such as `uint8` or `float32`.
+        shape: Shape of one row; empty if a row is a single number.
     """
 
     name: str
@@ -54,26 +54,26 @@ class RawColumn:
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The type, in the byte order of the file."""
+        """Return the type in the byte order of the file."""
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Return the size of one row in bytes."""
         return self.numpy.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFile:
-    """One file of a shard.
+    """Describe one file of a shard.
 
     Attributes:
-        path: Within the store, with forward slashes.
-        column: The raw column it holds; empty for the Arrow blocks.
-        num_bytes: Its size.
-        sha256: Of all its bytes, in hexadecimal.
-        blocks: Where each Arrow block begins, in bytes, then where the last one ends; empty for a raw column.
-        parts: CRC-32 of each `PART_BYTES` of it, which is what is fetched from afar and checked at once.
+        path: Path within the store, with forward slashes.
+        column: The raw column in the file; empty for Arrow blocks.
+        num_bytes: Size of the file.
+        sha256: Hash of the whole file, in hexadecimal.
+        blocks: Byte offset of the start of each Arrow block, followed by the end of the last one; empty for a raw column.
+        parts: CRC-32 of each part of `PART_BYTES`, the unit of remote reads and verification.
     """
 
     path: str
@@ -86,12 +86,12 @@ class ShardFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Rows that were written together.
+    """Describe rows that were written together.
 
     Attributes:
-        name: Unique in the world.
-        num_rows: How many.
-        files: The Arrow blocks, if any column is kept so, and one file for each raw column.
+        name: Globally unique name.
+        num_rows: Number of rows.
+        files: One file for the Arrow blocks, if there are Arrow columns, and one file for each raw column.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Shard:
     files: tuple[ShardFile, ...]
 
     def file(self, column: str) -> ShardFile:
-        """The file of a raw column, or of the Arrow blocks (`""`)."""
+        """Return the file of a raw column, or of the Arrow blocks (`""`)."""
         for file in self.files:
             if file.column == column:
                 return file
@@ -108,15 +108,15 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One version of a store.
+    """Describe one version of a store.
 
     Attributes:
-        version: 1 for the first.
-        schema: The columns kept in Arrow blocks.
-        raw: The columns kept as raw numbers.
-        block_rows: Rows of each block but the last of a shard.
-        shards: In the order of their rows.
-        provenance: What the rows were made from and how; strings and numbers, never content.
+        version: Number of the version; the first is 1.
+        schema: Columns stored in Arrow blocks.
+        raw: Columns stored as raw numbers.
+        block_rows: Number of rows per block; the last block of a shard may be shorter.
+        shards: Shards in row order.
+        provenance: What the rows were made from, and how. Strings and numbers, never content.
     """
 
     version: int
@@ -128,25 +128,25 @@ class Manifest:
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of all shards."""
+        """Return the number of rows of all shards."""
         return sum(shard.num_rows for shard in self.shards)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Return the size of all shards in bytes."""
         return sum(file.num_bytes for shard in self.shards for file in shard.files)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all columns: those of Arrow first."""
+        """Return the names of all columns, Arrow columns first."""
         return (*self.schema.names, *(column.name for column in self.raw))
 
     def raw_column(self, name: str) -> RawColumn | None:
-        """The raw column of that name; None where there is none."""
+        """Return the raw column of that name, or None."""
         return next((column for column in self.raw if column.name == name), None)
 
     def to_json(self) -> str:
-        """The text of the manifest file."""
+        """Return the content of the manifest file."""
         return json.dumps(
             {
                 "format": FORMAT,
@@ -165,10 +165,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
-        """Read a manifest file.
+        """Parse a manifest file.
 
         Raises:
-            CorruptError: It is no manifest, is of a newer format, or names files outside of the store.
+            CorruptError: The text is not a manifest, or it lists files outside the store.
+            DataError: The manifest has a newer format.
         """
         try:
             read = json.loads(text)
@@ -187,17 +188,17 @@ class Manifest:
             )
         except (ValueError, KeyError, TypeError, pa.ArrowInvalid, OSError) as error:
             raise CorruptError(
-                f"{where} is no manifest of a store ({error}): restore it, or convert the source again."
+                f"{where} is not a store manifest ({error}): restore it, or convert the source again."
             ) from error
         if manifest.num_rows != read["num_rows"]:
             raise CorruptError(
-                f"{where} speaks of {read['num_rows']} rows, its shards of {manifest.num_rows}: it was changed by hand."
+                f"{where} declares {read['num_rows']} rows, but its shards have {manifest.num_rows}: it was edited by hand."
             )
         return manifest
 
 
 def described(schema: pa.Schema, raw: Sequence[RawColumn]) -> dict[str, str]:
-    """Each column's type in words."""
+    """Return the type of each column as text."""
     return {
         **{part.name: str(part.type) for part in schema},
         **{part.name: f"{part.dtype}[{', '.join(map(str, part.shape))}]" if part.shape else part.dtype for part in raw},
@@ -205,18 +206,20 @@ def described(schema: pa.Schema, raw: Sequence[RawColumn]) -> dict[str, str]:
 
 
 def shard_from_dict(read: dict[str, Any]) -> Shard:
-    """A shard from what `dataclasses.asdict` made of it."""
+    """Build a shard from the result of `dataclasses.asdict`."""
     return _shard(read)
 
 
 def checked_name(name: str) -> str:
-    """A column's name, which also names a file.
+    """Return a column name after checking that it can be part of a file name.
 
     Raises:
-        DataError: It holds more than letters, digits, `_`, `.` and `-`, and so may lead out of the store.
+        DataError: The name contains other characters than letters, digits, `_`, `.` and `-`, or begins with a dot.
     """
     if not _SAFE.fullmatch(name):
-        raise DataError(f"{name!r} cannot name a raw column: use letters, digits, '_', '.' and '-', and no dot first.")
+        raise DataError(
+            f"{name!r} is not a valid name for a raw column: use letters, digits, '_', '.' and '-', without a dot first."
+        )
     return name
 
 
@@ -236,8 +239,8 @@ def _shard(read: dict[str, Any]) -> Shard:
 
 
 def _checked_path(path: str) -> str:
-    """A path of a manifest, which may come from a stranger: it must stay within the store."""
+    """Check that a path from a manifest, which may be untrusted, is within the store."""
     folder, _, name = path.partition("/")
     if folder != SHARDS or not _SAFE.fullmatch(name):
-        raise ValueError(f"{path!r} does not lie in the store's folder of shards")
+        raise ValueError(f"{path!r} is not in the store's folder of shards")
     return path

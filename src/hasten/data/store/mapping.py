@@ -1,8 +1,7 @@
-"""The bytes of a store's files, mapped into memory: the page cache of the system is the only copy.
+"""Map the files of a store into memory, so that the system's page cache holds the only copy.
 
-A `Source` says where the files come from. For a folder of this machine they are mapped as they are; a remote source maps
-a local file that it fills as parts are asked for (`hasten.data.remote`). Whoever reads asks for a range first (`need`),
-so that the reader knows neither.
+A `Source` provides the files. Files in a local folder are mapped directly. A remote source maps a local file and fills it
+as parts are requested (`hasten.data.remote`). Readers request a range before they read it (`need`), so they work with both.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hasten.core.errors import CorruptError, DataError
 from hasten.data.store.layout import MANIFEST, ShardFile
 
 _POPULATE_READ = 22
-"""Linux's MADV_POPULATE_READ (5.14 and newer), which Python has no name for: enter a range into the page table at once."""
+"""Linux's MADV_POPULATE_READ (5.14 and newer), missing in Python's `mmap`: add a range to the page table at once."""
 
 
 _advise = ctypes.CDLL(None).madvise
@@ -27,33 +26,33 @@ _advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Mapped(ABC):
-    """One file of a store, mapped for reading.
+    """Map one file of a store for reading.
 
     Attributes:
-        view: All its bytes, [bytes]; valid as far as they were asked for.
+        view: All bytes of the file, [bytes]. Only requested ranges are valid.
     """
 
     view: memoryview
 
-    def hint(self, start: int, end: int) -> None:  # noqa: B027  from afar, parts are fetched when they are needed
-        """Have the system begin to read a range that will be needed, where that is of use; nobody waits."""
+    def hint(self, start: int, end: int) -> None:  # noqa: B027  remote sources fetch parts when they are needed
+        """Ask the system to start reading a range that will be needed, without waiting."""
 
     @abstractmethod
     def need(self, start: int, end: int) -> None:
-        """Make the bytes from `start` to `end` ready to be read.
+        """Make the bytes from `start` to `end` readable.
 
         Raises:
-            GoneError: They cannot be had.
-            CorruptError: They are not what was written.
+            GoneError: The bytes cannot be fetched.
+            CorruptError: The bytes are not as they were written.
         """
 
 
 class Source(ABC):
-    """Where the files of a store come from. It may be sent to other processes."""
+    """Provide the files of a store. A source can be sent to other processes."""
 
     @abstractmethod
     def manifest(self, version: int | None) -> str:
-        """The text of a manifest: of a version, or of the newest one.
+        """Return the content of a manifest: of the given version, or of the newest one.
 
         Raises:
             DataError: There is no such store or version.
@@ -64,22 +63,22 @@ class Source(ABC):
         """Map a file.
 
         Raises:
-            CorruptError: It is missing or has another size.
+            CorruptError: The file is missing or has the wrong size.
         """
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """The store's place, as a person would name it."""
+        """Return the store's location for messages."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether reading ahead pays, because files come from afar."""
+        """Return True if files are remote, so that reading ahead pays off."""
         return False
 
 
 class LocalMap(Mapped):
-    """A file of this machine."""
+    """Map a local file."""
 
     def __init__(self, path: Path, file: ShardFile) -> None:
         self._path = path
@@ -95,22 +94,22 @@ class LocalMap(Mapped):
             size = os.fstat(handle).st_size
             if size != file.num_bytes:
                 raise CorruptError(
-                    f"{path} has {size} bytes, the manifest says {file.num_bytes}: it was cut or changed. Restore it, or "
+                    f"{path} has {size} bytes instead of {file.num_bytes}: it was truncated or modified. Restore it, or "
                     f"convert the source again."
                 )
             mapped = mmap.mmap(handle, size, prot=mmap.PROT_READ) if size else b""
         finally:
-            os.close(handle)  # the map keeps the file; an open handle for each shard would run into the system's limit
+            os.close(handle)  # the map keeps the file open; one handle per shard would exceed the system's limit
         self.view = memoryview(mapped)
         self._address = np.frombuffer(mapped, np.uint8).ctypes.data
 
     def need(self, start: int, end: int) -> None:
-        """Have the system read a range, while other threads go on: Python's own `madvise` would hold them up."""
-        if self._advise(start, end, _POPULATE_READ):  # an older kernel: pages are entered when they are touched
+        """Read a range now, while other threads keep running. Python's own `madvise` would block them."""
+        if self._advise(start, end, _POPULATE_READ):  # an older kernel: pages are mapped on access
             self.hint(start, end)
 
     def hint(self, start: int, end: int) -> None:
-        """Have the system begin to read a range; nobody waits."""
+        """Ask the system to start reading a range, without waiting."""
         self._advise(start, end, mmap.MADV_WILLNEED)
 
     def _advise(self, start: int, end: int, advice: int) -> int:
@@ -119,17 +118,17 @@ class LocalMap(Mapped):
 
 
 class Folder(Source):
-    """A store in a folder of this machine.
+    """Provide the files of a store in a local folder.
 
     Args:
-        path: The folder.
+        path: Folder of the store.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def manifest(self, version: int | None) -> str:
-        """The text of a manifest."""
+        """Return the content of a manifest."""
         name = MANIFEST if version is None else version_path(version)
         try:
             return (self._path / name).read_text(encoding="utf-8")
@@ -144,20 +143,21 @@ class Folder(Source):
 
     @property
     def where(self) -> str:
-        """The folder's path."""
+        """Return the folder's path."""
         return str(self._path)
 
     def _missing(self, version: int | None) -> str:
         if not self._path.exists():
-            return f"there is no {self._path}: give the folder that `hasten data convert` wrote."
+            return f"{self._path} does not exist: use the folder that `hasten data convert` wrote."
         if version is None:
             return (
-                f"{self._path} is no store: it has no {MANIFEST}. Make one with `hasten data convert SOURCE {self._path}`."
+                f"{self._path} is not a store: it has no {MANIFEST}. Create one with `hasten data convert SOURCE "
+                f"{self._path}`."
             )
         have = sorted(int(path.stem) for path in (self._path / "versions").glob("*.json"))
-        return f"{self._path} has no version {version}; it has {have}."
+        return f"{self._path} has no version {version}; it has the versions {have}."
 
 
 def version_path(version: int) -> str:
-    """Where the manifest of a version lies within its store."""
+    """Return the path of a version's manifest within its store."""
     return f"versions/{version:06d}.json"

@@ -1,9 +1,9 @@
-"""Make a new version of a store visible in one step, and take away what dead writers left.
+"""Publish a new version of a store atomically, and remove files left by crashed writers.
 
-Writers never touch one another's files: each writes under `writing/ITS_NAME`, where it holds a lock of the operating
-system that ends with it, however it ends. Publishing moves the finished shards, writes the version's manifest and then
-replaces `manifest.json` in one rename, all under a lock that only publishers take. Whatever a crash leaves behind is named
-by no manifest: no reader sees it, and the next publisher takes it away.
+Each writer uses its own folder `writing/NAME`, so writers never touch each other's files. The writer holds an operating
+system lock on that folder, which is released when its process ends, even after a crash. Publishing moves the finished
+shards, writes the version's manifest, and then replaces `manifest.json` in one rename, all under a lock that only
+publishers take. Files left by a crash are listed in no manifest: no reader sees them, and `clean` removes them.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ def publish(
     """Make shards visible as a new version.
 
     Args:
-        path: The store.
-        shards: What becomes visible, in the order of its rows.
-        folders: Where their files lie now: `writing/NAME` of each writer.
-        schema: Of the columns kept in Arrow blocks.
-        raw: The columns kept as raw numbers.
-        block_rows: Rows of each block but the last of a shard.
-        mode: `create` a store where none is, `append` to one that is, or `replace` all rows in a new version.
+        path: Folder of the store.
+        shards: Shards to publish, in row order.
+        folders: Current folders of their files: `writing/NAME` of each writer.
+        schema: Schema of the columns stored in Arrow blocks.
+        raw: Columns stored as raw numbers.
+        block_rows: Number of rows per block; the last block of a shard may be shorter.
+        mode: `create` a new store, `append` to an existing one, or `replace` all its rows in a new version.
         provenance: What the rows were made from.
 
     Raises:
-        DataError: A store is there already (`create`), or has other columns (`append`).
+        DataError: The store already exists (`create`), or has other columns (`append`).
     """
     with _publishing(path):
         have = current(path)
@@ -81,20 +81,20 @@ def publish(
         _move(path, shards, folders)
         text = manifest.to_json()
         write_atomically(path / version_path(manifest.version), text)
-        write_atomically(path / MANIFEST, text)  # from here on it is seen
+        write_atomically(path / MANIFEST, text)  # the new version becomes visible here
     return manifest
 
 
 def exists(path: Path, have: Manifest) -> str:
-    """What to say where a store stands in the way."""
+    """Return the message for a store that already exists."""
     return (
-        f"{path} is a store of {have.num_rows:,} rows already (version {have.version}): append to it, replace it (--append, "
-        f"--replace), or give another folder."
+        f"{path} already is a store of {have.num_rows:,} rows (version {have.version}): append to it (--append), replace "
+        f"it (--replace), or use another folder."
     )
 
 
 def current(path: Path) -> Manifest | None:
-    """The newest version; None where there is no store yet."""
+    """Return the newest version, or None if there is no store yet."""
     file = path / MANIFEST
     try:
         return Manifest.from_json(file.read_text(encoding="utf-8"), str(file))
@@ -104,7 +104,7 @@ def current(path: Path) -> Manifest | None:
 
 @contextmanager
 def writing(path: Path, name: str) -> Iterator[Path]:
-    """The folder of a writer, which is its own as long as the writer lives; it is removed at the end."""
+    """Create the folder of a writer, locked while the writer runs and removed afterwards."""
     folder = path / WRITING / name
     folder.mkdir(parents=True)
     handle = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,10 +118,10 @@ def writing(path: Path, name: str) -> Iterator[Path]:
 
 
 def clean(path: Path) -> list[str]:
-    """Take away what writers left that are gone, and shards and bad records that no version names.
+    """Remove the files of writers that no longer run, and shards and quarantine files that no version lists.
 
     Returns:
-        What was removed, within the store.
+        Paths of the removed files and folders within the store.
     """
     removed = []
     with _publishing(path):
@@ -132,7 +132,7 @@ def clean(path: Path) -> list[str]:
         named = {file.path for manifest in _versions(path) for shard in manifest.shards for file in shard.files}
         named |= {str(manifest.provenance.get(QUARANTINE)) for manifest in _versions(path)}
         _remove_empty(path / WRITING)
-        # A conversion that is about to publish has set its bad records aside already.
+        # A conversion that is about to publish has already written its quarantine file.
         for kind in (SHARDS,) if (path / WRITING).exists() else (SHARDS, QUARANTINE):
             for file in sorted((path / kind).glob("*")):
                 if f"{kind}/{file.name}" not in named:
@@ -143,7 +143,7 @@ def clean(path: Path) -> list[str]:
 
 
 def _owned(folder: Path) -> bool:
-    """Whether the writer of a folder lives: its lock is held."""
+    """Return True if the writer of a folder still runs and holds its lock."""
     try:
         handle = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def _owned(folder: Path) -> bool:
 
 @contextmanager
 def _publishing(path: Path) -> Iterator[None]:
-    """One publisher at a time; the lock ends with its process, however that ends."""
+    """Allow one publisher at a time. The lock is released when its process ends."""
     path.mkdir(parents=True, exist_ok=True)
     handle = os.open(path / ".publishing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -176,7 +176,7 @@ def _versions(path: Path) -> Iterator[Manifest]:
 
 
 def _next_version(path: Path) -> int:
-    """One more than any version that was ever begun: a publisher may have died between its two writes."""
+    """Return a number above all versions ever started: a publisher may have crashed between its two writes."""
     return max((int(file.stem) for file in (path / VERSIONS).glob("*.json")), default=0) + 1
 
 
@@ -187,9 +187,9 @@ def _move(path: Path, shards: Sequence[Shard], folders: Sequence[Path]) -> None:
             name = Path(file.path).name
             source = next((folder / name for folder in folders if (folder / name).exists()), None)
             if source is None and (path / file.path).exists():
-                continue  # a publisher moved it and was killed; no other file ever has this name
+                continue  # already moved by a publisher that was killed; names are unique
             if source is None:
-                raise DataError(f"{name} was written and is gone: something else removes files under {path}.")
+                raise DataError(f"{name} was written but no longer exists: another program removes files under {path}.")
             source.replace(path / file.path)
     flush_folder(path / SHARDS)
 
@@ -202,13 +202,13 @@ def _check_alike(path: Path, have: Manifest, schema: pa.Schema, raw: Sequence[Ra
         for columns in ((have.schema, have.raw), (schema, tuple(raw)))
     )
     raise DataError(
-        f"{path} holds ({old}; blocks of {have.block_rows}), which ({new}; blocks of {block_rows}) cannot be appended to: "
-        f"convert to the same columns, or to another folder."
+        f"{path} has the columns ({old}; blocks of {have.block_rows}), to which ({new}; blocks of {block_rows}) cannot be "
+        f"appended: convert to the same columns, or to another folder."
     )
 
 
 def _remove_empty(folder: Path) -> None:
     try:
         folder.rmdir()
-    except OSError:  # another writer is at work, or there is no such folder
+    except OSError:  # another writer is using it, or the folder does not exist
         return

@@ -1,4 +1,4 @@
-"""A store's shards opened for reading: which block a row stands in, and its columns without a copy."""
+"""Open a store's shards for reading: find the block of a row, and access columns without a copy."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hasten.data.store.layout import Manifest, RawColumn, Shard
 from hasten.data.store.mapping import Mapped, Source
 
 _OPEN_MAPS = 1024
-"""Files mapped at once; the system allows a process some ten thousands."""
+"""Maximum number of files mapped at once. The system's limit for a process is in the tens of thousands."""
 _OPEN_BLOCKS = 64
-"""Blocks kept open, a few kilobytes each: those of a window or two."""
+"""Number of blocks kept open, a few kilobytes each: enough for one or two windows."""
 
 _MOST_HINTED_BYTES = 2**28
-"""Asked for before it is needed: it takes the place of other files in memory."""
+"""Maximum number of bytes to read ahead. Reading ahead evicts other files from the page cache."""
 
 
 class Reader:
-    """The columns of a store, block by block. For any number of threads; a new process opens its own maps.
+    """Read the columns of a store block by block. Safe for use by several threads; a new process opens its own maps.
 
     Args:
-        source: Where the files come from.
-        manifest: What they hold.
+        source: Provides the files.
+        manifest: Describes the files.
     """
 
     def __init__(self, source: Source, manifest: Manifest) -> None:
@@ -57,41 +57,41 @@ class Reader:
 
     @property
     def where(self) -> str:
-        """The store's place, as a person would name it."""
+        """Return the store's location for messages."""
         return self._source.where
 
     def blocks_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The block that each row stands in, [rows]."""
-        if len(self._shards) == 1:  # all blocks but the last are of one size
+        """Return the block of each row, [rows]."""
+        if len(self._shards) == 1:  # all blocks but the last have the same size
             return rows // self._manifest.block_rows
         return np.searchsorted(self.block_firsts, rows, side="right") - 1
 
     def shards_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The shard that each row stands in, [rows]."""
+        """Return the shard of each row, [rows]."""
         return np.searchsorted(self.shard_firsts, rows, side="right") - 1
 
     def shard_of(self, firsts: npt.NDArray[np.int64], count: int = 1) -> int | None:
-        """The shard that `count` rows from each of `firsts` stand in; None where they are of several, or of none."""
+        """Return the shard that contains `count` rows from each of `firsts`; None if there are several shards or none."""
         if len(self._shards) == 1 or not len(firsts):
             return 0 if len(firsts) else None
         one, other = self.shards_of(np.array([firsts.min(), firsts.max() + count - 1])).tolist()
         return int(one) if one == other else None
 
     def shard_at(self, row: int) -> Shard:
-        """The shard that a row stands in."""
+        """Return the shard that contains a row."""
         return self._shards[int(self.shards_of(np.array([row]))[0])]
 
     def block(self, number: int) -> pa.RecordBatch:
-        """The Arrow columns of a block, [its rows].
+        """Return the Arrow columns of a block, [rows of the block].
 
         Raises:
-            CorruptError: The file does not hold what the manifest says.
+            CorruptError: The file does not match the manifest.
         """
         with self._guard:
             if number in self._open:
                 self._open.move_to_end(number)
                 return self._open[number]
-        block = self._read(number)  # outside of the lock: it may come from afar
+        block = self._read(number)  # without the lock: it may be a remote read
         with self._guard:
             self._open[number] = block
             while len(self._open) > _OPEN_BLOCKS:
@@ -99,35 +99,35 @@ class Reader:
         return block
 
     def hint(self, blocks: Sequence[int]) -> None:
-        """Have the system begin to read blocks, as many as should be in memory early; nobody waits."""
-        left = _MOST_HINTED_BYTES
+        """Ask the system to start reading as many of these blocks as fit in the read-ahead limit, without waiting."""
+        remaining_bytes = _MOST_HINTED_BYTES
         for number in blocks:
             mapped, start, end = self._range(number)
-            left -= end - start
-            if left < 0:
+            remaining_bytes -= end - start
+            if remaining_bytes < 0:
                 return
             mapped.hint(start, end)
 
     def raw(self, shard: int, column: str) -> npt.NDArray[Any]:
-        """All rows of a raw column of a shard, [rows, *shape]; reading touches only what is used of it."""
-        kept = self._kept(column)
+        """Return all rows of a raw column of a shard, [rows, *shape]. Only the pages used are read."""
+        declared = self._declared(column)
         mapped = self._mapped(shard, column)
-        return np.frombuffer(mapped.view, dtype=kept.numpy).reshape(self._shards[shard].num_rows, *kept.shape)
+        return np.frombuffer(mapped.view, dtype=declared.numpy).reshape(self._shards[shard].num_rows, *declared.shape)
 
     def need_raw(self, shard: int, column: str, firsts: npt.NDArray[np.int64], count: int = 1) -> None:
-        """Have rows of a raw column of a shard here, where they come from afar: `count` of them from each of `firsts`."""
+        """Fetch rows of a raw column of a remote shard: `count` rows from each of `firsts`."""
         if self._source.is_remote:
-            size, mapped = self._kept(column).row_bytes, self._mapped(shard, column)
+            size, mapped = self._declared(column).row_bytes, self._mapped(shard, column)
             for first in firsts.tolist():
                 mapped.need(first * size, (first + count) * size)
 
-    def _kept(self, column: str) -> RawColumn:
-        kept = self._manifest.raw_column(column)
-        if kept is None:
+    def _declared(self, column: str) -> RawColumn:
+        declared = self._manifest.raw_column(column)
+        if declared is None:
             raise DataError(
-                f"{self._source.where} has no raw column {column!r}; it has {', '.join(self._manifest.columns)}."
+                f"{self._source.where} has no raw column {column!r}; its columns are {', '.join(self._manifest.columns)}."
             )
-        return kept
+        return declared
 
     def _mapped(self, shard: int, column: str) -> Mapped:
         with self._guard:
@@ -144,7 +144,7 @@ class Reader:
         try:
             block = pa.ipc.read_record_batch(pa.py_buffer(mapped.view[start:end]), self._manifest.schema)
         except (pa.ArrowInvalid, OSError) as error:
-            raise CorruptError(f"{self._name(number)} is no Arrow block ({error}): run `hasten data verify`.") from error
+            raise CorruptError(f"{self._name(number)} is not an Arrow block ({error}): run `hasten data verify`.") from error
         if block.num_rows != self.block_counts[number]:
             raise CorruptError(
                 f"{self._name(number)} has {block.num_rows} rows instead of {self.block_counts[number]}: run `hasten data "
@@ -153,16 +153,16 @@ class Reader:
         return block
 
     def _range(self, number: int) -> tuple[Mapped, int, int]:
-        """The file of a block, and from where to where it stands there."""
-        shard, at = self._place(number)
+        """Return the file of a block, and where the block starts and ends in it."""
+        shard, index = self._place(number)
         blocks = self._shards[shard].file("").blocks
-        return self._mapped(shard, ""), blocks[at], blocks[at + 1]
+        return self._mapped(shard, ""), blocks[index], blocks[index + 1]
 
     def _place(self, number: int) -> tuple[int, int]:
-        """The shard of a block, and its number there."""
+        """Return the shard of a block, and the block's number within the shard."""
         shard = int(np.searchsorted(self._block_firsts, number, side="right")) - 1
         return shard, number - int(self._block_firsts[shard])
 
     def _name(self, number: int) -> str:
-        shard, at = self._place(number)
-        return f"block {at} of {self._shards[shard].file('').path} in {self._source.where}"
+        shard, index = self._place(number)
+        return f"block {index} of {self._shards[shard].file('').path} in {self._source.where}"

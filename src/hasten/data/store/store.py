@@ -1,4 +1,4 @@
-"""A store opened for reading: rows by number, and everything a stream needs to read them in an order."""
+"""Open a store for reading: access rows by number, and provide what a stream needs to read them in a given order."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hasten.data.store.window import Window, gather_raw
 
 
 class Store(Dataset[dict[str, Any]]):
-    """Rows on disk, mapped into memory: a map-style dataset, whose rows cost nothing until they are read.
+    """Read rows from disk through a memory map, as a map-style dataset. A row costs nothing until it is read.
 
-    It may be sent to other processes, which map the same files: the page cache of the system is the only copy.
+    A store can be sent to other processes, which map the same files: the system's page cache holds the only copy.
 
     Args:
-        path: A folder, or a URL that fsspec knows (`s3://...`, `http://...`), or a `Url` with settings of its own.
-        version: Which version; None takes the newest there is now.
+        path: A folder, a URL that fsspec supports (`s3://...`, `http://...`), or a `Url` with its own settings.
+        version: Version to open; None opens the newest.
 
     Raises:
-        DataError: There is no such store or version.
-        CorruptError: Its manifest is damaged.
+        DataError: The store or version does not exist.
+        CorruptError: The manifest is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str] | Source, *, version: int | None = None) -> None:
@@ -47,67 +47,66 @@ class Store(Dataset[dict[str, Any]]):
         )
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """A row: plain values of Arrow columns, arrays of raw ones."""
+        """Return a row: plain values for Arrow columns, arrays for raw columns."""
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Several rows at once: what PyTorch's DataLoader asks for where it can."""
+        """Return several rows in one call, as PyTorch's DataLoader requests them."""
         taken = self.take(rows)
         plain = {name: values if isinstance(values, np.ndarray) else values.to_pylist() for name, values in taken.items()}
         return [{name: values[number] for name, values in plain.items()} for number in range(len(rows))]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of all columns."""
+        """Return the names of all columns."""
         return self.manifest.columns
 
     def take(self, rows: Sequence[int] | np.ndarray[Any, Any], columns: Sequence[str] | None = None) -> dict[str, Any]:
-        """Rows by number, in the order asked for.
+        """Return rows by number, in the order requested.
 
         Args:
-            rows: Numbers; those below 0 count from the end.
-            columns: Which; None takes all.
+            rows: Row numbers; negative numbers count from the end.
+            columns: Names of the columns; None returns all.
 
         Returns:
-            By column: a `pyarrow.Array`, or for a raw column a new NumPy array `[rows, *shape]`.
+            For each column a `pyarrow.Array`, or for a raw column a new NumPy array `[rows, *shape]`.
 
         Raises:
             IndexError: A row does not exist.
             DataError: A column does not exist.
         """
-        at = np.asarray(rows, dtype=np.int64)
-        at = np.where(at < 0, at + len(self), at)
-        if len(at) and not (at.min() >= 0 and at.max() < len(self)):
-            raise IndexError(
-                f"row {int(at.max()) if at.max() >= len(self) else int(at.min())} of a store of {len(self):,} rows"
-            )
+        index = np.asarray(rows, dtype=np.int64)
+        index = np.where(index < 0, index + len(self), index)
+        if len(index) and not (index.min() >= 0 and index.max() < len(self)):
+            row = int(index.max()) if index.max() >= len(self) else int(index.min())
+            raise IndexError(f"row {row} is out of range: the store has {len(self):,} rows")
         names = self.checked_columns(columns)
         arrow = [name for name in names if self.manifest.raw_column(name) is None]
-        window = Window(self.reader, np.unique(self.reader.blocks_of(at))) if arrow and len(at) else None
-        found: dict[str, Any] = {}
+        window = Window(self.reader, np.unique(self.reader.blocks_of(index))) if arrow and len(index) else None
+        values: dict[str, Any] = {}
         for name in names:
             if name not in arrow:
-                found[name] = gather_raw(self.reader, name, at)
+                values[name] = gather_raw(self.reader, name, index)
             elif window is not None:
-                found[name] = window.arrow(name, at)
+                values[name] = window.arrow(name, index)
             else:
-                found[name] = pa.array([], self.manifest.schema.field(name).type)
-        return found
+                values[name] = pa.array([], self.manifest.schema.field(name).type)
+        return values
 
     def checked_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        """The columns asked for, all where None.
+        """Return the requested columns; None requests all.
 
         Raises:
-            DataError: The store lacks one of them.
+            DataError: A column does not exist.
         """
         names = self.columns if columns is None else tuple(columns)
         missing = [name for name in names if name not in self.columns]
         if missing:
-            raise DataError(f"{self.source.where} has no column {missing[0]!r}; it has {', '.join(self.columns)}.")
+            raise DataError(f"{self.source.where} has no column {missing[0]!r}; its columns are {', '.join(self.columns)}.")
         return names
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Where a store's files come from."""
+    """Return the source of a store's files for a folder or URL."""
     text = os.fspath(path)
     return Url(text) if "://" in text else Folder(Path(text))

@@ -1,4 +1,4 @@
-"""Read every byte of a store again, and say which shard is not what was written."""
+"""Read every byte of a store again and report the shards that are corrupt."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hasten.data.store.reading import Reader
 from hasten.data.store.store import Store
 
 _PART = 2**23
-"""Bytes hashed at a time: the map's pages may go again behind it."""
+"""Number of bytes hashed at a time, so that the system can release mapped pages afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What is wrong with one shard.
+    """Describe a problem of one shard.
 
     Attributes:
-        shard: Its name.
-        path: The file within the store.
-        first_row: The shard's first row in the store.
-        num_rows: Its rows.
-        problem: In words.
+        shard: Name of the shard.
+        path: The file within the store; empty if a block is affected.
+        first_row: First affected row in the store.
+        num_rows: Number of affected rows.
+        problem: Description of the problem.
     """
 
     shard: str
@@ -35,27 +35,27 @@ class Damage:
 
 
 def verify(store: Store, *, progress: Callable[[int], None] = lambda _: None) -> list[Damage]:
-    """Compare all files with their checksums, and open all blocks.
+    """Verify the checksums of all files, and open all blocks.
 
     Args:
-        store: The version to look at.
-        progress: Called with the bytes read since the last call.
+        store: The version to verify.
+        progress: Called with the number of bytes read since the last call.
 
     Returns:
-        One entry a damaged file; none where the store is sound.
+        One entry per damaged file; empty if the store is intact.
     """
-    found, first = [], 0
+    damages, first = [], 0
     for shard in store.manifest.shards:
         for path, problem in _problems(store, shard, progress):
-            found.append(Damage(shard=shard.name, path=path, first_row=first, num_rows=shard.num_rows, problem=problem))
+            damages.append(Damage(shard=shard.name, path=path, first_row=first, num_rows=shard.num_rows, problem=problem))
         first += shard.num_rows
-    if not found:
-        found.extend(_blocks(store))
-    return found
+    if not damages:
+        damages.extend(_blocks(store))
+    return damages
 
 
 def _problems(store: Store, shard: Shard, progress: Callable[[int], None]) -> list[tuple[str, str]]:
-    found = []
+    problems = []
     for file in shard.files:
         digest = hashlib.sha256()
         try:
@@ -66,19 +66,19 @@ def _problems(store: Store, shard: Shard, progress: Callable[[int], None]) -> li
                 digest.update(mapped.view[start:end])
                 progress(end - start)
         except DataError as error:
-            found.append((file.path, str(error)))
+            problems.append((file.path, str(error)))
             continue
         if digest.hexdigest() != file.sha256:
-            found.append(
-                (file.path, f"its bytes changed since they were written: SHA-256 {digest.hexdigest()}, not {file.sha256}")
+            problems.append(
+                (file.path, f"its bytes were modified after writing: SHA-256 {digest.hexdigest()} instead of {file.sha256}")
             )
-    return found
+    return problems
 
 
 def _blocks(store: Store) -> list[Damage]:
-    """Blocks that cannot be read although their bytes are as written: the manifest itself is wrong then."""
+    """Find blocks that cannot be read although their bytes are intact, which means that the manifest is wrong."""
     reader = Reader(store.source, store.manifest)
-    found = []
+    damages = []
     if len(store.manifest.schema):
         for number in range(len(reader.block_counts)):
             try:
@@ -87,5 +87,5 @@ def _blocks(store: Store) -> list[Damage]:
                 row = int(reader.block_firsts[number])
                 shard = reader.shard_at(row)
                 rows = int(reader.block_counts[number])
-                found.append(Damage(shard=shard.name, path="", first_row=row, num_rows=rows, problem=str(error)))
-    return found
+                damages.append(Damage(shard=shard.name, path="", first_row=row, num_rows=rows, problem=str(error)))
+    return damages

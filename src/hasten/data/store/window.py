@@ -1,4 +1,4 @@
-"""A few blocks of a store seen as one, to pick the rows of batches from."""
+"""View a few blocks of a store as one, to pick the rows of batches from them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hasten.data.store.gather import Index, Picker, picker
 from hasten.data.store.reading import Reader
 
 _FETCHING = 8
-"""Blocks fetched at once: a remote store answers many requests as fast as one."""
+"""Number of blocks fetched at once: a remote store answers many requests as fast as one."""
 
 
 class Window:
-    """Some blocks of a store. Safe for several threads.
+    """View some blocks of a store as one. Safe for use by several threads.
 
     Args:
-        reader: Of the store.
-        blocks: By number, in any order.
+        reader: Reader of the store.
+        blocks: Block numbers, in any order.
     """
 
     def __init__(self, reader: Reader, blocks: Index) -> None:
         self._reader = reader
         self._blocks = np.sort(blocks)
         counts = reader.block_counts[self._blocks]
-        # Of each block of the store: its place among these, and what lies before it here less what lies before it there.
+        # For each block of the store: its index in the window, and its first row in the window less its first row there.
         self._places = np.zeros(len(reader.block_counts), np.int64)
         self._places[self._blocks] = np.arange(len(self._blocks))
         self._shifts = np.zeros(len(reader.block_counts), np.int64)
@@ -40,38 +40,38 @@ class Window:
         self._guard = threading.Lock()
 
     def arrow(self, column: str, rows: Index) -> pa.Array:
-        """Rows of the store, all within these blocks, of a column kept in Arrow blocks, [rows]."""
-        return self._picker(column).take(*self._at(rows))
+        """Return rows of an Arrow column by their numbers in the store, all within these blocks, [rows]."""
+        return self._picker(column).take(*self._positions(rows))
 
     def strings(self, column: str, rows: Index) -> list[str | None]:
-        """The same of a text column as strings, [rows]."""
-        return self._picker(column).strings(*self._at(rows))
+        """Return rows of a text column as strings, [rows]."""
+        return self._picker(column).strings(*self._positions(rows))
 
     def views(self, column: str, rows: Index) -> list[npt.NDArray[Any]]:
-        """Rows of a raw column without a copy: read-only views into the mapped files, [rows] of [*shape]."""
-        found: list[npt.NDArray[Any]] = [np.empty(0)] * len(rows)
+        """Return rows of a raw column as read-only views into the mapped files, [rows] of [*shape]."""
+        views: list[npt.NDArray[Any]] = [np.empty(0)] * len(rows)
         shards = self._reader.shards_of(rows)
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            at = rows[places] - self._reader.shard_firsts[shard]
-            self._reader.need_raw(shard, column, at)
+            offsets = rows[places] - self._reader.shard_firsts[shard]
+            self._reader.need_raw(shard, column, offsets)
             values = self._reader.raw(shard, column)
-            for place, row in zip(places.tolist(), at.tolist(), strict=True):
-                found[place] = values[row, ...]
-        return found
+            for place, row in zip(places.tolist(), offsets.tolist(), strict=True):
+                views[place] = values[row, ...]
+        return views
 
     def fetch(self) -> None:
-        """Read the Arrow blocks now, several at a time: they come from afar."""
+        """Fetch the Arrow blocks now, several at a time. For remote stores."""
         with ThreadPoolExecutor(_FETCHING, thread_name_prefix="hasten-fetch") as pool:
             list(pool.map(self._reader.block, self._blocks.tolist()))
 
     def open(self, columns: Sequence[str]) -> None:
-        """See what it takes to pick rows of these columns kept in Arrow blocks, and have the blocks read."""
+        """Read the blocks and prepare to pick rows of these Arrow columns."""
         for column in columns:
             self._picker(column)
 
-    def _at(self, rows: Index) -> tuple[Index, Index]:
-        """Where rows of the store stand in this window, and how many of its blocks come before their own."""
+    def _positions(self, rows: Index) -> tuple[Index, Index]:
+        """Return the positions of rows in this window, and the number of blocks in the window before each row's own."""
         blocks = self._reader.blocks_of(rows)
         return rows + self._shifts[blocks], self._places[blocks]
 
@@ -83,14 +83,14 @@ class Window:
                     self._pickers[column] = picker(arrays)
                 except CorruptError as error:
                     raise CorruptError(
-                        f"column {column!r} of {self._reader.where} is damaged: {error}. Run `hasten data verify`, which "
-                        f"says which file, and restore it or convert the source again."
+                        f"column {column!r} of {self._reader.where} is damaged: {error}. Find the file with `hasten data "
+                        f"verify`, then restore it or convert the source again."
                     ) from error
             return self._pickers[column]
 
 
 def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-    """Rows of a raw column from anywhere in the store, [rows, *shape]; into `out`, where that is given."""
+    """Copy rows of a raw column from anywhere in the store, [rows, *shape], into `out` if given."""
     shards = reader.shards_of(rows)
     firsts = rows - reader.shard_firsts[shards] if len(rows) else rows
     values = reader.raw(int(shards[0]) if len(rows) else 0, column)
@@ -107,5 +107,5 @@ def gather_raw(reader: Reader, column: str, rows: Index, out: npt.NDArray[Any] |
 
 
 def take_rows(values: npt.NDArray[Any], rows: Index, out: npt.NDArray[Any]) -> None:
-    """Copy rows of an array, all of which exist, into `out`; NumPy releases the GIL meanwhile."""
-    np.take(values, rows, axis=0, out=out, mode="clip")  # the other modes copy twice
+    """Copy existing rows of an array into `out`. NumPy releases the GIL while it copies."""
+    np.take(values, rows, axis=0, out=out, mode="clip")  # other modes copy twice

@@ -1,15 +1,15 @@
-"""Write rows into a store: in one process, or in many that publish together.
+"""Write rows into a store: in one process, or in several that publish together.
 
-    with StoreWriter("dialogues") as writer:          one process: published when the block ends without an error
+    with StoreWriter("dialogues") as writer:          one process: published if the block ends without an error
         for batch in batches:
             writer.write({"text": [...], "image": array})
 
-    with ShardWriter("dialogues") as part:            one of many processes
+    with ShardWriter("dialogues") as part:            one of several processes
         part.write(...)
-        done = part.finish()                          plain data, to be sent to whoever publishes
+        done = part.finish()                          plain data to send to the publishing process
 
-Columns given as NumPy arrays (or tensors) become raw columns: rows of one type and shape. All others, and arrays of text,
-become Arrow columns. Memory stays at two blocks, whatever the number of rows.
+NumPy arrays (and tensors) become raw columns, whose rows all have one type and shape. All other values, including arrays of
+text, become Arrow columns. Memory use is limited to two blocks for any number of rows.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from hasten.data.store.publish import Mode, current, exists, publish, writing
 
 Rows: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any]
 SHARD_BYTES = 256 * 2**20
-"""Bytes after which a new shard is begun, unless told otherwise: few files, and yet enough to share out."""
+"""Default size at which a new shard is started: few files, but enough of them to distribute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What one writer wrote: plain data that may travel between processes.
+    """Describe what one writer wrote, as plain data that can be sent between processes.
 
     Attributes:
-        folder: Where the files lie, until they are published.
-        shards: As dictionaries.
-        schema: Of the Arrow columns, as Arrow serializes it; empty where nothing was written.
-        raw: The raw columns, as dictionaries.
-        block_rows: Rows of a block.
+        folder: Folder of the files until they are published.
+        shards: Shards as dictionaries.
+        schema: Serialized Arrow schema of the Arrow columns; empty if nothing was written.
+        raw: Raw columns as dictionaries.
+        block_rows: Number of rows per block.
     """
 
     folder: str
@@ -58,19 +58,19 @@ class Written:
 
     @property
     def num_rows(self) -> int:
-        """Rows written."""
+        """Return the number of rows written."""
         return sum(shard["num_rows"] for shard in self.shards)
 
 
 class ShardWriter:
-    """Writes rows that nobody sees until somebody publishes them.
+    """Write rows that become visible only when they are published.
 
     Args:
-        path: The store.
-        block_rows: Rows of a block.
-        shard_bytes: Bytes after which a new shard is begun.
-        columns: Types of the Arrow columns; None takes those of the first rows.
-        folder: Where to write, for whoever keeps a folder of its own; None makes one that goes with the `with` block.
+        path: Folder of the store.
+        block_rows: Number of rows per block.
+        shard_bytes: Size at which a new shard is started, in bytes.
+        columns: Types of the Arrow columns; None uses the types of the first rows.
+        folder: Folder to write to, managed by the caller; None creates one that is removed at the end of the `with` block.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class ShardWriter:
 
     @property
     def folder(self) -> Path:
-        """Where the files lie until they are published.
+        """Return the folder of the files until they are published.
 
         Raises:
-            DataError: The writer is used outside of its `with` block.
+            DataError: The writer is used outside its `with` block.
         """
         if self._folder is None:
-            raise DataError("a writer writes within `with` alone: it must give its files back whatever happens.")
+            raise DataError("a writer can only be used in a `with` block, which closes its files.")
         return self._folder
 
     def write(self, rows: Rows) -> None:
@@ -125,8 +125,8 @@ class ShardWriter:
                 Arrow table or batch.
 
         Raises:
-            DataError: Columns differ in length, or from those written before.
-            OSError: The disk is full or cannot be written; nothing of it was published.
+            DataError: Columns differ in length, or in name or type from earlier rows.
+            OSError: The disk is full or not writable. Nothing was published.
         """
         table, raw = self._split(rows)
         count = table.num_rows if table.num_columns else len(next(iter(raw.values()), ()))
@@ -138,7 +138,7 @@ class ShardWriter:
             self._flush(whole=False)
 
     def finish(self) -> Written:
-        """Write what waits, and tell what was written. The files go with the `with` block unless they are published."""
+        """Write the remaining rows and describe what was written. The `with` block removes files that are not published."""
         self._flush(whole=True)
         self._end_shard()
         return Written(
@@ -150,7 +150,7 @@ class ShardWriter:
         )
 
     def _split(self, rows: Rows) -> tuple[pa.Table, dict[str, npt.NDArray[Any]]]:
-        """The Arrow columns and the raw ones; both as the first rows had them."""
+        """Split rows into Arrow and raw columns, as in the first rows."""
         raw: dict[str, npt.NDArray[Any]] = {}
         if isinstance(rows, (pa.Table, pa.RecordBatch)):
             table = pa.table(rows) if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
@@ -161,7 +161,7 @@ class ShardWriter:
                 table = pa.table({name: values for name, values in given.items() if name not in raw})
             except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
                 raise DataError(
-                    f"these rows are no table ({error}): give every column the same length and one type."
+                    f"these rows do not form a table ({error}): all columns need the same length and a single type."
                 ) from error
         self._check_lengths(table, raw)
         if self._raw is None:
@@ -190,9 +190,8 @@ class ShardWriter:
         have = {name: (values.dtype.newbyteorder("=").name, values.shape[1:]) for name, values in raw.items()}
         if want != have:
             raise DataError(
-                f"the raw columns were {want} and are {have} now: make all rows of one type and shape, or give such a "
-                f"column "
-                f"as a list, which Arrow keeps."
+                f"the raw columns changed from {want} to {have}: use the same type and shape for all rows, or pass the "
+                f"column as a list, which is stored as an Arrow column."
             )
 
     def _cast(self, table: pa.Table) -> pa.Table:
@@ -201,14 +200,14 @@ class ShardWriter:
             return table
         missing = sorted(set(schema.names) ^ set(table.column_names))
         if missing:
-            raise DataError(f"the columns {missing} are in some rows and not in others: give every row all columns.")
+            raise DataError(f"the columns {missing} are missing in some rows: every row needs all columns.")
         try:
             return table.select(schema.names).cast(schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(f"a column changed its type: {error}. It was {schema.to_string()!r} at first.") from error
+            raise DataError(f"the type of a column changed: {error}. The first rows had {schema.to_string()!r}.") from error
 
     def _flush(self, *, whole: bool) -> None:
-        """Write the full blocks that wait; all rows where it is the end."""
+        """Write the full blocks that are waiting; with `whole`, also the last incomplete one."""
         if not self._num_waiting:
             return
         tables = [table for table, _ in self._waiting]
@@ -252,21 +251,21 @@ class ShardWriter:
 
 
 class StoreWriter:
-    """Writes a store in one process: what it wrote is seen when the `with` block ends without an error, and not before.
+    """Write a store in one process. The rows become visible only when the `with` block ends without an error.
 
     Args:
-        path: The store.
-        mode: `create` a store where none is, `append` to one that is, or `replace` its rows in a new version.
-        block_rows: Rows of a block.
-        shard_bytes: Bytes after which a new shard is begun.
-        columns: Types of the Arrow columns; None takes those of the first rows.
+        path: Folder of the store.
+        mode: `create` a new store, `append` to an existing one, or `replace` all its rows in a new version.
+        block_rows: Number of rows per block.
+        shard_bytes: Size at which a new shard is started, in bytes.
+        columns: Types of the Arrow columns; None uses the types of the first rows.
         provenance: What the rows are made from; strings and numbers.
 
     Raises:
-        DataError: A store is there already (`create`).
+        DataError: The store already exists (`create`).
 
     Attributes:
-        manifest: Of the published version; None before.
+        manifest: Manifest of the published version; None before.
     """
 
     def __init__(
@@ -312,19 +311,19 @@ def publish_written(
     mode: Mode = "create",
     provenance: dict[str, Any] | None = None,
 ) -> Manifest:
-    """Make visible what several writers wrote, in the order given.
+    """Publish what several writers wrote, in the given order.
 
     Raises:
-        DataError: The parts have different columns, nothing was written, or a store stands in the way.
+        DataError: The parts have different columns, nothing was written, or the store already exists (`create`).
     """
     filled = [part for part in parts if part.shards]
     if not filled:
-        raise DataError(f"there is not one row to write to {path}: look whether the source is empty.")
+        raise DataError(f"there are no rows to write to {path}: check whether the source is empty.")
     first = filled[0]
     for part in filled[1:]:
         if (part.schema, part.raw, part.block_rows) != (first.schema, first.raw, first.block_rows):
             raise DataError(
-                "two writers wrote different columns: name the columns' types when the writers are made (columns=...)."
+                "two writers wrote different columns: pass the types of the columns to all writers (columns=...)."
             )
     return publish(
         Path(path),
@@ -339,12 +338,12 @@ def publish_written(
 
 
 def _is_raw(values: Any) -> bool:
-    """Whether a column is kept as raw numbers: an array of numbers; text and objects go to Arrow."""
+    """Return True if a column is stored as raw numbers: arrays of numbers are, text and objects are not."""
     return isinstance(values, np.ndarray) and values.dtype.kind in "biufc" and values.ndim >= 1
 
 
 def _decoded(table: pa.Table) -> pa.Table:
-    """The same without dictionaries, which would have to be found again for every block, and without metadata."""
+    """Remove dictionary encoding, which every block would have to repeat, and metadata."""
     for number, part in enumerate(table.schema):
         if pa.types.is_dictionary(part.type):
             table = table.set_column(number, part.name, table.column(number).cast(part.type.value_type))
@@ -352,7 +351,7 @@ def _decoded(table: pa.Table) -> pa.Table:
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    """A table of few rows as one batch, whose arrays begin at 0."""
+    """Return a small table as one batch whose arrays start at offset 0."""
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1 and not any(column.offset for column in batches[0].columns):
         return batches[0]
