@@ -94,7 +94,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("job", "more", "words"),
     [
         pytest.param("Streamed", (), "reads an iterable dataset", marks=pytest.mark.long),
-        ("Nothing", (), "holds no `Nothing`"),
+        ("Nothing", (), "has no `Nothing`"),
         ("J", ("--budget", "soon"), "is no duration"),
         ("J", ("--plan", "no.toml"), "Cannot read the plan no.toml"),
     ],

@@ -193,11 +193,11 @@ def test_every_verb_has_help() -> None:
 
 
 ERRORS = {
-    "missing file": (("profile", "nowhere.py:J"), "there is no file nowhere.py"),
+    "missing file": (("profile", "nowhere.py:J"), "the file nowhere.py does not exist"),
     "missing module": (("run", "no.such.module:J"), "no module named"),
-    "no name": (("run", "job_under_trial"), "names no job"),
-    "missing class": (("profile", "job_under_trial.py:Nothing"), "holds no `Nothing`. Jobs found there: Good"),
-    "not a job": (("run", "job_under_trial.py:Rows"), "is no hasten.Job"),
+    "no name": (("run", "job_under_trial"), "does not name a job"),
+    "missing class": (("profile", "job_under_trial.py:Nothing"), "has no `Nothing`. Jobs found there: Good"),
+    "not a job": (("run", "job_under_trial.py:Rows"), "is not a hasten.Job"),
     "raises on import": (("run", "torn.py:J"), "raised ValueError: first line second line"),
     "bad plan key": (("run", "job_under_trial.py:Good", "--plan", "bad.toml"), "has no setting `evry`"),
     "unknown optimization": (("run", "job_under_trial.py:Good", "--plan", "unknown.toml"), "unknown optimization `magic`"),

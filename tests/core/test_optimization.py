@@ -107,7 +107,7 @@ def test_no_item_comes_before_one_it_follows_and_none_is_lost(data: st.DataObjec
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (make("a"), make("a"), "`a` is in the plan already"),
+        (make("a"), make("a"), "`a` is already in the plan"),
         (make("a", conflicts=("b",)), make("b"), "exclude each other"),
         (make("a"), make("b", conflicts=("a",)), "exclude each other"),
         (make("a", claims=frozenset({"x", "y"})), make("b", claims=frozenset({"y", "x", "z"})), "both claim x, y"),

@@ -86,12 +86,12 @@ def test_without_a_packing_it_is_plain_attention() -> None:
 
 @pytest.mark.parametrize("lengths", [[], [3, 0, 2]])
 def test_an_empty_sample_is_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"at least 1 position, not the lengths {lengths}")):
+    with pytest.raises(ValueError, match=re.escape(f"samples of length 1 or more, not the lengths {lengths}")):
         hasten.Packing.of(lengths)
 
 
 def test_a_row_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the packing has 18 positions in one row, but the query is \[1, 2, 17, 8\]"):
+    with pytest.raises(ValueError, match=r"18 positions in one row, but the query has shape \[1, 2, 17, 8\]"):
         hasten.packed_attention(*row(17), hasten.Packing.of(LENGTHS))
 
 

@@ -117,7 +117,7 @@ def test_a_plan_survives_the_disk(tmp_path: Path) -> None:
 
 def test_an_empty_plan_says_so_and_can_be_read() -> None:
     text = Plan().to_toml()
-    assert "nothing was proved" in text
+    assert "no optimization was proved" in text
     assert Plan.from_toml(text, CATALOGUE) == Plan()
 
 
@@ -143,7 +143,7 @@ def test_a_plan_carries_settings_and_nothing_else() -> None:
         ("schema = 1\ntarget = 3", "`target` must be a string, not 3"),
         ("schema = 1\noptimizations = 3", "`optimizations` must be a table, not 3"),
         ("schema = 1\nproved = 'yes'", "`proved` must be a table"),
-        ("schema = 1\n[optimizations.magic]", "unknown optimization `magic`. Known here: cache, compiled,"),
+        ("schema = 1\n[optimizations.magic]", "unknown optimization `magic`. Available: cache, compiled,"),
         ("schema = 1\n[optimizations]\nworkers = 3", "`optimizations.workers` must be a table of settings, not 3"),
         ("schema = 1\n[optimizations.workers]\nnumber = 3", "no setting `number`. Its settings: count, persistent."),
         ("schema = 1\n[optimizations.compiled]\nmode = 'x'", "no setting `mode`. Its settings: none."),
@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ((Layout(), OldLayout()), "`layout` and `old_layout` exclude each other"),
         ((OldLayout(), Layout()), "`old_layout` and `layout` exclude each other"),
         ((Workers(), MoreWorkers()), "both claim workers"),
-        ((Workers(), Workers(count=3)), "`workers` is in the plan already"),
+        ((Workers(), Workers(count=3)), "`workers` is already in the plan"),
     ],
 )
 def test_what_cannot_be_together_is_refused(pair: tuple[Optimization, Optimization], words: str) -> None:
@@ -237,7 +237,7 @@ def test_what_toml_cannot_hold_is_refused() -> None:
         card = card("odd", Seam.MODEL)
         what: object = None
 
-    with pytest.raises(PlanError, match=r"can hold only true/false.*NoneType"):
+    with pytest.raises(PlanError, match=r"can contain only booleans.*NoneType"):
         Plan(optimizations=(Odd(),)).to_toml()
 
 

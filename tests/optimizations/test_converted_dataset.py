@@ -65,7 +65,7 @@ def test_a_sample_that_does_not_suit_is_found() -> None:
     layout = RowLayout.of([torch.zeros(3), torch.ones(3)])
     with pytest.raises(UnlikeError):
         layout.rows([torch.zeros(3), torch.zeros(4)])
-    with pytest.raises(TypeError, match="is no plain data"):
+    with pytest.raises(TypeError, match="is not plain data"):
         RowLayout.of([object()]).rows([object()])
 
 

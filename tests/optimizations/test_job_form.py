@@ -78,5 +78,5 @@ def test_what_is_no_form_is_refused(form: str, message: str) -> None:
 @pytest.mark.parametrize("forms", [Mirrored, [Mirrored], (3,), ("Mirrored",)])
 def test_forms_are_classes_of_jobs(forms: Any) -> None:
     job: type[Job] = type("Odd", (Offering,), {"forms": forms})
-    with pytest.raises(JobError, match="forms must be a tuple of classes of jobs"):
+    with pytest.raises(JobError, match="forms must be a tuple of job classes"):
         build(job(), device=CPU)

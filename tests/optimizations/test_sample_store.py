@@ -138,7 +138,7 @@ def test_what_is_no_plain_data_is_refused_or_prepared_anew(tmp_path: Path) -> No
         def deterministic_transform(self, sample: Any) -> Any:
             return {**super().deterministic_transform(sample), "path": Path("x")}
 
-    with pytest.raises(JobError, match=r"cannot keep these samples: a pathlib.*PosixPath is no plain data"):
+    with pytest.raises(JobError, match=r"cannot keep these samples: a pathlib.*PosixPath is not plain data"):
         make_loop(Odd(), SampleStore())
     store = Store(tmp_path, 4, 1 << 20)
     store.put(0, object())

@@ -278,7 +278,7 @@ def empty_plan() -> Evidence:
         commit=None,
         step_ms={"baseline": 1.84, "tuned": None},
         memory={"baseline_peak_bytes": 312_000_000, "tuned_peak_bytes": None, "limit_bytes": 25_769_803_776},
-        plan_toml="# Empty: nothing was proved to make this job faster without harm.\n[optimizations]\n",
+        plan_toml="# Empty: no optimization was proved to make this job faster without harm.\n[optimizations]\n",
     )
     return evidence
 

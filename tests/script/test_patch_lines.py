@@ -317,7 +317,7 @@ def test_a_large_folder_is_followed_in_little_work(monkeypatch: pytest.MonkeyPat
         ("matmul_precision", "SEEN =", "torch.set_float32_matmul_precision('high')\nSEEN =", "refuses to mix"),
         ("background_checkpoint", "    report(", "    torch.save({}, 'x')\n    report(", "# train.py:[0-9]+: copy, and"),
         ("allocator", "", "", "GLIBC_TUNABLES=glibc.malloc.mmap_max=0:.* python train.py"),
-        ("reused_buffers", "", "", "`hasten run --plan hasten.toml train.py` trains under it"),
+        ("reused_buffers", "", "", "train with `hasten run --plan hasten.toml train.py`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_says_why(

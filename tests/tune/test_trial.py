@@ -143,7 +143,7 @@ class J(Good):
 def test_a_job_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:
     error = failure(setting_of(tmp_path, "J = 3"))
     assert error.kind == "raised"
-    assert "no hasten.Job" in str(error)
+    assert "not a hasten.Job" in str(error)
 
 
 def test_an_exit_in_the_users_code_is_an_outcome_with_its_last_words(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The words of Hasten: job, live job, facts, plan, optimization, machine, statistics, errors."""
+"""The core concepts of Hasten: job, live job, facts, plan, optimization, machine, statistics, errors."""

@@ -1,10 +1,10 @@
-"""Walk the tensors of a batch, whatever containers the user put them in, and find its padding.
+"""Walk the tensors of a batch in any nesting of containers, and detect its padding.
 
-A batch is a tensor, or any nesting of dicts, lists, tuples, named tuples and dataclasses that holds tensors; everything
-else in it (strings, numbers, None) passes through untouched.
+A batch is a tensor, or any nesting of dicts, lists, tuples, named tuples and dataclasses that holds tensors. Everything
+else (strings, numbers, None) is passed through unchanged.
 
-Padding can be found without knowing the job where a batch holds rows of integers, `[rows, length]`: token ids, masks and
-labels of padded texts. Columns at their end that hold one value each, the same in every row, are padding.
+Padding is detected in integer tensors `[rows, length]`: token ids, masks and labels of padded texts. Trailing columns that
+hold the same single value in every row are padding. No knowledge of the job is needed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import torch
 TensorFn = Callable[[torch.Tensor], torch.Tensor]
 
 _A_TENSOR: Any = b"a tensor"
-"""Stands for one where the rest of a sample is pickled: the same in every process, as a tensor's own pickle is not."""
+"""Placeholder for tensors when the rest of a sample is pickled. A tensor's own pickle differs between processes."""
 LEAST_ROWS, LEAST_LENGTH = 2, 16
-"""Fewer rows may agree by chance; what is shorter is no sequence."""
+"""Minimum size of a tensor of padded rows: fewer rows may agree by chance, and shorter rows are not sequences."""
 _DIMS = 2
 
 
 def map_tensors(batch: Any, fn: TensorFn) -> Any:
-    """Return `batch` with `fn` applied to each tensor, containers rebuilt in kind."""
+    """Return `batch` with `fn` applied to each tensor. Containers keep their types."""
     if isinstance(batch, torch.Tensor):
         return fn(batch)
     if isinstance(batch, Mapping):
         items = {key: map_tensors(value, fn) for key, value in batch.items()}
         if type(batch) is dict or not isinstance(batch, MutableMapping):
             return items
-        rebuilt = copy.copy(batch)  # keeps what else it holds, as a tokenizer's encoding does
+        rebuilt = copy.copy(batch)  # keeps its other attributes, such as those of a tokenizer's encoding
         rebuilt.update(items)
         return rebuilt
     if isinstance(batch, tuple):
@@ -43,7 +43,7 @@ def map_tensors(batch: Any, fn: TensorFn) -> Any:
     if isinstance(batch, list):
         return [map_tensors(value, fn) for value in batch]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        mapped = copy.copy(batch)  # not dataclasses.replace, which refuses fields that __init__ does not take
+        mapped = copy.copy(batch)  # dataclasses.replace rejects fields with init=False
         for field in dataclasses.fields(batch):
             object.__setattr__(mapped, field.name, map_tensors(getattr(batch, field.name), fn))
         return mapped
@@ -52,41 +52,44 @@ def map_tensors(batch: Any, fn: TensorFn) -> Any:
 
 def iter_tensors(batch: Any) -> Iterator[torch.Tensor]:
     """Yield each tensor of `batch` in a fixed order."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+    def collect(tensor: torch.Tensor) -> torch.Tensor:
+        tensors.append(tensor)
         return tensor
 
-    map_tensors(batch, note)
-    yield from found
+    map_tensors(batch, collect)
+    yield from tensors
 
 
 def batch_bytes(batch: Any) -> int:
-    """Bytes held by the tensors of `batch`."""
+    """Return the total size of the tensors of `batch` in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in iter_tensors(batch))
 
 
 def content(sample: Any) -> tuple[list[tuple[str, tuple[int, ...], bytes]], bytes]:
-    """What a sample holds, by value: a pickled tensor would drag its whole storage along, with its address."""
+    """Return the values of a sample in comparable form.
+
+    Tensors are not pickled: a pickled tensor includes its whole storage and its address.
+    """
     tensors = [tensor.detach().cpu().contiguous() for tensor in iter_tensors(sample)]
     values = [(str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes()) for t in tensors]
     return values, pickle.dumps(map_tensors(sample, lambda _: _A_TENSOR))
 
 
 def padded_length(batch: Any, rows: int) -> int | None:
-    """The length that `rows` samples were padded to: the largest second dimension of a tensor `[rows, length, ...]`.
+    """Return the length that `rows` samples were padded to: the largest second dimension of a tensor `[rows, length, ...]`.
 
-    None where the batch holds no such tensor, as when its samples are not padded rows.
+    Return None if the batch holds no such tensor, for example because its samples are not padded rows.
     """
     shapes = (tensor.shape for tensor in iter_tensors(batch) if tensor.dim() > 1)
     return max((shape[1] for shape in shapes if shape[0] == rows), default=None)
 
 
 def kept_length(batch: Any) -> tuple[int, int] | None:
-    """How many positions of the longest rows of whole numbers hold something, and how many there are.
+    """Return the unpadded length and the full length of the longest integer rows.
 
-    None where the batch holds no rows of whole numbers, or where all of them are alike.
+    Return None if the batch holds no integer rows, or if they consist of padding only.
     """
     rows = [tensor for tensor in iter_tensors(batch) if _are_rows(tensor)]
     length = max((tensor.shape[1] for tensor in rows), default=0)
@@ -95,7 +98,7 @@ def kept_length(batch: Any) -> tuple[int, int] | None:
 
 
 def cut_at(batch: Any, length: int, keep: int) -> Any:
-    """The batch with the first `keep` positions of every tensor `[rows, length, ...]`; other tensors as they are."""
+    """Return the batch with every tensor `[rows, length, ...]` cut to its first `keep` positions. Other tensors are kept."""
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() < _DIMS or tensor.shape[1] != length:
@@ -106,9 +109,10 @@ def cut_at(batch: Any, length: int, keep: int) -> Any:
 
 
 def tails(batch: Any, length: int, keep: int) -> list[Any] | None:
-    """The value of the positions from `keep` on, of each tensor `[rows, length, ...]`.
+    """Return the padding value of each tensor `[rows, length, ...]`: the value of all positions from `keep` on.
 
-    None where they are not one value in a tensor, or where another dimension is as long: a mask of pairs of positions.
+    Return None if these positions of a tensor hold different values, or if another dimension has the same length, as in a
+    mask over pairs of positions.
     """
     values: list[Any] = []
     for tensor in iter_tensors(batch):
@@ -130,6 +134,6 @@ def _are_rows(tensor: torch.Tensor) -> bool:
 
 
 def _kept(rows: torch.Tensor) -> int:
-    """Columns up to the last one that differs from the value at the end of the first row."""
+    """Count the columns up to the last one that differs from the final value of the first row."""
     used = (rows != rows[0, -1]).any(dim=0).nonzero()
     return int(used[-1]) + 1 if len(used) else 0

@@ -16,13 +16,13 @@ class Numerics(enum.StrEnum):
     EXACT = "exact"
     """Bit-equal losses."""
     ROUNDING = "rounding"
-    """The same mathematics, rounded otherwise."""
+    """The same mathematics with different rounding."""
     TRAINING = "training"
-    """Other mathematics: order, batch size, schedule."""
+    """Different mathematics: sample order, batch size, schedule."""
 
 
 class Bottleneck(enum.StrEnum):
-    """What can hold a training job back."""
+    """What can limit the speed of a training job."""
 
     INPUT = "input"
     TRANSFER = "transfer"
@@ -38,66 +38,66 @@ class Bottleneck(enum.StrEnum):
 
 
 class Judge(enum.StrEnum):
-    """What decides whether an optimization pays."""
+    """The measurement that decides whether an optimization pays off."""
 
     UPDATE_TIME = "update_time"
-    """The time of an update, per sample: paired turns and fresh processes over some updates."""
+    """Time of an update per sample, measured in paired turns and in fresh processes over some updates."""
     TIME_TO_TARGET = "time_to_target"
-    """The training time until the held-out metric reaches what the base reaches: paired whole runs. For what changes how
-    much an update teaches (learning-rate schedule, batch size), of which the time of an update says nothing."""
+    """Training time until the held-out metric reaches the value of the base, measured in paired whole runs. Used for
+    techniques that change how much the model learns per update (learning-rate schedule, batch size)."""
 
 
 class Trait(enum.Enum):
-    """What an optimization does that its surroundings must take into account, without knowing which one it is."""
+    """A property of an optimization that other code must take into account without knowing its name."""
 
     COMPILES = enum.auto()
-    """The first updates compile the model or record graphs: they are slow, and tensors' methods are not seen in them."""
+    """The first updates compile the model or record graphs. They are slow, and tensor methods are not called in them."""
     LOWER_PRECISION = enum.auto()
-    """The model returns 16-bit tensors where it returned float32."""
+    """The model returns 16-bit tensors instead of float32."""
     FREES_GRADIENTS = enum.auto()
     """Gradients are None after `zero_grad`, not zeros."""
     MICROBATCH = enum.auto()
-    """It sets how many samples are computed at once, see `Optimization.computing`."""
+    """It sets how many samples are computed at once. See `Optimization.computing`."""
     WHOLE_BATCHES = enum.auto()
-    """It acts on finished batches, although its seam is that of the samples; where they come from does not matter."""
+    """It acts on finished batches from any source, although its seam is `dataset`."""
     OTHER_DRAWS = enum.auto()
-    """Random numbers that the dataset draws are others."""
+    """The dataset draws different random numbers."""
     TRIMS = enum.auto()
-    """Batches become shorter, so dropout draws other random numbers."""
+    """Batches become shorter, so dropout draws different random numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What an optimization is, for people and for the ladder.
+    """The description of an optimization, for users and for the search.
 
     Attributes:
-        name: As it stands in a plan.
-        summary: One sentence a user understands.
+        name: Name in a plan.
+        summary: One sentence that a user understands.
         relieves: The bottleneck it acts on.
         numerics: How far it may move the numbers.
         seam: Where it acts.
         source: Where the technique is described.
-        hoped_gain: What its source or its fans promise, and the address where they do, as `words (https://...)`; empty where
-            no figure is known. Shown beside what was measured, and decides nothing.
-        prior: Share of the possible gain it usually brings, from 0 to 1; orders the ladder, decides nothing.
-        setup_s: Seconds it usually costs once, before it pays (compilation); 0 for none.
-        settle_s: Seconds of updates until a fresh process is as fast as it will be (kernels made for every shape it meets);
-            0 where a few updates do.
-        event: What it changes, where that is no update but stands around them: `report`, `checkpoint` or `validation`. Such
-            a technique is measured by that event and judged by the time of an epoch.
-        memory_technique: Whether it buys memory with time; then it is a candidate only where memory is short.
-        saves_memory: Whether it may lower the peak memory as well; a candidate where that is what is wanted.
-        claims: What only one optimization of a plan may hold.
-        after: Names it must follow where both are in a plan.
-        conflicts: Names it cannot be with.
-        pays_with: Names that it may pay together with where neither pays alone; the ladder then tries both at once.
-        traits: What its surroundings must take into account.
+        hoped_gain: The gain that others report, with its address, as `words (https://...)`. Empty if no figure is known.
+            Shown next to the measured gain; not used in any decision.
+        prior: Share of the possible gain that it usually brings, from 0 to 1. Only orders the candidates.
+        setup_s: One-time cost in seconds before it pays off, such as compilation; 0 for none.
+        settle_s: Seconds of updates until a fresh process reaches full speed, for example while kernels are built for each
+            new shape; 0 if a few updates are enough.
+        event: What it speeds up if not updates: `report`, `checkpoint` or `validation`. Such a technique is measured on
+            that event and judged by the time of an epoch.
+        memory_technique: Whether it trades time for memory. It is then a candidate only if memory is short.
+        saves_memory: Whether it may also lower peak memory. It is then also a candidate if the goal is less memory.
+        claims: Resources that only one optimization of a plan may hold.
+        after: Names of optimizations it must follow if both are in a plan.
+        conflicts: Names of optimizations it cannot be combined with.
+        pays_with: Names of optimizations it may pay off with if neither does alone. The search then tries both at once.
+        traits: Properties that other code must take into account.
         in_scripts: Whether it can act on an unmodified script.
-        script_advice: Where it cannot: why, and what to write instead. May name `{source}`, the data that the script reads,
-            and `{need}`, what it takes on disk.
-        left_to: Frameworks whose trainer does the same itself (`lightning`, `transformers`) -> what to set there.
-        judged_by: What decides whether it pays. By time to target, its ceiling is not known from any phase (`max_gain_frac`
-            is 0 and refuses nothing), it is tried last, and only where the budget holds whole runs.
+        script_advice: If it cannot: the reason, and what to write instead. May contain `{source}`, the data that the script
+            reads, and `{need}`, the disk space required.
+        left_to: Framework whose trainer offers the same (`lightning`, `transformers`) -> what to set there.
+        judged_by: What decides whether it pays off. With `TIME_TO_TARGET`, no phase gives a ceiling (`max_gain_frac` is 0
+            and causes no refusal), and the technique is tried last, only if the budget allows whole runs.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Check:
-    """One proof that a mechanism fired: what was looked for, whether it was there, what was seen."""
+    """One proof that a mechanism fired: what was checked, whether it passed, and the value seen."""
 
     name: str
     passed: bool
@@ -138,11 +138,11 @@ class StepTrace:
     """What one traced training step did.
 
     Attributes:
-        ops: How often each operator ran, by name without namespace (`convolution`, `_fused_adamw_`).
-        op_dtypes: How often each (operator, dtype name of its first floating output) occurred.
-        channels_last: How often each operator gave a 4-d or 5-d output that lies in channels-last order and in no other.
+        ops: Operator name without namespace (`convolution`, `_fused_adamw_`) -> number of calls.
+        op_dtypes: (Operator name, dtype name of its first floating-point output) -> number of calls.
+        channels_last: Operator name -> number of 4-d or 5-d outputs that are contiguous in channels-last order only.
         batch_shapes: The shapes of the batch's tensors, in order.
-        counters: What the live parts counted (graphs compiled, cache hits, workers alive, backends used).
+        counters: Counters of the live job (graphs compiled, cache hits, workers alive, backends used).
     """
 
     ops: Mapping[str, int] = field(default_factory=dict)

@@ -1,19 +1,19 @@
 """Every error Hasten raises, drawn as one tree.
 
     HastenError
-    ├── JobError          the user's job cannot be trained as it is written
+    ├── JobError          the user's job cannot be trained as written
     │   ├── TargetError   the command line names a job that cannot be found or loaded
-    │   └── LossError     the loss is no loss: no gradient, not a scalar, NaN or infinite
+    │   └── LossError     the loss cannot be used: no gradient, not a scalar, NaN or infinite
     ├── PlanError         a plan file or setting is wrong
-    ├── MachineError      this machine lacks something that was asked for
-    ├── DataError         a store, its source or a cache cannot be used as it is
-    │   ├── CorruptError  bytes are not what was written
+    ├── MachineError      this machine lacks a required feature
+    ├── DataError         a store, its source or a cache cannot be used
+    │   ├── CorruptError  bytes are missing, truncated or modified
     │   └── GoneError     a remote store does not answer
     ├── UnwritableError   an optimization cannot be written into a script (`core/source_edits.py`)
     └── TrialError        a trial process crashed, hung, ran out of memory or produced NaN
 
-Each message says what happened, what was seen, and what to do next. A refusal (an optimization that does not fit)
-is no error: it is a value with a reason, see `hasten.core.optimization.Fit`.
+Each message says what happened, the value seen, and the next step. A refusal (an optimization that does not fit) is not an
+error but a value with a reason. See `hasten.core.optimization.Fit`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FailureKind = Literal["raised", "killed", "hung", "out_of_memory", "nan", "evide
 
 
 class HastenError(Exception):
-    """The root of all errors that Hasten raises on purpose."""
+    """Base class of all errors that Hasten raises."""
 
 
 class JobError(HastenError):
-    """The user's job cannot be trained as it is written."""
+    """The user's job cannot be trained as written."""
 
 
 class TargetError(JobError):
@@ -36,12 +36,12 @@ class TargetError(JobError):
 
 
 class LossError(JobError):
-    """The loss is no loss: no gradient, not a scalar, NaN or infinite.
+    """The loss cannot be used: no gradient, not a scalar, NaN or infinite.
 
     Args:
         message: What happened and what to change.
-        update: When; 0 is the first update.
-        value: The NaN or infinity, where that is what happened.
+        update: Index of the update; 0 is the first.
+        value: The NaN or infinite value, if that was the cause.
     """
 
     def __init__(self, message: str, *, update: int, value: float | None = None) -> None:
@@ -55,26 +55,26 @@ class PlanError(HastenError):
 
 
 class MachineError(HastenError):
-    """This machine lacks something that was asked for."""
+    """This machine lacks a required feature."""
 
 
 class DataError(HastenError):
-    """A store, its source or a cache cannot be used as it is."""
+    """A store, its source or a cache cannot be used."""
 
 
 class CorruptError(DataError):
-    """Bytes of a store are not what was written: missing, cut or changed."""
+    """The data is corrupt: bytes are missing, truncated or modified."""
 
 
 class GoneError(DataError):
-    """A remote store does not answer, and did not for as long as was allowed."""
+    """A remote store did not answer within the time limit."""
 
 
 class TrialError(HastenError):
-    """A trial process ended without a result; `kind` says how.
+    """A trial process ended without a result. `kind` says how.
 
     Args:
-        message: What happened, in words.
+        message: What happened.
         kind: One of `raised`, `killed`, `hung`, `out_of_memory`, `nan`, `evidence`.
     """
 

@@ -1,4 +1,4 @@
-"""What was measured or read about a job on this machine: plain frozen data, with units."""
+"""Facts measured or read about a job on this machine: plain frozen data, with units."""
 
 from __future__ import annotations
 
@@ -8,57 +8,58 @@ from dataclasses import dataclass, field
 from hasten.core.machine import Machine
 
 MOSTLY_WAITING = 0.5
-"""Share of the time of making batches from which on it is mostly waiting."""
+"""Share of batch preparation time spent waiting, above which it counts as mostly waiting."""
 MUCH_DATA = 0.1
-"""Share of the update from which on its wait for data matters."""
+"""Share of the update spent waiting for data, above which the wait matters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What a live job is made of, read without running it.
+    """The properties of a live job, read without running it.
 
     Attributes:
-        device: `cpu`, `cuda`, ...
+        device: Device type: `cpu`, `cuda`, ...
         optimizer_class: Name of the optimizer's class, e.g. `AdamW`.
         optimizer_fused: Whether it already runs its fused kernel.
-        num_params: Parameters that are trained.
-        num_param_tensors: How many tensors hold them.
-        largest_param: Parameters in the largest of these tensors.
-        module_counts: Class name of each module -> how many.
-        repeated_blocks: Size of the largest group of like modules in a ModuleList or Sequential; 0 for none.
+        num_params: Number of trained parameters.
+        num_param_tensors: Number of tensors that hold them.
+        largest_param: Number of parameters in the largest of these tensors.
+        module_counts: Class name -> number of modules.
+        repeated_blocks: Size of the largest group of modules of one class in a ModuleList or Sequential; 0 for none.
         param_dtypes: Names of the parameters' dtypes.
         batch_size: Samples per micro-batch.
         accumulation: Micro-batches per update.
         num_samples: Training samples; None for an iterable dataset.
-        planned_updates: Updates of the whole run; None where unknown.
-        updates_per_epoch: None for an iterable dataset.
-        has_length: The job says how long a sample is.
-        padding_seen: Its batches end in columns of one value, as is seen from outside.
-        has_collate_packed: The job can lay samples end to end.
-        packs_to_multiple: It can lengthen them to a multiple.
-        has_counted: The job says at which positions its loss uses the model's output.
-        has_deterministic_transform: The job says which preparation may be kept.
-        has_quality: The job says what "not worse" means.
-        has_schedule: The job has a learning-rate schedule of its own.
+        planned_updates: Updates of the whole run; None if unknown.
+        updates_per_epoch: Updates per epoch; None for an iterable dataset.
+        has_length: The job defines `length`.
+        padding_seen: Its batches end in columns of one value (detected from the batches alone).
+        has_collate_packed: The job defines `collate_packed`.
+        packs_to_multiple: Its `collate_packed` accepts `multiple`.
+        has_counted: The job defines `counted`.
+        has_deterministic_transform: The job defines `deterministic_transform`.
+        has_quality: The job defines `quality`.
+        has_schedule: The job defines a learning-rate schedule.
         read_every: Updates between two readings of the loss.
         zero_grad_to_none: Gradients are freed between updates.
-        operator_threads: Threads that an operator may use in the process that trains; 0 where that was not asked.
-        num_workers: Loader workers at present.
-        pin_memory: Batches are page-locked at present.
-        num_threads: Threads that read batches ahead at present.
-        device_prefetch: Batches are copied to the device ahead at present.
+        operator_threads: Threads per operator in the training process; 0 if not measured.
+        num_workers: Current number of loader workers.
+        pin_memory: Batches are currently page-locked.
+        num_threads: Current number of threads that prefetch batches.
+        device_prefetch: Batches are currently prefetched to the device.
         shuffle: Each epoch visits the samples in a new order.
-        has_getitems: The dataset itself reads several samples in one call (`__getitems__`).
-        is_table: Its samples are rows of tensors in memory, stacked to batches by torch's own function (a script's).
-        data_path: The file or folder that the dataset says it reads; empty where it says none.
+        has_getitems: The dataset can read several samples in one call (`__getitems__`).
+        is_table: The samples are rows of in-memory tensors, batched by torch's default collate function (scripts only).
+        data_path: The file or folder that the dataset reads, if it names one; otherwise empty.
         load_is_random: Reading a sample may draw random numbers.
         finish_is_random: The job has a random transform.
         collate_is_random: Collating may draw random numbers.
-        kept_compared_frac: Samples that an epoch reads again to compare kept ones with, as a share of all; 0 where the job
-            promises that they stay the same.
+        kept_compared_frac: Share of samples read again in each epoch to verify cached samples; 0 if the job promises that
+            samples never change.
         ranks: Processes that train together.
         forms: Names of the other forms of the job.
-        gradient_sync: How their gradients become one: `flat` (one message after the backward pass), `buckets`, `shards`.
+        gradient_sync: How gradients are averaged over ranks: `flat` (one message after the backward pass), `buckets` or
+            `shards`.
     """
 
     device: str = "cpu"
@@ -103,45 +104,46 @@ class JobFacts:
     gradient_sync: str = "flat"
 
     def __post_init__(self) -> None:
-        for name in ("param_dtypes", "forms"):  # lists where they come from another process
+        for name in ("param_dtypes", "forms"):  # lists if they come from another process
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything a `fit` may look at.
+    """All facts that `Optimization.fit` may use.
 
     Attributes:
         machine: The machine.
-        job: What the job is made of.
+        job: The properties of the job.
         step_ms: Mean time of an update.
         phase_frac: Phase name -> share of the update's time, 0 to 1.
-        ceilings: Counterfactual name -> measured largest gain as a ratio (1.0 = nothing to gain).
+        ceilings: Counterfactual name -> largest measured gain as a ratio (1.0 = nothing to gain).
         op_frac: Operator name without namespace -> share of the traced step's operator time, 0 to 1.
-        op_counts: Operator name -> how often it ran in a traced step.
-        form_gains: Measured speed of a part of the update in another form, over its present one: `fused` and `foreach` (the
-            optimizer's step alone), `gather` (a batch of a table), `flushed`, `threads` and
-            `attention` (updates with denormal numbers taken for zero, as many threads as cores, fused attention kernels).
-        collecting_frac: Share of the update's time that Python's garbage collector takes.
-        padding_frac: Share of a batch's positions that are padding; 0 where lengths are unknown.
-        excess_padding_frac: Share of positions past the longest sample of their own batch.
-        counted_frac: Share of positions where the loss uses the model's output; 1 where the job does not say.
-        sample_bytes: Bytes of one sample after the deterministic transform; None where it could not be measured.
-        load_frac: Share of the time spent making batches that goes into loading (and the deterministic transform).
-        input_wait_frac: Share of the time spent making batches in which the process was not on a core (waiting).
-        bf16_matmul_gain: Measured speed of a bfloat16 matrix product over float32 on this device; None if not measured.
-        peak_memory_bytes: Highest memory of the training process.
-        memory_limit_bytes: What the process or the device may use.
-        straggler: Largest over mean of the ranks' time of computing (forward, backward); 1 where all are alike.
-        packages: Those of the optional packages that are installed here, by the name they are imported under.
-        epoch_s: Seconds of a whole epoch: its updates and what stands around them; 0 where that was not measured.
+        op_counts: Operator name -> number of calls in a traced step.
+        form_gains: Measured speed of a part of the update in another form relative to its current form: `fused` and
+            `foreach` (the optimizer step alone), `gather` (fetching a batch of an in-memory table), `flushed` (denormal
+            numbers treated as zero), `threads` (one thread per core), `attention` (fused attention kernels).
+        collecting_frac: Share of the update's time spent in Python's garbage collector.
+        padding_frac: Share of a batch's positions that are padding; 0 if lengths are unknown.
+        excess_padding_frac: Share of positions past the longest sample of their batch.
+        counted_frac: Share of positions where the loss uses the model's output; 1 if the job does not define `counted`.
+        sample_bytes: Bytes of one sample after the deterministic transform; None if it could not be measured.
+        load_frac: Share of batch preparation time spent loading samples, including the deterministic transform.
+        input_wait_frac: Share of batch preparation time in which the process was waiting, not on a core.
+        bf16_matmul_gain: Measured speed of a bfloat16 matrix product relative to float32 on this device; None if not
+            measured.
+        peak_memory_bytes: Peak memory of the training process.
+        memory_limit_bytes: Memory available to the process or the device.
+        straggler: Slowest rank's compute time (forward, backward) over the mean of all ranks; 1 if all are equal.
+        packages: Import names of the optional packages that are installed.
+        epoch_s: Seconds of a whole epoch, including reports, checkpoints and validation; 0 if not measured.
         report_s: Seconds of one metric report.
-        reports_per_epoch: How many of them an epoch has.
+        reports_per_epoch: Number of metric reports per epoch.
         checkpoint_s: Seconds of the checkpoint at the end of an epoch.
-        checkpoint_bytes: Its size.
-        validation_s: Seconds of one validation pass; 0 where there is no held-out data.
-        validation_batches: Batches of one pass.
-        tensor_texts_s: Seconds of it in which the widths of printed tensors were found (a script).
+        checkpoint_bytes: Size of that checkpoint.
+        validation_s: Seconds of one validation pass; 0 if there is no held-out data.
+        validation_batches: Batches of one validation pass.
+        tensor_texts_s: Seconds of a validation pass spent computing column widths of printed tensors (scripts only).
     """
 
     machine: Machine
@@ -174,14 +176,14 @@ class Facts:
     tensor_texts_s: float = 0.0
 
     def epoch_frac(self, seconds: float) -> float:
-        """Seconds of an epoch as a share of it, below 1; 0 where an epoch was not measured."""
+        """Return `seconds` as a share of an epoch, below 1. Return 0 if no epoch was measured."""
         return min(max(seconds / self.epoch_s, 0.0), 0.99) if self.epoch_s > 0 else 0.0
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether the update waits for data, and the process for something else meanwhile (storage, network, sleep).
+        """Whether updates wait for data that itself waits for storage, the network or a sleep.
 
-        What is waited for arrives while a process is frozen, so turns of frozen processes would flatter reading ahead.
+        Such data still arrives while a process is frozen. Turns of frozen processes would overstate the gain of prefetching.
         """
         return self.input_wait_frac > MOSTLY_WAITING and self.phase_frac.get("data", 0.0) > MUCH_DATA
 
@@ -192,14 +194,14 @@ class Facts:
 
     @property
     def operator_threads(self) -> int:
-        """Threads that an operator may use in the process that trains."""
+        """Threads per operator in the training process."""
         return self.job.operator_threads or self.machine.threads.value
 
     def form_frac(self, name: str, share: float) -> float:
-        """What a part that takes `share` of the time would save in another form; all of it where that was not measured."""
+        """Return the share of time that another form of a part would save. Return all of `share` if it was not measured."""
         gain = self.form_gains.get(name)
         return share if gain is None else share * max(1.0 - 1.0 / gain, 0.0)
 
     def ceiling_frac(self, name: str) -> float:
-        """A measured ceiling as the share of the step's time it could save."""
+        """Return a measured ceiling as the largest share of the step's time it could save."""
         return 1.0 - 1.0 / max(self.ceilings.get(name, 1.0), 1.0)

@@ -1,4 +1,4 @@
-"""Write files: whole ones that no reader or crash meets half of, and parts of open ones."""
+"""Write files atomically, so that neither a reader nor a crash ever sees a partial file, and write parts of open files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NUMBERS = itertools.count()
 
 
 def write_at(file: int, data: bytes, start: int) -> None:
-    """Write all of `data` to an open file from its byte `start` on.
+    """Write all of `data` to an open file at byte offset `start`.
 
     Raises:
-        OSError: The disk is full or fails; a part may be written then.
+        OSError: The disk is full or fails. A part of the data may have been written.
     """
     rest = memoryview(data)
     while rest:
@@ -27,7 +27,7 @@ def write_at(file: int, data: bytes, start: int) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names of a folder to disk: a file that was renamed into it is found there after a power cut."""
+    """Flush a folder's entries to disk, so that a file renamed into it survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -37,14 +37,14 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def replaced(path: Path, *, buffering: int = -1) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`, and when the block ends flush it to disk and rename it into place.
+    """Open a temporary file next to `path`. At the end of the block, flush it to disk and rename it to `path`.
 
     Args:
-        path: The file to replace; its folder is made if missing.
-        buffering: As of `open`.
+        path: The file to replace. Its folder is created if missing.
+        buffering: As in `open`.
 
     Raises:
-        OSError: The folder cannot be made or written; nothing is left behind then.
+        OSError: The folder cannot be created or written. No file is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{_part_prefix(path)}{os.getpid()}-{next(_NUMBERS)}.part")
@@ -61,17 +61,17 @@ def replaced(path: Path, *, buffering: int = -1) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Replace `path` by a file with this content, as `replaced` does.
+    """Replace the file at `path` atomically by one with this content. See `replaced`.
 
     Raises:
-        OSError: The folder cannot be made or written; nothing is left behind then.
+        OSError: The folder cannot be created or written. No file is left behind.
     """
     with replaced(path) as file:
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
 
 
 def remove_parts(path: Path) -> None:
-    """Remove temporary files of `path` that killed processes of this host left behind."""
+    """Remove temporary files of `path` left behind by killed processes of this host."""
     for part in path.parent.glob(f"{escape(_part_prefix(path))}*.part"):
         process = part.name.removeprefix(_part_prefix(path)).partition("-")[0]
         if process.isdigit() and not _is_alive(int(process)):

@@ -1,7 +1,7 @@
-"""The job: what to train, as its user writes it.
+"""The job: what to train, written by the user.
 
-Everything is built inside the methods and nothing in `__init__`, because trials run in processes of their own: each
-process makes its own job, with `Job()`, and asks it for a model, data and an optimizer.
+Everything is built inside the methods and nothing in `__init__`, because trials run in separate processes. Each process
+creates its own job with `Job()`, and asks it for a model, data and an optimizer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Number: TypeAlias = "torch.Tensor | float | int"
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss over items that are not equal, such as tokens: the sum over the items and how many there were.
+    """A loss summed over items such as tokens, with the number of items. The mean stays exact when batches differ in size.
 
     Attributes:
-        total: Scalar tensor with a gradient, the loss *summed* over the valid items of the batch.
-        weight: How many valid items were summed (a number or a scalar tensor), greater than zero.
+        total: Scalar tensor with a gradient: the loss *summed* over the valid items of the batch.
+        weight: Number of valid items that were summed (a number or a scalar tensor), greater than zero.
     """
 
     total: torch.Tensor
@@ -37,11 +37,11 @@ class Loss:
 
 @dataclass(frozen=True)
 class Mean:
-    """A metric over one batch, as a sum and a weight, so that batches of unequal size average exactly.
+    """A metric over one batch, as a sum and a weight. The mean stays exact when batches differ in size.
 
     Attributes:
         total: The metric summed over the items of the batch.
-        weight: How many items were summed.
+        weight: Number of items that were summed.
     """
 
     total: Number
@@ -50,10 +50,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What one batch adds to a metric that is no mean over batches, such as the mean average precision.
+    """The items that one batch adds to a metric that is not a mean over batches, such as mean average precision.
 
     Attributes:
-        items: Plain data (numbers, strings, NumPy arrays); `Job.whole_metric` gets those of all batches and ranks.
+        items: Plain data (numbers, strings, NumPy arrays). `Job.whole_metric` receives the items of all batches and ranks.
     """
 
     items: Sequence[Any]
@@ -64,9 +64,9 @@ class Quality:
     """What "not worse" means for this job.
 
     Attributes:
-        metric: A name returned by `Job.metric` or `Job.whole_metric`; `loss` is there always.
-        direction: `min` where less is better, `max` where more is better.
-        margin: How much worse the metric may become, in its own units, and still count as not worse. Greater than 0.
+        metric: A name returned by `Job.metric` or `Job.whole_metric`, or `loss`, which is always available.
+        direction: `min` if lower is better, `max` if higher is better.
+        margin: The largest loss of quality that still counts as not worse, in units of the metric. Greater than 0.
     """
 
     metric: str = "loss"
@@ -77,7 +77,7 @@ class Quality:
         if self.direction not in ("min", "max"):
             raise JobError(f"quality direction must be 'min' or 'max', not {self.direction!r}.")
         if not self.margin > 0:
-            raise JobError(f"quality margin must be greater than 0, not {self.margin!r}: nothing is ever proved equal.")
+            raise JobError(f"quality margin must be greater than 0, not {self.margin!r}: equality can never be proved.")
 
 
 class Job:
@@ -143,127 +143,128 @@ class Job:
     output_layer: ClassVar[str | None] = None
     forms: ClassVar[tuple[type[Job], ...]] = ()
 
-    # What every job must say.
+    # Required methods.
 
     def model(self) -> nn.Module:
-        """Make the model, freshly initialised, on the CPU; Hasten moves it."""
+        """Return a freshly initialised model on the CPU. Hasten moves it to the device."""
         raise JobError(_missing(self, "model(self)", "return an nn.Module"))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the training data: a map-style or iterable-style dataset of single samples."""
+        """Return the training data: a map-style or iterable-style dataset of single samples."""
         raise JobError(_missing(self, "train_data(self)", "return a torch Dataset of single samples"))
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Make the optimizer of `model`."""
+        """Return the optimizer of `model`."""
         raise JobError(_missing(self, "optimizer(self, model)", "return a torch.optim.Optimizer"))
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | Loss:
-        """Return the loss of a batch: a scalar mean over its samples, or `Loss(total, weight)`."""
+        """Return the loss of a batch: a scalar mean over its samples, or a `Loss(total, weight)`."""
         raise JobError(_missing(self, "loss(self, model, batch)", "return a scalar tensor, or hasten.Loss(total, weight)"))
 
-    # What a job may say.
+    # Optional methods.
 
     def collate(self, samples: list[Any]) -> Any:
-        """Make one batch of a list of samples; torch's `default_collate` unless overridden."""
+        """Return one batch made from a list of samples. The default is torch's `default_collate`."""
         return default_collate(samples)
 
     def collate_packed(self, samples: list[Any]) -> Any:
-        """Make one batch of samples laid end to end, without padding: tensors `[1, total]` instead of `[batch, length]`.
+        """Return one batch with the samples end to end, without padding: tensors `[1, total]` instead of `[batch, length]`.
 
-        Overriding it (and `length`) allows sequence packing. It is a promise that `loss` and `metric` take such a batch and
-        give what they give for `collate`'s: see `hasten.Packing` and `hasten.packed_attention`.
+        Overriding it together with `length` allows sequence packing. It promises that `loss` and `metric` accept such a
+        batch and return the same values as for the batch of `collate`. See `hasten.Packing` and `hasten.packed_attention`.
 
-        A job may take a second parameter, `multiple: int = 1`, and lengthen `total` to a multiple of it by positions that
-        count for nothing: rows of few different lengths let kernels be used again that are made for one shape.
+        It may take a second parameter, `multiple: int = 1`, and extend `total` to a multiple of it with positions that do
+        not count in the loss. Fewer distinct row lengths let kernels compiled for one shape be reused.
         """
         raise NotImplementedError
 
     def valid_data(self) -> Dataset[Any] | None:
-        """Make the held-out data; None when there is none."""
+        """Return the held-out data, or None if there is none."""
         return None
 
     def metric(self, model: nn.Module, batch: Any) -> Mapping[str, Mean | Gathered] | Future[Mapping[str, Mean | Gathered]]:
-        """Measure a held-out batch, without gradients. The loss is always measured; add what else matters.
+        """Return the metrics of a held-out batch by name. Runs without gradients. The loss is always measured.
 
-        What follows the model and takes the host long (boxes out of maps, matching) may be given to a thread: return its
-        `Future`, and the next batch is computed meanwhile. What the thread reads must be its own: results, not the model.
+        Long post-processing on the CPU (extracting boxes, matching) can run in a thread: return its `Future`, and the next
+        batch is computed meanwhile. The thread must read only its own data: the model's results, not the model.
         """
         return {}
 
     def whole_metric(self, name: str, items: list[Any]) -> Mapping[str, float]:
-        """Make final numbers, by name, of what `metric` gave as `Gathered` under one name.
+        """Return the final metrics by name, computed from the items that `metric` returned as `Gathered` under `name`.
 
         Args:
-            name: The name.
-            items: Those of all batches in their order, and within a batch those of rank 0, rank 1 and so on.
+            name: The name that `metric` used.
+            items: The items of all batches in order; within a batch those of rank 0 first, then rank 1 and so on.
         """
-        raise JobError(_missing(self, "whole_metric(self, name, items)", f"make numbers of the items gathered as {name!r}"))
+        raise JobError(
+            _missing(self, "whole_metric(self, name, items)", f"compute numbers from the items gathered as {name!r}")
+        )
 
     def after_update(self, model: nn.Module) -> None:
-        """Do what follows each update that was taken, such as moving an average of the weights; without gradients.
+        """Run after each applied update, without gradients, for example to update a moving average of the weights.
 
-        What it keeps must be in the model (a buffer, a part without gradients), so that checkpoints hold it.
+        Keep its state in the model (a buffer, or a submodule without gradients), so that checkpoints include it.
         """
 
     def schedule(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
-        """Make the learning-rate schedule, stepped once per optimizer update; None keeps the rate."""
+        """Return the learning-rate schedule, stepped once per optimizer update. None keeps the rate constant."""
         return None
 
     def length(self, sample: Any) -> int:
-        """Return how many items of a sample are real, the rest of its row in a batch being padding.
+        """Return the real length of a sample. The rest of its row in a batch is padding.
 
-        Overriding it is a promise: in every tensor of a batch whose second dimension is the padded length, positions at
-        or past the longest real length of that batch are padding at the end and carry no weight in the loss. That
-        allows cutting the padding away and grouping samples of like length. The sample is as
-        `deterministic_transform` leaves it.
+        Overriding it is a promise about every tensor of a batch whose second dimension is the padded length: positions at
+        or past the longest real length of that batch are padding and have no weight in the loss. This allows trimming the
+        padding and grouping samples of similar length. The sample is the result of `deterministic_transform`.
         """
         raise NotImplementedError
 
     def counted(self, batch: Any) -> torch.Tensor:
-        """Say at which positions of a batch the loss uses the model's output: bool `[batch, length]`, true where it does.
+        """Return the positions of a batch where the loss uses the model's output: a bool mask `[batch, length]`.
 
-        Overriding it is a promise: at the other positions (padding, ignored labels, tokens that were not masked) the loss
-        is the same whatever the model's output is there. In training the output layer may then give zeros there; held-out
-        batches get the whole output. The batch is as `loss` takes it, and the mask has the shape of the output layer's
-        input without its last dimension.
+        Overriding it promises that the loss does not depend on the model's output at the other positions (padding, ignored
+        labels, tokens that were not masked). In training, the output layer may then return zeros there. Held-out batches
+        get the whole output. The batch is the one `loss` receives. The mask has the shape of the output layer's input
+        without its last dimension.
         """
         raise NotImplementedError
 
     def deterministic_transform(self, sample: Any) -> Any:
-        """The part of the preparation that always gives the same for the same sample (decode, resize).
+        """Return a sample after the preparation that always has the same result, such as decoding and resizing.
 
-        Overriding it is a promise that reading a sample and this transform may be done once and kept.
+        Overriding it promises that reading a sample and this transform may be done once and the result cached.
         """
         return sample
 
     def random_transform(self, sample: Any) -> Any:
-        """The part of the preparation that may differ at every visit (augmentation); training only.
+        """Return a sample after the preparation that may differ on every visit (augmentation). Training only.
 
-        The random numbers of `random`, `numpy.random` and `torch` are seeded before each sample from
-        (seed, epoch, index), so they do not depend on the number of workers. It must not change `sample` in place.
+        The generators of `random`, `numpy.random` and `torch` are seeded before each sample from (seed, epoch, index), so
+        the result does not depend on the number of workers. It must not change `sample` in place.
         """
         return sample
 
     def device_transform(self, batch: Any) -> Any:
-        """The part of the preparation that is done to a whole batch, on the device (uint8 pictures to normalised floats).
+        """Return a batch after the preparation that runs on the device, such as converting uint8 images to floats.
 
-        What the dataset gives, caches keep and the host sends stays small then. Training and held-out batches pass through
-        it alike, so nothing random belongs here. The plan's own changes to a batch (its memory layout) come after it.
+        The dataset, caches and transfers to the device then handle the smaller form. It applies to training and held-out
+        batches, so it must not be random. Changes that a plan makes to a batch (its memory layout) come after it.
         """
         return batch
 
-    # What Hasten asks of a job.
+    # Methods for Hasten.
 
     def overrides(self, method: str) -> bool:
-        """Whether the user wrote `method` (a name of this class)."""
+        """Whether the user's class overrides `method` (a name of this class)."""
         return getattr(type(self), method) is not getattr(Job, method)
 
 
 def check_job(job: Job) -> None:
-    """Refuse a job whose plain attributes cannot be trained with.
+    """Check that a job has its required methods and that its attributes are valid.
 
     Raises:
-        JobError: Names the attribute, its value, and what it must be.
+        JobError: A method is missing, or an attribute is invalid. Names the attribute, its value and the values allowed.
     """
     where = type(job).__name__
     for name in ("model", "train_data", "optimizer", "loss"):
@@ -293,18 +294,18 @@ def check_job(job: Job) -> None:
 def _check_forms(job: Job) -> None:
     forms: Any = job.forms
     if not isinstance(forms, tuple) or not all(isinstance(form, type) and issubclass(form, Job) for form in forms):
-        raise JobError(f"{type(job).__name__}.forms must be a tuple of classes of jobs, not {forms!r}.")
+        raise JobError(f"{type(job).__name__}.forms must be a tuple of job classes, not {forms!r}.")
 
 
 def counted_mask(job: Job, batch: Any) -> torch.Tensor:
-    """Where the loss of `batch` uses the model's output: bool, as a rule `[batch, length]`, without a gradient.
+    """Return where the loss of `batch` uses the model's output: a bool mask, usually `[batch, length]`, without a gradient.
 
     Args:
         job: A job that overrides `counted`.
-        batch: As `Job.loss` takes it.
+        batch: The batch that `Job.loss` receives.
 
     Raises:
-        JobError: What the job returned is no mask.
+        JobError: The job did not return a bool tensor.
     """
     with torch.no_grad():
         mask: Any = job.counted(batch)
@@ -318,7 +319,7 @@ def counted_mask(job: Job, batch: Any) -> torch.Tensor:
 
 
 def planned_updates(job: Job, updates_per_epoch: int | None) -> int | None:
-    """Optimizer updates of the whole run; None where nothing says so (an iterable dataset counted in epochs)."""
+    """Return the optimizer updates of the whole run, or None if unknown (an iterable dataset with `epochs`)."""
     if job.num_updates is not None:
         return job.num_updates
     if updates_per_epoch is None:

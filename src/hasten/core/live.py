@@ -1,7 +1,7 @@
 """The live job: the real model, optimizer, loader and step that optimizations act on, in one process.
 
-A host (the training loop of `hasten.train`) fills it seam by seam and calls every optimization of the plan at the seam
-its card names. What an optimization may change is what stands here and nothing else.
+A host (the training loop of `hasten.train`) fills it seam by seam, and applies each optimization of the plan at the seam
+its card names. An optimization may change only the fields defined here.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ ContextFactory: TypeAlias = Callable[[], AbstractContextManager[Any]]
 BatchContextFactory: TypeAlias = Callable[[Any], AbstractContextManager[Any]]
 BatchTransform: TypeAlias = Callable[[Any], Any]
 BatchOrder: TypeAlias = Callable[[int], list[list[int]]]
-"""Gives an epoch's batches as lists of sample indices; a pure function of the epoch."""
+"""Returns an epoch's batches as lists of sample indices; a pure function of the epoch."""
 
 
 class Technique(Protocol):
-    """What a live job needs of an optimization."""
+    """The interface that a live job requires of an optimization."""
 
     card: ClassVar[Card]
 
     def apply(self, live: LiveJob) -> Undo:
-        """Change the live job, and return how to put everything back."""
+        """Change the live job, and return a function that restores it."""
         ...
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
@@ -50,12 +50,13 @@ class LoaderSettings:
 
     Attributes:
         num_workers: Worker processes; 0 fetches in the training process.
-        prefetch_factor: Batches each worker keeps ready; without meaning for 0 workers.
+        prefetch_factor: Batches each worker prefetches. Ignored with 0 workers.
         persistent: Keep the workers between epochs.
         pin_memory: Copy batches to page-locked memory, for faster transfers to an accelerator.
-        num_threads: Threads of the training process that read batches ahead; 0 is off. Not together with worker processes.
-        ahead: Batches the threads keep ready or under way; without meaning for 0 threads.
-        device_prefetch: Copy the next batch to a CUDA device, on a stream of its own, before the present one is trained on.
+        num_threads: Threads of the training process that prefetch batches; 0 is off. Cannot be combined with worker
+            processes.
+        ahead: Batches that the threads have ready or in progress. Ignored with 0 threads.
+        device_prefetch: Copy the next batch to a CUDA device on a separate stream while the current one is trained on.
     """
 
     num_workers: int = 0
@@ -69,22 +70,22 @@ class LoaderSettings:
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """How a batch is made of sample indices: load each, finish each, collate, then adjust.
+    """How a batch is made from sample indices: load each sample, finish each, collate, then adjust.
 
     Attributes:
         load: Reads a sample and applies the deterministic transform.
-        load_many: The same for several samples in one call, in order; None reads them one by one. Not used where loading
-            may draw random numbers, since each sample is seeded for itself.
-        kept: Gives the kept copy of a sample, or a mark that there is none; None where nothing is kept.
+        load_many: Loads several samples in one call, in order; None loads them one by one. Not used if loading may draw
+            random numbers, because each sample has its own seed.
+        kept: Returns the cached copy of a sample, or a marker if it is not cached; None if there is no cache.
         finish: Applies the random transform.
-        collate: Makes one batch of the finished samples.
+        collate: Makes one batch from the finished samples.
         adjust: Functions of (batch, loaded samples) that return the batch, applied in order.
         seed: The run's seed.
         load_is_random: Whether reading a sample may draw random numbers.
         finish_is_random: Whether finishing a sample may draw random numbers.
         collate_is_random: Whether collating may draw random numbers (masking tokens, mixing samples).
-        is_table: The samples are rows of tensors in memory, and a batch is these rows stacked (of a script's loader).
-        gather: A batch of such rows is picked in one call.
+        is_table: Whether samples are rows of in-memory tensors and a batch stacks these rows (a script's loader).
+        gather: Whether such a batch is gathered in one call.
     """
 
     load: Callable[[int], Any]
@@ -101,7 +102,7 @@ class Pipeline:
     gather: bool = False
 
     def fetch(self, epoch: int, indices: Sequence[int]) -> Any:
-        """Make the batch of `indices` in `epoch`; the same whoever calls, in whichever process."""
+        """Return the batch of `indices` in `epoch`. The result is the same in every process and thread."""
         if not (self.load_is_random or self.finish_is_random or self.collate_is_random):
             return self._finish(epoch, indices, self.read(indices))
         with kept_random_state():
@@ -114,11 +115,11 @@ class Pipeline:
             return self._finish(epoch, indices, loaded)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Load the samples of a batch, unseeded: for loading that draws no random numbers; safe in any thread then."""
+        """Load the samples of a batch without seeding. Only for loading without random numbers; then thread-safe."""
         return [self.load(index) for index in indices] if self.load_many is None else self.load_many(indices)
 
     def complete(self, epoch: int, indices: Sequence[int], loaded: list[Any]) -> Any:
-        """Make the batch of samples that `read` gave; the same batch as `fetch` makes."""
+        """Return the batch of samples loaded by `read`. It equals the batch that `fetch` returns."""
         if not (self.finish_is_random or self.collate_is_random):
             return self._finish(epoch, indices, loaded)
         with kept_random_state():
@@ -146,11 +147,12 @@ class AroundSettings:
     """How the work around the updates is done: reports, checkpoints, validation.
 
     Attributes:
-        report_every_s: Seconds between two metric reports at least.
-        report_async: A thread of its own writes the metric lines.
-        checkpoint_background: The weights are copied, and a thread of its own writes the copy.
-        validation_batches: Training batches that one validation batch holds; 1 is off.
-        validation_contexts: Entered around each validation pass that is not measured plainly.
+        report_every_s: Minimum seconds between two metric reports.
+        report_async: Write metric lines in a background thread.
+        checkpoint_background: Copy the weights, and write the copy in a background thread.
+        validation_batches: Size of a validation batch in training batches; 1 is off.
+        validation_contexts: Entered around each validation pass under the plan, but not around passes that measure the job
+            as written.
     """
 
     report_every_s: float = 0.2
@@ -162,36 +164,36 @@ class AroundSettings:
 
 @dataclass(kw_only=True, eq=False)
 class LiveJob:
-    """A job alive in this process. Optimizations change its fields and hand back how to undo that.
+    """A job alive in this process. Optimizations change its fields and return a function that undoes the change.
 
     Attributes:
-        job: The user's job, in the form at work.
-        as_written: The user's job as it was named.
-        device: Where the model lives.
+        job: The user's job, in the form in use.
+        as_written: The user's job as named on the command line.
+        device: The device of the model.
         seed: The run's seed.
         pipeline: How batches are made (seam `dataset`).
         dataset: The training dataset.
-        reopen: Makes anew what the seam `dataset` begins with; None before it was made.
-        num_samples: Its length; None for an iterable dataset.
+        reopen: Recreates the dataset and pipeline from the job; None before they are first created.
+        num_samples: Length of the dataset; None for an iterable dataset.
         model: The model, on `device` (seam `model`).
         optimizer: Its optimizer (seam `optimizer`).
         scheduler: The learning-rate schedule, or None.
-        planned_updates: Optimizer updates of the whole run, None where unknown.
+        planned_updates: Optimizer updates of the whole run; None if unknown.
         loader: How batches are fetched (seam `loader`).
         order: The sample order by epoch; None for an iterable dataset.
         batch_transforms: Applied in order to each batch on the device (seam `batch`).
         forward_contexts: Entered around `job.loss` (seam `forward`).
-        batch_contexts: Made of a batch, or of a part of it, and entered around `job.loss` on it (seam `forward`).
+        batch_contexts: Created from a batch, or a part of it, and entered around `job.loss` on it (seam `forward`).
         scaler: Gradient scaler for float16, or None (seam `backward`).
-        micro_parts: Parts that each batch is computed in, their gradients added up; 1 is the whole (seam `backward`).
-        sync: How gradients of several ranks are averaged during the backward pass; None adds them up after it.
-        merge: Micro-batches of one update that are computed as one batch; 1 merges none, 0 all (seam `backward`).
-        zero_grad_to_none: Free gradients, or fill them with zeros (seam `update`).
+        micro_parts: Number of parts that each batch is computed in, with accumulated gradients; 1 is off (seam `backward`).
+        sync: Averages gradients over ranks during the backward pass; None sums them after it.
+        merge: Micro-batches of one update computed as one batch; 1 merges none, 0 all (seam `backward`).
+        zero_grad_to_none: Free gradients (True) or fill them with zeros (False) (seam `update`).
         read_every: Updates between two readings of the loss (seam `around`).
         around: How reports, checkpoints and validation are done (seam `around`).
-        prime: Called with the sample indices a trial is about to visit, to fill caches as a second epoch finds them.
-        counters: What the live parts count (cache hits, blocks checkpointed, ...), for the evidence.
-        applied: The optimizations at work, with how to undo each, in the order they were applied.
+        prime: Called with the sample indices a trial is about to visit, to fill caches to the state of a second epoch.
+        counters: Counters for the evidence (cache hits, blocks checkpointed, ...).
+        applied: The active optimizations with their undo functions, in the order they were applied.
     """
 
     job: Job
@@ -230,17 +232,17 @@ class LiveJob:
         self.applied.append((optimization, optimization.apply(self)))
 
     def undo_all(self) -> None:
-        """Undo every optimization, the last one first."""
+        """Undo every optimization, starting with the last."""
         while self.applied:
             self.applied.pop()[1]()
 
     @property
     def batches_per_update(self) -> int:
-        """Batches that are computed for one full update: its micro-batches, `merge` at a time."""
+        """Batches computed for one full update: its micro-batches, `merge` at a time."""
         return merged_per_update(self.job.accumulation, self.merge)
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """The sample indices of each batch that is computed in an epoch: `order`, merged; empty for an iterable dataset."""
+        """Return the sample indices of each batch computed in an epoch, after merging. Empty for an iterable dataset."""
         return [] if self.order is None else merge_windows(self.order(epoch), self.job.accumulation, self.merge)
 
     def count(self, name: str, amount: float = 1) -> None:
@@ -248,11 +250,11 @@ class LiveJob:
         add_to(self.counters, name, amount)
 
     def rebuild_schedule(self) -> None:
-        """Make the schedule of the present optimizer anew; needed after the optimizer was replaced."""
+        """Recreate the schedule for the current optimizer. Needed after the optimizer was replaced."""
         self.scheduler = self.job.schedule(self.optimizer, self.planned_updates or 1)
 
     def to_device(self, batch: Any) -> Any:
-        """Move a batch to the device, finish it there (`Job.device_transform`), and apply the batch transforms."""
+        """Move a batch to the device, apply `Job.device_transform`, then the batch transforms."""
         if self.device.type != "cpu":
             batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=self.loader.pin_memory))
         batch = self.job.device_transform(batch)
@@ -261,18 +263,18 @@ class LiveJob:
         return batch
 
     def whole_state(self) -> dict[str, Any]:
-        """The model's state_dict with whole tensors; where they lie in shards, all ranks must ask together."""
+        """Return the model's state_dict with unsharded tensors. If tensors are sharded, all ranks must call it together."""
         return self.model.state_dict() if self.sync is None else self.sync.state_dict()
 
     def contexts(self) -> AbstractContextManager[Any]:
-        """Enter the forward contexts of the plan together."""
+        """Enter all forward contexts of the plan, and return one context that exits them."""
         stack = ExitStack()
         for make in self.forward_contexts:
             stack.enter_context(make())
         return stack
 
     def compute_loss(self, batch: Any) -> torch.Tensor | Loss:
-        """Run `job.loss` on a batch inside the forward contexts and those of this batch."""
+        """Run `job.loss` on a batch inside the forward contexts and the contexts of this batch."""
         if not (self.forward_contexts or self.batch_contexts):
             return self.job.loss(self.model, batch)
         with ExitStack() as stack:
@@ -283,16 +285,15 @@ class LiveJob:
 
 
 def merged_per_update(accumulation: int, merge: int) -> int:
-    """Batches that are computed for one update of `accumulation` micro-batches, `merge` at a time; 0 merges all."""
+    """Return the batches computed for one update of `accumulation` micro-batches, `merge` at a time; 0 merges all."""
     return -(-accumulation // min(merge or accumulation, accumulation))
 
 
 def merge_windows(batches: Sequence[list[int]], accumulation: int, merge: int) -> list[list[int]]:
-    """The batches of an epoch as they are computed, each a list of sample indices.
+    """Return the batches that are computed in an epoch, each a list of sample indices.
 
-    Every `accumulation` micro-batches are one update; the last update of the epoch may have fewer. Within an update, `merge`
-    micro-batches after one another become one batch, in their order; what is left over becomes a smaller one. So each update
-    keeps its samples.
+    Every `accumulation` micro-batches form one update; the last update of the epoch may have fewer. Within an update, each
+    `merge` consecutive micro-batches become one batch; the rest become a smaller batch. Each update keeps its samples.
 
     Args:
         batches: The micro-batches of the epoch.
@@ -305,6 +306,6 @@ def merge_windows(batches: Sequence[list[int]], accumulation: int, merge: int) -
     merged: list[list[int]] = []
     for begin in range(0, len(batches), accumulation):
         window = batches[begin : begin + accumulation]
-        parts = (window[at : at + step] for at in range(0, len(window), step))
+        parts = (window[start : start + step] for start in range(0, len(window), step))
         merged += [[index for batch in part for index in batch] for part in parts]
     return merged

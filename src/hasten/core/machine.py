@@ -1,8 +1,8 @@
-"""Read what this machine can do, each value with the reason it is what it is.
+"""Read this machine's capabilities, each value with its reason.
 
-A container sees all the cores of its host and may use few of them, a CUDA device may emulate the type it claims, and a
-node is shared by several local ranks; a number without its reason cannot be trusted or argued with. Nothing here runs
-at import. On a system without /proc the reason says what was asked instead.
+A container sees all cores of its host but may be allowed few of them. A CUDA device may emulate a type it claims to support.
+A node may be shared by several local ranks. A reason makes each value possible to check. Nothing here runs at import. On a
+system without /proc, the reason names the source used instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """A value, and why it is that value."""
+    """A value and the reason for it."""
 
     value: T
     reason: str
@@ -55,26 +55,26 @@ class Reading(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What this machine offers one training process.
+    """The resources of this machine that one training process can use.
 
     Attributes:
-        cores: CPU cores this process may use; at least 1.
-        memory_limit_bytes: Main memory this process and its workers may use together.
-        cpu_model: As the processor names itself.
-        cpu_flags: The instruction sets that matter for training, of those the processor has.
+        cores: CPU cores available to this process; at least 1.
+        memory_limit_bytes: Main memory available to this process and its workers together.
+        cpu_model: The processor's model name.
+        cpu_flags: The processor's instruction sets that matter for training.
         accelerators: Names of the accelerators, in device order.
-        bfloat16: Whether the device that training would use computes in bfloat16 itself, not by emulation.
-        float16: The same for float16.
-        torch_version: As `torch.__version__`.
-        torch_build: `cpu`, `cuda 12.8`, `rocm 6.4`.
-        threads: Threads torch uses within an operator.
-        cxx_compiler: The C++ compiler `torch.compile` would find; None when it would find none.
-        shared_memory_bytes: Free shared memory, through which loader workers hand over batches.
+        bfloat16: Whether the training device supports bfloat16 natively, without emulation.
+        float16: Whether the training device supports float16 natively, without emulation.
+        torch_version: The value of `torch.__version__`.
+        torch_build: The build of torch, e.g. `cpu`, `cuda 12.8`, `rocm 6.4`.
+        threads: Threads that torch uses within an operator.
+        cxx_compiler: Path of the C++ compiler that `torch.compile` would use; None if it would find none.
+        shared_memory_bytes: Free shared memory, which loader workers use to pass batches.
         allocators: Paths of the memory allocators that could be preloaded.
-        c_library: As `glibc 2.36`; empty where it is another.
-        openmp: Path of torch's OpenMP library; empty where there is none to see.
-        python_version: As `3.11.7`.
-        system: Operating system and instruction set, as `Linux x86_64`.
+        c_library: Version of glibc, e.g. `glibc 2.36`; empty for any other C library.
+        openmp: Path of torch's OpenMP library; empty if none was found.
+        python_version: Version of Python, e.g. `3.11.7`.
+        system: Operating system and instruction set, e.g. `Linux x86_64`.
     """
 
     cores: Reading[int]
@@ -96,7 +96,7 @@ class Machine:
     system: str
 
     def summary(self) -> str:
-        """The machine in one line: cores, processor, accelerators, memory, torch."""
+        """Return the machine in one line: cores, processor, accelerators, memory, torch."""
         cores = self.cores.value
         parts = [f"{cores} core{'' if cores == 1 else 's'}", self.cpu_model.value]
         names = self.accelerators.value
@@ -105,11 +105,11 @@ class Machine:
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The machine as JSON can carry it; each reading as `{"value": ..., "reason": ...}`."""
+        """Return the machine as JSON-compatible data; each reading as `{"value": ..., "reason": ...}`."""
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
 
     def fingerprint(self) -> str:
-        """Name what makes timings comparable: equal fingerprints, comparable machines. 12 hexadecimal digits."""
+        """Return 12 hexadecimal digits that are equal for machines with comparable timings."""
         parts = [
             self.cpu_model.value,
             self.cores.value,
@@ -127,13 +127,13 @@ def read_machine(
     shared_memory: Path = SHARED_MEMORY,
     environ: Mapping[str, str] | None = None,
 ) -> Machine:
-    """Read this machine; it wakes the accelerator's driver where there is one, so call it after any fork.
+    """Read the capabilities of this machine. This initialises the accelerator's driver, so call it after any fork.
 
     Args:
-        proc: Where the kernel's process files are.
-        cgroup: Where the control groups are mounted.
-        shared_memory: Where shared memory is mounted.
-        environ: The environment; that of this process by default.
+        proc: Mount point of procfs.
+        cgroup: Mount point of the control groups.
+        shared_memory: Mount point of shared memory.
+        environ: The environment; by default that of this process.
     """
     environ = os.environ if environ is None else environ
     flags = read_cpu_flags(proc)
@@ -168,15 +168,15 @@ def read_cores(
     environ: Mapping[str, str],
     affinity: int | None = None,
 ) -> Reading[int]:
-    """CPU cores this process may use: the lesser of affinity and quota, shared between local ranks, at least 1.
+    """Return the CPU cores available to this process: the minimum of affinity and quota, divided by local ranks, at least 1.
 
-    A quota of 1.5 cores gives 1: a second busy thread would only be throttled.
+    A quota of 1.5 cores gives 1, because a second busy thread would be throttled.
 
     Args:
-        proc: Where the kernel's process files are.
-        cgroup: Where the control groups are mounted.
+        proc: Mount point of procfs.
+        cgroup: Mount point of the control groups.
         environ: Read for LOCAL_WORLD_SIZE, which torchrun sets.
-        affinity: Cores the scheduler allows; asked of the system by default.
+        affinity: Cores the scheduler allows; by default read from the system.
     """
     allowed, reason = _affinity() if affinity is None else (affinity, f"{affinity} cores by affinity")
     cores: float = allowed
@@ -191,7 +191,7 @@ def read_cores(
 
 
 def read_memory_limit(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Reading[int]:
-    """Bytes of main memory there are for this process: the least of the RAM, the control groups' and RLIMIT_AS."""
+    """Return the bytes of main memory for this process: the minimum of RAM, control group limits and RLIMIT_AS."""
     limits = [_physical_memory(proc)]
     for folder in _cgroup_folders(proc, cgroup, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -202,7 +202,7 @@ def read_memory_limit(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Reading[in
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft not in (resource.RLIM_INFINITY, -1):
             limits.append((soft, "address space limit of this process (ulimit -v)"))
-    least, reason = min((limit for limit in limits if limit[0] > 0), default=(0, "this system does not tell"))
+    least, reason = min((limit for limit in limits if limit[0] > 0), default=(0, "unknown: this system does not report it"))
     return Reading(least, reason)
 
 
@@ -211,12 +211,12 @@ def _affinity() -> tuple[int, str]:
         count = len(os.sched_getaffinity(0))
         return count, f"{count} cores by affinity"
     count = os.cpu_count() or 1
-    return count, f"{count} cores in this machine ({platform.system()} has no affinity to ask for)"
+    return count, f"{count} cores in this machine ({platform.system()} does not report CPU affinity)"
 
 
 def _cpu_quota(proc: Path, cgroup: Path) -> tuple[float, str] | None:
-    """The tightest quota in cores, with its reason, of this process's own group and those it lies in."""
-    found: list[tuple[float, str]] = []
+    """Return the lowest quota in cores, with its reason, of this process's control group and its parent groups."""
+    quotas: list[tuple[float, str]] = []
     for folder in _cgroup_folders(proc, cgroup, "cpu"):
         quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
         source = folder / "cpu.max"
@@ -225,15 +225,15 @@ def _cpu_quota(proc: Path, cgroup: Path) -> tuple[float, str] | None:
             quota, period = _read(source).strip(), _read(folder / "cpu.cfs_period_us").strip()
         if quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0:
             cores = int(quota) / int(period)
-            found.append((cores, f"quota of {cores:g} cores in {source}"))
-    return min(found, default=None)
+            quotas.append((cores, f"quota of {cores:g} cores in {source}"))
+    return min(quotas, default=None)
 
 
 def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
-    """The folders that may limit this process, its own group first, then each group around it, up to the root.
+    """Yield the folders that may limit this process: its own control group first, then each parent up to the root.
 
-    A line of /proc/self/cgroup is `0::/path` for version 2 and `4:memory:/path` for version 1. In a container the path
-    may be the host's and not exist here; the folders that do exist are its root.
+    A line of /proc/self/cgroup is `0::/path` for version 2 and `4:memory:/path` for version 1. In a container, the path may
+    be that of the host and not exist. Only the root folder exists then.
     """
     for line in _read(proc / "self" / "cgroup").splitlines() or ["0::/"]:
         number, _, rest = line.partition(":")
@@ -258,7 +258,7 @@ def _physical_memory(proc: Path) -> tuple[int, str]:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), f"physical memory (no {proc / 'meminfo'}: sysconf)"
     except (AttributeError, ValueError, OSError):
-        return 0, "this system does not tell"
+        return 0, "unknown: this system does not report it"
 
 
 def _shared_memory(folder: Path) -> Reading[int]:
@@ -272,7 +272,7 @@ def _shared_memory(folder: Path) -> Reading[int]:
 
 
 def read_cpu_flags(proc: Path = PROC) -> frozenset[str]:
-    """The instruction sets of this processor that matter for training, by their Linux names."""
+    """Return the instruction sets of this processor that matter for training, by their Linux names."""
     for key, value in _cpuinfo(proc):
         if key in ("flags", "Features"):
             return _CPU_FLAGS & frozenset(value.split())
@@ -283,14 +283,14 @@ def read_cpu_flags(proc: Path = PROC) -> frozenset[str]:
 
 
 def _cpu_model(proc: Path) -> Reading[str]:
-    found = dict(reversed(list(_cpuinfo(proc))))
+    entries = dict(reversed(list(_cpuinfo(proc))))
     for key in ("model name", "Model", "Hardware"):
-        if found.get(key):
-            return Reading(found[key], f"{key!r} in {proc / 'cpuinfo'}")
-    missing = f"{proc / 'cpuinfo'} names none" if found else f"no {proc / 'cpuinfo'}"
+        if entries.get(key):
+            return Reading(entries[key], f"{key!r} in {proc / 'cpuinfo'}")
+    missing = f"{proc / 'cpuinfo'} names none" if entries else f"no {proc / 'cpuinfo'}"
     if platform.system() == "Darwin" and (name := _sysctl("machdep.cpu.brand_string")):
         return Reading(name, f"{missing}: sysctl machdep.cpu.brand_string")
-    return Reading(platform.processor() or platform.machine() or "unknown", f"{missing}: as Python's platform says")
+    return Reading(platform.processor() or platform.machine() or "unknown", f"{missing}: from Python's platform module")
 
 
 def _cpuinfo(proc: Path) -> Iterator[tuple[str, str]]:
@@ -315,14 +315,14 @@ def _accelerators() -> Reading[tuple[str, ...]]:
     count = torch.accelerator.device_count()
     if kind == "cuda":
         return Reading(tuple(torch.cuda.get_device_name(index) for index in range(count)), "torch.cuda")
-    return Reading((kind,) * count, f"torch.{kind} (it tells no names)")
+    return Reading((kind,) * count, f"torch.{kind} (it reports no device names)")
 
 
 def _bfloat16(flags: frozenset[str]) -> Reading[bool]:
     kind = _accelerator_type()
     if kind == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return Reading(native, f"{_cuda_words()} computes in bfloat16 {'itself' if native else 'by emulation at best'}")
+        return Reading(native, f"{_cuda_device()} {'supports' if native else 'does not support'} bfloat16 natively")
     return _native_on("bfloat16", kind, flags, _NATIVE_BF16)
 
 
@@ -330,7 +330,7 @@ def _float16(flags: frozenset[str]) -> Reading[bool]:
     kind = _accelerator_type()
     if kind == "cuda":
         native = bool(torch.version.hip) or torch.cuda.get_device_capability()[0] >= _FP16_CUDA_MAJOR
-        return Reading(native, f"{_cuda_words()} {'has' if native else 'has no'} matrix units for float16")
+        return Reading(native, f"{_cuda_device()} {'has' if native else 'has no'} matrix units for float16")
     return _native_on("float16", kind, flags, _NATIVE_FP16)
 
 
@@ -343,7 +343,7 @@ def _native_on(dtype: str, kind: str, flags: frozenset[str], needed: tuple[str, 
     return Reading(False, f"the processor has none of {', '.join(needed)}: {dtype} would be emulated")
 
 
-def _cuda_words() -> str:
+def _cuda_device() -> str:
     major, minor = torch.cuda.get_device_capability()
     return f"{torch.cuda.get_device_name()} (capability {major}.{minor})"
 
@@ -362,25 +362,25 @@ def _threads(environ: Mapping[str, str]) -> Reading[int]:
 
 
 def read_cxx_compiler(environ: Mapping[str, str], *, system: str | None = None) -> Reading[str | None]:
-    """The C++ compiler `torch.compile` would find, as a path; None when none, and then the reason says the fix.
+    """Return the path of the C++ compiler that `torch.compile` would use. If None, the reason says how to fix it.
 
     It looks for $CXX, or else for one name only: `g++`, on macOS `clang++` (torch/_inductor/config.py, `cpp.cxx`).
 
     Args:
         environ: Read for CXX and PATH.
-        system: As `platform.system()`; that of this machine by default.
+        system: A value of `platform.system()`; by default that of this machine.
     """
     path = environ.get("PATH")
     chosen = environ.get("CXX")
     if chosen:
         found = shutil.which(chosen, path=path)
-        return Reading(found, f"CXX={chosen}" if found else f"CXX={chosen} is not there: unset CXX, or install it")
+        return Reading(found, f"CXX={chosen}" if found else f"CXX={chosen} was not found: unset CXX, or install it")
     first = "clang++" if (system or platform.system()) == "Darwin" else "g++"
     if found := shutil.which(first, path=path):
         return Reading(found, f"{first} on the PATH")
     for other in ("g++", "clang++", "gcc"):
         if shutil.which(other, path=path):
-            return Reading(None, f"torch.compile looks for {first} only, and there is {other}: set CXX={other}")
+            return Reading(None, f"torch.compile looks for {first} only, but {other} is installed: set CXX={other}")
     return Reading(None, f"no C++ compiler on the PATH: install {first}, or set CXX")
 
 

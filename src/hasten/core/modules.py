@@ -1,4 +1,4 @@
-"""Read the structure of a model without running it, and protect its buffers while it runs."""
+"""Read the structure of a model without running it, and restore its buffers after it ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import nn
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The largest group of modules of one class with parameters in one ModuleList or Sequential; empty below two."""
+    """Return the largest group of modules of one class in one ModuleList or Sequential. Empty below two modules.
+
+    Only modules with children of their own count.
+    """
     best: list[nn.Module] = []
     for module in model.modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential):
@@ -24,16 +27,16 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def module_counts(model: nn.Module) -> dict[str, int]:
-    """Class name -> how many modules of it the model holds."""
+    """Return class name -> number of modules in the model."""
     return dict(Counter(type(module).__name__ for module in model.modules()))
 
 
 @contextmanager
 def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Put the buffers of a module (BatchNorm's running statistics) back to where they were."""
+    """Restore the buffers of a module (BatchNorm's running statistics) at the end of the block."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         yield
     finally:
         for buffer, value in before:
-            buffer.data.copy_(value)  # `data`: autograd, which may have saved the buffer, needs not know
+            buffer.data.copy_(value)  # `data`: hide the change from autograd, which may have saved the buffer

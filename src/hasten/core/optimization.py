@@ -1,8 +1,8 @@
-"""The contract of an optimization: one technique, one file.
+"""The interface of an optimization: one technique, one file.
 
-An optimization is a frozen dataclass whose fields are its settings. It carries a `card`, judges from measured facts alone
-whether it fits (`fit`, a pure function), changes a live job (`apply`, which hands back the undo), and proves from a traced
-step that its mechanism really fired (`evidence`). Found by folder or entry point never means enabled.
+An optimization is a frozen dataclass whose fields are its settings. It has a `card`, decides from measured facts alone
+whether it fits (`fit`, a pure function), changes a live job (`apply`, which returns the undo function), and proves from a
+traced step that its mechanism fired (`evidence`). Being discovered by folder or entry point does not enable it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hasten.core.facts import Facts
 
 JOINED_VARIABLES = {"GLIBC_TUNABLES": ":", "LD_PRELOAD": ":", "MALLOC_CONF": ","}
-"""Variables that hold several entries, and what stands between them; any other variable holds one value."""
+"""Variables that hold several entries, with the separator. Any other variable holds one value."""
 _NAMED_BY = {"GLIBC_TUNABLES": "=", "MALLOC_CONF": ":"}
-"""What ends the name of an entry; one of another variable is its own name."""
+"""The separator between an entry's name and its value. Entries of other variables are their own names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class Fit:
     """Whether an optimization fits, from facts alone: `Fit.yes(...)` or `Fit.no(reason)`.
 
     Attributes:
-        fits: The answer.
-        reason: Why not; empty for yes.
-        max_gain_frac: Share of the step's time it could save at most, from 0 up to but not including 1; of an epoch's time
-            where the card names an event.
+        fits: Whether it fits.
+        reason: Why it does not fit; empty if it does.
+        max_gain_frac: Largest share of the step's time it could save, 0 <= share < 1. If the card names an event, the share
+            of an epoch's time.
         settings: The candidates to try, best guess first.
-        prior: How likely it pays, where the facts say more of that than the card's `prior` does; None leaves it to the card.
+        prior: Replaces the card's `prior` if the facts allow a better estimate; None keeps it.
     """
 
     fits: bool
@@ -47,7 +47,7 @@ class Fit:
 
     @classmethod
     def no(cls, reason: str) -> Fit:
-        """Refuse, with the reason a user will read."""
+        """Refuse, with the reason shown to the user."""
         return cls(fits=False, reason=reason)
 
     @classmethod
@@ -63,88 +63,90 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """One technique. Subclasses are frozen dataclasses whose fields are the settings, each with a default."""
+    """One technique. Subclasses are frozen dataclasses whose fields are the settings. Each setting has a default."""
 
     card: ClassVar[Card]
 
     @property
     def numerics(self) -> Numerics:
-        """The numerics class of this very setting: that of the card, unless a setting does more."""
+        """The numerics class with these settings: that of the card, unless a setting changes more."""
         return self.card.numerics
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Judge from measured facts alone whether this could help, and with which settings."""
+        """Decide from measured facts alone whether this could help, and with which settings."""
         raise NotImplementedError
 
     @property
     def samples_factor(self) -> float:
-        """Samples of one optimizer update under it, as a multiple of the samples without it; 1 for most."""
+        """Samples per optimizer update with it, as a multiple of the samples without it; 1 for most."""
         return 1.0
 
     def environment(self) -> dict[str, str]:
-        """Variables that work only where they are set before the process starts; none for most.
+        """Return environment variables that must be set before the process starts; empty for most.
 
-        Whoever starts the process sets them, so they end with it and `apply` has nothing to undo. May raise MachineError
-        where this machine lacks what a variable must name.
+        The parent process sets them, so they end with the process and `apply` has nothing to undo.
+
+        Raises:
+            MachineError: This machine lacks a file that a variable must name.
         """
         return {}
 
     def apply(self, live: LiveJob) -> Undo:
-        """Change the live job, and return how to put everything back."""
+        """Change the live job, and return a function that restores it."""
         raise NotImplementedError
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Prove from a traced step that the mechanism fired, whatever the clock says."""
+        """Prove from a traced step that the mechanism fired, independent of timings."""
         raise NotImplementedError
 
     def framework_setting(self, framework: str, given: Any) -> str | None:
-        """What to set in a framework whose trainer does the same itself; empty where it is set, None where it does not.
+        """Return what to set in a framework whose trainer offers the same. Empty if set, None if it does not offer it.
 
         Args:
             framework: `lightning` or `transformers`.
             given: Its Trainer, or its TrainingArguments.
         """
-        words = self.card.left_to.get(framework)
-        return None if words is None else f"set {words}."
+        setting = self.card.left_to.get(framework)
+        return None if setting is None else f"set {setting}."
 
     @classmethod
     def computing(cls, *, parts: int = 1, merge: int = 1) -> Optimization | None:
-        """The setting under which a job computes each micro-batch in `parts`, or `merge` of them at once; None for most."""
+        """Return the setting that computes each micro-batch in `parts`, or `merge` micro-batches at once; None for most."""
         return None
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Write it into the source of a user's script, and return one line that says what changes.
+        """Write it into the source of a user's script, and return one line that describes the change.
 
         >>> def write_patch(self, script):
         ...     return script.loader().set({"pin_memory": "True"})  # "pin_memory=True at train.py:12"
 
         Raises:
-            UnwritableError: It cannot be written there. By default none can: the error says how to train under the plan.
+            UnwritableError: It cannot be written there. This is the default. The error says how to train under the plan.
         """
         raise UnwritableError(
-            f"it takes more than a change of lines; `hasten run --plan hasten.toml {script.script}` trains under it"
+            f"it cannot be written as a few changed lines; train with `hasten run --plan hasten.toml {script.script}`"
         )
 
     def by_hand(self) -> tuple[str, ...]:
-        """The lines to write by hand where `write_patch` finds no place for them; none by default."""
+        """Return the lines to write by hand if `write_patch` finds no place for them; none by default."""
         return ()
 
     def framework_arguments(self) -> dict[str, str]:
-        """What does the same in a framework that runs the training: full name of a class -> the argument to give it.
+        """Return the equivalent in a framework that runs the training: full class name -> argument.
 
-        Shown where the patch does not have the optimization, beside what `Card.left_to` says:
+        Shown if the patch does not include the optimization, together with `Card.left_to`:
         `{"lightning.Trainer": 'precision="bf16-mixed"'}`.
         """
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """The settings as they stand in a plan."""
+        """Return the settings by name, as written in a plan."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def ordered(optimizations: Sequence[Optimization]) -> list[Optimization]:
-    """Order a plan by seam, then by `after`; otherwise as given. Raises ValueError on a circle."""
+    """Order optimizations by seam, then by `after`; otherwise as given. Raises ValueError on a cycle."""
     seams = list(Seam)
     rest = sorted(optimizations, key=lambda item: seams.index(item.card.seam))
     done: list[Optimization] = []
@@ -159,10 +161,10 @@ def ordered(optimizations: Sequence[Optimization]) -> list[Optimization]:
 
 
 def clash(first: Optimization, second: Optimization) -> str:
-    """Why two optimizations cannot be in one plan; empty when they can."""
+    """Return why two optimizations cannot be in one plan; empty if they can."""
     one, two = first.card, second.card
     if one.name == two.name:
-        return f"`{one.name}` is in the plan already"
+        return f"`{one.name}` is already in the plan"
     if two.name in one.conflicts or one.name in two.conflicts:
         return f"`{one.name}` and `{two.name}` exclude each other"
     shared = one.claims & two.claims
@@ -172,10 +174,10 @@ def clash(first: Optimization, second: Optimization) -> str:
 
 
 def required_environment(optimizations: Sequence[Optimization]) -> dict[str, str]:
-    """The variables a process must be started with for these optimizations together.
+    """Return the environment variables that a process needs at its start for these optimizations together.
 
     Raises:
-        PlanError: Two of them want one variable, or one entry of a joined variable, to be two things.
+        PlanError: Two of them require different values of a variable, or of an entry of a joined variable.
     """
     merged: dict[str, dict[str, str]] = {}
     owners: dict[tuple[str, str], str] = {}
@@ -184,15 +186,15 @@ def required_environment(optimizations: Sequence[Optimization]) -> dict[str, str
             for entry, text in _entries(variable, value).items():
                 owner = owners.setdefault((variable, entry), item.card.name)
                 if merged.setdefault(variable, {}).setdefault(entry, text) != text:
-                    seen = f"{merged[variable][entry]!r} and {text!r}"
+                    values = f"{merged[variable][entry]!r} and {text!r}"
                     raise PlanError(
-                        f"`{owner}` and `{item.card.name}` need {variable} to be {seen}. Take one of them out of the plan."
+                        f"`{owner}` and `{item.card.name}` need {variable} to be {values}. Remove one of them from the plan."
                     )
     return {variable: _joined(variable, entries) for variable, entries in merged.items()}
 
 
 def missing_environment(required: Mapping[str, str], started: Mapping[str, str]) -> dict[str, str]:
-    """Those of the required variables that a process started with `started` lacks, whole or in part."""
+    """Return the required variables that are missing, wholly or in part, from the environment `started`."""
     return {
         variable: value
         for variable, value in required.items()
@@ -201,12 +203,12 @@ def missing_environment(required: Mapping[str, str], started: Mapping[str, str])
 
 
 def joined_environment(required: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` with the required variables: entries of joined variables beside the user's own, others in their place."""
+    """Return `environ` with the required variables. Joined variables keep the user's entries; others are replaced."""
     joined = dict(environ)
     for variable, value in required.items():
         theirs = _entries(variable, environ.get(variable, "")) if variable in JOINED_VARIABLES else {}
         ours = _entries(variable, value)
-        # Of two preloaded libraries with one function the first wins; of two values of one tunable, ours must stand alone.
+        # If two preloaded libraries define a function, the first wins. A tunable must have one value only: ours.
         joined[variable] = _joined(variable, {**ours, **theirs} if variable == "LD_PRELOAD" else {**theirs, **ours})
     return joined
 
@@ -216,7 +218,7 @@ def _joined(variable: str, entries: Mapping[str, str]) -> str:
 
 
 def _entries(variable: str, value: str) -> dict[str, str]:
-    """What a variable holds, by the name of the entry; one nameless entry where it is not a joined variable."""
+    """Return the entries of a variable by name; one entry with an empty name if it is not a joined variable."""
     if variable not in JOINED_VARIABLES:
         return {"": value}
     parts = (value.replace(" ", ":") if variable == "LD_PRELOAD" else value).split(JOINED_VARIABLES[variable])

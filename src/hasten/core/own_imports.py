@@ -1,7 +1,7 @@
-"""Load our modules as if nothing of the user's lay on the path, and leave none of the user's names taken.
+"""Keep Hasten's imports and the user's imports independent of each other.
 
-A project may have a `statistics.py`, a `resource.py` or a `profile.py`. Our modules must get Python's, and the project's own
-import must still get the project's, whichever comes first. Only modules that are loaded anyway are imported here.
+A project may have a `statistics.py`, a `resource.py` or a `profile.py`. Hasten's modules must import Python's version, and
+the project must still import its own, in any order. This module imports only modules that Python has already loaded.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 OURS = "hasten"
-STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with names of files
+STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with file names
 FIRST = [STDLIB, f"{STDLIB}lib-dynload"]
 
 
 class OwnImports:
-    """Finds our modules as Python would, and runs each while Python's own folders come first on the path.
+    """Meta path finder that runs Hasten's modules with the standard library first on the path.
 
     Attributes:
-        gives_back: Take no name at all: a script may yet put a folder on the path that holds a module of that name.
+        gives_back: Release the names of all standard modules that Hasten loads. A script may later add a folder to the path
+            that holds a module of such a name.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class OwnImports:
         self._loading = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of a module of ours; None for everything else."""
+        """Return the spec of a Hasten module; None for any other module."""
         if not name.startswith(f"{OURS}."):
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -41,7 +42,7 @@ class OwnImports:
 
     def _running(self, run: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
         def exec_module(module: ModuleType) -> None:
-            if self._loading:  # one of ours imports another
+            if self._loading:  # one Hasten module imports another
                 run(module)
                 return
             self._loading = True
@@ -55,9 +56,9 @@ class OwnImports:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Put Python's own folders first, and the user's modules of such names aside; put everything back afterwards."""
-        aside = _take_out(_covered() | {_top(name) for name in self._kept})
-        sys.modules.update(self._kept)  # all of ours share one copy of each
+        """Put the standard library first and hide the user's modules with standard names. Restore both afterwards."""
+        hidden = _take_out(_covered() | {_top(name) for name in self._kept})
+        sys.modules.update(self._kept)  # all Hasten modules share one copy of each
         known = {_top(name) for name in sys.modules} - {_top(name) for name in self._kept}
         sys.path[:0] = FIRST
         try:
@@ -66,11 +67,11 @@ class OwnImports:
             if sys.path[: len(FIRST)] == FIRST:
                 del sys.path[: len(FIRST)]
             new = {_top(name) for name in sys.modules} - known
-            self._kept |= _take_out({name for name in new if name in aside or name in self._kept or self._is_free(name)})
-            sys.modules.update(aside)
+            self._kept |= _take_out({name for name in new if name in hidden or name in self._kept or self._is_free(name)})
+            sys.modules.update(hidden)
 
     def _is_free(self, name: str) -> bool:
-        """Whether a name that ours have brought in is given back, as the path leads to something else, or may yet."""
+        """Whether to release a name that Hasten imported, because the user's path leads to another module, or may later."""
         if name == OURS or name.startswith("_"):
             return False
         if self.gives_back and name in sys.stdlib_module_names:
@@ -81,7 +82,7 @@ class OwnImports:
 
 
 def install(*, gives_back: bool = False) -> None:
-    """Load all our modules this way from now on. `gives_back`: see `OwnImports`."""
+    """Load all Hasten modules with `OwnImports` from now on. `gives_back`: see `OwnImports`."""
     finder = next((item for item in sys.meta_path if isinstance(item, OwnImports)), None)
     if finder is None:
         finder = OwnImports()
@@ -94,12 +95,12 @@ def _top(name: str) -> str:
 
 
 def _take_out(tops: Collection[str]) -> dict[str, ModuleType]:
-    """Take packages and what is in them out of the loaded modules."""
+    """Remove top-level packages and their submodules from `sys.modules`, and return them."""
     return {name: sys.modules.pop(name) for name in list(sys.modules) if _top(name) in tops}
 
 
 def _covered() -> set[str]:
-    """Names of Python's own modules that stand for something else here."""
+    """Return the names of standard modules that are loaded from elsewhere, such as the user's project."""
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sys.stdlib_module_names}
     own = os.path.realpath(STDLIB) + os.sep
     return {

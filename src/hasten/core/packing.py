@@ -1,8 +1,8 @@
-"""Samples laid end to end in one row, and attention that keeps each to itself.
+"""Pack samples end to end in one row, with attention that does not cross sample borders.
 
-A padded batch computes positions that count for nothing. Packed, the same samples stand in one row `[1, total]` without
-any padding; what is done position by position (embeddings, norms, linear layers) needs no change, and attention must not
-look across the borders, or the model is trained on another problem.
+A padded batch spends compute on padding. A packed batch holds the same samples in one row `[1, total]` without padding.
+Operations on single positions (embeddings, norms, linear layers) need no change. Attention must not cross the borders
+between samples, because that would change the training problem.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.nn import functional as F  # noqa: N812  the usual name
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -23,9 +23,9 @@ class Packing:
     """Where the samples of a packed row begin and end.
 
     Attributes:
-        lengths: Positions of each sample, in order; their sum is `total`.
-        positions: Place of each position within its own sample, int64 `[total]`.
-        offsets: Where each sample begins, and the end of the last, int32 `[samples + 1]`.
+        lengths: Length of each sample, in order. Their sum is `total`.
+        positions: Index of each position within its own sample, int64 `[total]`.
+        offsets: Start of each sample, and the end of the last, int32 `[samples + 1]`.
     """
 
     lengths: tuple[int, ...]
@@ -34,13 +34,13 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Self:
-        """Describe a row of samples of these lengths.
+        """Return the packing of samples of these lengths.
 
         Raises:
-            ValueError: There is no sample, or one is empty.
+            ValueError: There are no samples, or one is empty.
         """
         if not lengths or min(lengths) < 1:
-            raise ValueError(f"a packed row needs samples of at least 1 position, not the lengths {list(lengths)!r}")
+            raise ValueError(f"a packed row needs samples of length 1 or more, not the lengths {list(lengths)!r}")
         sizes = torch.tensor([0, *lengths])
         ends = sizes.cumsum(0)
         positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends[:-1], sizes[1:])
@@ -55,20 +55,20 @@ def packed_attention(
     *,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Scaled dot-product attention in which every sample of a packed row sees itself alone.
+    """Compute scaled dot-product attention separately for each sample of a packed row.
 
-    Exact: the same sums as over each sample by itself. On CUDA devices in half precision it is one kernel
-    (`torch.nn.attention.varlen`), elsewhere one per sample.
+    The result is exact: the same sums as for each sample alone. On CUDA devices in half precision it is one kernel
+    (`torch.nn.attention.varlen`), otherwise one kernel per sample.
 
     Args:
         query: `[1, heads, total, head_dim]`.
-        key: As `query`.
-        value: As `query`.
-        packing: Where the samples lie. None says that the batch is not packed: `[batch, heads, length, head_dim]` then.
-        is_causal: A position sees itself and what came before.
+        key: Same shape as `query`.
+        value: Same shape as `query`.
+        packing: Where the samples are in the row. None for a batch that is not packed, `[batch, heads, length, head_dim]`.
+        is_causal: Whether each position sees only itself and earlier positions.
 
     Raises:
-        ValueError: The shape is not that of the packing.
+        ValueError: The shape does not match the packing.
 
     Source: Dao 2023, FlashAttention-2 (attention over rows of variable length).
     """
@@ -78,14 +78,14 @@ def packed_attention(
 
 
 def packs_to_multiple(job: Any) -> bool:
-    """Whether a job packs, and can lengthen its packed rows to a multiple: `collate_packed(self, samples, multiple)`."""
+    """Whether a job defines `collate_packed(self, samples, multiple)`, which can extend packed rows to a multiple."""
     return bool(job.overrides("collate_packed")) and "multiple" in inspect.signature(job.collate_packed).parameters
 
 
 def keep_out_of_graphs() -> None:
-    """Have torch.compile leave the attention of packed rows alone: lengths differ, and each batch would compile anew.
+    """Exclude the attention of packed rows from torch.compile. Lengths differ, so each batch would be recompiled.
 
-    For whoever compiles; not done at import, because it loads the compiler, which takes as long as torch itself.
+    Called by techniques that compile. Not done at import, because it loads the compiler, which takes as long as torch.
     """
     global _attend  # noqa: PLW0603
     if _attend is _attend_each:
@@ -98,7 +98,7 @@ def _attend_each(
     total = sum(packing.lengths)
     if query.shape[0] != 1 or query.shape[2] != total:
         raise ValueError(
-            f"the packing has {total} positions in one row, but the query is {list(query.shape)}; it must be "
+            f"the packing has {total} positions in one row, but the query has shape {list(query.shape)}; it must be "
             f"[1, heads, {total}, head_dim]"
         )
     one_kernel = query.is_cuda and query.dtype in HALF
@@ -119,11 +119,11 @@ def _one_by_one(
 def _in_one_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, *, is_causal: bool
 ) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  only builds with CUDA can run it
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  only CUDA builds can run it
 
     longest, offsets = max(packing.lengths), packing.offsets
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [total, heads, head_dim]
     window = (-1, 0) if is_causal else (-1, -1)
-    found: Any = varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=window)
-    attended: torch.Tensor = found
+    result: Any = varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=window)
+    attended: torch.Tensor = result
     return attended.transpose(0, 1)[None]

@@ -1,4 +1,4 @@
-"""The plan: which optimizations, with which settings, proved on which machine and job. On disk it is `hasten.toml`.
+"""The plan: which optimizations with which settings, and the machine and job they were proved on. On disk: `hasten.toml`.
 
 ```toml
 # Hasten plan. Train under it with: hasten run my_job.py:MyJob --plan hasten.toml
@@ -40,12 +40,12 @@ Catalogue = Mapping[str, type[Optimization]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An ordered set of optimizations, with what is known of where it was proved.
+    """An ordered set of optimizations, with facts about its proof.
 
     Attributes:
-        optimizations: In the order they are applied.
-        target: The job it was made for; empty when unknown.
-        proved: Free facts on the proof (machine, job fingerprint, ratio); strings and numbers only.
+        optimizations: The optimizations in the order they are applied.
+        target: The job it was made for; empty if unknown.
+        proved: Facts about the proof (machine, job fingerprint, ratio); strings and numbers only.
     """
 
     optimizations: tuple[Optimization, ...] = ()
@@ -56,7 +56,7 @@ class Plan:
         for position, first in enumerate(self.optimizations):
             for second in self.optimizations[position + 1 :]:
                 if why := clash(first, second):
-                    raise PlanError(f"This plan cannot be: {why}. Take one of them out.")
+                    raise PlanError(f"This plan is not possible: {why}. Remove one of them.")
         try:
             object.__setattr__(self, "optimizations", tuple(ordered(self.optimizations)))
         except ValueError as error:
@@ -68,48 +68,48 @@ class Plan:
         return tuple(item.card.name for item in self.optimizations)
 
     def has(self, trait: Trait) -> bool:
-        """Whether one of its optimizations has this trait."""
+        """Whether any of its optimizations has this trait."""
         return any(trait in item.card.traits for item in self.optimizations)
 
     @property
     def samples_factor(self) -> float:
-        """Samples of one optimizer update under this plan, as a multiple of the job's own."""
+        """Samples per optimizer update under this plan, as a multiple of the job's own."""
         return math.prod(item.samples_factor for item in self.optimizations)
 
     def updates_for(self, updates: int) -> int:
-        """Updates under this plan that see about as many samples as `updates` of the job's own; at least 1."""
+        """Return how many updates under this plan use about as many samples as `updates` of the job; at least 1."""
         return max(round(updates / self.samples_factor), 1)
 
     def plus(self, *more: Optimization) -> Plan:
-        """This plan with more optimizations; one of the same name is replaced."""
+        """Return this plan with more optimizations. An optimization of the same name is replaced."""
         new = {item.card.name for item in more}
         kept = tuple(item for item in self.optimizations if item.card.name not in new)
         return Plan(optimizations=kept + more, target=self.target, proved=self.proved)
 
     def minus(self, name: str) -> Plan:
-        """This plan without the optimization called `name`."""
+        """Return this plan without the optimization called `name`."""
         kept = tuple(item for item in self.optimizations if item.card.name != name)
         return Plan(optimizations=kept, target=self.target, proved=self.proved)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Name -> settings, as JSON can carry it to another process."""
+        """Return name -> settings as JSON-compatible data."""
         return {item.card.name: item.settings() for item in self.optimizations}
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], catalogue: Catalogue, *, where: str = "plan") -> Plan:
-        """Make a plan from name -> settings. Raises PlanError naming the key that is wrong."""
+        """Create a plan from name -> settings. Raises PlanError that names the wrong key."""
         items = tuple(_optimization(name, table, catalogue, where) for name, table in tables.items())
         return cls(optimizations=items)
 
     def to_toml(self) -> str:
-        """The plan as a file that a person enjoys reading."""
+        """Return the plan as TOML text with comments."""
         lines = [f"# Hasten plan: {len(self.optimizations)} optimization(s). Order does not matter."]
         if self.target:
             lines.append(f"# Train under it with: hasten run {self.target} --plan hasten.toml")
         head: dict[str, Any] = {"schema": SCHEMA} | ({"target": self.target} if self.target else {})
         lines += ["", _toml(head)]
         if not self.optimizations:
-            lines += ["# Empty: nothing was proved to make this job faster without harm.", "[optimizations]", ""]
+            lines += ["# Empty: no optimization was proved to make this job faster without harm.", "[optimizations]", ""]
         for item in self.optimizations:
             header, _, settings = _toml({"optimizations": {item.card.name: item.settings()}}).partition("\n")
             lines += [f"{header}  # {item.numerics}: {item.card.summary}", settings]
@@ -119,12 +119,12 @@ class Plan:
 
     @classmethod
     def from_toml(cls, text: str, catalogue: Catalogue, *, where: str = "plan") -> Plan:
-        """Read a plan. Raises PlanError naming the file and the key that is wrong."""
+        """Read a plan. Raises PlanError that names the file and the wrong key."""
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise PlanError(
-                f"{where} is not valid TOML: {error}. Mend the file, or make it anew with `hasten tune`."
+                f"{where} is not valid TOML: {error}. Fix the file, or create a new plan with `hasten tune`."
             ) from error
         for key in data:
             if key not in ("schema", "target", "optimizations", "proved"):
@@ -134,7 +134,7 @@ class Plan:
         if data.get("schema") != SCHEMA:
             raise PlanError(
                 f"{where}: key `schema` is {data.get('schema')!r}; this Hasten reads schema {SCHEMA}. "
-                f"Make the plan anew with `hasten tune`."
+                f"Create a new plan with `hasten tune`."
             )
         for key, kind in (("target", str), ("optimizations", dict), ("proved", dict)):
             if key in data and not isinstance(data[key], kind):
@@ -146,24 +146,24 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path, catalogue: Catalogue) -> Plan:
-        """Read a plan file. Raises PlanError when it is missing or wrong."""
+        """Read a plan file. Raises PlanError if it is missing or invalid."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(
-                f"Cannot read the plan {path}: {error}. Make one with `hasten tune TARGET --out DIR`."
+                f"Cannot read the plan {path}: {error}. Create one with `hasten tune TARGET --out DIR`."
             ) from error
         return cls.from_toml(text, catalogue, where=str(path))
 
     def save(self, path: Path) -> None:
-        """Write the plan; the file is either the old one or the whole new one, never half."""
+        """Write the plan to a file, atomically."""
         write_atomically(path, self.to_toml())
 
 
 def _optimization(name: str, table: object, catalogue: Catalogue, where: str) -> Optimization:
     if name not in catalogue:
         known = ", ".join(sorted(catalogue))
-        raise PlanError(f"{where}: unknown optimization `{name}`. Known here: {known}.")
+        raise PlanError(f"{where}: unknown optimization `{name}`. Available: {known}.")
     if not isinstance(table, Mapping):
         raise PlanError(f"{where}: `optimizations.{name}` must be a table of settings, not {table!r}.")
     kind = catalogue[name]
@@ -174,7 +174,7 @@ def _optimization(name: str, table: object, catalogue: Catalogue, where: str) ->
             allowed = ", ".join(names) or "none"
             raise PlanError(f"{where}: `optimizations.{name}` has no setting `{key}`. Its settings: {allowed}.")
         if not _matches(value, hints[key]):
-            raise PlanError(f"{where}: `optimizations.{name}.{key}` must be {_words(hints[key])}, not {value!r}.")
+            raise PlanError(f"{where}: `optimizations.{name}.{key}` must be {_type_name(hints[key])}, not {value!r}.")
     try:
         return kind(**table)
     except ValueError as error:
@@ -191,7 +191,7 @@ def _matches(value: object, hint: Any) -> bool:
     return isinstance(hint, type) and isinstance(value, hint)
 
 
-def _words(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(hint, str(hint))
@@ -201,4 +201,4 @@ def _toml(table: Mapping[str, object]) -> str:
     try:
         return tomli_w.dumps(table)
     except TypeError as error:
-        raise PlanError(f"A plan can hold only true/false, numbers, strings and lists of them: {error}.") from error
+        raise PlanError(f"A plan can contain only booleans, numbers, strings and lists of them: {error}.") from error

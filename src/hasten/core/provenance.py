@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions, and a fingerprint of the job's source."""
+"""Record where a result comes from: commit, versions, and a fingerprint of the job's source."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _PATIENCE_S = 10.0
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit checked out in `folder`, with `+changes` where files differ from it; None outside a repository."""
-    found = _git(folder, "rev-parse", "--short=12", "HEAD")
-    if not found:
+    """Return the commit checked out in `folder`, with `+changes` if files differ from it. None outside a repository."""
+    commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+    if not commit:
         return None
-    return f"{found}+changes" if _git(folder, "status", "--porcelain") else found
+    return f"{commit}+changes" if _git(folder, "status", "--porcelain") else commit
 
 
 def repository_of(folder: Path, *, patience_s: float = _PATIENCE_S) -> dict[str, str | bool]:
-    """`commit`, and `changed`: whether files that git follows differ from it. Changes nothing, not even git's own index.
+    """Return `commit`, and `changed`: whether tracked files differ from it. Changes nothing, not even git's index.
 
     Args:
-        folder: Somewhere in the repository.
-        patience_s: Seconds that git may take for each answer.
+        folder: A folder in the repository.
+        patience_s: Time limit in seconds for each git command.
 
     Returns:
-        Without `changed` where git took too long to tell; empty outside a repository, and where there is no git.
+        `commit` and `changed`; without `changed` if git took too long; empty outside a repository or without git.
     """
     commit = _git(folder, "rev-parse", "--short=12", "HEAD", patience_s=patience_s)
     if not commit:
@@ -43,18 +43,18 @@ def repository_of(folder: Path, *, patience_s: float = _PATIENCE_S) -> dict[str,
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides about speed and numbers."""
-    found = {"hasten": __version__, "python": platform.python_version(), "system": platform.platform()}
+    """Return the versions of the software that affects speed and numbers."""
+    known = {"hasten": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            known[name] = version(name)
         except PackageNotFoundError:  # installed without metadata
-            found[name] = "unknown"
-    return found
+            known[name] = "unknown"
+    return known
 
 
 def job_folder(job: Job) -> Path | None:
-    """The folder of the file that holds the job; None where it was typed, not read from a file."""
+    """Return the folder of the job's file, or None if the job was defined interactively."""
     try:
         return Path(inspect.getfile(type(job))).resolve().parent
     except (TypeError, OSError):
@@ -62,7 +62,7 @@ def job_folder(job: Job) -> Path | None:
 
 
 def job_fingerprint(job: Job) -> str:
-    """A short hash of the file that holds the job; a changed job makes older evidence worthless."""
+    """Return a short hash of the job's file. Evidence is not valid for a changed job."""
     module = sys.modules.get(type(job).__module__)
     path = inspect.getsourcefile(module) if module else None
     content = Path(path).read_bytes() if path else repr(type(job)).encode()
@@ -70,10 +70,10 @@ def job_fingerprint(job: Job) -> str:
 
 
 def _git(folder: Path, *arguments: str, patience_s: float = _PATIENCE_S) -> str | None:
-    """What git says; None where it cannot, or takes too long."""
+    """Return git's output, or None if it fails or takes too long."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)  # noqa: S603  our own words
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)  # noqa: S603  fixed arguments
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

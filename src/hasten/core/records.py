@@ -1,8 +1,8 @@
-"""A sample as bytes and back, without pickle: a JSON header that describes it, then the raw numbers.
+"""Convert a sample to bytes and back without pickle: a JSON header that describes it, then the raw numbers.
 
-A record holds tensors on the CPU, NumPy arrays and scalars, numbers, strings, booleans and None, in any nesting of dicts,
-lists and tuples. Nothing in a record is code, so that reading one can at worst give wrong numbers. Memory order is kept
-(channels-last stays so), since it can decide which kernel runs.
+A record holds CPU tensors, NumPy arrays and scalars, numbers, strings, booleans and None, in any nesting of dicts, lists and
+tuples. It contains no code, so reading a damaged record can at worst return wrong numbers. Memory order is kept (such as
+channels-last), because it can decide which kernel runs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 ALIGNMENT = 64
-"""Bytes that each array's start is a multiple of, counted from the end of the header: one cache line."""
+"""Alignment in bytes of each array's start, counted from the end of the header: one cache line."""
 
 _PLAIN = (bool, int, float, str)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 def encode(sample: Any) -> bytes:
-    """The record of a sample.
+    """Return the record of a sample.
 
     Raises:
-        TypeError: The sample holds something that is no plain data; says what.
+        TypeError: The sample contains an object that is not plain data. Names its type.
     """
     arrays: list[bytes] = []
     size = 0
@@ -50,7 +50,7 @@ def encode(sample: Any) -> bytes:
             return _tensor_node(value, add)
         if kind is np.ndarray or isinstance(value, np.generic):
             return _array_node(value, add)
-        raise TypeError(f"a {kind.__module__}.{kind.__qualname__} is no plain data")
+        raise TypeError(f"a {kind.__module__}.{kind.__qualname__} is not plain data")
 
     header = json.dumps(node(sample), separators=(",", ":")).encode("ascii")
     header += b" " * (-(8 + len(header)) % ALIGNMENT)
@@ -58,7 +58,7 @@ def encode(sample: Any) -> bytes:
 
 
 def decode(record: bytearray) -> Any:
-    """The sample of a record. Its tensors and arrays are writable and share the record's memory."""
+    """Return the sample of a record. Its tensors and arrays are writable and share the record's memory."""
     start = 8 + int.from_bytes(record[:8], "little")
     body = memoryview(record)[start:]
 
@@ -98,11 +98,11 @@ def _array_node(array: Any, add: Any) -> list[Any]:
     kind = "scalar" if isinstance(array, np.generic) else "array"
     array = np.asarray(array)
     if array.dtype.hasobject or array.dtype.names is not None:
-        raise TypeError(f"an array of {array.dtype} is no plain data")
+        raise TypeError(f"an array of {array.dtype} is not plain data")
     order = _memory_order(array.strides)
     laid = np.ascontiguousarray(array.transpose(order))
     raw = laid.tobytes()
-    shape = [array.shape[at] for at in order]  # ascontiguousarray makes a scalar an array of one
+    shape = [array.shape[dim] for dim in order]  # not `laid.shape`: ascontiguousarray turns a scalar into a 1-d array
     return [kind, array.dtype.str, shape, list(order), add(raw), len(raw)]
 
 
@@ -115,8 +115,8 @@ def _array(body: memoryview, node: Sequence[Any], *, scalar: bool) -> Any:
 
 
 def _memory_order(strides: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions from the one of the longest step in memory to the one of the shortest."""
-    return tuple(sorted(range(len(strides)), key=lambda at: (-abs(strides[at]), at)))
+    """Return the dimensions ordered from the longest stride to the shortest."""
+    return tuple(sorted(range(len(strides)), key=lambda dim: (-abs(strides[dim]), dim)))
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:

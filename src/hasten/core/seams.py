@@ -1,4 +1,4 @@
-"""Where an optimization may act on a live job, and how to change something so that it can be put back."""
+"""The points where an optimization may act on a live job, and reversible changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Undo: TypeAlias = Callable[[], None]
-"""Puts back what was changed."""
+"""Undoes a change."""
 
 
 class Seam(enum.Enum):
@@ -28,11 +28,11 @@ class Seam(enum.Enum):
 
 
 DATA_SEAMS = frozenset({Seam.DATASET, Seam.LOADER})
-"""Where batches come from."""
+"""The seams that produce batches."""
 
 
 def undo_nothing() -> None:
-    """The undo of what works through the environment alone: it ends with the process."""
+    """Do nothing: the undo of optimizations that only set environment variables, which end with the process."""
 
 
 _COUNTING = threading.Lock()
@@ -45,7 +45,7 @@ def add_to(counters: dict[str, float], name: str, amount: float = 1) -> None:
 
 
 def replace_attribute(owner: Any, name: str, value: Any) -> Undo:
-    """Set `owner.name` to `value`; the undo puts the old value back."""
+    """Set `owner.name` to `value`. The undo restores the old value."""
     old = getattr(owner, name)
     setattr(owner, name, value)
 
@@ -56,7 +56,7 @@ def replace_attribute(owner: Any, name: str, value: Any) -> Undo:
 
 
 def append_to(items: list[Any], item: Any) -> Undo:
-    """Append `item` to `items`; the undo takes exactly that item out again."""
+    """Append `item` to `items`. The undo removes exactly that item."""
     items.append(item)
 
     def undo() -> None:

@@ -1,8 +1,8 @@
 """Make the randomness of a sample a pure function of (seed, epoch, index).
 
-Then the number of workers, their speed and a resumed run cannot change the numbers. The three generators that user code
-draws from (`random`, `numpy.random`, `torch`) are seeded before a sample and put back after a batch, so that the model's
-own randomness (dropout) never sees the data's.
+The number of workers, their speed and a resumed run then cannot change the numbers. The three generators that user code
+draws from (`random`, `numpy.random`, `torch`) are seeded before each sample and restored after each batch, so the model's
+own randomness (dropout) does not depend on the data's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def mix(*parts: int) -> int:
 
 
 def seed_sample(seed: int, epoch: int, index: int, salt: int = 0) -> None:
-    """Seed the three generators for one sample; called within `kept_random_state`."""
+    """Seed the three generators for one sample. Call it within `kept_random_state`."""
     mixed = mix(seed, epoch, index, salt)
     random.seed(mixed)
     np.random.seed(mixed & 0xFFFFFFFF)  # noqa: NPY002  user code draws from this legacy generator
@@ -41,12 +41,12 @@ def seed_sample(seed: int, epoch: int, index: int, salt: int = 0) -> None:
 
 
 def get_random_state() -> RandomState:
-    """Where the three generators stand."""
+    """Return the states of the three generators."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
 def set_random_state(state: RandomState) -> None:
-    """Put the three generators back to where they stood."""
+    """Restore the states of the three generators."""
     python, numpy, cpu = state
     random.setstate(python)
     np.random.set_state(numpy)  # noqa: NPY002
@@ -55,7 +55,7 @@ def set_random_state(state: RandomState) -> None:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Put the three generators back to where they were."""
+    """Restore the states of the three generators at the end of the block."""
     state = get_random_state()
     try:
         yield
@@ -64,14 +64,14 @@ def kept_random_state() -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the three generators, and those of the accelerators, for a run."""
+    """Seed the three generators and those of the accelerators for a run."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
     torch.manual_seed(seed)
 
 
 def epoch_permutation(num_samples: int, seed: int, epoch: int) -> list[int]:
-    """The order in which an epoch visits the samples, a pure function of its arguments."""
+    """Return the order in which an epoch visits the samples, a pure function of its arguments."""
     generator = torch.Generator().manual_seed(mix(seed, epoch, num_samples))
     order: list[int] = torch.randperm(num_samples, generator=generator).tolist()
     return order

@@ -1,11 +1,11 @@
-"""What an optimization can change in the source of a user's script.
+"""The changes that an optimization can make to the source of a user's script.
 
-An optimization writes itself into a script with `Optimization.write_patch`. It sees the script through these protocols
-alone: as calls, loops, a model and a forward pass, not as a syntax tree. `hasten.script.patch` implements them.
+An optimization writes itself into a script with `Optimization.write_patch`. It sees the script only through these protocols:
+as calls, loops, a model and a forward pass, not as a syntax tree. `hasten.script.patch` implements them.
 
-Places are texts such as `train.py:12`. A line of code that is added may name things of libraries in braces: for
-`"with {torch.autocast}('cpu'):"` the file gets `torch.autocast`, `amp.autocast` or whatever it is imported as there, and an
-import where there is none. A brace that is meant is doubled, as in `str.format`.
+Places are strings such as `train.py:12`. Added lines of code may name library objects in braces. For
+`"with {torch.autocast}('cpu'):"` the file gets the name under which it imports the object, such as `torch.autocast` or
+`amp.autocast`, and an import if it has none. Literal braces are doubled, as in `str.format`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class UnwritableError(HastenError):
 
     Args:
         reason: Why not, without a full stop.
-        lines: What to write by hand, where `Optimization.by_hand` does not say it.
+        lines: The lines to write by hand, if not those of `Optimization.by_hand`.
     """
 
     def __init__(self, reason: str, *lines: str) -> None:
@@ -30,7 +30,7 @@ class UnwritableError(HastenError):
 
 
 class NothingToWriteError(UnwritableError):
-    """The script has it already, or cannot have it at all: there is nothing to write by hand either."""
+    """The script already has the optimization, or can never have it, so there is nothing to write by hand either."""
 
 
 class SourceCall(Protocol):
@@ -38,64 +38,64 @@ class SourceCall(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is."""
+        """The place of the call."""
         ...
 
     @property
     def name(self) -> str:
-        """The last part of the full name of what is called, as `AdamW`; empty for methods."""
+        """The last part of the called object's full name, such as `AdamW`; empty for methods."""
         ...
 
     @property
     def given(self) -> Mapping[str, str]:
-        """Argument name -> the text of its value; only arguments that can be read from the call itself."""
+        """Argument name -> source text of its value; only arguments that the call itself lists."""
         ...
 
     def set(self, values: Mapping[str, str], where_given: Mapping[str, str] | None = None) -> str:
-        """Set keyword arguments, and return what changes and where: `num_workers=2 (was 0) at train.py:12`.
+        """Set keyword arguments, and return the change and its place: `num_workers=2 (was 0) at train.py:12`.
 
         Args:
-            values: Argument name -> the text of its value.
-            where_given: The same, only for arguments that the call gives already.
+            values: Argument name -> source text of its value.
+            where_given: The same, but only for arguments that the call already has.
 
         Raises:
             UnwritableError: The arguments cannot be read, as in `DataLoader(*arguments)`.
-            NothingToWriteError: The call has all of them.
+            NothingToWriteError: The call already has all of them.
         """
         ...
 
     def remove(self, name: str) -> None:
-        """Remove an argument that is given."""
+        """Remove an argument that the call has."""
         ...
 
 
 class SourceModel(Protocol):
-    """The variable that holds the model whose parameters the optimizer is given."""
+    """The variable that holds the model whose parameters the optimizer trains."""
 
     @property
     def name(self) -> str:
-        """How it is written where the model is made: `model`, `self.model`."""
+        """The variable's name where the model is created: `model`, `self.model`."""
         ...
 
     @property
     def is_torchs_own(self) -> bool:
-        """Whether its class is one of torch's own, as `nn.Sequential`."""
+        """Whether its class is defined by torch, such as `nn.Sequential`."""
         ...
 
     @property
     def is_parallel(self) -> bool:
-        """Whether it is wrapped for several processes, as in DistributedDataParallel."""
+        """Whether it is wrapped for several processes, for example in DistributedDataParallel."""
         ...
 
     def calls(self, *methods: str) -> Sequence[str]:
-        """Where one of these methods of the model is called."""
+        """Return the places where one of these methods of the model is called."""
         ...
 
     def add(self, line: str, *, wrapped: bool) -> str:
-        """Add a line after the model is made, or `wrapped` after the last statement that wraps it.
+        """Add a line after the model is created, or with `wrapped` after the last statement that wraps it.
 
         Returns:
-            Where: `after train.py:12`.
+            The place: `after train.py:12`.
         """
         ...
 
@@ -105,34 +105,34 @@ class SourceForward(Protocol):
 
     @property
     def place(self) -> str:
-        """`train.py:12`, or `train.py:12 to train.py:14`."""
+        """The place of the statements: `train.py:12`, or `train.py:12 to train.py:14`."""
         ...
 
     @property
     def library(self) -> str:
-        """The package that runs the backward pass (`accelerate`); empty where the script does."""
+        """The package that runs the backward pass (`accelerate`); empty if the script does."""
         ...
 
     @property
     def inputs(self) -> Sequence[str]:
-        """The variables that the model is called with, where they may be assigned anew."""
+        """The variables that the model is called with, if they may be reassigned."""
         ...
 
     @property
     def device_type(self) -> str:
-        """An expression for the type of the device that is trained on: `device.type`, `"cpu"`.
+        """An expression for the type of the training device: `device.type`, `"cpu"`.
 
         Raises:
-            UnwritableError: No name of the device or of the model can be used there.
+            UnwritableError: No variable of the device or the model can be used there.
         """
         ...
 
     def wrap(self, header: str) -> None:
-        """Put the statements under a `with` line."""
+        """Indent the statements under a `with` line."""
         ...
 
     def before(self, *lines: str) -> str:
-        """Add lines before the statements, and return where."""
+        """Add lines before the statements, and return their place."""
         ...
 
 
@@ -141,18 +141,18 @@ class SourceLoop(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it begins."""
+        """The place where the loop begins."""
         ...
 
     def before(self, *lines: str) -> None:
-        """Add lines before it."""
+        """Add lines before the loop."""
         ...
 
 
 class SourceEdits(Protocol):
-    """A script, with the files that it imports from its own folder, while one optimization is written into it.
+    """A script and the files that it imports from its own folder, while one optimization is written into it.
 
-    Whatever is looked for and not found, or found more than once, raises an UnwritableError that says so.
+    Searches that find no match, or more than one, raise an UnwritableError that says so.
     """
 
     @property
@@ -160,66 +160,66 @@ class SourceEdits(Protocol):
         """The name of the script: `train.py`."""
         ...
 
-    # Look.
+    # Searches.
 
     def calls(self, *names: str) -> Sequence[SourceCall]:
-        """The calls of functions and classes of libraries, by their full names: `torch.save`."""
+        """Return the calls of library functions and classes, by full name: `torch.save`."""
         ...
 
     def method_calls(self, method: str, *parameters: str) -> Sequence[SourceCall]:
-        """The calls of a method of any object, with the names of its positional parameters."""
+        """Return the calls of a method of any object. `parameters` names its positional parameters."""
         ...
 
     def mentions(self, name: str) -> Sequence[str]:
-        """Where a full name stands: `torch.channels_last`."""
+        """Return the places where a full name is used: `torch.channels_last`."""
         ...
 
     def assignments(self, name: str) -> Sequence[tuple[str, str]]:
-        """Where an attribute of a library is assigned, and the text of the value: `torch.backends.cudnn.benchmark`."""
+        """Return place and value text of each assignment to a library attribute: `torch.backends.cudnn.benchmark`."""
         ...
 
     def loader(self) -> SourceCall:
-        """The call that makes the DataLoader of the training."""
+        """Return the call that creates the training DataLoader."""
         ...
 
     def optimizer(self) -> SourceCall:
-        """The call that makes the optimizer."""
+        """Return the call that creates the optimizer."""
         ...
 
     def model(self) -> SourceModel:
-        """The model that the optimizer trains."""
+        """Return the model that the optimizer trains."""
         ...
 
     def forward(self) -> SourceForward:
-        """The forward pass of the training step, with the loss."""
+        """Return the forward pass of the training step, including the loss."""
         ...
 
     def training_loops(self) -> Sequence[SourceLoop]:
-        """The loops around the training step, innermost first."""
+        """Return the loops around the training step, innermost first."""
         ...
 
     def copies_to_device(self) -> Sequence[SourceCall]:
-        """The copies of a batch to a device, as `x.to(device)`, that do not say whether to wait."""
+        """Return the copies of a batch to a device, such as `x.to(device)`, that do not set `non_blocking`."""
         ...
 
     def trains_on_import(self) -> str:
-        """Where the script trains when a worker process imports it; empty where it does not."""
+        """Return where the script trains when a worker process imports it; empty if it does not."""
         ...
 
-    # Change.
+    # Changes.
 
     def call_once(self, name: str, value: str) -> str:
-        """Call a function of a library with one argument, at the start; an existing call gets the value.
+        """Call a library function with one argument at the start. An existing call gets the new value.
 
         Returns:
-            What changes and where.
+            The change and its place.
         """
         ...
 
     def assign_once(self, values: Mapping[str, str]) -> str:
-        """Assign attributes of a library, by their full names, at the start; existing assignments get the values.
+        """Assign library attributes, by full name, at the start. Existing assignments get the new values.
 
         Returns:
-            What changes and where.
+            The change and its place.
         """
         ...

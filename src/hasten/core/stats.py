@@ -1,10 +1,10 @@
 """Decide from few, paired, noisy measurements: intervals, verdicts, looks, floors, non-inferiority.
 
-The unit everywhere is one process, never one step: steps of a process are correlated, and tests that count them as
-independent raise an alarm in one of four comparisons where nothing changed. Two arms that run side by side share the
-machine's drift, so a *pair* gives one number, the logarithm of the ratio of its two times, in which the drift is gone;
-a t-interval of those logarithms is the whole method. What was left out on purpose: the bootstrap (percentile intervals
-are too short below 15 pairs) and rank tests on steps. Pure Python: no SciPy at run time.
+The unit is always one process, never one step. Steps of a process are correlated, and tests that treat them as independent
+report a difference in one of four comparisons of identical code. Two arms that run side by side share the machine's drift.
+Each *pair* therefore gives one number, the logarithm of the ratio of its two times, which cancels the drift. The method is a
+t-interval of these logarithms. Left out on purpose: the bootstrap (percentile intervals are too short below 15 pairs) and
+rank tests on steps. Pure Python: no SciPy at run time.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 LOOKS = (5, 7, 10)
-"""How many pairs there are when a verdict may be read; fixed before the first measurement."""
+"""Numbers of pairs after which a verdict may be read; fixed before the first measurement."""
 
 ALPHA = 0.025
-"""A comparison calls a difference that is not there with at most this probability, all its looks together."""
+"""Largest probability that a comparison, over all its looks, reports a difference that does not exist."""
 
 MIN_FLOOR_FRAC = 0.03
-"""A difference below this share is never called one, however sure it is."""
+"""Smallest share that may be reported as a difference, however certain a smaller one is."""
 
 
 # Student's t.
 
 
 def t_cdf(t: float, dof: int) -> float:
-    """Probability that Student's t with `dof` degrees of freedom is at most `t`.
+    """Return the probability that Student's t with `dof` degrees of freedom is at most `t`.
 
     Exact finite sums for whole degrees of freedom: Abramowitz & Stegun 26.7.3 (odd) and 26.7.4 (even).
 
@@ -53,7 +53,7 @@ def t_cdf(t: float, dof: int) -> float:
 
 
 def t_quantile(probability: float, dof: int) -> float:
-    """The value that Student's t with `dof` degrees of freedom stays below with `probability`; by bisection.
+    """Return the value that Student's t with `dof` degrees of freedom is below with `probability`. Uses bisection.
 
     Raises:
         ValueError: `probability` is not strictly between 0 and 1, or `dof` is below 1.
@@ -83,11 +83,11 @@ class Interval:
     """How much faster the candidate is, with its uncertainty.
 
     Attributes:
-        ratio: Baseline time over candidate time; above 1 the candidate is faster.
+        ratio: Baseline time over candidate time. The candidate is faster if it is above 1.
         low: Lower end of the interval of the ratio.
         high: Upper end of the interval of the ratio.
-        pairs: How many pairs it rests on.
-        confidence: Two-sided, e.g. 0.95.
+        pairs: Number of pairs measured.
+        confidence: Two-sided confidence level, e.g. 0.95.
     """
 
     ratio: float
@@ -98,7 +98,7 @@ class Interval:
 
 
 class Verdict(enum.StrEnum):
-    """What a comparison says of the candidate."""
+    """The verdict of a comparison on the candidate."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -108,25 +108,25 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Floor:
-    """The smallest difference that counts on this machine, as a share, and where it came from."""
+    """The noise floor of this machine: the smallest difference that can be detected, as a share, with its reason."""
 
     frac: float
     reason: str
 
 
 def paired_interval(base_s: Sequence[float], candidate_s: Sequence[float], confidence: float) -> Interval:
-    """Give the ratio of two arms from paired trials, with its t-interval on the logarithmic scale.
+    """Return the ratio of two arms from paired trials, with its t-interval on the logarithmic scale.
 
     Args:
         base_s: Seconds per item of the baseline, one per pair.
         candidate_s: Seconds per item of the candidate, in the same order of pairs.
-        confidence: Two-sided, strictly between 0 and 1.
+        confidence: Two-sided confidence level, strictly between 0 and 1.
 
     Raises:
-        ValueError: Fewer than 2 pairs, unequal lengths, a time that is not finite and positive, or a bad confidence.
+        ValueError: Fewer than 2 pairs, unequal lengths, a time that is not finite and positive, or an invalid confidence.
     """
     if not 0.0 < confidence < 1.0:
-        raise ValueError(f"Confidence must lie strictly between 0 and 1, not {confidence!r}.")
+        raise ValueError(f"Confidence must be strictly between 0 and 1, not {confidence!r}.")
     logs = _log_ratios(base_s, candidate_s)
     mean, standard_error = _mean_and_error(logs)
     half = t_quantile(0.5 + confidence / 2.0, len(logs) - 1) * standard_error
@@ -134,10 +134,10 @@ def paired_interval(base_s: Sequence[float], candidate_s: Sequence[float], confi
 
 
 def judge(interval: Interval, floor_frac: float) -> Verdict:
-    """Say what an interval means, given the smallest share that counts.
+    """Return the verdict for an interval, given the noise floor as a share.
 
-    `faster`: the interval lies above 1 and the ratio is at least `1 + floor_frac`. `slower`: the mirror image.
-    `same`: the whole interval lies within the floor on both sides. Otherwise `undecided`: measure more.
+    `faster`: the interval is above 1 and the ratio is at least `1 + floor_frac`. `slower`: the mirror image.
+    `same`: the whole interval is within the floor on both sides. Otherwise `undecided`: more measurements are needed.
     """
     most = 1.0 + floor_frac
     if interval.low > 1.0 and interval.ratio >= most:
@@ -150,35 +150,35 @@ def judge(interval: Interval, floor_frac: float) -> Verdict:
 
 
 def look_confidence(look_index: int, alpha: float = ALPHA) -> float:
-    """Confidence of the interval read at one of the `LOOKS`.
+    """Return the confidence of the interval read at one of the `LOOKS`.
 
-    Looking several times is several chances to be wrong, so `alpha` is split evenly over the looks (Bonferroni): all
-    intervals hold together with probability at least `1 - alpha`, whichever look the comparison stops at.
+    Each look is another chance of error, so `alpha` is split evenly over the looks (Bonferroni). All intervals together are
+    correct with probability at least `1 - alpha`, at whichever look the comparison stops.
 
     Raises:
-        ValueError: There is no such look.
+        ValueError: The index is out of range.
     """
     if not 0 <= look_index < len(LOOKS):
-        raise ValueError(f"There are {len(LOOKS)} looks, numbered from 0; {look_index} is none of them.")
+        raise ValueError(f"look_index must be at least 0 and below {len(LOOKS)}, not {look_index}.")
     return 1.0 - alpha / len(LOOKS)
 
 
 def aa_floor_frac(base_s: Sequence[float], candidate_s: Sequence[float], *, minimum: float = MIN_FLOOR_FRAC) -> Floor:
-    """The smallest difference that counts here, from pairs of a baseline against itself (A/A).
+    """Return the noise floor of this machine, from pairs of a baseline against itself (A/A).
 
-    The larger of `minimum` and `exp(1.96 * sd / sqrt(pairs)) - 1`, where `sd` is that of the pairs' log ratios around
-    their mean: what is common to both members of a pair (drift) does not count as noise.
+    It is the larger of `minimum` and `exp(1.96 * sd / sqrt(pairs)) - 1`, where `sd` is the standard deviation of the pairs'
+    log ratios. Drift common to both members of a pair does not count as noise.
 
     Raises:
-        ValueError: As `paired_interval`.
+        ValueError: As in `paired_interval`.
     """
     logs = _log_ratios(base_s, candidate_s)
     _, standard_error = _mean_and_error(logs)
     noise = _exp(statistics.NormalDist().inv_cdf(0.975) * standard_error) - 1.0
-    seen = f"{len(logs)} A/A pairs on this machine scatter by ±{noise:.1%}"
+    scatter = f"{len(logs)} A/A pairs on this machine scatter by ±{noise:.1%}"
     if noise > minimum:
-        return Floor(noise, f"{seen}, more than the least that counts ({minimum:.1%})")
-    return Floor(minimum, f"the least that counts is {minimum:.1%}; {seen}")
+        return Floor(noise, f"{scatter}, more than the minimum of {minimum:.1%}")
+    return Floor(minimum, f"minimum {minimum:.1%}; {scatter}")
 
 
 @dataclass(frozen=True)
@@ -187,11 +187,11 @@ class NonInferiority:
 
     Attributes:
         verdict: See `non_inferior`.
-        mean_harm: Mean of the harm over the seeds, in the metric's units; above 0 the tuned runs were worse.
-        upper: One-sided upper bound of the mean harm; infinite where there is none.
-        lower: One-sided lower bound of the mean harm; minus infinite where there is none.
-        seeds: How many pairs of runs it rests on.
-        why: The verdict in words, with the numbers.
+        mean_harm: Mean harm over the seeds, in the metric's units. The tuned runs were worse if it is above 0.
+        upper: One-sided upper bound of the mean harm; infinite if there is none.
+        lower: One-sided lower bound of the mean harm; minus infinity if there is none.
+        seeds: Number of pairs of runs.
+        why: The explanation of the verdict, with the numbers.
     """
 
     verdict: Literal["not_worse", "worse", "undecided"]
@@ -210,33 +210,33 @@ def non_inferior(
     margin: float,
     alpha: float = 0.05,
 ) -> NonInferiority:
-    """Judge a held-out metric of tuned runs against baseline runs of the same seeds.
+    """Compare a held-out metric of tuned runs with baseline runs of the same seeds.
 
-    The harm of a seed is `tuned - baseline` where less is better (`min`), its negative where more is better (`max`).
-    With one-sided t-bounds of the mean harm, each at confidence `1 - alpha`:
+    The harm of a seed is `tuned - baseline` if lower is better (`min`), and its negative if higher is better (`max`).
+    The verdict uses one-sided t-bounds of the mean harm, each at confidence `1 - alpha`:
 
     `not_worse` iff the upper bound is below `margin`: harm as large as the margin is ruled out.
-    `worse` iff the lower bound is above `margin`, or a tuned run is not finite where its baseline is.
-    `undecided` otherwise: between the two, fewer than 2 seeds, or a baseline that is not finite itself.
+    `worse` iff the lower bound is above `margin`, or a tuned run is not finite while its baseline is.
+    `undecided` otherwise: between the two, fewer than 2 seeds, or a baseline that is not finite.
 
     Raises:
         ValueError: Unequal numbers of seeds, a bad direction, a margin not greater than 0, or alpha outside (0, 0.5].
     """
     if len(baseline) != len(tuned):
-        raise ValueError(f"Runs are paired by seed: {len(baseline)} baseline values, but {len(tuned)} tuned ones.")
+        raise ValueError(f"Runs are paired by seed, but there are {len(baseline)} baseline and {len(tuned)} tuned values.")
     if direction not in ("min", "max"):
         raise ValueError(f"Direction must be 'min' or 'max', not {direction!r}.")
     if not margin > 0.0:
-        raise ValueError(f"The margin must be greater than 0, not {margin!r}: nothing is ever proved equal.")
+        raise ValueError(f"The margin must be greater than 0, not {margin!r}: equality can never be proved.")
     if not 0.0 < alpha <= 0.5:
         raise ValueError(f"Alpha must be above 0 and at most 0.5, not {alpha!r}.")
     seeds = len(baseline)
     broken = sum(math.isfinite(old) and not math.isfinite(new) for old, new in zip(baseline, tuned, strict=True))
     if broken:
-        why = f"{broken} of {seeds} tuned runs ended without a finite value where the baseline had one"
+        why = f"{broken} of {seeds} tuned runs ended without a finite value, but the baseline had one"
         return NonInferiority("worse", math.inf, math.inf, math.inf, seeds, why)
     if not all(math.isfinite(value) for value in baseline):
-        why = "the baseline itself ended without a finite value: nothing to compare with"
+        why = "the baseline ended without a finite value, so there is nothing to compare with"
         return NonInferiority("undecided", math.nan, math.inf, -math.inf, seeds, why)
     sign = 1.0 if direction == "min" else -1.0
     harm = [sign * (new - old) for old, new in zip(baseline, tuned, strict=True)]
@@ -248,20 +248,20 @@ def non_inferior(
     upper, lower = mean + half, mean - half
     verdict: Literal["not_worse", "worse", "undecided"]
     if upper < margin:
-        verdict, words = "not_worse", f"harm is below the margin {margin:g}: at most {upper:.4g}"
+        verdict, why = "not_worse", f"harm is below the margin {margin:g}: at most {upper:.4g}"
     elif lower > margin:
-        verdict, words = "worse", f"harm is beyond the margin {margin:g}: at least {lower:.4g}"
+        verdict, why = "worse", f"harm is above the margin {margin:g}: at least {lower:.4g}"
     else:
-        verdict, words = "undecided", f"harm may lie on either side of the margin {margin:g}: {lower:.4g} to {upper:.4g}"
-    return NonInferiority(verdict, mean, upper, lower, seeds, f"{words} (mean {mean:.4g}, {seeds} seeds, alpha {alpha:g})")
+        verdict, why = "undecided", f"harm may be on either side of the margin {margin:g}: {lower:.4g} to {upper:.4g}"
+    return NonInferiority(verdict, mean, upper, lower, seeds, f"{why} (mean {mean:.4g}, {seeds} seeds, alpha {alpha:g})")
 
 
 def seeds_needed(found: NonInferiority, margin: float, *, alpha: float = 0.05, most: int = 100) -> int | None:
-    """About how many seeds would show that harm is below `margin`, if mean and spread stay as they were `found`.
+    """Estimate how many seeds would prove that harm is below `margin`, if mean and spread stay as in `found`.
 
     Returns:
-        The number, more than were seen; None where the mean is not below the margin, the spread is not known, or it would
-        take more than `most`.
+        The number of seeds, more than in `found`. None if the mean is not below the margin, the spread is unknown, or more
+        than `most` seeds would be needed.
     """
     if found.seeds < 2 or not math.isfinite(found.upper) or found.mean_harm >= margin:
         return None
@@ -274,15 +274,17 @@ def seeds_needed(found: NonInferiority, margin: float, *, alpha: float = 0.05, m
 
 
 def block_median(values: Sequence[float], num_blocks: int) -> float:
-    """Median of the means of consecutive blocks: a level that a few spikes do not move.
+    """Return the median of the means of consecutive blocks, an average that is robust to a few spikes.
 
-    Block sizes differ by one at most; with fewer values than blocks each value is a block.
+    Block sizes differ by at most one. With fewer values than blocks, each value is a block.
 
     Raises:
-        ValueError: There is no value, or `num_blocks` is below 1.
+        ValueError: There are no values, or `num_blocks` is below 1.
     """
     if not values or num_blocks < 1:
-        raise ValueError(f"A median of block means needs values and blocks, not {len(values)} values, {num_blocks} blocks.")
+        raise ValueError(
+            f"block_median needs at least 1 value and 1 block, not {len(values)} values and {num_blocks} blocks."
+        )
     blocks = min(num_blocks, len(values))
     edges = [index * len(values) // blocks for index in range(blocks + 1)]
     return statistics.median(statistics.fmean(values[start:end]) for start, end in itertools.pairwise(edges))
@@ -290,7 +292,7 @@ def block_median(values: Sequence[float], num_blocks: int) -> float:
 
 def _log_ratios(base_s: Sequence[float], candidate_s: Sequence[float]) -> list[float]:
     if len(base_s) != len(candidate_s):
-        raise ValueError(f"Trials are paired: {len(base_s)} baseline times, but {len(candidate_s)} of the candidate.")
+        raise ValueError(f"Trials are paired, but there are {len(base_s)} baseline and {len(candidate_s)} candidate times.")
     if len(base_s) < 2:
         raise ValueError(f"A comparison needs at least 2 pairs, not {len(base_s)}.")
     for time_s in (*base_s, *candidate_s):
@@ -304,5 +306,5 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _exp(value: float) -> float:
-    """`exp` that gives infinity instead of an error: two wild pairs may have an interval without end."""
+    """Return `exp(value)`, or infinity instead of an OverflowError: the interval of two noisy pairs may be unbounded."""
     return math.exp(value) if value < 709.0 else math.inf

@@ -1,6 +1,6 @@
-"""Ask the system under Python: files of the kernel, the C library, allocators, OpenMP, the first environment.
+"""Query the system: kernel files, the C library, allocators, OpenMP, the initial environment.
 
-An answer that decides something is a pair: the value, and the reason why it is that value. Nothing here runs at import.
+Results that affect decisions are pairs of a value and its reason. Nothing here runs at import.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ALLOCATORS: Mapping[str, tuple[str, ...]] = {
     "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4"),
     "jemalloc": ("libjemalloc.so.2",),
 }
-"""Allocators that can be preloaded: name -> file names of its library, the one to prefer first."""
+"""Allocators that can be preloaded: name -> file names of its library, the preferred one first."""
 
 _SELF = Path("/proc/self")
 _OPENMP = re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of the kernel; empty when it is not there or not ours to read."""
+    """Return the text of a kernel file; empty if it does not exist or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
 
 
 def sysctl(name: str) -> str:
-    """A value of macOS's sysctl; empty when there is none."""
+    """Return a value of macOS's sysctl; empty if there is none."""
     try:
         done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
@@ -44,11 +44,11 @@ def sysctl(name: str) -> str:
     return done.stdout.strip()
 
 
-# What a process can be started with.
+# Options for starting a process.
 
 
 def library_folders(environ: Mapping[str, str]) -> list[Path]:
-    """Where libraries usually lie: LD_LIBRARY_PATH, the Python environment's own folder, the system's."""
+    """Return the usual library folders: LD_LIBRARY_PATH, the Python environment's folder, the system's folders."""
     own = [part for part in environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     triple = f"{platform.machine()}-linux-gnu"
     usual = [f"{sys.prefix}/lib", "/usr/local/lib", f"/usr/lib/{triple}", f"/lib/{triple}", "/usr/lib64", "/usr/lib"]
@@ -56,35 +56,35 @@ def library_folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def read_allocators(folders: Iterable[Path]) -> tuple[tuple[str, ...], str]:
-    """The libraries of ALLOCATORS that are installed, as paths, at most one an allocator; and where was looked."""
-    looked = list(folders)
+    """Return the paths of the installed ALLOCATORS libraries, at most one per allocator, and the folders searched."""
+    searched = list(folders)
     found = []
     for names in ALLOCATORS.values():
-        paths = (folder / name for name in names for folder in looked)
+        paths = (folder / name for name in names for folder in searched)
         found += [str(path) for path in paths if path.is_file()][:1]
-    return tuple(found), f"{len(found)} of {', '.join(ALLOCATORS)} found in {', '.join(map(str, looked))}"
+    return tuple(found), f"{len(found)} of {', '.join(ALLOCATORS)} found in {', '.join(map(str, searched))}"
 
 
 def read_c_library() -> tuple[str, str]:
-    """The C library as `glibc 2.36`; empty where it is another, or does not tell."""
+    """Return the version of glibc, such as `glibc 2.36`; empty for another C library, or if unknown."""
     try:
         return (os.confstr("CS_GNU_LIBC_VERSION") or ""), "confstr CS_GNU_LIBC_VERSION"
     except (AttributeError, ValueError, OSError):
         return "", f"the C library of this {platform.system()} is not glibc"
 
 
-def glibc_version(words: str) -> tuple[int, ...]:
-    """`(2, 36)` of `glibc 2.36`; empty for another C library."""
-    name, _, version = words.partition(" ")
+def glibc_version(c_library: str) -> tuple[int, ...]:
+    """Return `(2, 36)` for `glibc 2.36`; empty for another C library."""
+    name, _, version = c_library.partition(" ")
     return tuple(int(part) for part in version.split(".") if part.isdecimal()) if name == "glibc" else ()
 
 
 def read_openmp() -> tuple[str, str]:
-    """The OpenMP library that torch's operators share their work out with, as a path; empty where there is none to see."""
+    """Return the path of the OpenMP library that torch's operators use, and how it was found; empty if none was found."""
     if not torch.backends.openmp.is_available():
         return "", "this torch was built without OpenMP"
-    # Other packages bring libraries of their own (scikit-learn does), whose threads are none of torch's: torch's is the one
-    # that all of the process can see.
+    # Other packages, such as scikit-learn, load their own OpenMP libraries, which torch does not use. Torch's library is the
+    # one with globally visible symbols.
     entry = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     if entry is not None and (path := mapping_at(ctypes.cast(entry, ctypes.c_void_p).value or 0)):
         return path, "where this process finds GOMP_parallel"
@@ -94,26 +94,26 @@ def read_openmp() -> tuple[str, str]:
     return "", f"no OpenMP library in {_SELF / 'maps'}"
 
 
-# What this process was started with, and what came of it.
+# The state this process was started with.
 
 
 def started_with() -> Mapping[str, str]:
-    """The environment this process was started with: what Python changed later is too late for the C library.
+    """Return the environment this process was started with. Later changes by Python do not affect the C library.
 
-    Where the kernel does not show it (no /proc, or overwritten by a title), the environment as it is now.
+    If the kernel does not show it (no /proc, or overwritten by a process title), return the current environment.
     """
-    found: dict[str, str] = {}
+    started: dict[str, str] = {}
     for entry in read_text(_SELF / "environ").split("\0"):
         name, equals, value = entry.partition("=")
-        if name.startswith("glibc.") and "GLIBC_TUNABLES" in found:  # up to glibc 2.38 it cuts its own variable in place
-            found["GLIBC_TUNABLES"] += f":{entry}"
+        if name.startswith("glibc.") and "GLIBC_TUNABLES" in started:  # glibc up to 2.38 splits its variable in place
+            started["GLIBC_TUNABLES"] += f":{entry}"
         elif equals:
-            found[name] = value
-    return found or os.environ
+            started[name] = value
+    return started or os.environ
 
 
 def mapping_at(address: int) -> str:
-    """The file that is mapped at an address of this process (`/usr/lib/.../libc.so.6`); empty where none is."""
+    """Return the file mapped at an address of this process (`/usr/lib/.../libc.so.6`); empty if there is none."""
     for line in read_text(_SELF / "maps").splitlines():
         first, _, last = line.split(maxsplit=1)[0].partition("-")
         if int(first, 16) <= address < int(last, 16):
@@ -122,9 +122,9 @@ def mapping_at(address: int) -> str:
 
 
 def take_denormals_for_zero(*, on: bool) -> bool:
-    """Have this thread and the OpenMP threads it leads take denormal numbers for zero, or not; False if they cannot.
+    """Set whether this thread and its OpenMP threads treat denormal numbers as zero. Return False if unsupported.
 
-    Each thread has a switch of its own, kept from when it was made.
+    Each thread has its own flag, which it inherits when it is created.
     """
     if not torch.set_flush_denormal(on):
         return False
@@ -133,16 +133,16 @@ def take_denormals_for_zero(*, on: bool) -> bool:
 
 
 def count_denormals_kept(total: int) -> int:
-    """Double the smallest float32 number `total` times, on all threads; returns how often the result is not zero."""
+    """Double the smallest float32 number `total` times on all threads, and return how often the result is not zero."""
     smallest = torch.ones(total, dtype=torch.int32).view(torch.float32)
     return int(torch.count_nonzero((smallest * 2.0).view(torch.int32)))
 
 
 def on_every_thread(act: Callable[[], object]) -> int:
-    """Run `act` on this thread and on the OpenMP threads it leads; returns how many threads that were.
+    """Run `act` on this thread and on its OpenMP threads, and return the number of threads.
 
-    `act` must not raise. An OpenMP library enters a parallel region by `GOMP_parallel`: GNU's own, and LLVM's and
-    Intel's for the sake of programs that GNU's compiler built.
+    `act` must not raise. `GOMP_parallel` enters a parallel region in GNU's OpenMP library, and also in LLVM's and Intel's,
+    which provide it for programs compiled with GCC.
     """
     library, count = read_openmp()[0], torch.get_num_threads()
     enter = getattr(ctypes.CDLL(library), "GOMP_parallel", None) if library and count > 1 else None

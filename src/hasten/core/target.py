@@ -1,4 +1,4 @@
-"""Find the job that a command line names: `package.module:Job` or `path/file.py:Job`."""
+"""Load the job named on a command line: `package.module:Job` or `path/file.py:Job`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hasten.core.job import Job, check_job
 
 
 def load_job(target: str) -> Job:
-    """Load the class that `target` names and make one job of it.
+    """Load the class that `target` names, and return an instance of it.
 
     Raises:
-        TargetError: The file, module or class is not there, or is no `hasten.Job`.
-        JobError: The job cannot be trained as it is written.
+        TargetError: The file, module or class does not exist, or is not a `hasten.Job`.
+        JobError: The job cannot be trained as written.
     """
     where, _, name = target.rpartition(":")
     if not where or not name:
-        raise TargetError(f"{target!r} names no job. Write it as package.module:Job or path/file.py:Job.")
+        raise TargetError(f"{target!r} does not name a job. Write it as package.module:Job or path/file.py:Job.")
     module = _load_file(Path(where), target) if where.endswith(".py") else _load_module(where, target)
     kind = getattr(module, name, None)
     if kind is None:
         jobs = [
             key for key, item in vars(module).items() if isinstance(item, type) and issubclass(item, Job) and item is not Job
         ]
-        raise TargetError(f"{where} holds no `{name}`. Jobs found there: {', '.join(jobs) or 'none'}.")
+        raise TargetError(f"{where} has no `{name}`. Jobs found there: {', '.join(jobs) or 'none'}.")
     if not (isinstance(kind, type) and issubclass(kind, Job)):
-        raise TargetError(f"{target} is no hasten.Job but {kind!r}. Write `class {name}(hasten.Job)`.")
+        raise TargetError(f"{target} is not a hasten.Job but {kind!r}. Write `class {name}(hasten.Job)`.")
     job = kind()
     check_job(job)
     return job
@@ -38,7 +38,7 @@ def load_job(target: str) -> Job:
 
 def _load_file(path: Path, target: str) -> ModuleType:
     if not path.is_file():
-        raise TargetError(f"{target}: there is no file {path} (looked from {Path.cwd()}).")
+        raise TargetError(f"{target}: the file {path} does not exist (working folder: {Path.cwd()}).")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -56,7 +56,7 @@ def _load_file(path: Path, target: str) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    """The file's own name, as other files import it; another one where a module of that name is loaded from elsewhere."""
+    """Return the file's own name, so that other files can import it, or another name if a different module has that name."""
     taken = sys.modules.get(path.stem)
     if taken is None or getattr(taken, "__file__", None) == str(path):
         return path.stem
@@ -69,6 +69,6 @@ def _load_module(name: str, target: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise TargetError(f"{target}: no module named {error.name!r} can be found from {Path.cwd()}.") from error
+        raise TargetError(f"{target}: no module named {error.name!r} was found from {Path.cwd()}.") from error
     except Exception as error:
         raise TargetError(f"{target}: importing {name} raised {type(error).__name__}: {error}") from error

@@ -1,3 +1,3 @@
-"""The version of Hasten; the build reads it from here."""
+"""The version of Hasten. The build reads it from here."""
 
 __version__ = "0.1.0"
