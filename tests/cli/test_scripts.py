@@ -125,7 +125,7 @@ def test_a_run_whose_samples_may_have_been_old_ends_loudly(tmp_path: Path, step:
     script.write_text(CHANGES, encoding="utf-8")
     done = hasten("run", "--plan", plan_file(tmp_path, sample_cache={}), str(script), "--", str(step), folder=tmp_path)
     assert done.returncode == status, done.stderr
-    assert "rank 0 stopped sample_cache: JobError: samples are not what they were: read again, sample" in done.stderr
+    assert "rank 0 stopped sample_cache: JobError: samples have changed: when read again, sample" in done.stderr
     assert ("THIS RUN MAY NOT BE WHAT THE SCRIPT ALONE GIVES" in done.stderr) == (status == 3)
     if not status:
         assert done.stdout == python(str(script), str(step), folder=tmp_path).stdout

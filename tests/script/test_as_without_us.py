@@ -263,7 +263,7 @@ def test_every_route_over_the_workers_of_a_script(
 @pytest.mark.parametrize("technique", ["sample_cache", "sample_store"])
 def test_nothing_is_kept_for_workers_that_the_script_has(tmp_path: Path, technique: str) -> None:
     found = held_against(tmp_path, "a global", technique, 1)
-    assert "each for itself" in found.why[technique]
+    assert "each separately" in found.why[technique]
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_a_change_of_every_sample_within_an_epoch_is_loud(tmp_path: Path, techni
     with attached(TECHNIQUES[technique]) as found:
         ours = train(Script(tmp_path / "scale", 0, persistent=False), ROUTES["a global"], at_step=9)
     assert technique in found.loading.stopped
-    assert "batches before, in this epoch, may have held samples as they were earlier" in found.loading.stale
+    assert "earlier batches of this epoch may contain outdated samples" in found.loading.stale
     assert found.why[technique] == found.loading.stale
     differ = [bool(difference(one, other)) for one, other in zip(alone[0], ours[0], strict=True)]
     assert sum(differ) <= 2  # batches of 8: one sample in 16 is compared

@@ -141,7 +141,7 @@ def test_a_change_of_all_within_an_epoch_reaches_every_batch(batch: int) -> None
     guarded.dataset.noise = 0.5
     assert all(value(sample) % 1 == 0.5 for sample in guarded.load.__getitems__(list(range(batch))))
     ((reason, given),) = guarded.lost
-    assert re.fullmatch(r"read again, sample \d+\[0\] differs", reason)
+    assert re.fullmatch(r"when read again, sample \d+\[0\] differs", reason)
     assert given  # others of the epoch, which were not compared
 
 
@@ -199,7 +199,7 @@ def test_a_cache_that_fails_is_passed_by() -> None:
     guarded.load.__getitems__([0, 1, 2])
     guarded.kept.samples = None  # type: ignore[assignment]
     assert value(guarded.load[1]) == 1
-    assert "keeping failed: TypeError" in guarded.lost[0][0]
+    assert "caching failed: TypeError" in guarded.lost[0][0]
 
 
 def test_what_the_dataset_raises_is_its_own_and_ends_nothing() -> None:

@@ -241,7 +241,7 @@ def compare(case: str, items: tuple[Optimization, ...]) -> Attached:
     for item in items:
         # An epoch within another moves the one generator that both draw from as they go: that cannot be predicted.
         why = found.why.get(item.card.name, "")
-        told = case == "replacement" and "its sampler gave another batch" in why
+        told = case == "replacement" and "the sampler gave a different batch" in why
         assert told or not why or (case == "a batch sampler of its own" and "PyTorch's samplers" in why)
     return found
 
@@ -326,7 +326,7 @@ def test_an_iterable_dataset_is_left_alone() -> None:
         assert type(iter(loader)) is _SingleProcessDataLoaderIter
         assert len(list(loader)) == 4
         assert (found.live.num_samples, found.live.order) == (None, None)
-        assert "read in order" in found.why["sample_cache"]
+        assert "iterable-style" in found.why["sample_cache"]
     with attached(LoaderWorkers()) as found:
         list(DataLoader(Stream(), batch_size=2))
         assert "map-style" in found.why["loader_workers"]
@@ -389,24 +389,24 @@ REFUSALS: dict[str, tuple[Callable[[], DataLoader[Any]], tuple[Optimization, ...
     "own sampler, workers": (
         lambda: DataLoader(Rows(), batch_sampler=Shuffled(range(NUM))), (LoaderWorkers(),), "not one of PyTorch's samplers"
     ),
-    "own kind, workers": (lambda: Kind(Rows()), (LoaderWorkers(),), "Kind makes iterators of its own kind"),
+    "own kind, workers": (lambda: Kind(Rows()), (LoaderWorkers(),), "Kind creates its own kind of iterator"),
     "store and workers": (lambda: DataLoader(Rows()), (SampleStore(), LoaderWorkers()), "cached in this process"),
     "not for scripts": (lambda: DataLoader(Rows()), (DropLast(),), "drop_last=True) is yours to decide"),
     "no device": (lambda: DataLoader(Rows()), (PinnedMemory(),), "needs a CUDA device"),
-    "workers, cache": (lambda: DataLoader(Rows(), num_workers=1), (SampleCache(),), "each for itself"),
+    "workers, cache": (lambda: DataLoader(Rows(), num_workers=1), (SampleCache(),), "each separately"),
     "workers, sampler": (
-        lambda: DataLoader(Rows(), num_workers=1, sampler=AsItGoes()), (LoaderWorkers(),), "as it goes"
+        lambda: DataLoader(Rows(), num_workers=1, sampler=AsItGoes()), (LoaderWorkers(),), "may draw random"
     ),
     "workers, generator": (
-        lambda: DataLoader(Rows(), num_workers=1, shuffle=True, **given_generator()), (LoaderWorkers(),), "as it goes"
+        lambda: DataLoader(Rows(), num_workers=1, shuffle=True, **given_generator()), (LoaderWorkers(),), "may draw random"
     ),
-    "workers, none": (lambda: DataLoader(Rows(), num_workers=1), (LoaderWorkers(num_workers=0),), "changes during an epoch"),
-    "counts, workers": (lambda: DataLoader(Counting()), (LoaderWorkers(),), "counts up the dataset.read"),
-    "counts, cache": (lambda: DataLoader(Counting()), (SampleCache(),), "counts up the dataset.read"),
+    "workers, none": (lambda: DataLoader(Rows(), num_workers=1), (LoaderWorkers(num_workers=0),), "changes that"),
+    "counts, workers": (lambda: DataLoader(Counting()), (LoaderWorkers(),), "changes the dataset.read"),
+    "counts, cache": (lambda: DataLoader(Counting()), (SampleCache(),), "changes the dataset.read"),
     "collate counts, workers": (
-        lambda: DataLoader(Rows(), collate_fn=Collating()), (LoaderWorkers(),), "counts up the collate function.calls"
+        lambda: DataLoader(Rows(), collate_fn=Collating()), (LoaderWorkers(),), "changes the collate function.calls"
     ),
-    "a state of its own, workers": (lambda: DataLoader(OwnNoise()), (LoaderWorkers(),), "a state of their own"),
+    "a state of its own, workers": (lambda: DataLoader(OwnNoise()), (LoaderWorkers(),), "depend on state"),
     "asks for its worker, workers": (lambda: DataLoader(ByWorker()), (SampleCache(),), "read again, samples[0] differs"),
 }  # fmt: skip
 
@@ -447,7 +447,7 @@ def test_a_sampler_that_the_loop_changes_gives_the_same() -> None:
     alone = run()
     with attached(LoaderWorkers()) as found:
         assert difference(alone, run()) == ""
-        assert "its sampler gave another batch" in found.why["loader_workers"]
+        assert "the sampler gave a different batch" in found.why["loader_workers"]
         assert found.loading.applied == []
 
 
@@ -506,7 +506,7 @@ def test_samples_that_become_random_are_noticed_in_a_cache() -> None:
         second = [batch["x"][:, 0].tolist() for batch in loader]
         assert second[0] == [0.5, 1.5, 2.5, 3.5]
         assert sum(map(len, second)) == NUM
-        assert "samples are not what they were: read again, sample" in found.why["sample_cache"]
+        assert "samples have changed: when read again, sample" in found.why["sample_cache"]
         assert found.loading.applied == []
         assert found.live.applied == []
 
@@ -536,7 +536,7 @@ def test_samples_that_become_random_are_noticed_when_workers_make_them() -> None
         assert found.loading.applied == ["loader_workers"]
         rows.offset = 0.5
         list(loader)
-        assert "samples are not what they were" in found.why["loader_workers"]
+        assert "samples have changed" in found.why["loader_workers"]
         assert multiprocessing.active_children() == []
 
 
@@ -587,7 +587,7 @@ def test_what_fails_in_a_worker_alone_ends_that_and_not_the_loop(monkeypatch: py
         loader = DataLoader(Faulty("workers"), batch_size=2)
         for _ in range(2):
             assert take(loader) == [[at, at + 1] for at in range(0, NUM, 2)]
-        assert "no more batches are made ahead" in found.why["loader_workers"]
+        assert "batches are no longer made ahead" in found.why["loader_workers"]
         assert found.loading.applied == []
         assert multiprocessing.active_children() == []
 
@@ -916,7 +916,7 @@ def test_what_cutting_does_to_a_model_is_told_without_its_dropout(
         trimming, args = found.loading.trimming, (batch["ids"],)
         assert (trimming.difference(torch.nn.Module.__call__, model, args, {}) != "") == differs
         assert trimming.draws(torch.nn.Module.__call__, model, args, {}) == draws
-        assert "made of the batch" in trimming.difference(torch.nn.Module.__call__, model, (batch["ids"].clone(),), {})
+        assert "computed from the batch" in trimming.difference(torch.nn.Module.__call__, model, (batch["ids"].clone(),), {})
     assert model.training
 
 

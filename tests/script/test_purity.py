@@ -103,7 +103,7 @@ IMPURE: dict[str, tuple[Callable[[int], Any], str]] = {
     "drawn and not used": (drawn_and_not_used, "draws random numbers (random)"),
     "a generator of its own": (OwnGenerator(), "read again, samples[0]"),
     "a clock": (lambda _: time.perf_counter(), "read again, samples[0]"),
-    "one buffer": (OneBuffer(), "once others were read"),
+    "one buffer": (OneBuffer(), "after other samples were read"),
     "prints": (printing, "prints"),
     "not to be compared": (lambda index: (at for at in range(index)), "generator"),
     "raises": (broken, "KeyError: 0"),

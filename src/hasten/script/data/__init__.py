@@ -1,1 +1,1 @@
-"""The loader of a script: what it shows, and reading it in other ways with the same batches."""
+"""Observe a script's training loader, and read its batches in faster ways without changing them."""

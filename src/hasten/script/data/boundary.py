@@ -1,8 +1,8 @@
-"""Try an epoch after a change: every sample becomes another, and the batches must be those of the new samples.
+"""Test an epoch after a change: all samples change, and the batches must consist of the changed samples.
 
-A tuning sees part of an epoch, in which nothing changes that a technique could have kept. So the change is made, in a forked
-copy of the process: the dataset gives other samples from here on, as after a transform was changed. Its next epoch is begun
-as PyTorch would, then as the plan does, and both must give the same batches.
+Tuning sees only part of an epoch, during which the data does not change. So this test makes a change in a forked copy of the
+process: from then on the dataset returns different samples, as if the script had changed a transform. The next epoch is read
+once as PyTorch reads it and once under the plan, and both must give the same batches.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from hasten.script.data.equality import difference
 from hasten.script.data.fork import ForkError, run_in_fork
 
 BATCHES = 2
+"""Number of batches that are compared."""
 LIMIT_S = 60.0
+"""Seconds after which the test is stopped."""
 
 
 def after_a_change(loader: Any, planned: Callable[[], Any]) -> str:
-    """How the first batches of an epoch after a change differ from those of the script; "" if they do not.
+    """Return how the first batches of an epoch after a change differ from the script's own; "" if they do not.
 
     Args:
         loader: The script's loader, which has no workers of its own.
-        planned: Makes the iterator over the loader as the plan wants it.
+        planned: Creates the iterator over the loader that the plan uses.
     """
     try:
         return run_in_fork(lambda: _tried(loader, planned), limit_s=LIMIT_S)[0]
@@ -37,7 +39,7 @@ def after_a_change(loader: Any, planned: Callable[[], Any]) -> str:
 
 
 def _tried(loader: Any, planned: Callable[[], Any]) -> str:
-    """Where this runs, everything may be touched."""
+    """Run the test. It runs in a forked process, so it may change anything."""
     _change(type(loader.dataset))
     own = [
         generator for generator in (loader.generator, getattr(loader.sampler, "generator", None)) if generator is not None
@@ -54,7 +56,7 @@ def _tried(loader: Any, planned: Callable[[], Any]) -> str:
 
 
 def _change(kind: Any) -> None:
-    """Let a class of datasets give other samples."""
+    """Make a dataset class return different samples."""
     one, many = kind.__getitem__, getattr(kind, "__getitems__", None)
     kind.__getitem__ = lambda dataset, index: other(one(dataset, index))
     if many is not None:
@@ -62,7 +64,7 @@ def _change(kind: Any) -> None:
 
 
 def other(value: Any) -> Any:
-    """Another sample of the same form: its numbers are one more, its truths are lies."""
+    """Return a different sample of the same form: numbers are increased by one, booleans are negated."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return ~value if value.dtype in (torch.bool, np.bool_) else value + 1
     if isinstance(value, bool):

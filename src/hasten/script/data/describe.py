@@ -1,4 +1,4 @@
-"""What a script's training loader shows of its data, told to the live job."""
+"""Describe a script's training data to the live job, as its loader shows it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hasten.script.data.lookahead import Lookahead, why_unpredictable
 from hasten.script.data.overrides import index_sampler
 
 SOME = 16
-"""So many samples are read to learn about them, at most."""
+"""Largest number of samples that are read to learn about the data."""
 MOST_BATCHES = 1 << 20
-"""A loader that is meant never to end may say that it has billions: an epoch is taken to have no more than so many."""
+"""Limit for the number of batches of an epoch. Loaders that never end may report billions of batches."""
 
 
 def describe(live: LiveJob, loader: Any) -> None:
-    """Fill in the dataset, how many samples and batches there are, and how the loader fetches them.
+    """Set the live job's dataset, number of samples and batches, and loader settings.
 
-    The order of samples is the script's own and cannot be told; `live.order` says how many batches there are, of which size.
+    The sample order is up to the script and unknown, so `live.order` only gives the number of batches and their size.
     """
     live.dataset = loader.dataset
     live.loader = LoaderSettings(
@@ -41,14 +41,14 @@ def describe(live: LiveJob, loader: Any) -> None:
 
 
 def likely_device(known: torch.device) -> torch.device:
-    """Where the script trains, before its model is known: on a GPU if it has one at work."""
+    """Return the device that the script probably trains on before its model is known: a GPU if it uses one."""
     if known.type == "cpu" and torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.device("cuda", torch.cuda.current_device())
     return known
 
 
 def some_indices(loader: Any) -> list[Any]:
-    """A few indices as the sampler will give them; if it cannot be run ahead, spread over the dataset."""
+    """Return a few indices in the sampler's order, or spread over the dataset if the sampler cannot be predicted."""
     sampler = index_sampler(loader)
     if not why_unpredictable(sampler):
         upcoming = Lookahead(sampler).peek(SOME)
@@ -60,12 +60,12 @@ def some_indices(loader: Any) -> list[Any]:
 def _length(sized: Any) -> int | None:
     try:
         return len(sized)
-    except Exception:  # noqa: BLE001 - the script's own classes: one that cannot say has no length
+    except Exception:  # noqa: BLE001 - a class of the script whose `__len__` fails has no length
         return None
 
 
 class _Batches:
-    """Stands for the order of samples: so many batches of that size, all alike."""
+    """A placeholder for the sample order: the right number of batches of the right size, all equal."""
 
     def __init__(self, num_samples: int, batch_size: int, batches: int | None) -> None:
         self._num, self._size = num_samples, batch_size

@@ -1,4 +1,4 @@
-"""Tell whether two readings of a sample are alike, bit for bit."""
+"""Compare two readings of a sample bit for bit."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ import torch
 from hasten.core.seeding import RandomState
 
 MAX_DEPTH = 40
+"""Nesting depth beyond which values count as different."""
 _WHOLE = (bool, int, set, frozenset)
 _BY_IDENTITY = (type, FunctionType, ModuleType, torch.dtype, torch.layout, torch.memory_format)
 
 
 def difference(one: Any, other: Any, at: str = "it") -> str:
-    """Where two values differ, in words; empty where they are alike to the last bit.
+    """Describe where two values differ; "" if they are bitwise equal.
 
-    What cannot be compared counts as different: objects are compared by what they would be pickled as.
+    Values that cannot be compared count as different. Objects are compared by what pickle would save of them.
 
     Args:
         one: Tensors, arrays, numbers, strings, or objects and containers of them.
-        other: The same, read again.
-        at: What they are called in the words.
+        other: The same value, read again.
+        at: Name of the values in the description.
     """
     try:
         return _differ(one, other, at, 0)
-    except Exception as error:  # noqa: BLE001 - whatever the user's classes raise: then they cannot be compared
+    except Exception as error:  # noqa: BLE001 - classes of the user may raise any error: they cannot be compared
         return f"{at} cannot be compared ({type(error).__name__}: {error})"
 
 
 def _differ(one: Any, other: Any, at: str, depth: int) -> str:
     if type(one) is not type(other):
-        return f"{at} is of class {type(one).__name__}, then of class {type(other).__name__}"
+        return f"{at} has class {type(one).__name__}, then {type(other).__name__}"
     if depth > MAX_DEPTH:
-        return f"{at} is nested too deeply to be compared"
+        return f"{at} is nested too deeply to compare"
     if one is None or isinstance(one, str | bytes | bytearray) or type(one) in _WHOLE:
         return "" if one == other else f"{at} differs"
     if isinstance(one, _BY_IDENTITY):
-        return "" if one is other else f"{at} is another {type(one).__name__}"
+        return "" if one is other else f"{at} is a different {type(one).__name__}"
     if type(one) in (float, complex):
         return "" if _bits(one) == _bits(other) else f"{at} differs"
     if isinstance(one, torch.Tensor) and one.layout is torch.strided and not one.is_quantized:
@@ -85,33 +86,33 @@ def _arrays(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], at: str, dep
 def _mappings(one: Mapping[Any, Any], other: Mapping[Any, Any], at: str, depth: int) -> str:
     if list(one) != list(other):
         return f"the keys of {at} differ"
-    found = (_differ(value, other[key], f"{at}[{key!r}]", depth + 1) for key, value in one.items())
-    return next(filter(None, found), "")
+    differences = (_differ(value, other[key], f"{at}[{key!r}]", depth + 1) for key, value in one.items())
+    return next(filter(None, differences), "")
 
 
 def _items(one: Any, other: Any, at: str, depth: int) -> str:
     if len(one) != len(other):
         return f"the length of {at} differs"
     pairs = enumerate(zip(one, other, strict=True))
-    found = (_differ(mine, theirs, f"{at}[{key}]", depth + 1) for key, (mine, theirs) in pairs)
-    return next(filter(None, found), "")
+    differences = (_differ(mine, theirs, f"{at}[{key}]", depth + 1) for key, (mine, theirs) in pairs)
+    return next(filter(None, differences), "")
 
 
 def _objects(one: Any, other: Any, at: str, depth: int) -> str:
-    """Compare what two objects would be pickled as: how they are made, of what, and what they hold then."""
+    """Compare what pickle would save of two objects: their constructor, its arguments, and their state."""
     return _differ(_reduced(one), _reduced(other), at, depth + 1)
 
 
 def _reduced(value: Any) -> Any:
     parts = value.__reduce_ex__(2)
-    if isinstance(parts, str):  # a name of a module: the object is the only one of its kind
+    if isinstance(parts, str):  # the name of a global object: there is only one
         return (parts, id(value))
     makes = getattr(parts[0], "__qualname__", "")
     return [makes, *(part if number < 2 or part is None else list(part) for number, part in enumerate(parts[1:]))]
 
 
 def moved_generator(before: RandomState, after: RandomState) -> str:
-    """Which of the random generators has moved from one state to another; empty for none."""
+    """Return the name of the random generator whose state has changed; "" if none has."""
     if before[0] != after[0]:
         return "random"
     if any(not np.array_equal(mine, theirs) for mine, theirs in zip(before[1], after[1], strict=True)):

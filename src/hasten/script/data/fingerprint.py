@@ -1,6 +1,6 @@
-"""What a dataset holds: open files, which readers must not share, and what reading its samples changes.
+"""Search a dataset for open files, which readers must not share, and for state that reading its samples changes.
 
-Looked at is what its attributes, its methods, their closures and the globals that they name lead to.
+The search covers everything reachable through its attributes, methods, their closures, and the globals that they use.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import numpy as np
 import torch
 
 MAX_DEPTH = 12
+"""Largest nesting depth that is searched."""
 MAX_VALUES = 5000
+"""Largest number of values that are searched."""
 FIRST_ITEMS = 16
-"""So many items of a container are looked at."""
+"""Number of first items of a container that are searched."""
 HANDLES = frozenset({"h5py", "sqlite3", "zipfile", "tarfile", "socket", "lmdb", "netCDF4", "tables", "psycopg", "psycopg2"})
-"""Packages whose objects stand for something open, with a position or a connection of its own."""
+"""Packages whose objects represent an open resource with its own position or connection."""
 _PLAIN = (str, bytes, bool, int, float, complex, type(None))
 _CLOSED = (BuiltinFunctionType, ModuleType, torch.Tensor, np.ndarray, torch.nn.Module, logging.Logger)
 _FOREIGN = frozenset({"builtins", "abc", "typing", "torch", "numpy"})
-"""Packages into whose classes and functions nobody writes what a sample depends on."""
+"""Packages whose classes and functions contain no state of a sample."""
 
 
 def open_handle(dataset: Any) -> str:
-    """Where a dataset holds an open file or connection, and of which class; empty where none was found."""
+    """Return where a dataset holds an open file or connection, and its class; "" if none was found."""
     for path, value in _values(dataset):
         package = type(value).__module__.partition(".")[0]
         if (isinstance(value, io.IOBase) and not value.closed) or package in HANDLES:
@@ -38,14 +40,14 @@ def open_handle(dataset: Any) -> str:
 
 
 def fingerprint(dataset: Any, collate: Any = None) -> dict[str, Any]:
-    """A fingerprint that differs once a setting of the dataset or collate function was changed, or an object they hold."""
+    """Return a fingerprint that changes if a setting of the dataset or collate function changes, or an object they hold."""
     return {path: _token(value) for path, value in (*_values(dataset), *_values(collate, "the collate function"))}
 
 
 def counted(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Where a number became another, or a list became longer, between two fingerprints; empty where none did.
+    """Return where a number changed or a list grew between two fingerprints; "" if none did.
 
-    What is kept for later (a dictionary of samples, a file that is opened with the first) is not meant.
+    Caches are not counted: a dictionary of samples, or a file that is opened when the first sample is read.
     """
     for path, was in before.items():
         now = after.get(path, was)
@@ -63,22 +65,22 @@ def _token(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value if isinstance(value, str | bytes) else repr(value)
     if isinstance(value, torch.Tensor):
-        return _Same(value), "tensor", None if value.is_inference() else value._version  # noqa: SLF001 - counts changes in place
+        return _Same(value), "tensor", None if value.is_inference() else value._version  # noqa: SLF001 - counts in-place changes
     if isinstance(value, list | tuple | dict | set | frozenset | deque):
         return _Same(value), type(value).__name__, len(value)
     return _Same(value)
 
 
 class _Same:
-    """Equal for one object only: another that stands at the address of a gone one is told from it, where that can be."""
+    """Equal only for the same object. Weak references tell it from a new object at the same address, where they exist."""
 
-    __hash__ = None  # type: ignore[assignment]  # marks are compared, not looked up
+    __hash__ = None  # type: ignore[assignment]  # instances are compared, never used as keys
 
     def __init__(self, value: Any) -> None:
         self._at = id(value)
         try:
             self._alive: weakref.ref[Any] | None = weakref.ref(value)
-        except TypeError:  # plain containers have no weak references; what they hold is marked too
+        except TypeError:  # plain containers have no weak references; their items are compared too
             self._alive = None
 
     def __eq__(self, other: object) -> bool:
@@ -91,7 +93,7 @@ class _Same:
 
 
 def _values(root: Any, name: str = "the dataset") -> Iterator[tuple[str, Any]]:
-    """An object and what it leads to, the outermost first, with where each stands."""
+    """Yield an object and everything reachable from it, each with its path, outermost first."""
     waiting: deque[tuple[str, Any, int]] = deque([(name, root, 0)])
     seen: set[int] = set()
     count = 0
@@ -125,7 +127,7 @@ def _held(value: Any) -> list[tuple[str, Any]]:
 
 
 def _of_function(function: FunctionType) -> list[tuple[str, Any]]:
-    """The globals that a function names, and what it closes over."""
+    """Return the globals that a function uses, and the values of its closure."""
     if _foreign(function):
         return []
     names, cells = function.__code__.co_names, zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -133,7 +135,7 @@ def _of_function(function: FunctionType) -> list[tuple[str, Any]]:
     for name, cell in cells:
         try:
             found.append((f" -> {name}", cell.cell_contents))
-        except ValueError:  # not given a value yet
+        except ValueError:  # the variable has no value yet
             continue
     return found
 

@@ -1,4 +1,4 @@
-"""Call a function in a forked copy of this process: nothing remains of it but what it returns."""
+"""Call a function in a forked copy of this process. Only its return value remains."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ T = TypeVar("T")
 
 
 class ForkError(HastenError):
-    """The function raised, its process was killed, or it took too long."""
+    """The function raised an error, its process was killed, or it took too long."""
 
 
 def run_in_fork(task: Callable[[], T], *, limit_s: float) -> tuple[T, bool]:
-    """What `task` returns in a forked copy of this process, and whether it printed anything there.
+    """Return what `task` returns in a forked copy of this process, and whether it printed anything.
 
     Args:
-        task: Returns something that can be pickled. Nothing it changes or prints is seen in this process.
-        limit_s: The copy is killed after so many seconds.
+        task: Returns an object that can be pickled. Its side effects and output are not visible in this process.
+        limit_s: Seconds after which the copy is killed.
 
     Raises:
-        ForkError: It raised, died or took too long; says which.
+        ForkError: The task raised an error, its process died, or it took too long. The message says which.
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, as loader workers do too
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking in a multi-threaded process
         process = os.fork()
     if process == 0:
         _work(task, writer)
@@ -54,21 +54,21 @@ def run_in_fork(task: Callable[[], T], *, limit_s: float) -> tuple[T, bool]:
         raise ForkError(f"it took more than {limit_s:.0f} s")
     if not data:
         raise ForkError("it ended the process")
-    error, value, printed = pickle.loads(data)  # noqa: S301 - written by our own copy
+    error, value, printed = pickle.loads(data)  # noqa: S301 - written by a copy of this process
     if error:
         raise ForkError(error)
     return value, printed
 
 
 def _work(task: Callable[[], Any], writer: int) -> NoReturn:
-    """Be the copy. It never returns, and runs no handler and no finalizer of the script."""
+    """Run the task in the copy. Never returns, and runs no exit handler or finalizer of the script."""
     try:
-        gc.disable()  # what is collected here would shut down the loader workers of the script
+        gc.disable()  # collecting garbage here would shut down loader workers of the script
         prints = _silence()
-        torch.set_num_threads(1)  # the threads of the parent's parallel regions are not here
+        torch.set_num_threads(1)  # the parent's worker threads do not exist in a forked process
         try:
             answer = ("", task(), False)
-        except Exception as error:  # noqa: BLE001 - told in the process that asked
+        except Exception as error:  # noqa: BLE001 - raised in the parent process
             answer = (f"{type(error).__name__}: {error}", None, False)
         sys.stdout.flush()
         data = pickle.dumps((*answer[:2], os.lseek(prints, 0, os.SEEK_CUR) > 0))
@@ -79,7 +79,7 @@ def _work(task: Callable[[], Any], writer: int) -> NoReturn:
 
 
 def _silence() -> int:
-    """Send what is printed to a file in memory, and what is complained of nowhere."""
+    """Redirect standard output to a file in memory, and discard standard error."""
     prints, nowhere = os.memfd_create("prints"), os.open(os.devnull, os.O_RDWR)
     for ours, theirs in ((nowhere, 0), (prints, 1), (nowhere, 2)):
         os.dup2(ours, theirs)
@@ -89,7 +89,7 @@ def _silence() -> int:
 
 
 def _read(reader: int, limit_s: float) -> bytes | None:
-    """Everything until the other end is closed; None where that takes too long."""
+    """Read until the other end is closed. Returns None on timeout."""
     poll, end, data = select.poll(), monotonic() + limit_s, b""
     poll.register(reader, select.POLLIN | select.POLLHUP)
     while True:

@@ -1,9 +1,9 @@
-"""Watch over what is kept of a script's samples: nobody promised that they come out the same each time.
+"""Check cached samples against fresh ones, because nothing guarantees that a script's samples stay the same.
 
-At the start of each epoch a random part of what is kept is compared with fresh samples, large enough to find a change of 1 %
-of the samples with a probability of 99.9 %, before any of it is given. Of the kept samples that are given then, at least as
-many are compared. The first that differs, or for which a random number is drawn, ends caching for good; the script gets the
-whole batch fresh, and the reason is told.
+At the start of each epoch, before any cached sample is used, a random selection of them is compared with fresh samples. It
+is large enough to detect a change of 1 % of the samples with a probability of 99.9 %. During the epoch at least as many of
+the cached samples in use are compared. At the first difference, or if a sample draws random numbers, caching is disabled
+permanently, the script gets the whole batch fresh, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from hasten.optimizations.parts.sample_caching import MISSING
 from hasten.script.data.equality import difference, moved_generator
 
 FOUND_FRAC, MISSED_PROBABILITY = 0.01, 0.001
+"""Share of changed samples that must be detected, and the largest probability of missing them."""
 COMPARED_SAMPLES = math.ceil(math.log(MISSED_PROBABILITY) / math.log(1 - FOUND_FRAC))
-"""Of so many random samples, all miss a change of `FOUND_FRAC` of them with `MISSED_PROBABILITY` at most."""
+"""Number of random samples that is sufficient for `FOUND_FRAC` and `MISSED_PROBABILITY`."""
 COMPARED_FRAC = 1 / 16
-"""The share of samples that is compared at least, so that a change of all is found in the first batch of 16 or more."""
+"""Smallest share of samples that is compared. It detects a change of all samples in the first batch of 16 or more."""
 
 
 def compared_frac(num_samples: int) -> float:
-    """The share of kept samples that is compared as they are given."""
+    """Return the share of cached samples that is compared when they are used."""
     return min(max(COMPARED_FRAC, COMPARED_SAMPLES / max(num_samples, 1)), 1.0)
 
 
 def epoch_compared_frac(num_samples: int) -> float:
-    """Samples that are compared in an epoch, at its start and as they are given, as a share of all; above 1 for few."""
+    """Return the number of comparisons of an epoch, at its start and during it, as a share of all samples. May exceed 1."""
     return min(COMPARED_SAMPLES / max(num_samples, 1), 1.0) + compared_frac(num_samples)
 
 
 class Trust:
-    """That batches are what the script would get without us, until they are shown not to be.
+    """Whether batches are taken to be those of the unchanged script. Lost at the first difference.
 
     Args:
-        on_lost: Told why, once, and whether others that differ may have been given before.
+        on_lost: Called once, with the reason and whether the script may have received differing samples before.
 
     Attributes:
-        reason: Why not any more; empty as long as it is trusted.
+        reason: Why trust was lost; "" while it holds.
     """
 
     def __init__(self, on_lost: Callable[[str, bool], None]) -> None:
@@ -54,27 +55,27 @@ class Trust:
         self._on_lost = on_lost
 
     def lose(self, reason: str, *, given: bool) -> None:
-        """Trust it no more.
+        """Lose trust.
 
         Args:
             reason: What differed.
-            given: Whether others of this epoch, which were not compared, were given before.
+            given: Whether the script received samples of this epoch that were not compared.
         """
         if not self.reason:
             self.reason = reason
             self._on_lost(reason, given)
 
     def end(self) -> None:
-        """The same without a word: the watching is over."""
-        self.reason = self.reason or "the script goes on without us"
+        """Stop checking, without reporting a reason."""
+        self.reason = self.reason or "the script continues without Hasten"
 
 
 class Reads:
-    """Reads samples as torch's fetcher does, and tells which were read.
+    """Reads samples as torch's fetcher does, and can record the indices.
 
     Args:
         dataset: The dataset.
-        batched: Whether the loader makes batches of several samples; only then torch reads them in one call.
+        batched: Whether the loader makes batches of several samples. Only then torch reads them in one call.
     """
 
     def __init__(self, dataset: Any, *, batched: bool = True) -> None:
@@ -82,12 +83,12 @@ class Reads:
         self._noted: set[Any] | None = None
 
     def one(self, index: Any) -> Any:
-        """One sample."""
+        """Read one sample."""
         self._note((index,))
         return self.dataset[index]
 
     def many(self, indices: Sequence[Any]) -> list[Any]:
-        """Several, in one call where the dataset can."""
+        """Read several samples, in one call if the dataset supports it."""
         self._note(indices)
         if self.in_one_call:
             return list(self.dataset.__getitems__(indices))
@@ -95,12 +96,12 @@ class Reads:
 
     @property
     def in_one_call(self) -> bool:
-        """Whether the dataset reads several samples in one call; asked as torch asks."""
+        """Whether the dataset reads several samples in one call, by the same test as torch."""
         return self._batched and bool(getattr(self.dataset, "__getitems__", None))
 
     @contextmanager
     def noting(self) -> Iterator[set[Any]]:
-        """Collect the indices that are read meanwhile."""
+        """Record the indices that are read inside the `with` block."""
         self._noted = read = set[Any]()
         try:
             yield read
@@ -113,16 +114,16 @@ class Reads:
 
 
 class PureLoad:
-    """Takes samples through a load that keeps them, and compares some of them. Stands in the dataset's place at a fetcher.
+    """Gets samples from a cache and compares some of them with fresh ones. Replaces the dataset in a fetcher.
 
     Args:
-        load: Gives a sample, kept or read through `reads`.
-        kept: Gives the kept copy of a sample, or `MISSING`.
+        load: Returns a sample, from the cache or read through `reads`.
+        kept: Returns the cached copy of a sample, or `MISSING`.
         reads: Reads the dataset itself.
         trust: Lost at the first sample that differs.
-        num_samples: Indices from 0 up to this are kept; others go to the dataset.
-        load_many: As `load`, for several samples; None takes them one by one.
-        copies: Hand out copies, where what takes them might change them in place.
+        num_samples: Indices from 0 up to this number are cached; others are read from the dataset.
+        load_many: Like `load`, for several samples; None loads them one by one.
+        copies: Return copies, because the consumer may modify samples in place.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class PureLoad:
         self._kept, self._num, self._copies = kept, num_samples, copies
         self._rate = compared_frac(num_samples)
         self._given, self._owed = 0, 0.0
-        self._random = random.Random(0)  # noqa: S311 - which samples are compared; the script's generators stay untouched
+        self._random = random.Random(0)  # noqa: S311 - selects samples to compare; the script's generators stay untouched
 
     def __getitem__(self, index: Any) -> Any:
         if self._trust.reason or not self._known(index):
@@ -148,13 +149,13 @@ class PureLoad:
         return self._taken([index], lambda: [self._reads.one(index)])[0]
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
-        """Several samples, in order."""
+        """Return several samples, in order."""
         if self._trust.reason or not all(map(self._known, indices)):
             return self._reads.many(indices)
         return self._taken(indices, lambda: self._reads.many(indices))
 
     def begin_epoch(self) -> None:
-        """Compare a random part of what is kept, before any of it is given."""
+        """Compare a random selection of cached samples before any of them is used."""
         self._given, compared = 0, 0
         if self._trust.reason:
             return
@@ -172,7 +173,7 @@ class PureLoad:
                 return
 
     def spread_comparisons(self) -> None:
-        """Compare more as the epoch goes on: a trial sees a part of one, and has to pay its share of those at the start."""
+        """Raise the comparison rate, so that a trial, which sees part of an epoch, bears its share of an epoch's checks."""
         self._rate = min(epoch_compared_frac(self._num), 1.0)
 
     def _known(self, index: Any) -> bool:
@@ -181,53 +182,56 @@ class PureLoad:
     def _taken(self, indices: Sequence[Any], fresh: Callable[[], list[Any]]) -> list[Any]:
         numbers, before = [int(index) for index in indices], get_random_state()
         try:
-            found, why = self._try(numbers, before)
-        except Exception as error:  # noqa: BLE001 - of ours: what is the dataset's own is raised below
-            found, why = [], _words(error)
+            samples, why = self._try(numbers, before)
+        except Exception as error:  # noqa: BLE001 - an error in Hasten: errors of the dataset are raised below
+            samples, why = [], _words(error)
         if not why:
-            return found
+            return samples
         set_random_state(before)
-        samples = fresh()  # raises what is the dataset's own, as it would without us
+        samples = fresh()  # raises the dataset's own errors, as without Hasten
         self._trust.lose(why, given=self._given > 0)
         return samples
 
     def _try(self, numbers: list[int], before: RandomState) -> tuple[list[Any], str]:
-        """Samples, kept or read; and why they are not to be given, if so."""
+        """Return samples, cached or read, and the reason why they must not be used; "" if they may."""
         try:
             with self._reads.noting() as read:
-                found = [self._load(number) for number in numbers] if self._many is None else self._many(numbers)
-            found = copy.deepcopy(found) if self._copies else found
-        except Exception as error:  # noqa: BLE001 - of ours or of the dataset: reading it again tells
+                samples = [self._load(number) for number in numbers] if self._many is None else self._many(numbers)
+            samples = copy.deepcopy(samples) if self._copies else samples
+        except Exception as error:  # noqa: BLE001 - of Hasten or of the dataset; reading again decides
             return [], _words(error)
-        hits = [at for at, number in enumerate(numbers) if number not in read]
-        why = next(filter(None, (self._why_other(numbers[at], found[at]) for at in self._chosen(hits))), "")
+        hits = [place for place, number in enumerate(numbers) if number not in read]
+        chosen = self._chosen(hits)
+        why = next(filter(None, (self._why_other(numbers[place], samples[place]) for place in chosen)), "")
         moved = moved_generator(before, get_random_state())
         if not why and moved:
             why = f"reading a sample draws random numbers ({moved})"
         if not why:
             self._given += len(hits)
-        return found, why
+        return samples, why
 
     def _chosen(self, hits: list[int]) -> list[int]:
-        """Which of these are compared."""
+        """Select the samples to compare."""
         self._owed += len(hits) * self._rate
         count = min(int(self._owed), len(hits))
         self._owed -= count
         return self._random.sample(hits, count)
 
     def _why_other(self, index: int, kept: Any) -> str:
-        """How a kept sample differs from what the dataset gives now; "" if it does not."""
+        """Return how a cached sample differs from a fresh one; "" if it does not."""
         before = get_random_state()
         try:
             fresh = self._reads.many([index])[0]
-        except Exception as error:  # noqa: BLE001 - of the script, whose loop meets it or does not
+        except Exception as error:  # noqa: BLE001 - an error of the script, which its own loop may or may not meet
             return f"sample {index} cannot be read again: {type(error).__name__}: {error}"
         why = difference(kept, fresh, f"sample {index}")
         moved = moved_generator(before, get_random_state())
-        return f"read again, {why}" if why else (f"reading sample {index} draws random numbers ({moved})" if moved else "")
+        return (
+            f"when read again, {why}" if why else (f"reading sample {index} draws random numbers ({moved})" if moved else "")
+        )
 
 
 def _words(error: Exception) -> str:
-    """What a cache says of a sample, without its advice to those who write jobs; of other errors, what they say."""
-    told = str(error)
-    return told.partition(":")[0] if isinstance(error, JobError) else f"keeping failed: {type(error).__name__}: {told}"
+    """Return a cache's message about a sample without its advice for authors of jobs. Describe other errors in full."""
+    message = str(error)
+    return message.partition(":")[0] if isinstance(error, JobError) else f"caching failed: {type(error).__name__}: {message}"

@@ -1,9 +1,9 @@
-"""The iterator that a script's loop reads from when its samples are cached or its batches come from worker processes.
+"""The iterator for a script's loop if its samples are cached or its batches come from worker processes.
 
-It is PyTorch's own iterator without workers: the sampler gives each index, and each random number is drawn, at the same
-moment as without Hasten. A batch from a worker is returned only if it was made for that very index. The first batch of each
-epoch is compared with the same batch made here, and one sample in sixteen of the others. If anything goes wrong in a worker,
-or if anything differs, the batch is made here instead.
+It behaves like PyTorch's iterator without workers: it takes each index from the sampler, and draws each random number, at
+the same moment as without Hasten. A batch from a worker is used only if it was made for that very index. The first batch of
+each epoch, and one sample in sixteen of the others, is compared with the same batch made in this process. If a worker fails
+or a comparison shows a difference, the batch is made in this process instead.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from hasten.script.data.workers import MISSED, Made, WorkerEpoch
 
 @dataclass(kw_only=True)
 class Sources:
-    """Where an iterator gets its samples and batches from.
+    """Sources of an iterator's samples and batches.
 
     Attributes:
         live: Counts `pinned_batches`.
-        trust: Caches and workers are left alone once it is lost.
-        samples: Replaces the dataset at the fetcher; None leaves the dataset in place.
+        trust: Once it is lost, caches and workers are no longer used.
+        samples: Replaces the dataset in the fetcher; None leaves the dataset in place.
         predictable: Whether the batches can be computed ahead of the sampler.
-        start_workers: Starts worker processes for an epoch, given the seed that PyTorch would give them; None has none.
-        give_up: Called with the reason if no more batches are to come from workers.
-        num_workers: Worker processes.
-        comparable: Whether batches from workers can be compared; not if random numbers make them differ.
+        start_workers: Starts worker processes for an epoch with the seed that PyTorch would use; None for no workers.
+        give_up: Called with the reason if no more batches are taken from workers.
+        num_workers: Number of worker processes.
+        comparable: Whether batches from workers can be compared. They cannot if random numbers make them differ.
     """
 
     live: LiveJob
@@ -57,7 +57,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
 
     Args:
         loader: The script's loader.
-        sources: Where samples and batches come from.
+        sources: Sources of samples and batches.
     """
 
     def __init__(self, loader: DataLoader[Any], sources: Sources) -> None:
@@ -73,14 +73,14 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
             self._dataset_fetcher.dataset = sources.samples
         self._counts_pinned = self._pin_memory
         if sources.start_workers is not None:
-            self._num_workers = sources.num_workers  # tells a profiler that it waits for other processes
+            self._num_workers = sources.num_workers  # tells the profiler that the iterator waits for other processes
 
     def upcoming(self, count: int) -> list[Any]:
-        """The indices that the sampler will give next and that no worker has been given yet."""
+        """Return the indices that the sampler will give next and that no worker has received yet."""
         return [] if self._lookahead is None else self._lookahead.peek(count)
 
     def stop(self) -> None:
-        """Take no more batches from workers; the loop may go on."""
+        """Take no more batches from workers. The loop may continue."""
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.stop()
@@ -90,7 +90,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
             self.stop()
 
     def _next_index(self) -> Any:
-        return self._indices.pop() if self._indices else super()._next_index()  # type: ignore[no-untyped-call]  # torch says nothing of its types
+        return self._indices.pop() if self._indices else super()._next_index()  # type: ignore[no-untyped-call]  # torch has no types here
 
     def _next_data(self) -> Any:
         if not self._begun:
@@ -109,16 +109,16 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         return batch
 
     def _begin(self) -> None:
-        """Look ahead from here: just before the first index is taken, which decides the order of the epoch."""
+        """Start looking ahead, just before the first index is taken, which decides the order of the epoch."""
         self._begun = True
         sources = self._sources
-        if threading.current_thread() is not threading.main_thread():  # beside which generators may move at any time
+        if threading.current_thread() is not threading.main_thread():  # the main thread may use generators at any time
             self._dataset_fetcher.dataset = self._dataset
             return
         if sources.samples is not None:
             try:
                 sources.samples.begin_epoch()
-            except Exception as error:  # noqa: BLE001 - of ours: the samples themselves are read as ever
+            except Exception as error:  # noqa: BLE001 - an error in Hasten: samples are read as usual
                 sources.trust.lose(_reason(error), given=False)
         if not sources.predictable:
             return
@@ -126,15 +126,15 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
             self._lookahead = Lookahead(self._index_sampler)
             if sources.start_workers is not None and not sources.trust.reason:
                 self._workers = sources.start_workers(self._lookahead, int(self._base_seed))
-        except Exception as error:  # noqa: BLE001 - of ours: the sampler itself is untouched
+        except Exception as error:  # noqa: BLE001 - an error in Hasten: the sampler itself is untouched
             sources.give_up(_reason(error))
 
     def _from_workers(self, index: Any) -> Any:
-        """The batch that a worker made for `index`; `MISSED` if it has to be made here."""
+        """Return the batch that a worker made for `index`, or `MISSED` if it has to be made in this process."""
         workers, sources = self._workers, self._sources
         if sources.start_workers is None:
             if self._lookahead is not None:
-                next(self._lookahead, None)  # it stays in step with the sampler
+                next(self._lookahead, None)  # stay in step with the sampler
             return MISSED
         if workers is None or workers.stopped or sources.trust.reason:
             self.stop()
@@ -142,18 +142,18 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         failure: Exception | None = None
         try:
             made = workers.take(index)
-        except Exception as error:  # noqa: BLE001 - of ours or of the script: making the batch here tells which
+        except Exception as error:  # noqa: BLE001 - of Hasten or of the script; making the batch here decides
             failure = error
-        if failure is not None:  # outside the handler: the script's own error must not carry this one as its context
+        if failure is not None:  # outside the handler, so that an error of the script does not get this one as its context
             return self._made_here(index, failure)
         if made is MISSED:
             self.stop()
-            sources.give_up("its sampler gave another batch than expected")
+            sources.give_up("the sampler gave a different batch than expected")
             return MISSED
         return self._checked(index, made)
 
     def _made_here(self, index: Any, error: Exception) -> Any:
-        """Make the batch that failed in a worker: an error of the script is raised as it would be without workers."""
+        """Make the batch that failed in a worker. An error of the script is raised as it would be without workers."""
         batch = self._plain_batch(index)
         self.stop()
         self._sources.give_up(_reason(error))
@@ -165,7 +165,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         return super()._next_data()  # type: ignore[no-untyped-call]  # as above
 
     def _checked(self, index: Any, made: Made) -> Any:
-        """The batch of a worker; where a comparison shows another one, that which is made here, and no more from workers."""
+        """Return a worker's batch. If a comparison shows a difference, make the batch here and stop using workers."""
         given, self._from_others = self._from_others, self._from_others + 1
         if not self._sources.comparable or not self._compares(index, made, first=not given):
             return made.batch
@@ -179,7 +179,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         return self._plain_batch(index)
 
     def _compares(self, index: Any, made: Made, *, first: bool) -> bool:
-        """Whether this batch is compared: the first of an epoch is, then so many samples of all."""
+        """Return whether this batch is compared: the first of an epoch, then `COMPARED_FRAC` of all samples."""
         if first:
             return True
         self._owed += COMPARED_FRAC * (1 if made.witness is None else len(index))
@@ -188,13 +188,13 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         return due
 
     def _why_other(self, index: Any, made: Made, *, whole: bool) -> str:
-        """How a batch differs from one that is made here; "" if it does not."""
+        """Return how a batch differs from the one made in this process; "" if it does not."""
         before = get_random_state()
         try:
             fresh = self._plain.fetch(index if whole else [index[made.at]])
-        except Exception as error:  # noqa: BLE001 - of the script: making the whole batch here raises it, or does not
-            return f"a batch made ahead cannot be made here: {_reason(error)}"
-        why = difference(made.batch if whole else made.witness, fresh, "a batch made ahead")
+        except Exception as error:  # noqa: BLE001 - an error of the script; making the whole batch here may raise it
+            return f"a prefetched batch cannot be made in this process: {_reason(error)}"
+        why = difference(made.batch if whole else made.witness, fresh, "a prefetched batch")
         moved = moved_generator(before, get_random_state())
         return why or (f"making a batch draws random numbers ({moved})" if moved else "")
 

@@ -1,10 +1,11 @@
-"""The data seams of an attached script: its training loader is described to the live job, and read as a plan wants it.
+"""Describe a script's training loader to the live job, and read its data as a plan requires.
 
-The training loader is the first that is iterated with gradients enabled and from whose batches steps come. What a plan may
-do to it, each time it is iterated: cache samples (`guard`), make batches in worker processes (`workers`), page-lock them.
-The loop sees the same batches in the same order, and each random number of the script is drawn when it would be without us
-(`iterator`); only where samples are random themselves, workers draw others for them. What the script changes between epochs
-reaches its batches: workers are forked for each epoch, and what is kept is compared at the start of each.
+The training loader is the first one that is iterated with gradients enabled and whose batches lead to optimizer steps. A
+plan may cache its samples (`guard`), make its batches in worker processes (`workers`), and pin them in memory. The loop
+gets the same batches in the same order, and each random number of the script is drawn at the same moment as without Hasten
+(`iterator`). The only exception: if samples are random themselves, workers draw other random numbers for them. Changes that
+the script makes between epochs affect its batches as usual, because workers are forked for each epoch and cached samples
+are compared at the start of each.
 """
 
 from __future__ import annotations
@@ -43,27 +44,27 @@ from hasten.script.data.workers import WorkerEpoch, WorkerLoader
 from hasten.script.patches import Patches
 from hasten.script.plan.reach import reached, why_beyond
 
-READ_IN_ORDER = "the dataset is read in order: it has no samples that could be cached, or read ahead by their index"
+READ_IN_ORDER = "the dataset is iterable-style: it has no indexed samples that could be cached or read ahead"
 
 
 class Loading:
-    """Fills the live job with what is seen of the data, and applies the part of a plan that acts on it.
+    """Describes the data to the live job, and applies the data optimizations of a plan.
 
     Args:
         live: The live job.
-        plan: What to apply; everything of the seams `dataset` and `loader`.
-        on_failure: Told the name of what could not be applied, or had to be given up, and why.
+        plan: Plan to apply. Only optimizations of the seams `dataset` and `loader` are used.
+        on_failure: Called with the name of an optimization that could not be applied or had to be stopped, and the reason.
 
     Attributes:
-        applied: Names of what is at work.
-        notes: Name -> what of the script's numbers it changes, where it does.
-        stopped: Names of what was at work and is not any more.
-        stale: Why batches may have differed from those of the script alone; empty where none can have.
-        purity: Whether the samples repeat, where the plan needs to know.
-        trimming: Changes the batches that train.
-        thread: The one whose loop it acts on.
-        trained: Whether an optimizer has stepped: the training loader is known from then on.
-        on_moved: Told, before another loader is taken for the training loader, what was said of techniques so far.
+        applied: Names of the active optimizations.
+        notes: Name -> how the optimization changes the script's numbers, if it does.
+        stopped: Names of optimizations that were active and are not any more.
+        stale: Reason why batches may have differed from those of the unchanged script; "" if none can have.
+        purity: Whether reading a sample again gives the same sample, if the plan depends on it.
+        trimming: Changes the training batches.
+        thread: Identifier of the thread whose loop is changed.
+        trained: Whether an optimizer has stepped. From then on the training loader is known.
+        on_moved: Called before another loader becomes the training loader, with the names whose reports are now obsolete.
     """
 
     def __init__(self, live: LiveJob, plan: Plan, on_failure: Callable[[str, BaseException], None]) -> None:
@@ -93,7 +94,7 @@ class Loading:
         self._latest: weakref.ref[ScriptIterator] | None = None
 
     def install(self, patches: Patches) -> None:
-        """Put the seams on."""
+        """Install the seams."""
         self._working = True
         patches.put(DataLoader, "__iter__", self._iterating)
         if self._plan.has(Trait.TRIMS):
@@ -103,7 +104,7 @@ class Loading:
         patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass there
 
     def close(self) -> None:
-        """End what reads ahead, undo what was applied, and leave the script's loaders as they were."""
+        """Stop prefetching, undo the applied optimizations, and restore the script's loaders."""
         self._working = False
         if os.getpid() == self._pid:
             self._take_back()
@@ -118,9 +119,9 @@ class Loading:
         self._entries.clear()
 
     def prime(self, batches: int) -> int:
-        """Fill the caches with the samples of the next batches, as a second epoch finds them; returns how many samples.
+        """Fill the caches with the samples of the next batches, as at the start of a second epoch.
 
-        No further than the present epoch, and nothing if its order cannot be computed ahead.
+        Does not go beyond the current epoch. Returns the number of samples, 0 if their order cannot be predicted.
         """
         iterator = self._latest() if self._latest is not None else None
         if iterator is None or self._cached is None or self._trust.reason:
@@ -133,9 +134,9 @@ class Loading:
         return len(numbers)
 
     def boundary(self) -> str:
-        """How batches would differ from the script's in an epoch after a change; "" if they do not, or nothing is kept.
+        """Return how batches would differ from the script's in an epoch after a change; "" if they would not.
 
-        Workers of the script's own are its own affair, and samples that are random differ by themselves.
+        Not tested if the script has its own workers or if samples are random.
         """
         loader = next(iter(self._loaders), None)
         sources = None if loader is None or not self.purity.pure else self._prepare(loader)
@@ -160,7 +161,7 @@ class Loading:
         return iter_seam
 
     def _counting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Page-locked batches of a loader that has workers of its own."""
+        """Count pinned batches of a loader that has its own workers."""
 
         @functools.wraps(original)
         def next_seam(iterator: Any) -> Any:
@@ -176,11 +177,11 @@ class Loading:
         return dataset is self._dataset and self._here()
 
     def _here(self) -> bool:
-        """Whether this is the process and the thread of the script's loop."""
+        """Return whether this is the process and thread of the script's loop."""
         return self._working and threading.get_ident() == self.thread and os.getpid() == self._pid
 
     def _sources(self, loader: Any) -> Sources | None:
-        """Where the iterator of a loader gets its batches from; None leaves the loader to torch."""
+        """Return the sources of an iterator's batches; None leaves the loader to torch."""
         if not self._here() or isinstance(loader, WorkerLoader):
             return None
         try:
@@ -195,15 +196,15 @@ class Loading:
                 return None
             self._loaders.add(loader)
             return self._prepare(loader)
-        except Exception as error:  # noqa: BLE001 - the script goes on as it would without us, and the reason is told
+        except Exception as error:  # noqa: BLE001 - the script continues as without Hasten, and the reason is reported
             self._give_up_all(error)
             return None
 
     def _was_no_training(self) -> bool:
-        """Whether batches of the loader that was taken for the training loader were fetched, and no step came of them.
+        """Return whether batches of the supposed training loader were fetched but no optimizer step followed.
 
-        A loader may be read for statistics, or for a batch to look at. Where nothing was fetched of it yet, two are read
-        side by side.
+        A script may read a loader for statistics, or to inspect a batch. If nothing was fetched yet, the script reads two
+        loaders in parallel.
         """
         if self.trained or self._dataset is None:
             return False
@@ -211,7 +212,7 @@ class Loading:
         return epoch is None or getattr(epoch, "_num_yielded", 1) > 0
 
     def _move_away(self) -> None:
-        """Undo what was applied to a loader that does not train, and forget it."""
+        """Undo what was applied to a loader that turned out not to be for training, and forget the loader."""
         self._take_back()
         self.on_moved([item.card.name for item in self._plan.optimizations if item.card.seam in DATA_SEAMS])
         for known in (self.applied, self.stopped, self._caching, self._using_workers, self.notes):
@@ -222,7 +223,7 @@ class Loading:
     # Once.
 
     def _open(self, loader: Any) -> None:
-        """The training loader is seen: tell the live job, and apply the plan to it."""
+        """Describe the training loader to the live job, and apply the plan to it."""
         live = self._live
         self._dataset, self._collate = loader.dataset, loader.collate_fn
         live.device = likely_device(live.device)
@@ -265,30 +266,30 @@ class Loading:
         return measure_purity(loader.dataset, loader.collate_fn, some_indices(loader), batched=batched)
 
     def _why_not(self, item: Optimization) -> str:
-        """Why an optimization cannot act on this data; empty where it can, as far as is known before it is applied."""
+        """Return why an optimization cannot act on this data; "" if it can, as far as known before applying it."""
         if why := why_beyond(item.card):
             return why
         if item.card.seam is not Seam.DATASET or Trait.WHOLE_BATCHES in item.card.traits:
             return ""
         if self._own.num_workers:
-            return "the script's worker processes read the samples, each for itself"
+            return "the script's own worker processes read the samples, each separately"
         if not self.purity.pure:
-            differ = f"samples may differ from visit to visit: {self.purity.reason}"
+            differ = f"samples may differ from one reading to the next: {self.purity.reason}"
             return READ_IN_ORDER if self._live.order is None else differ
         return self._why_counted()
 
     def _apply(self, item: Optimization, loader: Any) -> None:
-        """Apply one optimization, or tell why not."""
+        """Apply one optimization, or report why it cannot be applied."""
         live, name = self._live, item.card.name
         pipeline, settings = replace(live.pipeline), live.loader
         why = self._why_not(item)
         if not why:
             try:
                 live.apply(item)
-            except Exception as error:  # noqa: BLE001 - the script goes on without it, and the reason is told
+            except Exception as error:  # noqa: BLE001 - the script continues without it, and the reason is reported
                 self._on_failure(name, error)
                 return
-            live.loader = replace(live.loader, persistent=self._own.persistent)  # those of the script alone outlive an epoch
+            live.loader = replace(live.loader, persistent=self._own.persistent)  # Hasten's own workers end with an epoch
             why = why_not(loader, self._own, live.loader, self.purity.handle, caches=bool(self._caching))
             why = why or (self._why_no_workers() if _other_workers(settings, live.loader) else "")
             if why:
@@ -307,11 +308,11 @@ class Loading:
 
     def _why_counted(self) -> str:
         counts = self.purity.counts
-        return f"reading a sample counts up {counts}, on which later samples may depend" if counts else ""
+        return f"reading a sample changes {counts}, on which later samples may depend" if counts else ""
 
     def _why_no_workers(self) -> str:
         if self._live.order is not None and not self.purity.pure and not self.purity.repeats:
-            return f"samples come from a state of their own, which workers would each begin from: {self.purity.reason}"
+            return f"samples depend on state that each worker would start from separately: {self.purity.reason}"
         return self._why_counted()
 
     # At each epoch.
@@ -327,7 +328,7 @@ class Loading:
                 self._overrides.set_workers(loader, wanted)
             return None
         workers = bool(self._using_workers) and not self._trust.reason and _same_function(loader.collate_fn, self._collate)
-        if type(loader)._get_iterator is not DataLoader._get_iterator or not (workers or self._cached or wanted.pin_memory):  # noqa: SLF001 - a subclass may make iterators of its own
+        if type(loader)._get_iterator is not DataLoader._get_iterator or not (workers or self._cached or wanted.pin_memory):  # noqa: SLF001 - a subclass may create other iterators
             return None
         unpredictable = why_unpredictable(index_sampler(loader)) if workers or self._cached else ""
         if workers and unpredictable:
@@ -346,20 +347,20 @@ class Loading:
     def _start_workers(self, loader: Any, lookahead: Lookahead, seed: int) -> WorkerEpoch:
         return WorkerEpoch(loader, self._live.loader, lookahead, seed, witnesses=self.purity.pure)
 
-    # What does not go on.
+    # Stop optimizations.
 
-    def _lost(self, reason: str, given: bool) -> None:  # noqa: FBT001 - called as `Trust` says
-        """A sample or a batch differed from a fresh one."""
-        words = f"samples are not what they were: {reason}"
+    def _lost(self, reason: str, given: bool) -> None:  # noqa: FBT001 - signature required by `Trust`
+        """Stop caching and workers, because a sample or a batch differed from a fresh one."""
+        message = f"samples have changed: {reason}"
         if given:
-            words += "; batches before, in this epoch, may have held samples as they were earlier"
-            self.stale = words
-        self._end([*self._caching, *self._using_workers], words)
+            message += "; earlier batches of this epoch may contain outdated samples"
+            self.stale = message
+        self._end([*self._caching, *self._using_workers], message)
 
     def _give_up(self, reason: str) -> None:
-        """Make nothing ahead any more."""
+        """Stop making batches ahead."""
         names, self._using_workers = self._using_workers, []
-        self._end(names, f"no more batches are made ahead: {reason}")
+        self._end(names, f"batches are no longer made ahead: {reason}")
 
     def _not_trimmed(self, error: BaseException) -> None:
         trimming = [item.card.name for item in self._plan.optimizations if Trait.TRIMS in item.card.traits]
@@ -371,24 +372,24 @@ class Loading:
         for name in self._stop(self.applied) or ["data"]:
             self._on_failure(name, error)
 
-    def _end(self, names: list[str], words: str) -> None:
+    def _end(self, names: list[str], message: str) -> None:
         self._end_workers()
         for name in self._stop(names):
-            self._on_failure(name, JobError(words))
+            self._on_failure(name, JobError(message))
 
     def _end_workers(self) -> None:
-        """End the workers; the collection of an iterator may be put off by an error's traceback."""
+        """End the workers explicitly, because the traceback of an error may keep an iterator alive."""
         for iterator in list(self._iterators):
             iterator.stop()
 
     def _stop(self, names: list[str]) -> list[str]:
-        """Withdraw what was at work."""
+        """Withdraw active optimizations and list them as stopped."""
         gone = self._withdraw(names)
         self.stopped += gone
         return gone
 
     def _withdraw(self, names: list[str]) -> list[str]:
-        """Say no more of these that they are applied; they are undone at the end. Returns those that were."""
+        """List optimizations as no longer applied. They are undone at the end. Returns those that were active."""
         gone = [name for name in self.applied if name in names]
         self.applied = [name for name in self.applied if name not in gone]
         ours = [entry for entry in self._entries if entry[0].card.name in gone]
@@ -413,7 +414,7 @@ def _ignore(_reason: str) -> None:
 
 
 def _same_function(one: Any, other: Any) -> bool:
-    """Whether two collate functions do the same: one function, or one lambda made twice that holds nothing."""
+    """Return whether two collate functions do the same: one function, or one lambda that captures nothing."""
     if one is other or one == other:
         return True
     code = getattr(one, "__code__", None)

@@ -1,8 +1,8 @@
-"""Compute the batches that a sampler will give, with a copy of it, so that workers can start on them early.
+"""Predict the batches of a sampler with a copy of it, so that workers can start on them early.
 
-Only PyTorch's own samplers are copied: what they draw from the generators of the process they draw with their first index,
-and other generators can be copied. The caller compares each index with the one that the real sampler gives later, so a wrong
-prediction costs time and nothing else.
+Only PyTorch's own samplers are copied: they draw from the process's generators only with their first index, and their own
+generators can be copied. The caller compares each predicted index with the one that the real sampler gives later, so a wrong
+prediction only costs time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SEQUENCES = (list, tuple, range)
 
 
 class Lookahead:
-    """The indices that a sampler will give from its next epoch on, in order. Made just before its first index is taken.
+    """The indices that a sampler will give from its next epoch on, in order. Created just before its first index is taken.
 
     Args:
-        sampler: One for which `why_unpredictable` returns "".
+        sampler: A sampler for which `why_unpredictable` returns "".
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -43,7 +43,7 @@ class Lookahead:
             self.peek(1)
 
     def peek(self, count: int) -> list[Any]:
-        """The next `count` indices, or fewer at the end; they are not consumed."""
+        """Return the next `count` indices, or fewer at the end, without consuming them."""
         self._ready.extend(islice(self._indices, max(count - len(self._ready), 0)))
         return list(islice(self._ready, count))
 
@@ -57,23 +57,23 @@ class Lookahead:
 
 
 def why_unpredictable(sampler: Any) -> str:
-    """Why the batches of a sampler cannot be computed ahead; "" if they can."""
+    """Return why the batches of a sampler cannot be predicted; "" if they can."""
     if type(sampler) is BatchSampler:
         return why_unpredictable(sampler.sampler)
     if type(sampler) in (*SAMPLERS, *_SEQUENCES):
         return ""
-    return f"{type(sampler).__name__} is not one of PyTorch's samplers, so it cannot be run ahead"
+    return f"{type(sampler).__name__} is not one of PyTorch's samplers, so its batches cannot be predicted"
 
 
 def draws_at_start(sampler: Any) -> bool:
-    """Whether a sampler draws all its random numbers with its first index, so that reading it early changes nothing."""
+    """Return whether a sampler draws all its random numbers with its first index, so that reading ahead changes nothing."""
     if type(sampler) is BatchSampler:
         return draws_at_start(sampler.sampler)
     return type(sampler) in (*SAMPLERS, *_SEQUENCES) and getattr(sampler, "generator", None) is None
 
 
 def same_index(expected: Any, given: Any) -> bool:
-    """Whether a sampler gave the index that was expected."""
+    """Return whether a sampler gave the expected index."""
     return type(expected) is type(given) and bool(expected == given)
 
 

@@ -1,7 +1,7 @@
-"""Is a dataset pure: does each sample come out the same at every visit, and is no random number drawn for it?
+"""Test whether a dataset is pure: each sample is the same at every reading, and no random numbers are drawn for it.
 
-Only samples of a pure dataset may be kept, or read ahead by threads. It is measured on a few of them, in a forked copy of
-the process, so that no counter, no file and no generator of the script moves by it; `guard` watches later.
+Only samples of a pure dataset may be cached or read ahead by threads. The test reads a few samples in a forked copy of the
+process, so that no counter, file or generator of the script changes. `guard` keeps checking later.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from hasten.script.data.fork import ForkError, run_in_fork
 from hasten.script.data.guard import epoch_compared_frac
 
 ENOUGH_S = 1.0
+"""Seconds of reading after which no further samples are read."""
 ENOUGH_BYTES = 1 << 28
+"""Bytes of samples after which no further samples are read."""
 LEAST = 2
-"""No further sample is read once reading has taken so long, or the samples are so large; but two are."""
+"""Number of samples that are read in any case."""
 LIMIT_S = 30.0
+"""Seconds after which the test is stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Purity:
-    """What reading a few samples has shown.
+    """Result of reading a few samples.
 
     Attributes:
-        pure: Whether samples and batches came out the same twice, and no random generator moved.
-        reason: Why not; empty where it is pure.
-        repeats: Whether they came out the same with the same states of the generators of the process.
-        handle: An open file or connection that the dataset holds after reading, which threads or processes would share.
-        counts: Where reading a sample counts something, on which other samples may depend; empty for nowhere.
-        num_read: Samples that were read.
-        sample_bytes: Bytes of one sample: its tensors, and the rest of it pickled; None if that cannot be.
-        load_frac: Share of the time of making a batch that goes into reading its samples.
-        wait_frac: Share of that time in which the process was not on a core.
+        pure: Whether samples and batches were the same at both readings, and no random generator changed.
+        reason: Why the dataset is not pure; "" if it is.
+        repeats: Whether readings with the same states of the process's generators give the same samples.
+        handle: Open file or connection of the dataset after reading, which threads or processes would share; "" for none.
+        counts: Where reading a sample changes a counter or list, on which other samples may depend; "" for nowhere.
+        num_read: Number of samples that were read.
+        sample_bytes: Bytes of one sample: its tensors, plus the rest of it pickled; None if it cannot be pickled.
+        load_frac: Share of the time of making a batch that is spent reading samples.
+        wait_frac: Share of that time in which the process used no CPU.
     """
 
     pure: bool = False
@@ -64,24 +67,24 @@ def measure_purity(
 
     Args:
         dataset: A map-style dataset.
-        collate: Makes a batch of samples.
-        indices: Of the samples, as the sampler gives them. Few are read where reading is slow.
-        batched: Whether `collate` takes a list of samples, not one.
-        limit_s: Give up after so many seconds.
+        collate: Makes a batch from samples.
+        indices: Indices of the samples, in the sampler's order. Fewer are read if reading is slow.
+        batched: Whether `collate` takes a list of samples instead of one.
+        limit_s: Seconds after which the test is stopped.
     """
     if not indices:
         return Purity()
     try:
-        found, printed = run_in_fork(lambda: _measure(dataset, collate, list(indices), batched=batched), limit_s=limit_s)
+        result, printed = run_in_fork(lambda: _measure(dataset, collate, list(indices), batched=batched), limit_s=limit_s)
     except (ForkError, OSError) as error:
-        return Purity(reason=f"its samples could not be read aside: {error}")
-    return replace(found, pure=False, reason="reading a sample prints") if printed and found.pure else found
+        return Purity(reason=f"its samples could not be read in a separate process: {error}")
+    return replace(result, pure=False, reason="reading a sample prints") if printed and result.pure else result
 
 
 def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
-    """What `hasten.core.facts.JobFacts` says of data, for a script whose training loader was seen.
+    """Return the fields of `hasten.core.facts.JobFacts` about data, for a script whose training loader is known.
 
-    Its fetcher calls `__getitems__` by itself where a dataset has it, so that there is nothing to gain by it.
+    `has_getitems` is False because torch's fetcher already calls `__getitems__`, so there is nothing to gain.
     """
     batches = None if live.order is None else len(live.order(0))
     return {
@@ -103,7 +106,7 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
 
 
 def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *, batched: bool) -> Purity:
-    """Where this runs, everything may be touched."""
+    """Run the test. It runs in a forked process, so it may change anything."""
     with kept_random_state():
         untouched = fingerprint(dataset, collate)
         seed_sample(1, 0, 0)
@@ -112,11 +115,11 @@ def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *,
         first, frozen = _read_some(dataset, indices, batched=batched)
         load_s = perf_counter() - started
         drawn = moved_generator(at_first, get_random_state())
-        why = _told("once others were read", difference(frozen, first, "samples"))
+        why = _told("after other samples were read", difference(frozen, first, "samples"))
         before_s = perf_counter()
         batches = _collated(collate, first, batched=batched)
         wall = load_s + perf_counter() - before_s
-        found = Purity(
+        result = Purity(
             num_read=len(first),
             handle=open_handle(dataset),
             sample_bytes=_bytes(frozen[0]),
@@ -129,17 +132,17 @@ def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *,
             second, drawn_again = _again(dataset, collate, indices[: len(first)], batched=batched)
         drawn = drawn or drawn_again[0]
         why = f"reading a sample draws random numbers ({drawn})" if drawn else why
-        why = why or _told("read again", difference(frozen, second[0], "samples"))
+        why = why or _told("when read again", difference(frozen, second[0], "samples"))
         why = why or (f"collating draws random numbers ({drawn_again[1]})" if drawn_again[1] else "")
-        why = why or _told("collated again", difference(kept, second[1], "batches"))
+        why = why or _told("when collated again", difference(kept, second[1], "batches"))
         repeats = not why or not difference(second, _again(dataset, collate, indices[: len(first)], batched=batched)[0])
-        return replace(found, pure=not why, reason=why, repeats=repeats, counts=counts)
+        return replace(result, pure=not why, reason=why, repeats=repeats, counts=counts)
 
 
 def _again(
     dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *, batched: bool
 ) -> tuple[list[Any], tuple[str, str]]:
-    """Copies of samples and batches, read with generators of another seed; and which of these moved by each."""
+    """Return samples and batches, read with another seed, and the generators that reading and collating used."""
     seed_sample(2, 0, 0)
     states = [get_random_state()]
     samples = [copy.deepcopy(dataset[index]) for index in indices]
@@ -152,8 +155,8 @@ def _again(
 
 @contextmanager
 def _as_in_a_worker(dataset: Any) -> Iterator[None]:
-    """Let a dataset that asks which worker reads it find itself in the second of two."""
-    before = worker._worker_info  # noqa: SLF001 - where torch keeps it
+    """Make a dataset that asks for its worker see the second of two workers."""
+    before = worker._worker_info  # noqa: SLF001 - torch has no public name for it
     worker._worker_info = worker.WorkerInfo(id=1, num_workers=2, seed=2, dataset=dataset)  # noqa: SLF001 - as above
     try:
         yield
@@ -166,7 +169,7 @@ def _collated(collate: Callable[[Any], Any], samples: list[Any], *, batched: boo
 
 
 def _read_some(dataset: Any, indices: list[Any], *, batched: bool) -> tuple[list[Any], list[Any]]:
-    """Read samples as a fetcher does, and copy each as it comes: a dataset may fill one buffer again and again."""
+    """Read samples as a fetcher does, and copy each one at once, because a dataset may reuse one buffer."""
     many = getattr(dataset, "__getitems__", None) if batched else None
     if many:
         several = list(many(indices))
@@ -190,6 +193,6 @@ def _told(when: str, why: str) -> str:
 def _bytes(sample: Any) -> int | None:
     try:
         tensors, rest = content(sample)
-    except Exception:  # noqa: BLE001 - what cannot be pickled or laid out as bytes has no size that could be kept
+    except Exception:  # noqa: BLE001 - a sample that cannot be pickled or converted to bytes has no size
         return None
     return sum(len(data) for _, _, data in tensors) + len(rest)

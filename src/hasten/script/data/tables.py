@@ -1,7 +1,7 @@
-"""Batches of a table in memory, gathered at once: what torch's loader does row by row, and stacks again.
+"""Gather batches of in-memory tables in one indexing call, instead of row by row as torch's loader does.
 
-A `TensorDataset` gives the rows of a batch one by one, and the default collate function stacks them. Picking the same rows
-of each tensor in one call gives the same batch, bit for bit.
+A `TensorDataset` returns the rows of a batch one by one, and the default collate function stacks them. Selecting the same
+rows of each tensor in one call gives a bitwise equal batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hasten.core.live import LiveJob
 from hasten.script.patches import Patches
 
 _ROW = TensorDataset.__getitem__
-"""As torch has it: a script may put another in its place."""
+"""Torch's own method, to detect that a script has replaced it."""
 
 
 def is_table(dataset: Any, collate: Any) -> bool:
-    """Whether batches of a data set are stacked rows of tensors in memory, and nothing else happens to them."""
+    """Return whether the batches of a dataset are just stacked rows of tensors in memory."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     if type(dataset) is not TensorDataset or collate is not default_collate or TensorDataset.__getitem__ is not _ROW:
@@ -38,30 +38,30 @@ def is_table(dataset: Any, collate: Any) -> bool:
 
 
 def gathered(dataset: Any, indices: Sequence[int]) -> list[torch.Tensor]:
-    """The batch of these samples of a table, `[rows, ...]` of each of its tensors.
+    """Return the batch of these samples of a table: a `[rows, ...]` tensor for each tensor of the dataset.
 
     Raises:
-        IndexError: There is no such sample.
+        IndexError: An index is out of range.
     """
     while type(dataset) is Subset:
         indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-    at = torch.tensor(indices)
-    return [tensor[at] for tensor in dataset.tensors]
+    rows = torch.tensor(indices)
+    return [tensor[rows] for tensor in dataset.tensors]
 
 
 class Gathering:
-    """Gathers the batches of the training loader where `live.pipeline.gather` says so.
+    """Gathers the batches of the training loader if `live.pipeline.gather` is set.
 
     Args:
-        live: The script's live job; told `batched_reading_calls` and `batched_reading_samples`.
-        trains: Whether a fetcher reads the training data, in the loop's own process and thread.
+        live: The script's live job. Counts `batched_reading_calls` and `batched_reading_samples`.
+        trains: Returns whether a dataset is the training data, read in the loop's own process and thread.
     """
 
     def __init__(self, live: LiveJob, trains: Callable[[Any], bool]) -> None:
         self._live, self._trains = live, trains
 
     def install(self, patches: Patches) -> None:
-        """Put the seam on."""
+        """Install the seam."""
         patches.put(_MapDatasetFetcher, "fetch", self._fetching)
 
     def _fetching(self, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -70,12 +70,12 @@ class Gathering:
             if not self._live.pipeline.gather or not fetcher.auto_collation or not self._trains(fetcher.dataset):
                 return original(fetcher, index)
             plain = type(index) is list and all(type(one) is int for one in index)
-            collate = getattr(fetcher.collate_fn, "hasten_collate", fetcher.collate_fn)  # beneath a seam that looks on
+            collate = getattr(fetcher.collate_fn, "hasten_collate", fetcher.collate_fn)  # without the wrapper for timing
             if not plain or not is_table(fetcher.dataset, collate):
                 return original(fetcher, index)
             try:
                 batch = gathered(fetcher.dataset, index)
-            except IndexError:  # its own error names the sample
+            except IndexError:  # torch's own error names the sample
                 return original(fetcher, index)
             self._live.count("batched_reading_calls")
             self._live.count("batched_reading_samples", len(index))

@@ -16,7 +16,7 @@ from hasten.core.live import LiveJob
 from hasten.script.patches import Patches
 
 TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest difference allowed between two results, as a share of the largest value; `TOLERANCE` for other types."""
+"""Largest difference allowed between two results, as a share of the largest value. `TOLERANCE` applies to other types."""
 TOLERANCE = 1e-4
 _CONSTANTS = (type(None), bool, str, int, float)
 
@@ -32,8 +32,8 @@ class Trimming:
 
     Args:
         live: The script's live job.
-        trains: Whether an iterator is that of the training loader, in the loop's own process and thread.
-        on_failure: Called with the error if a change fails; batches then stay as they are.
+        trains: Returns whether an iterator belongs to the training loader, in the loop's own process and thread.
+        on_failure: Called with the error if a change fails. Batches then stay unchanged.
 
     Attributes:
         last: The last batch before and after the change; None if it was not changed.
@@ -76,7 +76,7 @@ class Trimming:
             kwargs: As `args`.
         """
         if self.last is None:
-            return "no batch was cut in the steps that were looked at"
+            return "no batch was trimmed in the examined steps"
         whole, trimmed = self.last
         try:
             positional, named = _replaced([args, kwargs], list(iter_tensors(trimmed)), list(iter_tensors(whole)))
@@ -87,7 +87,7 @@ class Trimming:
         return difference(_cut_like(of_whole, of_trimmed), of_trimmed)
 
     def draws(self, call: Call, model: nn.Module, args: tuple[Any, ...], kwargs: Any) -> bool:
-        """Whether the model draws random numbers in training, as dropout does: batches of another shape draw others."""
+        """Return whether the model draws random numbers in training, as dropout does: other shapes draw other numbers."""
         before = torch.get_rng_state()
         with torch.no_grad():
             call(model, *args, **kwargs)
@@ -100,35 +100,35 @@ def difference(one: Any, other: Any) -> str:
     """Describe how two results differ by more than rounding; "" if they do not."""
     a, b = list(iter_tensors(one)), list(iter_tensors(other))
     if type(one) is not type(other) or len(a) != len(b):
-        return "it gives other containers"
+        return "the results are nested differently"
     for first, second in zip(a, b, strict=True):
         if first.shape != second.shape or first.dtype != second.dtype:
-            return f"it gives {tuple(second.shape)} and not {tuple(first.shape)}"
+            return f"a result has shape {tuple(second.shape)} instead of {tuple(first.shape)}"
         if not first.is_floating_point():
             if not torch.equal(first, second):
-                return "whole numbers that it gives are others"
+                return "integer results differ"
             continue
         finite = first.isfinite()
         if not torch.equal(finite, second.isfinite()):
-            return "numbers that it gives are not finite any more, or were not"
+            return "other results are infinite or NaN"
         scale = float(first[finite].abs().max()) if finite.any() else 0.0
         moved = float((first[finite] - second[finite]).abs().max()) if finite.any() else 0.0
         if moved > TOLERANCES.get(first.dtype, TOLERANCE) * max(scale, 1e-12):
-            return f"numbers that it gives move by {moved:.2g} of {scale:.2g}"
+            return f"results differ by {moved:.2g} at a scale of {scale:.2g}"
     return ""
 
 
 def _replaced(value: Any, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Any:
-    """The arguments of a model with each tensor of one batch replaced by its counterpart in another.
+    """Return a model's arguments with each tensor of one batch replaced by its counterpart in another.
 
     Raises:
-        TrimmingError: The arguments hold something that is neither a tensor of the batch nor a constant.
+        TrimmingError: The arguments contain something that is neither a tensor of the batch nor a constant.
     """
     if isinstance(value, torch.Tensor):
         for tensor, counterpart in zip(tensors, others, strict=True):
             if value is tensor:
                 return counterpart
-        raise TrimmingError("the model is called with tensors that are made of the batch")
+        raise TrimmingError("the model is called with tensors that were computed from the batch")
     if type(value) in _CONSTANTS:
         return value
     if type(value) in (list, tuple):
@@ -150,7 +150,7 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _cut_like(whole: Any, part: Any) -> Any:
-    """The results of a whole batch, cut to the positions that those of a part of it have."""
+    """Trim the results for a whole batch to the shapes of the results for the trimmed batch."""
     parts = iter(list(iter_tensors(part)))
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:

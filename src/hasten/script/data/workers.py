@@ -1,8 +1,8 @@
-"""Make the batches of a script in worker processes that its loader does not have.
+"""Make the batches of a script in worker processes although its loader has none.
 
-The workers belong to a loader of ours, which is given the indices that the script's sampler is expected to give. They are
-forked for each epoch, so they hold everything as the script has it then: workers that outlive an epoch would go on with
-what the script had when they were started.
+The workers belong to a separate loader, which receives the indices that the script's sampler is expected to give. They are
+forked for each epoch, so that they have the script's current state; workers that outlived an epoch would continue with an
+outdated state.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from hasten.core.live import LoaderSettings
 from hasten.script.data.lookahead import Lookahead, same_index
 
 MISSED = object()
-"""Stands for a batch that no worker has made: the sampler gave another index than expected."""
+"""Marks a batch that no worker has made, because the sampler gave another index than expected."""
 SPREAD = 7919
-"""A prime: which sample of a batch is the witness is spread over the places in a batch."""
+"""A prime number that spreads the witness over the positions in a batch."""
 
 
 class Made(NamedTuple):
-    """A batch from a worker, and what its truth is told by.
+    """A batch from a worker, with a sample for checking it.
 
     Attributes:
         batch: The batch.
-        at: Place of its witness among its samples.
-        witness: The witness as a batch of its own; None if there is none.
+        at: Position of the witness among the samples of the batch.
+        witness: The witness, collated as a batch of one sample; None if there is none.
     """
 
     batch: Any
@@ -44,18 +44,18 @@ class Made(NamedTuple):
 
 
 class WorkerLoader(DataLoader[Any]):
-    """A loader of ours, which must not be taken for one of the script's."""
+    """Hasten's own loader, distinct from the script's loaders."""
 
 
 class WorkerEpoch:
-    """The batches that worker processes, started here, make for one epoch.
+    """The batches that worker processes make for one epoch.
 
     Args:
-        loader: The script's loader, whose dataset, collate function and `worker_init_fn` the workers use.
-        settings: The number of workers and how far they work ahead.
+        loader: The script's loader. The workers use its dataset, collate function and `worker_init_fn`.
+        settings: The number of workers and of batches they prefetch.
         lookahead: The indices of the epoch.
-        seed: That of the workers' generators.
-        witnesses: Whether a sample of each batch is also collated by itself.
+        seed: Seed of the workers' generators.
+        witnesses: Whether one sample of each batch is also collated separately.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class WorkerEpoch:
                 **sampling,
             )
             self._iterator: Any = iter(ours)
-        # A worker that dies is noticed when its batch is waited for. Torch would raise wherever the script is just then.
+        # Detect a dead worker when waiting for its batch. Torch would raise an error at any point of the script.
         if self._iterator._worker_pids_set:  # noqa: SLF001 - torch has no other way
             torch._C._remove_worker_pids(id(self._iterator))  # noqa: SLF001 - as above
             self._iterator._worker_pids_set = False  # noqa: SLF001 - as above
         self.stopped = False
 
     def take(self, index: Any) -> Any:
-        """The batch of `index` as `Made`, or `MISSED`. Raises what making it raised."""
+        """Return the batch of `index` as `Made`, or `MISSED`. Raises errors of the worker."""
         if not self._given or not same_index(self._given.popleft(), index):
             return MISSED
         made: Any = next(self._iterator, MISSED)
@@ -95,15 +95,15 @@ class WorkerEpoch:
         return Made(*made) if self._witnesses else Made(made)
 
     def stop(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         if not self.stopped:
             self.stopped = True
-            self._iterator._shutdown_workers()  # noqa: SLF001 - what torch does when the iterator is collected
+            self._iterator._shutdown_workers()  # noqa: SLF001 - torch calls it when the iterator is collected
             self._iterator = iter(())
 
 
 class _Noted:
-    """A sampler that gives the indices of an epoch and notes which it gave."""
+    """A sampler that yields the indices of an epoch and records them."""
 
     def __init__(self, upcoming: Iterator[Any], given: deque[Any]) -> None:
         self._upcoming, self._given = upcoming, given
@@ -115,7 +115,7 @@ class _Noted:
 
 
 class _Witnessed:
-    """A collate function that also collates one sample of each batch by itself."""
+    """A collate function that also collates one sample of each batch separately."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate, self._batches = collate, 0
@@ -123,17 +123,17 @@ class _Witnessed:
     def __call__(self, samples: Sequence[Any]) -> tuple[Any, int, Any]:
         self._batches += 1
         at = self._batches * SPREAD % len(samples)
-        alone = copy.deepcopy(samples[at])  # the collate function may change what it is given
+        alone = copy.deepcopy(samples[at])  # the collate function may modify its arguments
         batch = self._collate(samples)
         try:
             return batch, at, self._collate([alone])
-        except Exception:  # noqa: BLE001 - some need several samples; whole batches are compared then
+        except Exception:  # noqa: BLE001 - some collate functions need several samples; then whole batches are compared
             return batch, at, None
 
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Suppress torch's advice on the number of workers, which is not the script's."""
+    """Suppress torch's warnings about the number of workers, which the script did not choose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -141,7 +141,7 @@ def _no_warnings() -> Iterator[None]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the script's handler of SIGCHLD: torch would replace it permanently."""
+    """Keep the script's handler of SIGCHLD, which torch would replace permanently."""
     was_set, handler = signal_handling._SIGCHLD_handler_set, signal.getsignal(signal.SIGCHLD)  # noqa: SLF001 - torch has no other name
     try:
         yield

@@ -1,1 +1,1 @@
-"""A script under a plan: the live job that it fills, and what of the catalogue can act on it."""
+"""Run a script under a plan: its live job, and the optimizations that can act on it."""

@@ -1,8 +1,8 @@
-"""The script as the host of a live job: what is seen of it fills the job, and a plan is applied at the job's seams.
+"""Fill a live job from a running script, and apply a plan at the job's seams.
 
-A plan takes hold in three moments: at the start what PyTorch takes then only; with the first training loader what acts on
-data; just before the first optimizer step, when model and optimizer are known, everything else. What fails of ours is kept
-in `failures`, and the script goes on without it.
+A plan is applied at three moments: at the start, settings that PyTorch reads only then; with the first training loader,
+everything that acts on data; just before the first optimizer step, when model and optimizer are known, everything else.
+Errors in Hasten are recorded in `failures`, and the script continues without the optimization.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ from hasten.script.watch.trained import Trained
 
 STEP_SEAMS = tuple(seam for seam in Seam if seam not in DATA_SEAMS)
 MAX_CALLED = 16
+"""Number of called modules among which the model is searched."""
 TRIES = 3
-"""So many optimizer steps are waited for a model that can be told, as when an optimizer's closure calls it."""
+"""Number of optimizer steps in which the model is searched. A first step may come before the model is called."""
 HALF = (torch.bfloat16, torch.float16)
 
 
 class Host:
-    """Everything that acts in a script's process.
+    """All parts of a plan that act in a script's process.
 
     Args:
-        plan: What to apply; nothing unless given.
+        plan: Plan to apply; none by default.
 
     Attributes:
-        live: The live job: model, optimizer and loader as they were seen.
-        watching: Seams that look on, put on without hooks of their own.
-        opened: Whether model and optimizer are known, and the plan applied.
-        steps: Steps of the leading optimizer so far.
-        backwards: Backward passes so far.
-        shapes: Of the tensors that the model was last called with.
-        on_open: Called once, just before the first step, when the plan was applied.
-        on_stop: Called when something that acted had to stop.
+        live: The live job: the observed model, optimizer and loader.
+        watching: Watch seams, installed without optimizer hooks of their own.
+        opened: Whether model and optimizer are known and the plan is applied.
+        steps: Number of steps of the leading optimizer.
+        backwards: Number of backward passes.
+        shapes: Shapes of the tensors in the model's last call.
+        on_open: Called once, just before the first step, after the plan was applied.
+        on_stop: Called when an applied optimization had to be stopped.
         on_before: Called before every step of the leading optimizer.
-        on_step: Called after it, in the script's own thread.
-        on_loss: Called with every scalar that a backward pass begins from.
-        on_failure: Called once, where something of ours raises in a seam, while that is handled; the script goes on.
+        on_step: Called after every step of the leading optimizer, in the script's own thread.
+        on_loss: Called with every scalar from which a backward pass starts.
+        on_failure: Called once, while an internal error in a seam is handled. The script continues.
     """
 
     def __init__(self, plan: Plan | None = None) -> None:
@@ -93,21 +94,21 @@ class Host:
 
     @property
     def applied(self) -> list[str]:
-        """Names of what is applied so far."""
+        """Names of the optimizations applied so far."""
         return [item.card.name for item, _ in self.live.applied]
 
     @property
     def stopped(self) -> list[str]:
-        """Names of what acted on the data and had to stop."""
+        """Names of the data optimizations that had to be stopped."""
         return list(self._loading.stopped)
 
     @property
     def stale(self) -> str:
-        """Why batches may have differed from those of the script alone; empty where none can have."""
+        """Reason why batches may have differed from those of the unchanged script; "" if none can have."""
         return self._loading.stale
 
     def begin(self) -> None:
-        """Put the seams on."""
+        """Install the seams."""
         self._working = True
         self._handles = [
             register_optimizer_step_pre_hook(harmless(self._before, self._failed)),
@@ -121,14 +122,14 @@ class Host:
         put(Module, "zero_grad", self._zeroing)
         self._loading.install(self._patches)
         self._saving.install(self._patches)
-        disarm = weakref.WeakMethod(self._disarm)  # such a handler cannot be taken off again, and must not keep the model
+        disarm = weakref.WeakMethod(self._disarm)  # a fork handler cannot be unregistered, and must not keep the model alive
         os.register_at_fork(after_in_child=lambda: (method := disarm()) and method())
 
     def end(self, *, undo: bool = True) -> None:
-        """Finish what runs in the background, and take everything off.
+        """Finish background work and remove all seams.
 
         Args:
-            undo: Undo the plan as well; not worth it where the process ends.
+            undo: Also undo the plan. Not needed if the process is about to end.
         """
         self._working = False
         if os.getpid() != self._pid:
@@ -140,19 +141,19 @@ class Host:
             self.live.undo_all()
 
     def prime(self, batches: int) -> int:
-        """Fill what keeps samples with those of the next batches; returns how many samples that were."""
+        """Fill sample caches with the samples of the next batches. Returns the number of samples."""
         return self._loading.prime(batches)
 
     def boundary(self) -> str:
-        """How batches would differ from the script's in an epoch after a change; "" if they do not."""
+        """Return how batches would differ from the script's in an epoch after a change; "" if they would not."""
         return self._loading.boundary()
 
     def rehearse(self) -> None:
-        """Do what acts on events once, for its evidence: the next save may be far away."""
+        """Run event-driven optimizations once to obtain their evidence, because the next checkpoint may be far away."""
         self._saving.rehearse()
 
     def cut(self) -> dict[str, Any] | None:
-        """What cutting the last batch does to the model: `difference` and `draws` of `Trimming`; None where it was not."""
+        """Return the effect of trimming the last batch: `difference` and `draws` of `Trimming`; None if not trimmed."""
         trimming = self._loading.trimming
         if trimming.last is None or self._last_call is None:
             return None
@@ -163,16 +164,16 @@ class Host:
         }
 
     def mine(self) -> bool:
-        """Whether this is the process that we were put into, and the thread that trains, or one that goes back for it."""
+        """Return whether this is the watched process, and its training thread or autograd's thread working for it."""
         return self._working and (threading.get_ident() == self._thread or (self._in_backward and is_autograds()))
 
     def _follow(self) -> None:
-        """Act on the thread that trains, where it is another one than was taken for it."""
+        """Switch to the thread that trains if it is not the expected one."""
         if self._working and not self.steps and not self.mine() and not is_autograds():
             self._thread = self._loading.thread = threading.get_ident()
 
     def _disarm(self) -> None:
-        """A forked process is not ours."""
+        """Stop acting in a forked process."""
         self._working = False
         self._take_off()
 
@@ -182,7 +183,7 @@ class Host:
             handle.remove()
         self._handles = []
 
-    # The optimizer's seam.
+    # Optimizer steps.
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         self._follow()
@@ -207,12 +208,12 @@ class Host:
             self.on_step()
 
     def _open(self, optimizer: Optimizer) -> None:
-        """Model and optimizer are known: apply everything that acts on them."""
+        """Apply everything that acts on model and optimizer, which are known now."""
         self._tries += 1
         model = main_module(self._called, optimizer)
         if model is None:
             if self._tries == TRIES:
-                why = "no module was seen that is called with gradients and holds what the optimizer changes"
+                why = "no module with parameters of the optimizer was called with gradients enabled"
                 self.failures |= {item.card.name: why for item in self._waiting()}
             return
         live = self.live
@@ -236,7 +237,7 @@ class Host:
     def _keep_optimizer(self, own: Optimizer) -> None:
         try:
             set_flags(self.live, own)
-        except Exception as error:  # noqa: BLE001 - the script goes on with the optimizer as it was
+        except Exception as error:  # noqa: BLE001 - the script continues with its unchanged optimizer
             for item in self.plan.optimizations:
                 if item.card.seam is Seam.OPTIMIZER:
                     self._fail(item.card.name, error)
@@ -247,12 +248,12 @@ class Host:
             return
         try:
             self.live.apply(item)
-        except Exception as error:  # noqa: BLE001 - the script goes on without it, and the reason is told
+        except Exception as error:  # noqa: BLE001 - the script continues, and the reason is reported
             self._fail(item.card.name, error)
 
     def _failed(self, _error: Exception) -> None:
-        told, self.on_failure = self.on_failure, _nothing
-        told()
+        report, self.on_failure = self.on_failure, _nothing
+        report()
 
     def _forget(self, names: list[str]) -> None:
         for name in names:
@@ -263,10 +264,10 @@ class Host:
         if name in self.stopped:
             self.on_stop()
 
-    # The model's seam.
+    # Calls of the model.
 
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The outermost call of a module with gradients."""
+        """Handle the outermost call of a module with gradients enabled."""
 
         def outermost(theirs: Callable[..., Any]) -> Callable[..., Any]:
             def outermost_seam(*args: Any, **kwargs: Any) -> Any:
@@ -288,7 +289,7 @@ class Host:
         def calling_seam(*args: Any, **kwargs: Any) -> Any:
             try:
                 passes = self._inside or not self.mine() or not torch.is_grad_enabled()
-            except Exception as error:  # noqa: BLE001 - of ours, and handled so
+            except Exception as error:  # noqa: BLE001 - handle_error raises it again if it is not Hasten's
                 passes = True
                 handle_error(error, self._failed)
             return original(*args, **kwargs) if passes else guard(*args, **kwargs)
@@ -296,7 +297,7 @@ class Host:
         return calling_seam
 
     def _call(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module as the plan wants it."""
+        """Call a module under the plan."""
         live, module = self.live, args[0]
         if not self.trained.holds(module):
             return original(*args, **kwargs)
@@ -308,11 +309,11 @@ class Host:
         if not live.forward_contexts:
             return original(module, *given[0], **given[1])
         with live.contexts():
-            found = original(module, *given[0], **given[1])
-        return map_tensors(found, _widened) if self._sixteen_bit else found
+            output = original(module, *given[0], **given[1])
+        return map_tensors(output, _widened) if self._sixteen_bit else output
 
     def _note_call(self, original: Callable[..., Any], given: Any) -> None:
-        """Keep what the model is called with, and its shapes, for as long as somebody asks for them."""
+        """Record the model's arguments and their shapes while they are needed."""
         if self.on_step is _nothing:
             return
         wanted = self._loading.trimming.last is not None
@@ -326,7 +327,7 @@ class Host:
         map_tensors(given, note)
         self.shapes = tuple(shapes)
 
-    # The seams of backward and of zeroing.
+    # Backward passes, and setting gradients to zero.
 
     def _going_back(self, original: Callable[..., Any], *, method: bool) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -348,10 +349,10 @@ class Host:
         return going_back_seam
 
     def _zeroing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`Optimizer.zero_grad` and `Module.zero_grad`, which both take `set_to_none`."""
+        """Wrap `Optimizer.zero_grad` or `Module.zero_grad`, which both take `set_to_none`."""
 
         @functools.wraps(original)
-        def zeroing_seam(owner: Any, set_to_none: bool = True) -> Any:  # noqa: FBT001, FBT002 - as torch has it
+        def zeroing_seam(owner: Any, set_to_none: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's signature
             if not self.mine():
                 return original(owner, set_to_none)
             if not self.opened:
@@ -363,7 +364,7 @@ class Host:
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    """What a model gives, in single precision: the script's own loss is computed as it was."""
+    """Convert a 16-bit model output to single precision, so that the script computes its loss as before."""
     return tensor.float() if tensor.dtype in HALF else tensor
 
 

@@ -1,4 +1,4 @@
-"""The live job of a script: what optimizations act on, filled with what is seen of the script as it runs."""
+"""Create the live job of a script, which is filled with the objects observed while the script runs."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from hasten.core.job import Job
 from hasten.core.live import LiveJob, Pipeline
 
 FLAGS = ("fused", "foreach")
-"""What of an optimizer is set in its groups, and says how it is computed, not what."""
+"""Optimizer settings that change how an update is computed but not its result."""
 
 
 class ScriptJob(Job):
-    """Stands for the job of a script: the script itself makes model, data, optimizer and loss.
+    """A placeholder job: the script itself creates model, data, optimizer and loss.
 
     Attributes:
-        batch_size: Of the training loader; 1 until one is seen, or where it says none.
+        batch_size: Batch size of the training loader; 1 while it is unknown.
     """
 
     def __init__(self) -> None:
         self.batch_size = 1  # type: ignore[misc]  # of this script; a class variable of jobs that users write
 
     def model(self) -> nn.Module:
-        """The script makes it."""
+        """Raise an error, because the script creates the model."""
         raise JobError(_ASKED)
 
     def train_data(self) -> Dataset[Any]:
-        """The script makes it."""
+        """Raise an error, because the script creates the data."""
         raise JobError(_ASKED)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The script makes it."""
+        """Raise an error, because the script creates the optimizer."""
         raise JobError(_ASKED)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The script computes it."""
+        """Raise an error, because the script computes the loss."""
         raise JobError(_ASKED)
 
 
-_ASKED = "A script makes its model, data and optimizer itself; Hasten cannot make them anew."
+_ASKED = "A script creates its model, data and optimizer itself. Hasten cannot create them again."
 
 
 def script_live() -> LiveJob:
-    """A live job that holds nothing yet."""
+    """Return an empty live job."""
     live = LiveJob(job=ScriptJob(), device=torch.device("cpu"), seed=0)
     live.pipeline = Pipeline(load=_no_samples, finish=_unchanged, collate=_unchanged)
     live.dataset = None
@@ -57,7 +57,7 @@ def script_live() -> LiveJob:
 
 
 def _no_samples(_index: int) -> Any:
-    raise JobError("No loader of the script has been seen yet.")
+    raise JobError("No data loader of the script has been used yet.")
 
 
 def _unchanged(value: Any) -> Any:
@@ -65,9 +65,10 @@ def _unchanged(value: Any) -> Any:
 
 
 def main_module(called: Mapping[int, nn.Module], optimizer: Optimizer) -> nn.Module | None:
-    """Which of the modules that were called with gradients holds most of what the optimizer changes; None if none does.
+    """Return the called module with most of an optimizer's parameters; None if none has any.
 
-    Of two that hold the same, the first that was called: it is the outer one, or the one that begins the loss.
+    If two modules have equally many, return the one that was called first: it is the outer one, or computes the input of the
+    other one.
     """
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     best, most = None, 0
@@ -79,19 +80,19 @@ def main_module(called: Mapping[int, nn.Module], optimizer: Optimizer) -> nn.Mod
 
 
 def set_flags(live: LiveJob, own: Optimizer) -> None:
-    """Give the script's own optimizer the flags of the one that an optimization put in its place, and put it back.
+    """Copy the flags of an optimization's optimizer to the script's own optimizer, and restore the latter.
 
-    The script, its schedules and its scaler hold the object they made; nobody but us has seen the other one.
+    The script, its schedules and its gradient scaler hold references to the optimizer that the script created.
 
     Raises:
-        JobError: The new one is of another class.
+        JobError: The optimization created an optimizer of another class.
     """
     made = live.optimizer
     if made is own:
         return
     live.optimizer = own
     if type(made) is not type(own):
-        raise JobError(f"A script keeps the {type(own).__name__} it has made: it cannot become a {type(made).__name__}.")
+        raise JobError(f"A script keeps its {type(own).__name__} optimizer; it cannot be replaced by {type(made).__name__}.")
     for mine, theirs in zip(own.param_groups, made.param_groups, strict=True):
         for name in FLAGS:
             if name in theirs:

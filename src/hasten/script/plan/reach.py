@@ -1,4 +1,4 @@
-"""Which optimizations of a plan can act on an unmodified script, and what to do instead of the others."""
+"""Determine which optimizations of a plan can act on an unmodified script, and what to do instead of the others."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hasten.core.optimization import Optimization, missing_environment
 from hasten.core.plan import Plan
 from hasten.core.system import started_with
 
-_JOB = "write the training as a hasten.Job (README, four methods), and tune that"
+_JOB = "write the training as a hasten.Job (see README) and tune the job"
 
 
 def why_beyond(card: Card, *, source: str = "SOURCE", need: str = "") -> str:
-    """Why an optimization cannot act on an unmodified script, and what to do instead; empty where it can.
+    """Return why an optimization cannot act on an unmodified script, and what to do instead; "" if it can.
 
     Args:
-        card: Its card.
-        source: The data that the script reads, as a shell takes it, where that is known.
-        need: What they take on disk, in words that follow a command, where that was measured.
+        card: The optimization's card.
+        source: The script's data source in shell syntax, if known.
+        need: Required disk space, as text that follows a command, if it was measured.
     """
     if card.in_scripts:
         return ""
@@ -27,17 +27,17 @@ def why_beyond(card: Card, *, source: str = "SOURCE", need: str = "") -> str:
 
 
 def beyond(plan: Plan) -> dict[str, str]:
-    """Those of a plan that cannot act on a script -> why."""
+    """Return the optimizations of a plan that cannot act on a script, each with the reason."""
     return {item.card.name: why for item in plan.optimizations if (why := why_beyond(item.card))}
 
 
 def reached(plan: Plan) -> list[Optimization]:
-    """Those of a plan that can act on a script."""
+    """Return the optimizations of a plan that can act on a script."""
     return [item for item in plan.optimizations if item.card.in_scripts]
 
 
 def out_of_reach(plan: Plan) -> dict[str, str]:
-    """Those of a plan that cannot act on a script that has begun -> why, and what would help."""
+    """Return the optimizations of a plan that cannot act on a running script, each with the reason and a remedy."""
     found, started = beyond(plan), started_with()
     for item in plan.optimizations:
         try:
@@ -46,6 +46,6 @@ def out_of_reach(plan: Plan) -> dict[str, str]:
             found[item.card.name] = str(error)
             continue
         if missing:
-            words = " ".join(f"{name}={shlex.quote(value)}" for name, value in missing.items())
-            found[item.card.name] = f"it works in a process that is started with it: {words} python ..."
+            variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in missing.items())
+            found[item.card.name] = f"it must be set before the process starts: {variables} python ..."
     return found

@@ -1,4 +1,4 @@
-"""Run a script under a plan: the inside, set to work when torch is loaded."""
+"""Apply a plan inside a script's process once torch is loaded."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from hasten.script.plan.host import Host
 def install(config: Mapping[str, Any]) -> None:
     """Apply the plan of `config` to this process. Called by the import hook once torch is loaded."""
     host, pid = Host(Plan.from_dict(config["plan"], catalogue())), os.getpid()
-    told = Path(config["folder"]) / f"applied-{config['rank']}.json"
+    report = Path(config["folder"]) / f"applied-{config['rank']}.json"
 
-    def tell(applied: list[str]) -> None:
+    def write_report(applied: list[str]) -> None:
         try:
-            found = {"applied": applied, "failures": host.failures, "steps": host.steps}
-            write_atomically(told, json.dumps({**found, "stopped": host.stopped, "stale": host.stale}))
+            result = {"applied": applied, "failures": host.failures, "steps": host.steps}
+            write_atomically(report, json.dumps({**result, "stopped": host.stopped, "stale": host.stale}))
         except OSError:
-            return  # the launcher was killed and its folder is gone: there is nobody to tell
+            return  # the launcher was killed and its folder is gone: no one reads the report
 
     def finish() -> None:
         if os.getpid() != pid:
             return
         applied = host.applied
         host.end(undo=False)
-        tell(applied)
+        write_report(applied)
 
     host.on_failure = lambda: note_failure(dict(config))
-    host.on_open = host.on_stop = lambda: tell(host.applied)  # a script may end without exit handlers
+    host.on_open = host.on_stop = lambda: write_report(host.applied)  # a script may end without exit handlers
     host.begin()
     atexit.register(harmless(finish, lambda _: note_failure(dict(config))))
