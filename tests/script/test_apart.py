@@ -114,7 +114,7 @@ def test_without_mounts_it_is_said_before_and_everything_is_put_back(
     assert before.keys() == after.keys()
     assert "not permitted" in told[0]
     assert told[0].endswith("[before the run]")
-    assert told[1].startswith("What the run had made was moved to ")
+    assert told[1].startswith("Files created by the run were moved to ")
     assert all(str(home / name) in told[1] for name in ("run", "kept/from_shell.txt", "kept/old.safetensors"))
 
 
@@ -204,7 +204,7 @@ def test_a_snapshot_names_what_it_cannot_put_back(home: Path) -> None:
     assert first.release() == ""
     words = second.release()
     assert words.count(str(home / "new")) == 1
-    assert words.endswith(f"left so: {home / 'train.py'}.")
+    assert words.endswith(f"not restored: {home / 'train.py'}.")
     after = tree(home)
     assert after.pop("train.py") != before.pop("train.py")
     assert after == before

@@ -132,7 +132,7 @@ def test_a_plan_follows_the_thread_that_trains() -> None:
 
 @pytest.mark.slow
 def test_training_in_forked_processes_ends_with_a_plain_word_within_the_limit(script: str) -> None:
-    with pytest.raises(TrialError, match="trains in 2 of the processes that it starts itself"):
+    with pytest.raises(TrialError, match="trains in 2 child processes that it starts itself"):
         profile_script((script, "fork"), Study(seconds=1.0))
 
 
@@ -140,7 +140,7 @@ def test_training_in_forked_processes_ends_with_a_plain_word_within_the_limit(sc
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["spawn", "forkserver", "mp.spawn"])
 def test_training_in_processes_that_were_started_anew_does_too(script: str, how: str) -> None:
-    with pytest.raises(TrialError, match="of the processes that it starts itself"):
+    with pytest.raises(TrialError, match="child processes that it starts itself"):
         profile_script((script, how), Study(seconds=1.0))
 
 
@@ -158,7 +158,7 @@ def test_training_in_another_thread_is_profiled_within_the_limit(script: str) ->
 def test_a_trial_of_such_a_script_says_so(script: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ELSEWHERE_S", 0.5)
     setting = TrialSetting(target="train.py", folder=tmp_path / "trials", hang_s=60.0, command=(script, how))
-    with pytest.raises(TrialError, match="of the processes that it starts itself"):
+    with pytest.raises(TrialError, match="child processes that it starts itself"):
         Trial(setting, Plan(), seed=0)
 
 

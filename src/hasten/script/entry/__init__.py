@@ -1,1 +1,1 @@
-"""What gets into a script's process, and keeps a profiling run off the user's files."""
+"""Inject code into a script's process, and isolate profiling runs from the user's files."""

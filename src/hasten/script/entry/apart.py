@@ -1,7 +1,7 @@
-"""Keep apart what a measured run writes, so that the user's next run finds everything as it was.
+"""Isolate the files that a measured run writes, so that the user's next run finds everything unchanged.
 
-Where Linux allows it, the run has a view of the file system of its own (`mounts`). Elsewhere its folders are listed before
-it and put back after it (`snapshot`), and seams on Python's functions for files (`overlay`) guard what is there.
+If Linux allows it, the run gets its own view of the file system (`mounts`). Otherwise its folders are recorded before the
+run and restored afterwards (`snapshot`), and seams on Python's file functions (`overlay`) protect existing files.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from pathlib import Path
 from hasten.script.entry import mounts
 from hasten.script.entry.snapshot import Snapshot, walk
 
-SCRATCH = Path("/var/tmp")  # noqa: S108 - it lies on a disk, and outside of what is covered
+SCRATCH = Path("/var/tmp")  # noqa: S108 - on a disk, and outside of the covered folders
 PREFIX = "hasten-apart-"
 SYSTEM = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "nix", "opt", "proc", "run", "sbin"}
     | {"snap", "sys", "usr", "var"}
 )
-"""Folders at the root that hold the system; one of them is covered where the script works in it, and no further."""
+"""System folders at the root. They are not covered, except for folders in them that the script works in."""
 UNCOVERED = re.compile(
     r"autofs|binfmt_misc|cgroup.*|debugfs|devpts|devtmpfs|fuse\..*portal|mqueue|nsfs|proc|squashfs|sysfs|tracefs"
 )
-"""Kinds of file systems that keep no files of a script."""
+"""Types of file systems that contain no files of a script."""
 CACHES = re.compile(r".*_CACHE|.*_CACHE_(DIR|PATH|HOME)|HF_HOME|TORCH_HOME")
-"""Variables that name caches of tools: what is downloaded or compiled once stays, and changes no run."""
+"""Environment variables of cache folders. Downloads and compiled files in them are kept, because they change no results."""
 MOST_LOOKED_AT = 20_000
+"""Largest number of files whose owner is checked."""
 
 
 class Apart:
-    """What one measured run writes.
+    """Isolates the files that one measured run writes.
 
     Args:
-        command: Of the script: a file or `-m` and a module, then its arguments.
-        keep: Folders of ours, in which the run leaves what we want of it.
-        environ: The environment of the run.
+        command: Command line of the script: a file, or `-m` and a module, then its arguments.
+        keep: Hasten's own folders, in which files of the run must remain.
+        environ: Environment of the run.
 
     Attributes:
-        prefix: What the command of the process begins with.
-        private: Whether the run sees files of its own.
-        words: What cannot be kept apart, for the user to know before the run; empty if nothing.
+        prefix: Arguments to put before the command.
+        private: Whether the run has its own view of the file system.
+        words: Message for the user about files that cannot be isolated; "" if all can.
     """
 
     def __init__(self, command: Sequence[str], keep: Sequence[Path], environ: Mapping[str, str]) -> None:
@@ -64,19 +65,19 @@ class Apart:
         if why:
             self._snapshot = Snapshot.of(folders, keep)
             self.words = (
-                f"This machine gives the run no view of the files of its own ({why}). What it makes in "
-                f"{' and '.join(folders)} is moved away afterwards, so let nothing else write there meanwhile; what it "
-                f"writes elsewhere stays.{self._snapshot.limits}"
+                f"This run cannot get its own view of the file system ({why}). New files in {' and '.join(folders)} are "
+                "moved away after the run, so do not let other programs write there meanwhile. Files that it writes "
+                f"elsewhere remain.{self._snapshot.limits}"
             )
             return
         self.private = True
         if left:
-            self.words = f"What the run writes to {', '.join(left)} cannot be kept apart, and stays there."
+            self.words = f"Files that the run writes to {', '.join(left)} cannot be isolated and remain there."
         self._scratch, self._lock = _new_scratch()
         self.prefix = _command(plan, self._scratch)
 
     def end(self) -> str:
-        """Put everything back. Returns what could not be, in words; call it when the run has ended. Safe to call again."""
+        """Restore all files after the run. Returns a message about those that could not be restored. May be called twice."""
         if self._scratch is not None:
             _remove(self._scratch)
             os.close(self._lock)
@@ -88,7 +89,7 @@ class Apart:
 
 
 def places(command: Sequence[str]) -> tuple[str, ...]:
-    """The folders that a script works in: where it is started, where it lies, and those that its arguments name."""
+    """Return the folders that a script works in: the working folder, the script's folder, and folders in its arguments."""
     words = [part for word in command for part in (word, word.partition("=")[2]) if os.sep in part]
     found = {os.path.realpath(Path.cwd())}
     for word in words:
@@ -102,14 +103,14 @@ def places(command: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is covered, and what of it is not."""
+    """Folders to cover with an overlay, and paths in them that stay visible (`through`)."""
 
     covered: tuple[str, ...]
     through: tuple[str, ...]
 
 
 def _plan(folders: Sequence[str], keep: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Cover all that a script may write to: the folders at the root but the system's, and what is mounted below them."""
+    """Cover all folders that a script may write to: non-system folders at the root, and file systems mounted below them."""
     covered = {entry.path for entry in os.scandir("/") if entry.name not in SYSTEM and entry.is_dir(follow_symlinks=False)}
     home = os.path.realpath(environ.get("HOME", "/"))
     covered |= {path for path in folders if not any(_below(path, top) for top in covered)}
@@ -130,12 +131,12 @@ def _plan(folders: Sequence[str], keep: Sequence[str], environ: Mapping[str, str
 
 
 def why_not(folders: Sequence[str], plan: Plan) -> tuple[str, tuple[str, ...]]:
-    """Why a run cannot have files of its own here, empty if it can; and then which folders are not covered."""
+    """Return why a run cannot have its own view of the file system, "" if it can, and the folders that are not covered."""
     if sys.platform != "linux":
-        return f"{sys.platform} has no such thing", ()
+        return f"not supported on {sys.platform}", ()
     why, left, users = _probe(plan)
     if not why and users and (stranger := _stranger(folders)):
-        return f"{stranger} belongs to another user or group, which it could not write to", ()
+        return f"{stranger} belongs to another user or group and would not be writable", ()
     left = tuple(path for path in left if _is_open(path, plan))
     within = [path for path in left if any(path == folder or _below(folder, path) for folder in folders)]
     return (f"{within[0]} cannot be covered" if within else why), left
@@ -143,13 +144,13 @@ def why_not(folders: Sequence[str], plan: Plan) -> tuple[str, tuple[str, ...]]:
 
 @functools.lru_cache(maxsize=8)
 def _probe(plan: Plan) -> tuple[str, tuple[str, ...], bool]:
-    """Try it: why not, what is left, and whether it takes a user namespace."""
+    """Try to cover the folders. Returns the reason of failure, uncovered folders, and whether a user namespace is used."""
     try:
         scratch, lock = _new_scratch()
     except OSError as error:
         return f"{SCRATCH}: {error.strerror}", (), False
     try:
-        done = subprocess.run(_command(plan, scratch), capture_output=True, text=True, check=False, timeout=60)  # noqa: S603 - our own file
+        done = subprocess.run(_command(plan, scratch), capture_output=True, text=True, check=False, timeout=60)  # noqa: S603 - runs our own file
         found = json.loads(done.stdout or json.dumps({"why": done.stderr.strip()[-200:]}))
     finally:
         _remove(scratch)
@@ -163,12 +164,12 @@ def _command(plan: Plan, scratch: Path) -> tuple[str, ...]:
 
 
 def _new_scratch() -> tuple[Path, int]:
-    """A new folder, locked as long as we live; those of whoever was killed are removed."""
+    """Create a folder that stays locked while this process lives. Removes folders of killed processes."""
     for folder in SCRATCH.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / "lock", os.O_RDWR)
         except OSError:
-            continue  # another user's, or just being made
+            continue  # another user's, or just being created
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(folder)
@@ -184,17 +185,17 @@ def _new_scratch() -> tuple[Path, int]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a scratch folder, with folders in it that their owner may not look into."""
+    """Remove a scratch folder, including folders in it without read permission."""
     for path, names, _ in os.walk(folder):
         for name in names:
-            inner = os.path.join(path, name)  # noqa: PTH118 - names
+            inner = os.path.join(path, name)  # noqa: PTH118 - os.walk yields strings
             if not os.path.islink(inner):  # noqa: PTH114 - as above
                 os.chmod(inner, 0o700)  # noqa: PTH101 - as above
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_open(folder: str, plan: Plan) -> bool:
-    """Whether this user could write to a folder, or to one in it that is not covered by itself."""
+    """Return whether this user could write to a folder, or to a subfolder that is not covered separately."""
     inner = {entry.path for entry in os.scandir(folder)} if os.access(folder, os.R_OK) else set[str]()
     return any(os.access(path, os.W_OK) for path in {folder, *(inner - set(plan.covered))})
 
@@ -204,7 +205,7 @@ def _below(path: str, folder: str) -> bool:
 
 
 def _own_again(path: str) -> Iterator[str]:
-    """Folders of the user's on the way to a path that lie in another user's, which an overlay could not copy."""
+    """Yield the user's folders along a path that are in another user's folder, which an overlay could not copy."""
     others = False
     for folder in [*reversed(Path(path).parents), Path(path)][2:]:
         own = folder.exists() and folder.stat().st_uid == os.geteuid()
@@ -214,7 +215,7 @@ def _own_again(path: str) -> Iterator[str]:
 
 
 def _stranger(folders: Sequence[str]) -> str:
-    """A file or folder that an overlay of this user's could not copy; empty if there is none."""
+    """Return a file or folder that an overlay of this user could not copy; "" if there is none."""
     mine = os.geteuid(), os.getegid()
     for number, (path, found) in enumerate(entry for folder in folders for entry in walk(folder)):
         if (found.st_uid, found.st_gid) != mine and os.access(path, os.W_OK):
@@ -225,7 +226,7 @@ def _stranger(folders: Sequence[str]) -> str:
 
 
 def _mounted() -> dict[str, bool]:
-    """Mount point -> whether files of a script may lie there."""
+    """Return, for each mount point, whether a script's files may be there."""
     found: dict[str, bool] = {}
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
@@ -237,6 +238,6 @@ def _mounted() -> dict[str, bool]:
 
 
 def _sockets() -> set[str]:
-    """Sockets of running processes: nobody would answer on a copy."""
+    """Return the sockets of running processes. They must stay visible, because no process answers on a copy."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="surrogateescape").splitlines()[1:]
     return {words[7] for words in (line.split() for line in lines) if len(words) > 7 and words[7].startswith("/")}

@@ -1,6 +1,6 @@
-"""Decide whether this process is the one to watch, and wait until it has loaded torch.
+"""Decide whether to watch this process, and wait until it has loaded torch.
 
-Standard library only: this runs in every Python process that finds our folder on its path, before the script begins.
+Uses only the standard library, because it runs in every Python process with Hasten's folder on its path, before the script.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 VARIABLE = "HASTEN_ATTACH"
 AGENTS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-"""Modules that start the ranks of a job, and do not train themselves."""
+"""Modules that start the ranks of a job and do not train themselves."""
 
 
 def begin(site_folder: str) -> None:
-    """Watch this process if it is the script's own, or a rank of it; else leave it as it would be without us."""
+    """Watch this process if it is the script's own or one of its ranks. Otherwise restore its environment."""
     path = os.environ.get(VARIABLE)
     if path is None:
         return
@@ -36,18 +36,18 @@ def begin(site_folder: str) -> None:
     folder = Path(path).parent
     first = _claim(folder)
     if first and is_agent(sys.orig_argv):
-        return  # the environment stays as it is: the ranks need it
+        return  # the ranks need the unchanged environment
     now = os.environ.get("PYTHONPATH", "").partition(os.pathsep)[2]
     restore_environment(site_folder, config["pythonpath"] if first else now or None)
     rank = 0 if first else _rank_of(folder)
     if rank is not None:
         wait_for_torch({**config, "folder": str(folder), "rank": rank, "ranked": not first})
-    elif any("multiprocessing" in word for word in sys.orig_argv):  # which we have let in; see `watch.elsewhere`
+    elif any("multiprocessing" in word for word in sys.orig_argv):  # a child process; see `watch.elsewhere`
         wait_for_torch({**config, "folder": str(folder), "rank": os.getpid(), "module": "hasten.script.watch.elsewhere"})
 
 
 def restore_environment(site_folder: str, pythonpath: str | None) -> None:
-    """Put the environment back, so that no process started from here inherits us."""
+    """Restore the environment, so that no process started from here is watched."""
     os.environ.pop(VARIABLE, None)
     now = os.environ.get("PYTHONPATH", "")
     if now.split(os.pathsep)[0] != site_folder:
@@ -59,7 +59,7 @@ def restore_environment(site_folder: str, pythonpath: str | None) -> None:
 
 
 def is_agent(command: Sequence[str]) -> bool:
-    """Whether this command line starts ranks: `python -m torch.distributed.run ...` or `torchrun ...`."""
+    """Return whether this command line starts ranks: `python -m torch.distributed.run ...` or `torchrun ...`."""
     for before, word in itertools.pairwise(command):
         if before == "-m":
             return word in AGENTS
@@ -69,7 +69,7 @@ def is_agent(command: Sequence[str]) -> bool:
 
 
 def _claim(folder: Path) -> bool:
-    """Whether this is the first interpreter that was started; it leaves its process id there."""
+    """Return whether this is the first interpreter in the folder. It stores its process id there."""
     try:
         handle = os.open(folder / "claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
@@ -80,7 +80,7 @@ def _claim(folder: Path) -> bool:
 
 
 def _rank_of(folder: Path) -> int | None:
-    """The rank of a process that torchrun started; None for any other process."""
+    """Return the rank of a process that torchrun started; None for any other process."""
     try:
         parent = int((folder / "claim").read_text(encoding="utf-8"))
         local = int(os.environ["LOCAL_RANK"])
@@ -90,19 +90,19 @@ def _rank_of(folder: Path) -> int | None:
 
 
 def wait_for_torch(config: dict[str, Any]) -> None:
-    """Set to work as soon as torch has been imported."""
+    """Run Hasten's `install` as soon as torch has been imported."""
     sys.meta_path.insert(0, Finder(config))
 
 
 class Finder:
-    """Finds torch as Python would, and adds one thing to its loading: what is to be done after it."""
+    """A finder that delegates to Python's own finders, and runs a step after torch has been loaded."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self._asking = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of torch; None for everything else."""
+        """Return the spec of torch; None for any other module."""
         if name != "torch" or self._asking:
             return None
         self._asking = True
@@ -115,7 +115,7 @@ class Finder:
         return spec
 
     def _follow(self, loader: Any) -> None:
-        """Put our step behind this one loader's, on the instance; it is gone before torch's own code runs."""
+        """Run our step after this loader instance. The change is undone before torch's own code runs."""
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
@@ -130,14 +130,14 @@ class Finder:
         try:
             importlib.import_module("hasten.core.own_imports").install(gives_back=True)
             importlib.import_module(self.config.get("module", "hasten.script.watch.session")).install(self.config)
-        except Exception:  # noqa: BLE001 - whatever of ours fails, the script goes on
+        except Exception:  # noqa: BLE001 - the script continues whatever the failure
             note_failure(self.config)
 
 
 def note_failure(config: dict[str, Any]) -> None:
-    """Leave what went wrong for the launcher to tell."""
+    """Store the current error, which the launcher reports."""
     try:
         path = Path(config["folder"]) / f"failed-{config['rank']}.txt"
         path.write_text(traceback.format_exc(), encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"hasten: the script was not watched, and the reason could not be kept: {error}\n")
+        sys.stderr.write(f"hasten: the script was not watched, and the reason could not be stored: {error}\n")

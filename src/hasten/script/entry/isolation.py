@@ -1,4 +1,4 @@
-"""What keeps a measured run off the user's files and trackers, and how it ends: see docs/attach.md."""
+"""Isolate a measured run from the user's files and trackers (see docs/attach.md)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hasten.script.watch.trackers import Act, Trackers, nothing, redirect, silen
 
 
 class Checkpoints:
-    """Sends what `torch.save` writes to a path into a scratch folder, and lets `torch.load` find it there.
+    """Redirects files that `torch.save` writes to a scratch folder, where `torch.load` finds them.
 
-    Writing takes the time it takes, so that its cost is seen. One file a path: later ones replace it.
+    Files are really written, so that the cost of writing is measured. A later file replaces an earlier one of the same path.
 
     Args:
-        overlay: Where files of this run stand; None where the run has files of its own, and writes where it wants.
-        skip: Save nothing again that was saved once.
+        overlay: Locations of this run's files; None if the run has its own view of the file system.
+        skip: Skip files that were saved before.
     """
 
     def __init__(self, overlay: Overlay | None, *, skip: bool = False) -> None:
@@ -34,7 +34,7 @@ class Checkpoints:
         self._saved: set[str] = set()
 
     def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around `torch.save`."""
+        """Wrap `torch.save`."""
 
         @functools.wraps(original)
         def save_seam(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,13 +42,13 @@ class Checkpoints:
                 return None if self.skip else original(obj, f, *args, **kwargs)
             if self.skip and self._is_saved(f):
                 return None
-            self._saved.add(os.path.abspath(f))  # noqa: PTH100 - compared with names as the script gives them
+            self._saved.add(os.path.abspath(f))  # noqa: PTH100 - compared with paths as the script gives them
             return original(obj, f if self._overlay is None else self._overlay.claim(f), *args, **kwargs)
 
         return save_seam
 
     def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around `torch.load`, which may map a file into memory without opening it in Python."""
+        """Wrap `torch.load`, which may map a file into memory without opening it in Python."""
 
         @functools.wraps(original)
         def load_seam(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class Checkpoints:
 
 
 def moving(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `os.rename` and `os.replace`: between two covered folders, which may be one file system without us."""
+    """Wrap `os.rename` and `os.replace`: two covered folders may be one file system for the script, but are two here."""
 
     @functools.wraps(original)
     def moving_seam(src: Any, dst: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def moving(original: Callable[..., Any]) -> Callable[..., Any]:
         except OSError as error:
             if error.errno != errno.EXDEV or kwargs:
                 raise
-            if os.path.isdir(src) and os.path.isdir(dst):  # noqa: PTH112 - names as the script gives them
+            if os.path.isdir(src) and os.path.isdir(dst):  # noqa: PTH112 - paths as the script gives them
                 os.rmdir(dst)  # noqa: PTH106 - as above
         shutil.move(src, dst)
         return None
@@ -83,14 +83,14 @@ def moving(original: Callable[..., Any]) -> Callable[..., Any]:
 def isolate(
     patches: Patches, folder: Path, *, silent: bool, private: bool = False, on_failure: Callable[[], None] = lambda: None
 ) -> None:
-    """Keep a run off the user's files; silence prints, logs and trackers if asked.
+    """Isolate a run from the user's files. If asked, also silence prints, logs and trackers.
 
     Args:
-        patches: Takes it off again.
-        folder: Where everything goes.
-        silent: Print, log and report nothing.
-        private: The run has files of its own (`apart`): no need to keep it off the user's.
-        on_failure: Called where something of ours fails later on.
+        patches: Installs and removes the wrappers.
+        folder: Folder for redirected files.
+        silent: Suppress prints, logs and trackers.
+        private: The run has its own view of the file system (`apart`), so files need no redirection.
+        on_failure: Called if an internal error occurs later.
     """
     overlay = None if private else Overlay(folder)
     if overlay is None:
@@ -112,7 +112,7 @@ def isolate(
 
 
 def silence(patches: Patches, on_failure: Callable[[], None] = lambda: None) -> None:
-    """Print, log and report nothing."""
+    """Suppress prints, logs and trackers."""
     patches.put(builtins, "print", nothing)
     patches.put(logging.Logger, "handle", nothing)
     _act_on_trackers(patches, functools.partial(silence_tracker, patches), on_failure)

@@ -1,7 +1,7 @@
-"""Run a script in a child process, watched, and otherwise as if we were not there.
+"""Run a script in a child process and watch it, otherwise exactly as without Hasten.
 
-The child gets our arguments, folder, terminal and signals. One variable names a file in a private folder; both are gone
-when it ends. This module knows the standard library alone.
+The child inherits arguments, working folder, terminal and signals. One variable names a file in a private folder; both are
+removed when the child ends.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hasten.script.entry.hooks import VARIABLE
 SITE = Path(__file__).resolve().parent / "site"
 CONFIG = "config.json"
 ELSEWHERE = "elsewhere"
-"""Begins the names of the marks that such processes leave."""
+"""Prefix of the marker files that training child processes create."""
 ELSEWHERE_WORDS = (
-    "The script trains in {count} of the processes that it starts itself, and only its own process can be watched. Let it "
-    "train there (one rank, without multiprocessing), or start its ranks with torchrun and profile that."
+    "The script trains in {count} child processes that it starts itself, but only its own process can be watched. Train in "
+    "the script's process (one rank, without multiprocessing), or start its ranks with torchrun and profile that command."
 )
 GRACE_S = 15.0
-"""How long a script that was told to end may take for it."""
+"""Seconds that a script gets to end by itself before it is terminated."""
 
 Mode = Literal["observe", "profile", "replay", "silent", "cut"]
 
@@ -46,11 +46,11 @@ class Watch:
     """How a script is watched.
 
     Attributes:
-        mode: `observe` leaves all as it is. The others end the script once enough was seen, and keep its checkpoints out
-            of its folder; `replay` also gives kept batches in place of the loader's; `silent` also prints and logs nothing;
-            `cut` also cuts padding off the loader's batches.
-        updates: Observe this many steps at most.
-        seconds: And no longer than this, from the first step on.
+        mode: `observe` only observes. The other modes end the script once enough was observed, and keep checkpoints out of
+            its folder. In addition, `replay` returns cached batches instead of the loader's, `silent` suppresses prints and
+            logs, and `cut` trims the padding from the loader's batches.
+        updates: Maximum number of steps.
+        seconds: Maximum number of seconds, from the first step on.
     """
 
     mode: Mode = "observe"
@@ -60,13 +60,13 @@ class Watch:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What came of it.
+    """Result of a watched run.
 
     Attributes:
-        code: The exit code of the script; negative for a signal, as `subprocess` has it.
-        ranks: What each rank saw, by rank; empty where nothing was seen.
-        failures: What of ours failed, by rank.
-        elsewhere: In how many processes that it started itself the script trained.
+        code: Exit code of the script; negative for a signal, as in `subprocess`.
+        ranks: Observations by rank; empty if there are none.
+        failures: Errors in Hasten by rank.
+        elsewhere: Number of child processes in which the script trained.
     """
 
     code: int
@@ -87,10 +87,10 @@ def run_watched(
 
     Args:
         command: A script and its arguments, or `-m`, a module and its arguments.
-        watch: How.
-        env: The environment; ours unless given.
-        quiet: Its output goes nowhere.
-        say: Told before the run what of it cannot be kept apart, and after it what is left.
+        watch: What to observe; the defaults of `Watch` if None.
+        env: Environment of the script; by default that of this process.
+        quiet: Discard the script's output.
+        say: Called with messages about files that cannot be isolated, before the run, or restored, after it.
     """
     watch, before = watch or Watch(), dict(os.environ if env is None else env)
     with tempfile.TemporaryDirectory(prefix="hasten-attach-") as name:
@@ -108,13 +108,14 @@ def run_watched(
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What came of a run under a plan.
+    """Result of a run under a plan.
 
     Attributes:
-        code: The exit code of the script; negative for a signal.
-        ranks: By rank: `applied` (names), `failures` (name -> why not, or not any more), `steps`, `stopped` (names of what
-            acted and had to stop), `stale` (why batches may have differed from those of the script alone, where they may).
-        failures: What of ours failed, by rank.
+        code: Exit code of the script; negative for a signal.
+        ranks: By rank: `applied` (names), `failures` (name -> why it is not applied, or no longer), `steps`, `stopped`
+        (names
+            of optimizations that had to be stopped), `stale` (why batches may have differed from the unchanged script's).
+        failures: Errors in Hasten by rank.
     """
 
     code: int
@@ -123,12 +124,12 @@ class Ran:
 
 
 def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[str, str]) -> Ran:
-    """Run `python COMMAND` under a plan, and otherwise as if we were not there.
+    """Run `python COMMAND` under a plan, otherwise exactly as without Hasten.
 
     Args:
         command: A script and its arguments, or `-m`, a module and its arguments.
-        plan: Name -> settings of what is applied.
-        env: The environment, with what the plan requires of it.
+        plan: Settings of the optimizations, by name.
+        env: Environment of the script, including the variables that the plan requires.
     """
     with tempfile.TemporaryDirectory(prefix="hasten-attach-") as name:
         folder = Path(name)
@@ -144,7 +145,7 @@ def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[s
 def _apart(
     command: Sequence[str], folder: Path, watch: Watch, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[tuple[Sequence[str], bool]]:
-    """Keep apart what a measured run writes: gives what its command begins with, and whether its files are its own."""
+    """Isolate the files that a measured run writes. Yields its command prefix and whether it has its own file system."""
     if watch.mode == "observe":
         yield (), False
         return
@@ -164,12 +165,12 @@ def _watched_environment(folder: Path, watch: Watch, before: Mapping[str, str], 
 
 
 def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which the first Python process lets us in.
+    """Return the environment in which the first Python process loads Hasten's hooks.
 
     Args:
-        folder: A private folder, for the time the process lives.
-        config: For `module.install` in the process; `module` is `hasten.script.watch.session` unless named.
-        before: The environment it would have without us.
+        folder: A private folder that exists while the process lives.
+        config: Passed to `module.install` in the process. `module` is `hasten.script.watch.session` by default.
+        before: The environment without Hasten.
     """
     pythonpath = before.get("PYTHONPATH")
     (folder / CONFIG).write_text(json.dumps({**config, "pythonpath": pythonpath}), encoding="utf-8")
@@ -177,18 +178,18 @@ def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) 
 
 
 def way_in(folder: Path, pythonpath: str | None) -> dict[str, str]:
-    """The variables by which a Python process finds us."""
+    """Return the environment variables through which a Python process finds Hasten's hooks."""
     paths = os.pathsep.join([str(SITE), pythonpath]) if pythonpath else str(SITE)
     return {VARIABLE: str(folder / CONFIG), "PYTHONPATH": paths}
 
 
 def trained_elsewhere(folder: Path) -> int:
-    """In how many processes that the script has started itself it trains."""
+    """Return the number of child processes in which the script trains."""
     return sum(1 for _ in folder.glob(f"{ELSEWHERE}-*"))
 
 
 def _wait(child: subprocess.Popen[bytes], folder: Path, watch: Watch) -> int:
-    """The exit code. A script that we told to end and that goes on is ended from here; so is one that trains elsewhere."""
+    """Return the exit code. Terminates a script that does not end when stopped, or that trains in child processes."""
     if watch.mode == "observe":
         return child.wait()
     told: float | None = None
@@ -208,7 +209,7 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, watch: Watch) -> int:
 
 
 def _end_all(child: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started."""
+    """Kill a process and all its descendants."""
     with suppress(psutil.NoSuchProcess):
         for process in (*psutil.Process(child.pid).children(recursive=True), child):
             with suppress(psutil.NoSuchProcess):
@@ -217,15 +218,15 @@ def _end_all(child: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Give a function that takes the child, to which SIGINT and SIGTERM go, those received before it too.
+    """Yield a function that takes the child. SIGINT and SIGTERM are forwarded to it, including earlier ones.
 
-    A Ctrl-C at the terminal has reached the child already.
+    A Ctrl-C at the terminal already reaches the child directly.
     """
     children: list[subprocess.Popen[bytes]] = []
     received: deque[int] = deque()
 
     def deliver() -> None:
-        with suppress(IndexError):  # a signal handler that ran meanwhile has delivered all of them
+        with suppress(IndexError):  # a signal handler that ran in between has delivered all of them
             while children and received:
                 number = received.popleft()
                 if children[0].poll() is None:
@@ -241,7 +242,7 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         deliver()
 
     numbers = [item for item in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(item) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in numbers}  # what is ignored, the child ignores as well
+    before = {number: signal.signal(number, forward) for number in numbers}  # the child inherits ignored signals
     try:
         yield forward_to
     finally:
@@ -250,7 +251,7 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
 
 def _at_the_terminal() -> bool:
-    """Whether we stand in the foreground of a terminal, so that Ctrl-C goes to the child as well."""
+    """Return whether this process is in the foreground of a terminal, so that Ctrl-C reaches the child too."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:
@@ -264,13 +265,13 @@ def _at_the_terminal() -> bool:
 
 
 def _results(folder: Path, what: str = "seen") -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob(f"{what}-*.json")):
         try:
-            found[int(path.stem.split("-")[1])] = json.loads(path.read_text(encoding="utf-8"))
+            results[int(path.stem.split("-")[1])] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            continue  # a process that was killed while it wrote has seen nothing
-    return found
+            continue  # the process was killed while writing
+    return results
 
 
 def _failures(folder: Path) -> dict[int, str]:
@@ -278,7 +279,7 @@ def _failures(folder: Path) -> dict[int, str]:
 
 
 def exit_like(code: int) -> None:
-    """End this process as the child ended: with its exit code, or by the same signal."""
+    """End this process like the child: with the same exit code, or by the same signal."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None

@@ -1,11 +1,9 @@
-"""Where a run cannot have files of its own (`apart`), it writes beside the user's, not over them.
+"""Redirect a run's writes to the user's files, if the run cannot have its own view of the file system (`apart`).
 
-What it replaces goes to a scratch folder, and is found there.
-
-Kept so are checkpoints of `torch.save`, wherever they go, and files below the working folder that were there before the
-run and are opened for writing, renamed or removed by Python's own functions. A file that was not there is made where the
-script wants it: it may be a cache that the next run reads, a folder it lies in may be renamed, and code that is not Python
-may ask for it. Folders whose name begins with a dot hold the state of tools and are left to them.
+Replaced files go to a scratch folder and are found there. This covers all checkpoints of `torch.save`, and files below the
+working folder that existed before the run and are opened for writing, renamed or removed by Python's own functions. New
+files are created where the script wants them: they may be caches that the next run reads, their folders may be renamed, and
+native code may access them. Folders whose names begin with a dot contain the state of tools and are not redirected.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from typing import Any, Self
 from hasten.script.patches import Patches
 
 MARGIN_S = 0.1
-"""The clock of a file system may lag behind by so much."""
+"""Seconds by which the clock of a file system may lag behind."""
 MAX_COPY_BYTES = 1 << 30
-"""A file that is larger is changed in place: a copy of it would cost more than it saves."""
+"""Size above which a file is changed in place, because a copy would cost more than it saves."""
 
 _LOOKUPS = ("stat", "lstat", "access", "chmod", "utime", "truncate")
 _WRITES = frozenset("wax+")
@@ -35,15 +33,15 @@ Function = Callable[..., Any]
 
 
 class Overlay:
-    """Stand-ins for files that this run has written.
+    """Copies that represent the files this run has written.
 
     Args:
         folder: The scratch folder.
-        home: The folder whose files are the user's; the working folder unless given.
+        home: The folder whose files are protected; the working folder by default.
     """
 
     def __init__(self, folder: Path, home: Path | None = None) -> None:
-        self._folder = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118 - all here are names, as scripts give them
+        self._folder = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118 - all paths here are strings, as in scripts
         self._home = os.path.join(os.path.realpath(home or Path.cwd()), "")  # noqa: PTH118 - as above
         self._since = time.time() - MARGIN_S
         self._moved: dict[str, str] = {}
@@ -52,7 +50,7 @@ class Overlay:
         self._made = 0
 
     def install(self, patches: Patches) -> None:
-        """Put the seams on Python's functions for files."""
+        """Wrap Python's file functions."""
         put = patches.put
         for owner in (builtins, io):
             put(owner, "open", self._opening)
@@ -69,14 +67,14 @@ class Overlay:
         put(os, "scandir", self._scanning)
 
     def find(self, path: Any) -> Any:
-        """What to ask for in place of a path: its stand-in, or itself."""
+        """Return the copy of a path, or the path itself if there is none."""
         name = _text(path) if self._moved else None
         if name is None or os.path.basename(name) not in self._names:  # noqa: PTH119 - as above
             return path
         return self._moved.get(_key(name), path)
 
     def claim(self, path: Any, content_of: str | None = None) -> str:
-        """The stand-in of a path: the one it has, or a new one, with the content of another file if asked."""
+        """Return the copy of a path. Create it if necessary, with the content of another file if given."""
         key = _key(os.fspath(path))
         known = self._moved.get(key)
         if known is None or content_of is not None:
@@ -89,30 +87,30 @@ class Overlay:
         return known
 
     def protects(self, key: str) -> bool:
-        """Whether this is a file of the user's: below the working folder, and not changed since the run began."""
+        """Return whether a file must be protected: it is in the working folder and unchanged since the run began."""
         if not key.startswith(self._home) or key.startswith(self._folder):
             return False
         if any(part.startswith(".") for part in Path(key[len(self._home) :]).parts[:-1]):
             return False
         try:
-            found = os.lstat(key)
+            status = os.lstat(key)
         except OSError:
             return False
-        return stat.S_ISREG(found.st_mode) and found.st_ctime < self._since and found.st_size <= MAX_COPY_BYTES
+        return stat.S_ISREG(status.st_mode) and status.st_ctime < self._since and status.st_size <= MAX_COPY_BYTES
 
     def opened(self, path: Any, mode: str) -> Any:
-        """What to open in place of a path, in a mode of `open`."""
-        found = self.find(path)
-        name = _text(path) if found is path and _WRITES & set(mode) else None
+        """Return the path to open instead of a path, in a mode of `open`."""
+        target = self.find(path)
+        name = _text(path) if target is path and _WRITES & set(mode) else None
         if name is None:
-            return found
+            return target
         key = _key(name)
         if not self.protects(key) or ("x" in mode and key not in self._removed):
             return path
         try:
             return self.claim(key, None if set("wx") & set(mode) else key)
         except OSError:
-            return path  # no room for a copy: the script goes on
+            return path  # no space for a copy; the script continues with the file itself
 
     def _opening(self, original: Function) -> Function:
         @functools.wraps(original)
@@ -149,7 +147,7 @@ class Overlay:
             if key in self._moved:
                 return original(self._moved.pop(key))
             if self.protects(key):
-                self._removed.add(key)  # it stays, and may be removed again
+                self._removed.add(key)  # the file stays, and may be removed again
                 return None
             return original(path, **kwargs)
 
@@ -176,7 +174,7 @@ class Overlay:
         return renaming_seam
 
     def _linking(self, original: Function, *, symbolic: bool) -> Function:
-        """A link to a file that stands elsewhere stands there too."""
+        """Redirect a link to a redirected file."""
 
         @functools.wraps(original)
         def linking_seam(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,8 +193,8 @@ class Overlay:
     def _listing(self, original: Function) -> Function:
         @functools.wraps(original)
         def listing_seam(path: Any = ".") -> Any:
-            found = original(path)
-            return found + [name for name in self._names_in(path) if name not in found]
+            names = original(path)
+            return names + [name for name in self._names_in(path) if name not in names]
 
         return listing_seam
 
@@ -209,7 +207,7 @@ class Overlay:
         return scanning_seam
 
     def _names_in(self, path: Any) -> list[str]:
-        """The files in a folder that stand elsewhere."""
+        """Return the names of redirected files in a folder."""
         name = _text("." if path is None else path) if self._moved and not isinstance(path, bytes) else None
         if name is None:
             return []
@@ -218,7 +216,7 @@ class Overlay:
 
 
 class Scan:
-    """What `os.scandir` gives, and behind it the files that stand elsewhere."""
+    """The entries of `os.scandir`, followed by the redirected files."""
 
     def __init__(self, entries: Any, path: Any, names: list[str], find: Callable[[Any], Any]) -> None:
         self._entries, self._path, self._names, self._find = entries, path, names, find
@@ -237,7 +235,7 @@ class Scan:
         self.close()
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Close the folder."""
         self._entries.close()
 
     def _each(self) -> Iterator[Any]:
@@ -247,12 +245,12 @@ class Scan:
             yield entry
         for name in self._names:
             if name in left:
-                path = os.path.join(os.fspath(self._path), name)  # noqa: PTH118 - as the system's entries have it
+                path = os.path.join(os.fspath(self._path), name)  # noqa: PTH118 - same form as the entries of scandir
                 yield Entry(name, path, str(self._find(path)))
 
 
 class Entry:
-    """Stands for an `os.DirEntry` of a plain file."""
+    """A replacement for the `os.DirEntry` of a regular file."""
 
     def __init__(self, name: str, path: str, stand_in: str) -> None:
         self.name, self.path, self._stand_in = name, path, stand_in
@@ -261,28 +259,28 @@ class Entry:
         return self.path
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """It is one."""
+        """Return True."""
         return True
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """It is none."""
+        """Return False."""
         return False
 
     def is_symlink(self) -> bool:
-        """It is none."""
+        """Return False."""
         return False
 
     def inode(self) -> int:
-        """The number of the file."""
+        """Return the inode number of the file."""
         return self.stat().st_ino
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """What the system says of it."""
-        return os.stat(self._stand_in)  # noqa: PTH116 - a name, as above
+        """Return the status of the file."""
+        return os.stat(self._stand_in)  # noqa: PTH116 - a string, as above
 
 
 def _text(path: Any) -> str | None:
-    """A path as text; None for what is none, such as a file's number."""
+    """Return a path as text; None for anything else, such as a file descriptor."""
     if not isinstance(path, str | bytes | os.PathLike):
         return None
     try:
@@ -292,6 +290,6 @@ def _text(path: Any) -> str | None:
 
 
 def _key(name: str | bytes) -> str:
-    """One name for a file, whatever links lead to its folder."""
+    """Return a unique name of a file, with links to its folder resolved."""
     folder, base = os.path.split(os.path.abspath(os.fsdecode(name)))  # noqa: PTH100 - as above
     return os.path.join(os.path.realpath(folder), base)  # noqa: PTH118 - as above

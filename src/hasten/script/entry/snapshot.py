@@ -1,4 +1,4 @@
-"""Put folders back as they were before a run, where the run could not be kept apart from them."""
+"""Restore folders after a run that could not be isolated from them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MOST_FILES = 200_000
+"""Number of files above which a folder is not restored."""
 MOST_COPIED_BYTES, MOST_OF_ONE_BYTES = 1 << 30, 1 << 26
+"""Limits of the copied bytes, in total and for one file."""
 SOURCES = (".py", ".ipynb", ".md", ".toml", ".yaml", ".yml")
-"""A user may edit these meanwhile, and scripts write them through Python, which is guarded: they are not put back."""
+"""Types of files that are not restored: the user may edit them during the run, and Python's file functions are guarded."""
 
 _OPEN: dict[tuple[str, ...], Snapshot] = {}
-"""By folders: of runs that go on side by side, only the last one to end can tell what all of them made."""
+"""Shared snapshots by folders. With parallel runs, only the end of the last one shows what all of them have created."""
 
 
 def walk(folder: str, leave: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything in a folder, each folder before what is in it; hidden ones, which hold the state of tools, as a whole."""
+    """Yield everything in a folder, folders before their content. Hidden folders, which belong to tools, are not entered."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -28,23 +30,23 @@ def walk(folder: str, leave: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_
         if entry.path in leave:
             continue
         try:
-            found = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except OSError:
-            continue  # gone meanwhile
-        yield entry.path, found
-        if stat.S_ISDIR(found.st_mode) and not entry.name.startswith(".") and entry.name != "__pycache__":
+            continue  # removed in the meantime
+        yield entry.path, status
+        if stat.S_ISDIR(status.st_mode) and not entry.name.startswith(".") and entry.name != "__pycache__":
             yield from walk(entry.path, leave)
 
 
 class Snapshot:
-    """What is in some folders, with copies of what code that is not Python may change.
+    """The content of some folders, with copies of files that native code may change.
 
     Args:
-        folders: Which.
-        keep: Folders in them that are ours.
+        folders: The folders.
+        keep: Hasten's own folders in them.
 
     Attributes:
-        limits: What could not be taken in, in words.
+        limits: Message about files that are not included; "" if there are none.
     """
 
     def __init__(self, folders: tuple[str, ...], keep: Sequence[Path]) -> None:
@@ -56,35 +58,35 @@ class Snapshot:
         self._whole = len(self._before) <= MOST_FILES
         if not self._whole:
             self._before.clear()
-            self.limits = f" They hold more than {MOST_FILES} files, so what it makes there stays too."
+            self.limits = f" They contain more than {MOST_FILES} files, so new files there remain as well."
         self._copied = self._copy()
 
     @classmethod
     def of(cls, folders: tuple[str, ...], keep: Sequence[Path]) -> Snapshot:
-        """The snapshot of these folders: a new one, or that of the runs that are going on."""
-        found = _OPEN.get(folders)
-        if found is None:
-            found = _OPEN[folders] = cls(folders, keep)
-        found.leave(keep)
-        found._users += 1
-        return found
+        """Return the snapshot of these folders: a new one, or the one that parallel runs share."""
+        snapshot = _OPEN.get(folders)
+        if snapshot is None:
+            snapshot = _OPEN[folders] = cls(folders, keep)
+        snapshot.leave(keep)
+        snapshot._users += 1
+        return snapshot
 
     def leave(self, keep: Sequence[Path]) -> None:
-        """Look past folders of ours."""
+        """Ignore Hasten's own folders."""
         self._leave |= {os.path.realpath(folder) for folder in keep}
 
     def release(self) -> str:
-        """One run has ended. Puts everything back if it was the last one, and returns in words what was moved or is left."""
+        """End one run. After the last one, restore all folders and return a message about moved and unrestored files."""
         self._users -= 1
         if self._users:
             return ""
         del _OPEN[self._folders]
         try:
-            words = self._restore() if self._whole else ""
+            message = self._restore() if self._whole else ""
         except OSError as error:
-            return f"The folders could not be put back ({error}). Copies of the files as they were are in {self._copies}."
+            return f"The folders could not be restored ({error}). Copies of the original files are in {self._copies}."
         shutil.rmtree(self._copies, ignore_errors=True)
-        return words
+        return message
 
     def _walk(self) -> Iterator[tuple[str, os.stat_result]]:
         leave, number = tuple(self._leave), 0
@@ -96,7 +98,7 @@ class Snapshot:
                     return
 
     def _copy(self) -> dict[str, Path]:
-        """Copies of files, the smallest first, as far as they go."""
+        """Copy files, smallest first, up to the limits."""
         files = [(found.st_size, path) for path, found in self._before.items() if stat.S_ISREG(found.st_mode)]
         copied: dict[str, Path] = {}
         taken = 0
@@ -111,22 +113,22 @@ class Snapshot:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copied[path] = Path(shutil.copy2(path, copy))
             except OSError:
-                continue  # may not be read
+                continue  # not readable
         return copied
 
     def _restore(self) -> str:
         kept = Path(tempfile.mkdtemp(prefix="hasten-moved-"))
         moved, left = self._take_away(kept)
         left += self._bring_back()
-        words = [f"What the run had made was moved to {kept}: {', '.join(moved)}."] if moved else []
+        sentences = [f"Files created by the run were moved to {kept}: {', '.join(moved)}."] if moved else []
         if left:
-            words.append(f"Changed or removed meanwhile, and left so: {', '.join(left)}.")
+            sentences.append(f"Files changed or removed during the run and not restored: {', '.join(left)}.")
         if not moved:
             kept.rmdir()
-        return " ".join(words)
+        return " ".join(sentences)
 
     def _take_away(self, kept: Path) -> tuple[list[str], list[str]]:
-        """Move what is new or changed into a folder. Returns what was moved, and what is changed and has no copy."""
+        """Move new and changed files into a folder. Returns the moved files, and the changed ones without a copy."""
         moved, left = list[str](), list[str]()
         for path, found in dict(self._walk()).items():
             before = self._before.get(path)
@@ -134,7 +136,7 @@ class Snapshot:
                 continue
             if before is not None and path not in self._copied:
                 left.append(path)
-            elif os.path.lexists(path):  # else its folder was moved
+            elif os.path.lexists(path):  # otherwise its folder was moved already
                 target = kept / path.lstrip(os.sep)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, target)
@@ -142,7 +144,7 @@ class Snapshot:
         return moved, left
 
     def _bring_back(self) -> list[str]:
-        """Put back what is missing. Returns what has no copy."""
+        """Restore missing files. Returns those without a copy."""
         left = []
         folders = {path: found for path, found in self._before.items() if stat.S_ISDIR(found.st_mode)}
         for path in self._before:
@@ -160,7 +162,7 @@ class Snapshot:
 
 
 def _same(before: os.stat_result, now: os.stat_result) -> bool:
-    """Whether a path leads to what it led to; a folder changes with what is in it."""
+    """Return whether a path still has the same content. A folder counts as the same; its content is compared separately."""
     if stat.S_ISDIR(before.st_mode) and stat.S_ISDIR(now.st_mode):
         return True
     return (before.st_ino, before.st_size, before.st_mtime_ns, before.st_mode) == (

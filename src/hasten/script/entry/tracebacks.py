@@ -1,4 +1,4 @@
-"""Show the tracebacks of a watched script without our frames."""
+"""Remove Hasten's frames from the tracebacks of a watched script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def without_ours(previous: Hook) -> Hook:
-    """A `sys.excepthook` that takes our frames out and hands on to the one before."""
+    """Return a `sys.excepthook` that removes Hasten's frames and calls the previous hook."""
 
     @functools.wraps(previous)
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
@@ -24,7 +24,7 @@ def without_ours(previous: Hook) -> Hook:
 
 
 def strip_chain(error: BaseException | None) -> None:
-    """Take our frames out of an error, and of all that led to it."""
+    """Remove Hasten's frames from an error, its causes and its contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -33,7 +33,7 @@ def strip_chain(error: BaseException | None) -> None:
 
 
 def stripped(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package."""
+    """Return a traceback without Hasten's frames."""
     kept: list[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(OURS):

@@ -1,1 +1,1 @@
-"""What a script prints, logs and saves, done in the background."""
+"""Write a script's checkpoints in the background."""

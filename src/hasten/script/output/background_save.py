@@ -1,13 +1,13 @@
-"""`torch.save` of a script in the background: the script waits for a copy in memory, not for the disk.
+"""Run a script's `torch.save` in the background: the script waits for a copy in memory, not for the disk.
 
-`torch.save` pickles an object and writes its storages behind it, into a zip file that it opens by one function. The seam is
-there: `torch.save` runs as ever, in the script's thread, into an object that keeps the pickle and copies the storages (into
-buffers that are used again), and a thread writes the zip file from these. So the file is what it would have been, to the
-byte: sharing between tensors, devices, types and errors are torch's own work. A deep copy that is saved later would change
-devices, call `__deepcopy__` of whatever is in the object, fail at tensors that carry gradients, and leave the pickling to
-compete with the training for Python's lock; a file in memory would leave the checksum to the script's thread as well.
+`torch.save` pickles an object and appends its storages, writing into a zip file that it opens with one function. That
+function is replaced: `torch.save` runs as usual in the script's thread, but writes into an object that keeps the pickle and
+copies the storages into reusable buffers. A thread then writes the zip file from these copies. So the file is the same byte
+for byte, because shared storages, devices, types and errors are handled by torch itself. The alternatives are worse. A deep
+copy that is saved later would change devices, call the objects' `__deepcopy__`, fail for tensors with a gradient history,
+and compete with the training for the GIL while pickling. An in-memory file would leave the checksum to the script's thread.
 
-Whoever asks for the file in this process, through Python's own functions, waits until it is there (`_READERS`).
+If this process accesses the file through Python's own functions, it waits until the file is written (`_READERS`).
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ _READERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (os, ("rename", "replace", "rmdir")),
 )
 _OF_FOLDERS = frozenset({(os, "open"), *((os, name) for name in ("listdir", "scandir", "rename", "replace", "rmdir"))})
-"""Those that may ask for a file by the name of its folder; `shutil.rmtree` opens the folder first."""
+"""Functions that may access a file through the name of its folder. `shutil.rmtree` opens the folder first."""
 _PATHS = ("file", "path", "src", "dst")
 
 
 class BackgroundSaving:
-    """Writes in the background what the script saves to a path, as long as `live.around.checkpoint_background` says so.
+    """Writes the script's checkpoints in the background while `live.around.checkpoint_background` is set.
 
-    At most the largest checkpoint so far may be on its way while another one is copied. Where one is still to be begun when
-    the next one for the same path comes, the newer one takes its place: nobody in this process could have read it, and a
-    script that saves more often than can be written is not held up. What goes to an open file, comes from another thread, or
-    is saved where several ranks may wait for it is saved as without us.
+    While one checkpoint is copied, pending ones may use at most as much memory as the largest checkpoint so far. If a newer
+    checkpoint for the same path arrives before writing of the older one has started, it replaces the older one. No one in
+    this process could have read the older one, and a script that saves faster than the disk can write is not slowed down.
+    Saves to an open file, from another thread, or with several ranks, which may wait for the file, are done in the
+    foreground.
 
     Args:
-        live: The script's live job; told `checkpoints_in_background`.
+        live: The script's live job. Counts `checkpoints_in_background`.
     """
 
     def __init__(self, live: LiveJob) -> None:
@@ -70,26 +71,26 @@ class BackgroundSaving:
         self._largest = self._begun = 0
 
     def install(self, patches: Patches) -> None:
-        """Put the seam on; further ones follow with the first save in the background."""
+        """Install the first seam. More follow with the first background save."""
         self._patches = patches = patches.telling(self._give_up)
         patches.put(torch.serialization, "_open_zipfile_writer", self._opening)
         patches.put(torch, "save", self._asking)
         atexit.register(self.close)
 
     def rehearse(self) -> None:
-        """Save a small file in the background and wait for it, so that the counters tell of it."""
+        """Save a small file in the background and wait for it, so that the counters show whether it works."""
         if self.live.around.checkpoint_background:
             with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
                 torch.save({"rehearsal": torch.zeros(1)}, Path(folder) / "rehearsal.pt")
                 self.finish()
 
     def finish(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all files are written."""
         if self._writer.waiting and os.getpid() == self._pid:
             self._writer.wait(lambda: bool(self._writer.waiting))
 
     def close(self) -> None:
-        """Write what is left, say on stderr what could not be written, and save as without us from now on."""
+        """Write all pending files, report failures on stderr, and save in the foreground from now on."""
         if self._closed or os.getpid() != self._pid:
             return
         self._finish_and_tell()
@@ -97,7 +98,7 @@ class BackgroundSaving:
         atexit.unregister(self.close)
 
     def _give_up(self, _error: Exception) -> None:
-        """Something of ours has failed in a seam: save as without us from now on, and let nobody read an older file."""
+        """Save in the foreground from now on, after an internal error. Waits, so that no outdated file is read."""
         self._closed = True
         self.finish()
 
@@ -108,11 +109,11 @@ class BackgroundSaving:
             sys.stderr.write(f"hasten: {path} could not be saved in the background: {type(error).__name__}: {error}\n")
 
     def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around `torch.save`: what the script itself calls the file, which another seam may send elsewhere."""
+        """Wrap `torch.save` to record the path that the script gave, because another seam may redirect the file."""
 
         @functools.wraps(original)
         def asking_seam(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            before, self._asked = self._asked, os.path.abspath(f) if isinstance(f, str | os.PathLike) else None  # noqa: PTH100 - compared with names as the script gives them
+            before, self._asked = self._asked, os.path.abspath(f) if isinstance(f, str | os.PathLike) else None  # noqa: PTH100 - compared with paths as the script gives them
             begun = self._begun
             try:
                 return original(obj, f, *args, **kwargs)
@@ -127,7 +128,7 @@ class BackgroundSaving:
         return asking_seam
 
     def _opening(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Around the function by which `torch.save` opens its zip file."""
+        """Wrap the function with which `torch.save` opens its zip file."""
 
         @functools.wraps(original)
         def opening_seam(name_or_buffer: Any) -> Any:
@@ -136,7 +137,7 @@ class BackgroundSaving:
             mine = not self._closed and threading.get_ident() == self._thread
             background = mine and self.live.around.checkpoint_background and _ranks() == 1
             if not background:
-                self._await([name_or_buffer], below=False)  # in order: this one replaces the one before
+                self._await([name_or_buffer], below=False)  # keep the order: this file replaces the pending one
             if mine:
                 self._raise()
             return self._snapshot(original, name_or_buffer) if background else original(name_or_buffer)
@@ -144,31 +145,31 @@ class BackgroundSaving:
         return opening_seam
 
     def _plainly(self, original: Callable[[Any], Any], name: str) -> Any:
-        """Open the file itself, after what is on its way to it: this one replaces it."""
+        """Open the file itself, after a pending write to it has finished."""
         self._await([name], below=False)
         return original(name)
 
     def _raise(self) -> None:
-        """Raise what a save before this one met.
+        """Raise the error of an earlier background save.
 
         Raises:
-            Exception: As torch or the system raised it.
+            Exception: The original error of torch or of the system.
         """
         if self._writer.errors:
             path, error = self._writer.errors.pop(0)
-            error.add_note(f"hasten: this was met in the background, while {path} was saved")
+            error.add_note(f"hasten: this error occurred while {path} was saved in the background")
             raise let_pass(error)
 
     def _snapshot(self, original: Callable[[Any], Any], name: str) -> Any:
         path = os.path.realpath(name)
-        folder = os.path.dirname(path)  # noqa: PTH120 - names as torch takes them
+        folder = os.path.dirname(path)  # noqa: PTH120 - torch takes strings
         try:
             temporary = create_temporary(path)
             if folder not in self._folders:
                 self._folders.add(folder)
                 remove_orphans(folder)
         except OSError:
-            return self._plainly(original, name)  # it says what is wrong, or writes what cannot be replaced
+            return self._plainly(original, name)  # reports the error, or writes a file that cannot be replaced
         self._begun += 1
         self._guard()
         self._writer.discard(path)
@@ -192,7 +193,7 @@ class BackgroundSaving:
         return ZipSnapshot(self._buffers, plain=lambda: self._plainly(original, name), keep=keep, temporary=temporary)
 
     def _guard(self) -> None:
-        """Let whoever asks for a file that is under way wait for it."""
+        """Make functions that access a pending file wait for it."""
         if self._guarded or self._patches is None:
             return
         self._guarded = True
@@ -213,7 +214,7 @@ class BackgroundSaving:
         return reading_seam
 
     def _await(self, candidates: list[Any], *, below: bool) -> None:
-        """Wait for the files of these names; `below`: for those in folders of these names too."""
+        """Wait for the files with these names. `below` also waits for files in folders with these names."""
         if not self._writer.waiting or os.getpid() != self._pid:
             return
         asked = {name for item in candidates for name in _names(item)} or ({str(Path.cwd())} if below else set())
@@ -227,20 +228,20 @@ class BackgroundSaving:
 
 
 def _met_in_snapshot(error: Exception) -> bool:
-    """Whether an error was raised below torch's own code by what stands in place of its file."""
+    """Return whether an error was raised by the snapshot that torch writes into, not by the script's objects."""
     names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     below = itertools.dropwhile(lambda name: not name.startswith(FOREIGN[0]), names)
     return any(name.startswith(OURS) for name in below)
 
 
 def _ranks() -> int:
-    """Processes that train together: another one may load the file as soon as all have come to the same point."""
+    """Return the number of ranks. Another rank may load the file as soon as all ranks reach the same point."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _names(item: Any) -> tuple[str, ...]:
-    """What a path may be called; nothing for what is no path, such as a file's number."""
+    """Return the possible names of a path; empty for anything else, such as a file descriptor."""
     if not isinstance(item, str | bytes | os.PathLike):
         return ()
     try:
@@ -251,5 +252,5 @@ def _names(item: Any) -> tuple[str, ...]:
 
 
 def _folders(file: PendingFile) -> set[str]:
-    """All folders that a file lies in."""
+    """Return all folders that contain a file."""
     return {str(folder) for name in file.names for folder in Path(name).parents}

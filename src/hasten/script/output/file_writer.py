@@ -1,7 +1,7 @@
-"""Write files in a thread: under a temporary name first, renamed once it is whole and on the disk.
+"""Write files in a thread, under a temporary name that is renamed once the file is complete and on disk.
 
-The temporary name ends in `.tmp-hasten-HOST-PID-NUMBER`. A process that is killed leaves it there, and the next one
-on the same machine that saves into the folder removes it.
+The temporary name ends in `.tmp-hasten-HOST-PID-NUMBER`. A killed process leaves its temporary files behind. The next
+process on the same machine that saves into the folder removes them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import psutil
 
 _OPEN, _CLOSE, _FSYNC, _REPLACE, _UNLINK, _STAT = os.open, os.close, os.fsync, os.replace, os.unlink, os.stat
 _ACCESS = os.access
-"""As they were before anybody put a seam on them."""
+"""The original functions, saved before any seam replaces them."""
 
 PAUSES = 20
-"""A script that saves to one path all the time has a twentieth of the time spent on writing."""
+"""A path that was just written is not written again for this many times the duration of the write."""
 IDLE_S = 30.0
-"""The thread ends after so long without a file."""
+"""Seconds without a file after which the thread ends."""
 
 _HOST = platform.node().replace(".", "_")
 _MARK = f".tmp-hasten-{_HOST}-"
@@ -35,15 +35,15 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PendingFile:
-    """A file on its way.
+    """A file that is waiting to be written or is being written.
 
     Attributes:
-        path: Its name in the end, free of links.
-        names: All names by which the script may ask for it, `path` among them.
-        temporary: Its name until it is whole.
-        num_bytes: About how much memory it holds until then.
+        path: Its final name, with links resolved.
+        names: All names by which the script may access it, including `path`.
+        temporary: Its temporary name.
+        num_bytes: Approximate memory it occupies until it is written.
         fill: Writes the content to the file of the given name.
-        done: Called when it stands under its name, or never will.
+        done: Called when the file is complete or has failed.
     """
 
     path: str
@@ -55,20 +55,21 @@ class PendingFile:
 
 
 def create_temporary(path: str) -> str:
-    """Make the empty file beside `path` that is to take its place, and return its name.
+    """Create the empty temporary file next to `path` and return its name.
 
-    Its name up to the last dot is that of `path`: torch writes this into the file. What `path` allows to whom, it allows.
+    The name up to the last dot is that of `path`, because torch writes it into the file. The permissions are those of
+    `path`.
 
     Raises:
-        OSError: `path` cannot be replaced: it is no plain file, has other names, belongs to others, or cannot be written;
-            or its folder cannot be.
+        OSError: `path` cannot be replaced because it is not a regular file, has other hard links, belongs to another user,
+            or is not writable; or its folder is not writable.
     """
     mode = _mode_of(path)
     folder, name = os.path.split(path)
     stem = name.rpartition(".")[0] if "." in name else name
     if not stem:
-        raise OSError(f"{path} has no name that torch would take")
-    name = os.path.join(folder, f"{stem}{_MARK}{os.getpid()}-{next(_NUMBERS)}")  # noqa: PTH118 - names as torch takes them
+        raise OSError(f"torch does not accept the file name {path}")
+    name = os.path.join(folder, f"{stem}{_MARK}{os.getpid()}-{next(_NUMBERS)}")  # noqa: PTH118 - torch takes strings
     handle = _OPEN(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         if mode is not None:
@@ -80,16 +81,21 @@ def create_temporary(path: str) -> str:
 
 def _mode_of(path: str) -> int | None:
     try:
-        found = _STAT(path)
+        status = _STAT(path)
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid() or not _ACCESS(path, os.W_OK):
-        raise OSError(f"{path} is written in place")
-    return stat.S_IMODE(found.st_mode)
+    if (
+        not stat.S_ISREG(status.st_mode)
+        or status.st_nlink > 1
+        or status.st_uid != os.geteuid()
+        or not _ACCESS(path, os.W_OK)
+    ):
+        raise OSError(f"{path} cannot be replaced")
+    return stat.S_IMODE(status.st_mode)
 
 
 def remove_orphans(folder: str) -> None:
-    """Remove what processes of this machine that are gone have left half written in a folder."""
+    """Remove temporary files in a folder that were left by ended processes of this machine."""
     for item in Path(folder).glob(f"*{_MARK}*"):
         number = item.name.rpartition(_MARK)[2].partition("-")[0]
         if number.isdigit() and not psutil.pid_exists(int(number)):
@@ -98,15 +104,15 @@ def remove_orphans(folder: str) -> None:
 
 @dataclass
 class FileWriter:
-    """Writes files one after another in a thread, which starts with the first.
+    """Writes files one after another in a thread, which starts with the first file.
 
-    It is no executor for two reasons. A file that is not being written yet can be discarded for a newer one of the same
-    path; and a path that was just written is left alone for `PAUSES` times as long as that took, unless somebody waits for
-    it, since writing takes cores from the training.
+    An executor would not suffice for two reasons. A pending file can be discarded for a newer one of the same path. And a
+    path that was just written is not written again for `PAUSES` times the duration of the write, unless someone waits for
+    it, because writing takes CPU time from the training.
 
     Attributes:
-        errors: What could not be written and why; whoever tells it takes it out.
-        waiting: What is under way.
+        errors: Path and error of failed files. The reader removes each entry that it reports.
+        waiting: Pending files, including the one being written.
     """
 
     errors: list[tuple[str, Exception]] = field(default_factory=list)
@@ -119,11 +125,11 @@ class FileWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is held by what is under way."""
+        """Memory occupied by pending files."""
         return sum(pending.num_bytes for pending in tuple(self.waiting))
 
     def add(self, pending: PendingFile) -> None:
-        """Write a file after all others; in the caller if the interpreter can start no thread any more."""
+        """Queue a file. If the interpreter can no longer start threads, write it in the calling thread."""
         with self._changed:
             self.waiting.append(pending)
             self._changed.notify_all()
@@ -132,13 +138,13 @@ class FileWriter:
             thread = threading.Thread(target=self._serve, name="hasten-saving", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the interpreter is ending
+            except RuntimeError:  # the interpreter is shutting down
                 self._finish(pending)
             else:
                 self._thread = thread
 
     def discard(self, path: str) -> None:
-        """Drop what waits for its turn to be written to `path`: something newer is to take its place."""
+        """Drop pending files for `path` that are not being written yet, because a newer one replaces them."""
         with self._changed:
             late = [pending for pending in self.waiting if pending.path == path and pending is not self._begun]
             for pending in late:
@@ -148,7 +154,7 @@ class FileWriter:
             pending.done()
 
     def wait(self, matches: Callable[[], bool]) -> None:
-        """Wait for as long as `matches()`; it looks at `waiting`. Nothing in the thread itself."""
+        """Wait while `matches()` is true. It examines `waiting`. Does nothing in the writer thread itself."""
         if self._thread is None or threading.current_thread() is self._thread:
             return
         with self._changed:
@@ -161,7 +167,7 @@ class FileWriter:
                 self._hurry -= 1
 
     def _serve(self) -> None:
-        """Write what is due, until there has been nothing for a while."""
+        """Write files when they are due, until none has arrived for `IDLE_S`."""
         while True:
             with self._changed:
                 while (pending := self._due()) is None:
@@ -177,7 +183,7 @@ class FileWriter:
         return next((pending for pending in self.waiting if self._hurry or self._rests.get(pending.path, 0.0) <= now), None)
 
     def _pause_s(self) -> float:
-        """Seconds until one may be, or until the thread ends where there is none."""
+        """Return the seconds until the next file is due, or until the thread ends if there is none."""
         rests = [self._rests.get(pending.path, 0.0) for pending in self.waiting]
         return max(min(rests) - monotonic(), 0.001) if rests else IDLE_S
 
@@ -187,8 +193,8 @@ class FileWriter:
             pending.fill(pending.temporary)
             _flush(pending.temporary)
             _REPLACE(pending.temporary, pending.path)
-            _flush(os.path.dirname(pending.path))  # noqa: PTH120 - a name, as all of them here
-        except Exception as error:  # noqa: BLE001 - told at the next save, or at the end
+            _flush(os.path.dirname(pending.path))  # noqa: PTH120 - all paths here are strings
+        except Exception as error:  # noqa: BLE001 - reported at the next save, or at the end
             self.errors.append((pending.path, error))
             _remove(pending.temporary)
         pending.done()
@@ -201,7 +207,7 @@ class FileWriter:
 
 
 def _flush(name: str) -> None:
-    """Let a file, or a rename in a folder, survive a loss of power."""
+    """Flush a file, or a rename in a folder, to disk, so that it survives a power failure."""
     handle = _OPEN(name, os.O_RDONLY)
     try:
         _FSYNC(handle)

@@ -1,6 +1,6 @@
 """Finish background work before this process starts another one, sends a signal or exits.
 
-A normal exit and an uncaught exception run exit handlers, and need none of this.
+A normal exit and an uncaught exception run exit handlers, so they need no special handling.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOUNDARIES: tuple[tuple[Any, str], ...] = (
     (os, "abort"),
     (os, "_exit"),
 )
-"""Together with `multiprocessing`, every way of the standard library. C code that starts a process is not covered."""
+"""All functions of the standard library that do so, together with `multiprocessing`. Native code is not covered."""
 
 Function = Callable[..., Any]
 
@@ -45,8 +45,8 @@ def finish_before_boundaries(patches: Patches, finish: Callable[[], None]) -> No
     """Call `finish` before each boundary, except the start of a `DataLoader` worker.
 
     Args:
-        patches: Removes the wrappers again.
-        finish: Waits for the background work; must not raise.
+        patches: Installs and removes the wrappers.
+        finish: Waits for the background work. Must not raise.
     """
     starting = _Starting()
     for owner, name in BOUNDARIES:

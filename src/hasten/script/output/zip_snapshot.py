@@ -1,4 +1,4 @@
-"""What `torch.save` writes, kept in memory: it stands in place of the zip file that torch fills."""
+"""Keep the output of `torch.save` in memory, in an object that torch fills instead of its zip file."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from hasten.train.snapshot import StorageBuffers
 
 Record = tuple[str, Any, int]
-"""Name, content (None: its place alone), and size in bytes."""
+"""Name, content (None: reserve the space only), and size in bytes."""
 
 
 class ZipSnapshot:
-    """Takes the place of the opened zip file in one `torch.save`.
+    """Replaces the opened zip file in one `torch.save`.
 
-    Where something is asked of it that it does not know, or memory is short, the file is written as without us.
+    For unknown requests, or if memory is short, the file itself is written instead.
 
     Args:
-        buffers: Where the copies are.
+        buffers: Buffers for the copies.
         plain: Opens the file itself, as torch does.
-        keep: Told when the object is complete.
-        temporary: The file that was begun for it; removed where it is not needed.
+        keep: Called with the snapshot when it is complete.
+        temporary: The temporary file created for it. Removed if it is not needed.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class ZipSnapshot:
             try:
                 self._keep(self)
             except Exception:
-                os.unlink(self._temporary)  # noqa: PTH108 - a name, as torch takes them
+                os.unlink(self._temporary)  # noqa: PTH108 - torch takes strings
                 raise
         else:
             os.unlink(self._temporary)  # noqa: PTH108 - as above
         return None
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else torch may want of a zip file."""
+        """Delegate all other attributes to the zip file itself."""
         return getattr(self._written_plainly(), name)
 
     def write_record(self, name: str, data: Any, size: int) -> None:
-        """Keep a record: a copy of it, where it is memory of somebody else."""
+        """Keep a record. Memory owned by others is copied."""
         if self._file is None:
             try:
                 self._records.append((name, self._kept(data), size))
@@ -70,20 +70,20 @@ class ZipSnapshot:
         self._file.write_record(name, data, size)
 
     def write_record_metadata(self, name: str, size: int) -> None:
-        """Keep the place of a record that is left empty."""
+        """Keep the size of a record that is left empty."""
         if self._file is None:
             self._records.append((name, None, size))
         else:
             self._file.write_record_metadata(name, size)
 
     def write(self, opening: Callable[[str], Any], name: str) -> None:
-        """Write all records to a file, which `opening` opens."""
+        """Write all records to a file that `opening` opens."""
         with opening(name) as file:
             for record in self._records:
                 _write(file, record)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Return the buffers."""
         self._records.clear()
         self._buffers.put_back(self._copies)
         self._copies = []
@@ -92,13 +92,13 @@ class ZipSnapshot:
         if isinstance(data, bytes | str):
             return data
         if not isinstance(data, torch.UntypedStorage) or data.device.type != "cpu":
-            raise TypeError(f"a record that is a {type(data).__name__}")
+            raise TypeError(f"cannot keep a record of class {type(data).__name__}")
         copied = self._buffers.copy(data)
         self._copies.append(copied)
         return copied
 
     def _written_plainly(self) -> Any:
-        """The file itself, with all records so far."""
+        """Return the file itself, containing all records so far."""
         if self._file is None:
             os.unlink(self._temporary)  # noqa: PTH108 - as above
             self._opener = self._plain()

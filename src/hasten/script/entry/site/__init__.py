@@ -1,1 +1,1 @@
-"""The folder that stands first on the path of a watched script; it holds nothing but `sitecustomize`."""
+"""The first folder on the path of a watched script. It contains only `sitecustomize`."""
