@@ -85,10 +85,10 @@ def test_tokens_are_made_on_the_way(source: Path, tmp_path: Path) -> None:
         (("--append", "--replace"), "exclude each other"),
         (("--flat",), "give a --tokenizer too"),
         (("--size", "3"), "write WIDTHxHEIGHT"),
-        (("--tokenizer", "nothing.json"), "there is no tokenizer file nothing.json"),
-        (("--format", "xml"), "there is no format 'xml'"),
-        (("--columns", "words"), "no record has a field 'words'; they have id, text"),
-        (("--max-bad", "2"), "a share from 0 to 1"),
+        (("--tokenizer", "nothing.json"), "the tokenizer file nothing.json does not exist"),
+        (("--format", "xml"), "unknown format 'xml'"),
+        (("--columns", "words"), "no record has a field 'words'; the fields are id, text"),
+        (("--max-bad", "2"), "must be between 0 and 1"),
     ],
 )
 def test_wrong_options_are_told(source: Path, tmp_path: Path, words: Any, told: str) -> None:

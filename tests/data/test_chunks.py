@@ -167,21 +167,21 @@ def test_a_damaged_sample_of_a_shard_is_set_aside_and_a_cut_shard_is_told(tmp_pa
     told = json.loads(made.quarantine.read_text())
     assert (told["position"], told["reason"]) == (
         "sample 3",
-        "field 9: UnicodeDecodeError: its bytes are not of its kind",
+        "field 9: UnicodeDecodeError: its bytes do not match its type",
     )
     whole = (tmp_path / "mds" / "shard.00000.mds").read_bytes()
     (tmp_path / "mds" / "shard.00000.mds").write_bytes(whole[:-5])
-    with pytest.raises(DataError, match="breaks off or is no chunk of samples: it was cut"):
+    with pytest.raises(DataError, match="is truncated or is not a chunk file: copy or download it again"):
         convert(tmp_path / "mds", tmp_path / "t")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 1}, "of format 'mds', version 1: MDS version 2 can be read"),
-        ({"column_encodings": ["pkl", *list(MDS.values())[1:]]}, "'pkl', which is not read: a pickle could run anything"),
+        ({"version": 1}, "of format 'mds', version 1: only MDS version 2 is supported"),
+        ({"column_encodings": ["pkl", *list(MDS.values())[1:]]}, "'pkl', which is not supported: pickles can run any code"),
         ({"column_encodings": ["pil", *list(MDS.values())[1:]]}, "'pil', which is not read. Write the dataset"),
-        ({"raw_data": {"basename": "../other", "bytes": 1}}, "names other, which is not there"),
+        ({"raw_data": {"basename": "../other", "bytes": 1}}, "lists other, which does not exist"),
     ],
 )
 def test_shards_that_cannot_be_read_are_refused(tmp_path: Path, changes: dict[str, Any], words: Any) -> None:
@@ -261,9 +261,9 @@ def test_litdata_items_that_are_no_dictionaries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("formats", "names", "words"),
     [
-        (["pickle"], None, "'pickle', which is not read: a pickle could run anything"),
-        (["no_header_tensor:4"], None, "'no_header_tensor:4', which is not read"),
-        (["str"], ["a", "b"], "names 2 fields and holds 1"),
+        (["pickle"], None, "'pickle', which is not supported: pickles can run any code"),
+        (["no_header_tensor:4"], None, "'no_header_tensor:4', which is not supported"),
+        (["str"], ["a", "b"], "lists 2 fields but contains 1"),
     ],
 )
 def test_litdata_folders_that_cannot_be_read_are_refused(

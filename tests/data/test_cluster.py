@@ -107,8 +107,8 @@ def test_a_cluster_of_two_workers_makes_the_same_bytes_whoever_is_killed(source:
     assert (root / "killed").exists()
     assert (found["two workers"], found["killed once"]) == (0, 0)
     assert found["refused"] == "the words of the unit"
-    assert "the Ray job broke off" in found["killed always"]
-    assert "what is done is kept. Start the same command again" in found["killed always"]
+    assert "the Ray job failed" in found["killed always"]
+    assert "completed units are kept. Run the same command again" in found["killed always"]
     assert found["goes on"] > 0
     want = content(root / "plain")
     assert len(want) > 5

@@ -75,10 +75,10 @@ def test_bad_records_are_set_aside_and_their_content_is_in_no_message(tmp_path: 
     assert made.quarantine is not None
     told = [json.loads(line) for line in made.quarantine.read_text().splitlines()]
     assert [one["reason"].split(" at ")[0].split(":")[0] for one in told] == [
-        "no JSON",
-        "a list is no record",
-        "field 'id' is no int64",
-        "no UTF-8",
+        "invalid JSON",
+        "not a record {...} but a list",
+        "field 'id' is not of type int64",
+        "invalid UTF-8",
     ]
     assert told[0]["position"] == f"byte {sum(map(len, lines[:100]))}"
     assert base64.b64decode(told[1]["record_base64"]) == b'["SECRET"]\n'
@@ -92,7 +92,7 @@ def test_a_field_that_only_late_records_have_is_no_column(tmp_path: Path, monkey
     (tmp_path / "a.jsonl").write_text(text)
     made = convert(tmp_path / "a.jsonl", tmp_path / "s")
     assert made.quarantine is not None
-    assert "a field 'late' that the records looked at first do not have" in made.quarantine.read_text()
+    assert "unknown field 'late': it is not in the records that the types were inferred from" in made.quarantine.read_text()
     convert(tmp_path / "a.jsonl", tmp_path / "t", columns=["id"])  # named, the others are left out on purpose
     assert all_rows(tmp_path / "t") == records
 
@@ -122,12 +122,12 @@ def test_an_array_of_json(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"a": 1}', "does not begin with '\\['"),
-        ('[{"a": 1}, {"a": ', "its JSON is broken or cut off"),
-        ('[{"a": 1} {"a": 2}]', "its JSON is broken or cut off"),
-        ('[{"a": 1}', "its JSON is broken or cut off"),
-        ("[" + '{"a": 1}, ' * 20_000 + "secret]", "cut off soon after record 1[0-9]+. Mend"),
-        ("[]", "holds no record"),
+        ('{"a": 1}', "does not start with '\\['"),
+        ('[{"a": 1}, {"a": ', "invalid or truncated JSON"),
+        ('[{"a": 1} {"a": 2}]', "invalid or truncated JSON"),
+        ('[{"a": 1}', "invalid or truncated JSON"),
+        ("[" + '{"a": 1}, ' * 20_000 + "secret]", "truncated JSON shortly after record 1[0-9]+. Fix"),
+        ("[]", "contains no records"),
     ],
 )
 def test_a_broken_array_is_told(tmp_path: Path, text: str, words: Any) -> None:
@@ -146,7 +146,7 @@ def test_comma_separated_values(tmp_path: Path) -> None:
         {"id": 4, "text": "end"},
     ]
     assert made.quarantine is not None
-    assert json.loads(made.quarantine.read_text())["reason"] == "3 fields where the line of names has 2"
+    assert json.loads(made.quarantine.read_text())["reason"] == "3 fields, but the header has 2"
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_arrays(tmp_path: Path) -> None:
 
 def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="is no NumPy array of plain numbers"):
+    with pytest.raises(DataError, match="is not a NumPy array of plain numbers"):
         convert(tmp_path / "a.npy", tmp_path / "s")
 
 
@@ -407,7 +407,7 @@ def test_bad_records_are_found_whenever_the_publisher_was_killed(tmp_path: Path,
         assert not (store / "writing").exists()
         assert all_rows(store) == records
         assert verify(Store(store)) == []
-        with pytest.raises(DataError, match="is a store of 500 rows already"):
+        with pytest.raises(DataError, match="already is a store of 500 rows"):
             convert(tmp_path / "a.jsonl", store, processes=1)
 
 
@@ -447,7 +447,7 @@ def test_the_same_conversion_twice_at_once_is_refused(tmp_path: Path, monkeypatc
     write_jsonl(tmp_path / "a.jsonl", 500)
     with slow_conversion(tmp_path / "a.jsonl", tmp_path / "s") as other:
         line_of(other)
-        with pytest.raises(DataError, match="is under way in another process: wait for it"):
+        with pytest.raises(DataError, match="is running in another process: wait until it ends"):
             convert(tmp_path / "a.jsonl", tmp_path / "s", processes=1)
         other.communicate()
     assert other.returncode == 0
@@ -457,7 +457,7 @@ def test_the_same_conversion_twice_at_once_is_refused(tmp_path: Path, monkeypatc
 def test_conversions_append(tmp_path: Path) -> None:
     first = write_jsonl(tmp_path / "a.jsonl", 30)
     convert(tmp_path / "a.jsonl", tmp_path / "s")
-    with pytest.raises(DataError, match="is a store of 30 rows already"):
+    with pytest.raises(DataError, match="already is a store of 30 rows"):
         convert(tmp_path / "a.jsonl", tmp_path / "s")
     (tmp_path / "b.jsonl").write_text('{"id": 9, "text": "b", "tags": [], "score": 1}\n')
     convert(tmp_path / "b.jsonl", tmp_path / "s", mode="append")
@@ -468,14 +468,14 @@ def test_kinds_are_found_and_doubts_are_told(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", 3)
     (tmp_path / "b.csv").write_text("a\n1\n")
     assert reader_for(tmp_path / "a.jsonl").name == "jsonl"
-    with pytest.raises(DataError, match="may be read as csv, jsonl: say which"):
+    with pytest.raises(DataError, match="can be read as csv, jsonl: choose one"):
         reader_for(tmp_path)
-    with pytest.raises(DataError, match=r"there is no .*nothing"):
+    with pytest.raises(DataError, match=r"nothing does not exist"):
         reader_for(tmp_path / "nothing")
     (tmp_path / "c.xyz").write_text("")
-    with pytest.raises(DataError, match="is of no kind that can be converted"):
+    with pytest.raises(DataError, match="no reader accepts"):
         reader_for(tmp_path / "c.xyz")
-    with pytest.raises(DataError, match="there is no format 'xml'; there are csv, huggingface"):
+    with pytest.raises(DataError, match="unknown format 'xml': use one of csv, huggingface"):
         convert(tmp_path / "a.jsonl", tmp_path / "s", format="xml")
 
 

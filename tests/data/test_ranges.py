@@ -46,7 +46,7 @@ def test_text_as_strings(nulls: bool) -> None:
     blocks = [pa.array(values[start : start + 20]) for start in (40, 0, 20)]
     rows = np.random.default_rng(1).integers(0, 60, 200)
     assert picker(blocks).strings(rows, rows // 20) == pa.concat_arrays(blocks).take(pa.array(rows)).to_pylist()
-    with pytest.raises(DataError, match="int64 holds no strings"):
+    with pytest.raises(DataError, match="int64 does not contain strings"):
         picker([pa.array([1, 2])]).strings(rows[:0], rows[:0])
 
 

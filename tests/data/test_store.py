@@ -77,9 +77,9 @@ def test_a_row_is_a_dictionary_of_plain_values(tmp_path: Path) -> None:
 def test_rows_and_columns_that_are_not_there_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "s", 10, block_rows=8)
     store = Store(tmp_path / "s")
-    with pytest.raises(IndexError, match="row 10 of a store of 10 rows"):
+    with pytest.raises(IndexError, match="row 10 is out of range: the store has 10 rows"):
         store.take([10])
-    with pytest.raises(DataError, match="has no column 'words'; it has id, text"):
+    with pytest.raises(DataError, match="has no column 'words'; its columns are id, text"):
         store.take([0], ["words"])
 
 
@@ -150,7 +150,7 @@ def test_appending_makes_a_version_and_old_readers_keep_theirs(tmp_path: Path) -
 
 def test_a_store_in_the_way_is_not_written_over(tmp_path: Path) -> None:
     write(tmp_path / "s", 10, block_rows=8)
-    with pytest.raises(DataError, match=r"is a store of 10 rows already \(version 1\): append to it, replace it"):
+    with pytest.raises(DataError, match=r"already is a store of 10 rows \(version 1\): append to it"):
         StoreWriter(tmp_path / "s")
 
 

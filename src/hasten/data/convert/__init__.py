@@ -1,1 +1,1 @@
-"""From what people have to a store: in parallel, resumable, in constant memory, bad records set aside."""
+"""Convert common formats to a store: in parallel, resumable, in constant memory, with bad records quarantined."""

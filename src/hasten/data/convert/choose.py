@@ -1,4 +1,4 @@
-"""Which reader a source is for."""
+"""Choose the reader for a source."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hasten.data.convert.contract import Reader
 
 @cache
 def all_readers() -> dict[str, type[Reader]]:
-    """Every reader by name, from the files of the folder `readers`."""
-    found = {}
+    """Return all readers by name, from the modules of the package `readers`."""
+    readers_by_name = {}
     for module in pkgutil.iter_modules(readers.__path__, f"{readers.__name__}."):
         loaded = importlib.import_module(module.name)
         for kind in vars(loaded).values():
@@ -26,36 +26,36 @@ def all_readers() -> dict[str, type[Reader]]:
                 and kind.__module__ == module.name
                 and not inspect.isabstract(kind)
             ):
-                found[kind.name] = kind
-    return dict(sorted(found.items()))
+                readers_by_name[kind.name] = kind
+    return dict(sorted(readers_by_name.items()))
 
 
 def reader_named(name: str) -> type[Reader]:
-    """The reader of that name.
+    """Return the reader of that name.
 
     Raises:
-        DataError: There is none; names those there are.
+        DataError: There is no such reader; the message lists the known ones.
     """
     if name not in all_readers():
-        raise DataError(f"there is no format {name!r}; there are {', '.join(all_readers())}.")
+        raise DataError(f"unknown format {name!r}: use one of {', '.join(all_readers())}.")
     return all_readers()[name]
 
 
 def reader_for(path: Path) -> type[Reader]:
-    """The one reader that claims a source.
+    """Return the only reader that accepts a source.
 
     Raises:
-        DataError: There is no such path, or no reader or several claim it.
+        DataError: The path does not exist, or no reader or several readers accept it.
     """
     if not path.exists():
-        raise DataError(f"there is no {path}: give a file or a folder to convert.")
+        raise DataError(f"{path} does not exist: use a file or folder to convert.")
     claims = [kind for kind in all_readers().values() if kind.claims(path)]
-    if path.is_dir() and len(claims) > 1:  # a folder's own index says more than the endings of the files beside it
+    if path.is_dir() and len(claims) > 1:  # an index file takes precedence over the suffixes of other files
         claims = [kind for kind in claims if kind.name in {"huggingface", "litdata", "mds"}] or claims
     if len(claims) == 1:
         return claims[0]
     if not claims:
         known = "; ".join(f"{name}: {kind.words}" for name, kind in all_readers().items())
-        raise DataError(f"{path} is of no kind that can be converted. Those are: {known}.")
+        raise DataError(f"no reader accepts {path}. The supported formats are: {known}.")
     names = ", ".join(kind.name for kind in claims)
-    raise DataError(f"{path} may be read as {names}: say which (--format).")
+    raise DataError(f"{path} can be read as {names}: choose one (--format).")

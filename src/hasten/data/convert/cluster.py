@@ -1,7 +1,8 @@
-"""Convert units on a Ray cluster: the same units by the same code, so that the store is the same.
+"""Convert units on a Ray cluster, with the same code and units as locally, so the store is identical.
 
-The units are a Ray Data job of one row a unit. Numbers go out and a line of JSON comes back; what is read and written goes
-from disk to disk. A worker that dies is replaced and its unit begun anew, a few times; what is done stays done.
+The units form a Ray Data job with one row per unit. Only unit numbers are sent out and one line of JSON comes back; the data
+itself is read and written by the workers. If a worker dies, it is replaced and its unit is restarted a limited number of
+times. Completed units are kept.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from hasten.core.errors import DataError, HastenError, MachineError
 from hasten.data.convert.unit import Converted, Task, convert_unit
 
 RETRIES = 3
-"""How often a unit is begun anew whose worker died: a unit that needs too much memory must come to an end."""
+"""Number of restarts of a unit whose worker died. The limit stops units that need too much memory."""
 _OBJECT_BYTES = 128 * 2**20
-"""Shared memory of a local cluster: a few lines of text pass through it."""
+"""Size of a local cluster's object store. Only a few lines of text pass through it."""
 
 
 class RayRunner:
-    """Converts units as a Ray Data job: on the cluster of `RAY_ADDRESS`, or on a local one made for it.
+    """Convert units as a Ray Data job, on the cluster of `RAY_ADDRESS` or on a temporary local one.
 
     All machines must see the source and the store under the same paths.
 
@@ -37,51 +38,53 @@ class RayRunner:
         """Convert the tasks.
 
         Raises:
-            DataError: A unit cannot be converted, or its workers die again and again.
+            DataError: A unit cannot be converted, or its workers died repeatedly.
         """
         if not tasks:
             return
         ray = self._ray
-        mine = not ray.is_initialized()
-        if mine:
+        owned = not ray.is_initialized()
+        if owned:
             local = (
                 {} if os.environ.get("RAY_ADDRESS") else {"object_store_memory": _OBJECT_BYTES, "include_dashboard": False}
             )
             ray.init(logging_level="ERROR", log_to_driver=False, **local)
-        ray.data.DataContext.get_current().enable_progress_bars = False  # the conversion has one of its own
+        ray.data.DataContext.get_current().enable_progress_bars = False  # the conversion has its own progress bar
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
-            # A block a unit: otherwise Ray would hand several to one worker and let the others wait.
-            rows = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map(_maker(list(tasks)), max_retries=RETRIES)
+            # One block per unit: otherwise Ray would give several units to one worker while others are idle.
+            rows = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map(
+                _converter(list(tasks)), max_retries=RETRIES
+            )
             for row in rows.iter_rows():
                 if row["refused"]:
                     raise DataError(str(row["refused"]))
                 yield Converted.from_json(row["converted"], Path(tasks[row["place"]].folder))
         except ray.exceptions.RayError as error:
             raise DataError(
-                f"the Ray job broke off ({type(error).__name__}), perhaps since a worker had too little memory: what is "
-                f"done is kept. Start the same command again, with or without --ray."
+                f"the Ray job failed ({type(error).__name__}), possibly because a worker ran out of memory: completed units "
+                f"are kept. Run the same command again, with or without --ray."
             ) from error
         finally:
-            if mine:
+            if owned:
                 ray.shutdown()
 
 
-def _maker(tasks: list[Task]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What converts the unit of a row, in a worker; what it refuses comes back in words, without Ray's traces."""
+def _converter(tasks: list[Task]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that converts the unit of a row in a worker, and returns failures as text without Ray's traces."""
 
-    def made(row: dict[str, Any]) -> dict[str, Any]:
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
         place = int(row["id"])
         try:
             return {"place": place, "converted": convert_unit(tasks[place]).to_json(), "refused": ""}
         except (HastenError, OSError) as error:
             return {"place": place, "converted": "", "refused": str(error)}
 
-    return made
+    return convert
 
 
 def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing of a conversion is told to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends no usage statistics
     try:
         import ray  # noqa: PLC0415  of the extra `ray`
         import ray.data  # noqa: PLC0415

@@ -1,8 +1,8 @@
-"""What a reader of sources is, and what it gives: units of work, and their rows.
+"""Define readers of sources: they split a source into units of work and return the rows of each unit.
 
-A reader cuts a source into units that can be read on their own, in any order and in any process: a range of lines of a
-file, some row groups, a few hundred images. Each unit gives the same rows whenever it is read, so that a conversion that
-was killed goes on with the units that are missing.
+Each unit can be read independently, in any order and in any process: a range of lines of a file, a few row groups, a few
+hundred images. A unit gives the same rows every time it is read, so an interrupted conversion can resume with the units that
+are missing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hasten.core.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A part of a source that is converted at once.
+    """Describe a part of a source that is converted in one piece.
 
     Attributes:
-        path: The file, or the folder, that it is a part of.
-        start: Where it begins: a byte, a row, a row group or a file, as the reader counts.
-        end: Where it ends; not included.
-        files: The files, where the unit is a list of them.
-        num_bytes: About how much there is to read, for the progress bar.
+        path: The file or folder that the unit is part of.
+        start: Start of the unit, counted in bytes, rows, row groups or files, depending on the reader.
+        end: End of the unit (exclusive).
+        files: File names, if the unit is a list of files.
+        num_bytes: Approximate number of bytes to read, for the progress bar.
     """
 
     path: str
@@ -39,13 +39,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Bad:
-    """A record that cannot be used.
+    """Describe a record that cannot be used.
 
     Attributes:
-        source: Its file.
-        position: Where it stands there, in words.
-        reason: Why it cannot be used; without its content.
-        record: Itself, as it was read, where that is not the whole file.
+        source: The file that contains the record.
+        position: Position of the record in the file, in words.
+        reason: Why the record cannot be used, without its content.
+        record: The record as it was read, unless it is the whole file.
     """
 
     source: str
@@ -56,13 +56,13 @@ class Bad:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What the user chose; a reader looks at what concerns it.
+    """Hold the user's choices. A reader uses those that apply to it.
 
     Attributes:
-        columns: Columns to keep; empty keeps all.
-        schema: Types of the Arrow columns, as Arrow serializes it; empty leaves them to the reader.
-        pixels: What becomes of images: `bytes` keeps the file's bytes, `decoded` makes `uint8 [height, width, 3]`.
-        size: Height and width that decoded images are resized to; required where they differ.
+        columns: Columns to convert; empty converts all.
+        schema: Serialized Arrow schema of the Arrow columns; empty lets the reader infer it.
+        pixels: How images are stored: `bytes` stores the file, `decoded` stores `uint8 [height, width, 3]`.
+        size: Height and width that decoded images are resized to; required if their sizes differ.
     """
 
     columns: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Choices:
 
     @property
     def arrow_schema(self) -> pa.Schema | None:
-        """The types chosen; None where they are left open."""
+        """Return the chosen types; None if they are not chosen yet."""
         return pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else None
 
 
@@ -80,12 +80,12 @@ Rows: TypeAlias = "Mapping[str, Any] | pa.Table"
 
 
 class Reader(ABC):
-    """One kind of source.
+    """Read one kind of source.
 
     Attributes:
-        name: As given to `--format`.
-        words: What it reads, for the help.
-        needs: Package that must be installed, beside those of Hasten itself; empty for none.
+        name: Name for `--format`.
+        words: What the reader accepts, for the help.
+        needs: Additional package that must be installed; empty for none.
     """
 
     name: ClassVar[str]
@@ -95,71 +95,71 @@ class Reader(ABC):
     @classmethod
     @abstractmethod
     def claims(cls, path: Path) -> bool:
-        """Whether a file or folder is of this kind; decided from names and the first bytes."""
+        """Return True if this reader accepts a file or folder, judged by names and the first bytes."""
 
     @classmethod
     @abstractmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """Cut a source into units.
+        """Split a source into units.
 
         Raises:
-            DataError: It is not of this kind, or empty.
+            DataError: The source is of another kind, or empty.
         """
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
-        """Types of the Arrow columns, from a look at some units; None where each unit is sure to give the same."""
+        """Infer the types of the Arrow columns from some units; None if all units are sure to have the same types."""
         return None
 
     @classmethod
     @abstractmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """The rows of a unit, a few thousand at a time, and its bad records."""
+        """Return the rows of a unit in batches of a few thousand, and its bad records."""
 
 
 def spread(units: Sequence[Unit], wanted: int = 3) -> list[Unit]:
-    """Some units from the first to the last, to look for types in."""
+    """Select units from the first to the last, to infer types from."""
     places = {round(place * (len(units) - 1) / (wanted - 1)) for place in range(wanted)}
     return [units[number] for number in sorted(places)]
 
 
 def files_under(path: Path, endings: Sequence[str]) -> list[Path]:
-    """The file itself, or all files below a folder that end so, sorted; hidden ones are left out.
+    """Return the file itself, or all files in a folder with these suffixes, sorted. Hidden files are skipped.
 
     Raises:
-        DataError: There is none.
+        DataError: There is no such file.
     """
     if path.is_file():
         return [path]
-    found = sorted(
+    files = sorted(
         file
         for file in path.rglob("*")
         if file.suffix.lower() in endings
         and file.is_file()
         and not any(p.startswith(".") for p in file.relative_to(path).parts)
     )
-    if not found:
-        raise DataError(f"{path} holds no file that ends in {', '.join(endings)}: is it the right folder?")
-    return found
+    if not files:
+        raise DataError(f"{path} contains no {', '.join(endings)} files: check that it is the right folder.")
+    return files
 
 
 def whole_files(path: Path, endings: Sequence[str]) -> list[Unit]:
-    """A unit for each of these files."""
+    """Return one unit per file."""
     return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files_under(path, endings)]
 
 
 def has_files(path: Path, endings: Sequence[str]) -> bool:
-    """Whether the path is such a file, or a folder that holds one."""
+    """Return True for a file with one of these suffixes, or a folder that contains one."""
     if path.is_file():
         return path.suffix.lower() in endings
     return path.is_dir() and any(file.suffix.lower() in endings for file in path.rglob("*"))
 
 
 class FileFolder(Reader):
-    """A folder of files, a row each.
+    """Read a folder of files, one row per file.
 
     Attributes:
-        endings: Of the files.
+        endings: Suffixes of the files.
     """
 
     endings: ClassVar[tuple[str, ...]]
@@ -167,15 +167,15 @@ class FileFolder(Reader):
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By the files' endings."""
+        """Check the suffixes of the files."""
         return has_files(path, cls.endings)
 
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """Some hundred files each."""
+        """Return units of a few hundred files."""
         files = files_under(path, cls.endings)
         root = path if path.is_dir() else path.parent
-        groups = [files[at : at + cls.unit_files] for at in range(0, len(files), cls.unit_files)]
+        groups = [files[start : start + cls.unit_files] for start in range(0, len(files), cls.unit_files)]
         return [
             Unit(
                 path=str(root),
@@ -187,5 +187,5 @@ class FileFolder(Reader):
 
 
 def folder_of(name: str) -> str:
-    """The folder that a file lies in, which is its label; empty at the top."""
+    """Return the name of the folder that contains a file, used as its label; empty at the top level."""
     return name.rsplit("/", 2)[-2] if "/" in name else ""

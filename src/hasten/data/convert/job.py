@@ -1,7 +1,7 @@
-"""Convert a source into a store: in parallel, resumable after any end, published whole or not at all.
+"""Convert a source to a store: in parallel, resumable after any interruption, and published atomically.
 
-The units of the source are converted by worker processes into a folder of the conversion, named after what it does: the
-same command finds what an earlier run finished and does the rest. The store appears when all units are there.
+Worker processes convert the units of the source into a folder named after the conversion's settings. Running the same
+command again finds the completed units and converts the rest. The store appears when all units are complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hasten.core.machine import read_cores
 from hasten.data.convert.choose import reader_for, reader_named
 from hasten.data.convert.contract import Choices, Reader, Unit
 from hasten.data.convert.processes import in_processes
-from hasten.data.convert.quarantine import BAD, check_rate, set_aside
+from hasten.data.convert.quarantine import BAD, check_rate, write_quarantine
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.convert.unit import Converted, Task, convert_unit
 from hasten.data.store.layout import BLOCK_ROWS, QUARANTINE, WRITING, Manifest
@@ -32,15 +32,15 @@ from hasten.data.store.write import SHARD_BYTES, publish_written
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a conversion is.
+    """Describe the progress of a conversion.
 
     Attributes:
-        num_units: Of the source.
-        units_done: Of them.
-        num_bytes: Of the source, about.
-        bytes_done: Of them.
-        num_records: Used until now.
-        num_bad: Set aside until now.
+        num_units: Number of units in the source.
+        units_done: Number of completed units.
+        num_bytes: Approximate size of the source.
+        bytes_done: Approximate size of the completed units.
+        num_records: Number of records used so far.
+        num_bad: Number of records quarantined so far.
     """
 
     num_units: int
@@ -53,14 +53,14 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a conversion made.
+    """Describe the result of a conversion.
 
     Attributes:
-        manifest: Of the published version.
-        num_records: Records used.
-        num_bad: Records set aside.
-        num_resumed: Units that an earlier run had done.
-        quarantine: The file of bad records; None where there were none.
+        manifest: Manifest of the published version.
+        num_records: Number of records used.
+        num_bad: Number of records quarantined.
+        num_resumed: Number of units completed by an earlier run.
+        quarantine: File of bad records; None if there were none.
     """
 
     manifest: Manifest
@@ -71,10 +71,10 @@ class Result:
 
 
 class Runner(Protocol):
-    """Something that converts units: processes of this machine, or a cluster."""
+    """Convert units with processes of this machine, or on a cluster."""
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
-        """Convert the tasks, in any order, giving each outcome when it is there."""
+        """Convert the tasks in any order, and yield each result when it is available."""
         ...
 
 
@@ -82,7 +82,7 @@ def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    format: str | None = None,  # noqa: A002  the name of the option, which everybody knows
+    format: str | None = None,  # noqa: A002  same name as the option
     columns: Sequence[str] = (),
     pixels: str = "bytes",
     size: tuple[int, int] | None = None,
@@ -95,33 +95,33 @@ def convert(
     progress: Callable[[Progress], None] = lambda _: None,
     runner: Runner | None = None,
 ) -> Result:
-    """Convert a source into a store.
+    """Convert a source to a store.
 
-    A conversion that was stopped, even by SIGKILL, goes on where it was when it is called again with the same arguments.
+    A conversion that was interrupted, even by SIGKILL, resumes when it is called again with the same arguments.
 
     Args:
         source: A file or a folder.
-        destination: The store.
-        format: Name of a reader; None finds it from the source.
-        columns: Columns to keep; empty keeps all.
-        pixels: What becomes of images: `bytes` or `decoded`.
+        destination: Folder of the store.
+        format: Name of a reader; None detects it.
+        columns: Columns to convert; empty converts all.
+        pixels: How images are stored: `bytes` or `decoded`.
         size: Height and width that decoded images are resized to.
-        tokenizing: Tokens made on the way; None makes none.
-        mode: `create` a store, `append` to one, or `replace` its rows in a new version.
-        processes: That work at once; None takes the cores this process may use.
-        max_bad_frac: Share of bad records beyond which the conversion fails, 0 to 1.
-        block_rows: Rows of a block; None takes 2,048, or 2**20 single tokens.
-        shard_bytes: Bytes after which a new shard is begun.
+        tokenizing: Tokenization of the rows; None for none.
+        mode: `create` a new store, `append` to an existing one, or `replace` all its rows in a new version.
+        processes: Number of worker processes; None uses the cores available to this process.
+        max_bad_frac: Maximum share of bad records before the conversion fails, 0 to 1.
+        block_rows: Number of rows per block; None uses 2,048, or 2**20 for flat tokens.
+        shard_bytes: Size at which a new shard is started, in bytes.
         progress: Called after every unit.
-        runner: Converts the units elsewhere; None uses processes of this machine.
+        runner: Converts the units; None uses processes of this machine.
 
     Raises:
-        DataError: The source cannot be read, too many of its records are bad, or a store is there already.
-        MachineError: The source needs a package that is not installed.
+        DataError: The source cannot be read, too many records are bad, or the store already exists.
+        MachineError: The source requires a package that is not installed.
     """
     path, store = Path(source), Path(destination)
     if not 0 <= max_bad_frac <= 1:
-        raise DataError(f"max_bad_frac is a share from 0 to 1, not {max_bad_frac}.")
+        raise DataError(f"max_bad_frac must be between 0 and 1, not {max_bad_frac}.")
     have = current(store)
     if have is not None and mode == "create" and not (store / WRITING).exists():
         raise DataError(exists(store, have))
@@ -150,7 +150,7 @@ def convert(
             )
             for number, unit in enumerate(units)
         ]
-        done = {task.number: found for task in tasks if (found := Converted.load(Path(task.folder)))}
+        done = {task.number: converted for task in tasks if (converted := Converted.load(Path(task.folder)))}
         resumed = len(done)
         ended = resumed == len(tasks) and _is_published(have, done.values())
         if have is not None and mode == "create" and not ended:
@@ -158,27 +158,27 @@ def convert(
         run = runner or Processes(processes or read_cores(environ=os.environ).value)
         _convert_rest(tasks, done, run, max_bad_frac=max_bad_frac, folder=folder, progress=progress)
         parts = [done[number] for number in range(len(tasks))]
-        aside = set_aside(store, _first_shard(parts), [Path(task.folder) / BAD for task in tasks])
-        # An earlier run may have ended right after publishing: its version is there, and only its folder is left.
+        quarantine = write_quarantine(store, _first_shard(parts), [Path(task.folder) / BAD for task in tasks])
+        # An earlier run may have been stopped right after publishing: then the version exists and only its folder is left.
         manifest = have
         if manifest is None or not ended:
-            told = _provenance(path, reader, parts, aside)
-            manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=told)
+            provenance = _provenance(path, reader, parts, quarantine)
+            manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=provenance)
         shutil.rmtree(folder)
     return Result(
         manifest=manifest,
         num_records=sum(part.num_records for part in parts),
         num_bad=sum(part.num_bad for part in parts),
         num_resumed=resumed,
-        quarantine=store / aside if aside else None,
+        quarantine=store / quarantine if quarantine else None,
     )
 
 
 class Processes:
-    """Converts units in processes of this machine.
+    """Convert units in processes of this machine.
 
     Args:
-        count: At once; 1 converts in this process.
+        count: Number of processes; 1 converts in this process.
     """
 
     def __init__(self, count: int) -> None:
@@ -188,13 +188,13 @@ class Processes:
         """Convert the tasks."""
         yield from in_processes(
             convert_unit, tasks, self._count,
-            killed="a process of the conversion was killed, perhaps for lack of memory: what is done is kept. Start the "
-            "same command again, with fewer --processes.",
+            killed="a process of the conversion was killed, possibly because it ran out of memory: completed units are "
+            "kept. Run the same command again with fewer --processes.",
         )  # fmt: skip
 
 
 def _typed(reader: type[Reader], units: Sequence[Unit], choices: Choices, have: Manifest | None) -> Choices:
-    """The choices with the types that all units must hold to: of the store that is appended to, or found in the source."""
+    """Return the choices with the types that all units must have: of the existing store, or inferred from the source."""
     schema = reader.schema(units, choices)
     if schema is None:
         return choices
@@ -204,7 +204,7 @@ def _typed(reader: type[Reader], units: Sequence[Unit], choices: Choices, have: 
 
 
 def _name(path: Path, units: Sequence[Unit], chosen: tuple[object, ...], tokenizing: Tokenizing | None) -> str:
-    """The name of a conversion: the same for the same source and choices, another when a file of the source changed."""
+    """Name a conversion: the same for the same source and choices, and different if a source file changed."""
     digest = hashlib.sha256(repr((version("hasten"), *chosen)).encode())
     files = {str(Path(unit.path) / name) for unit in units for name in unit.files} or {unit.path for unit in units}
     if tokenizing is not None and Path(tokenizing.tokenizer).is_file():
@@ -218,10 +218,10 @@ def _name(path: Path, units: Sequence[Unit], chosen: tuple[object, ...], tokeniz
 
 @contextmanager
 def _alone(store: Path, name: str) -> Iterator[Path]:
-    """The folder of this conversion, for one process at a time; it stays where the conversion fails.
+    """Provide the folder of this conversion to one process at a time. The folder is kept if the conversion fails.
 
     Raises:
-        DataError: The same conversion is under way.
+        DataError: The same conversion is running in another process.
     """
     folder = store / WRITING / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,14 +230,14 @@ def _alone(store: Path, name: str) -> Iterator[Path]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(f"the same conversion into {store} is under way in another process: wait for it.") from error
+            raise DataError(f"the same conversion to {store} is running in another process: wait until it ends.") from error
         yield folder
     finally:
         os.close(handle)
-        if {part.name for part in folder.glob("*")} <= {"owner.lock"}:  # a conversion that found nothing leaves nothing
+        if {part.name for part in folder.glob("*")} <= {"owner.lock"}:  # remove the folder if it has no results
             shutil.rmtree(folder, ignore_errors=True)
         for parent in (store / WRITING, store):
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # not empty
                 parent.rmdir()
 
 
@@ -250,10 +250,10 @@ def _convert_rest(
     folder: Path,
     progress: Callable[[Progress], None],
 ) -> None:
-    """Convert what is not done, and add it to `done`."""
+    """Convert the remaining tasks, and add the results to `done`."""
     total = sum(task.unit.num_bytes for task in tasks)
 
-    def tell(*, ended: bool) -> None:
+    def report(*, ended: bool) -> None:
         records, bad = (sum(getattr(part, name) for part in done.values()) for name in ("num_records", "num_bad"))
         progress(
             Progress(
@@ -267,26 +267,26 @@ def _convert_rest(
         )
         check_rate(records, bad, max_bad_frac, ended=ended, where=f"{folder}/*/{BAD}")
 
-    tell(ended=False)
+    report(ended=False)
     for part in run([task for task in tasks if task.number not in done]):
         done[part.number] = part
-        tell(ended=len(done) == len(tasks))
+        report(ended=len(done) == len(tasks))
 
 
 def _is_published(have: Manifest | None, parts: Iterable[Converted]) -> bool:
-    """Whether a version holds these parts already."""
+    """Return True if a version already contains these parts."""
     names = {shard["name"] for part in parts for shard in part.written.shards}
     return have is not None and bool(names) and names <= {shard.name for shard in have.shards}
 
 
 def _first_shard(parts: Sequence[Converted]) -> str:
-    """A name that no other conversion has, and that this one keeps when it is taken up again."""
+    """Return a name that is unique to this conversion and stays the same when it is resumed."""
     names = (str(shard["name"]) for part in parts for shard in part.written.shards)
     return next(names, "nothing")
 
 
-def _provenance(path: Path, reader: type[Reader], parts: Sequence[Converted], aside: str | None) -> dict[str, Any]:
-    """What the rows are made from, and which file holds the records that are not among them."""
+def _provenance(path: Path, reader: type[Reader], parts: Sequence[Converted], quarantine: str | None) -> dict[str, Any]:
+    """Describe what the rows are made from, and which file contains the rejected records."""
     return {
         "source": path.name,
         "format": reader.name,
@@ -294,5 +294,5 @@ def _provenance(path: Path, reader: type[Reader], parts: Sequence[Converted], as
         "records": sum(part.num_records for part in parts),
         "bad_records": sum(part.num_bad for part in parts),
         "hasten": version("hasten"),
-        **({QUARANTINE: aside} if aside else {}),
+        **({QUARANTINE: quarantine} if quarantine else {}),
     }

@@ -1,4 +1,4 @@
-"""Work spread over processes of this machine: a few tasks ahead of those at work, results as they come."""
+"""Distribute work over processes of this machine, and return results as they complete."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hasten.core.errors import DataError
 Task = TypeVar("Task")
 Made = TypeVar("Made")
 AHEAD = 2
-"""Tasks handed out, as a multiple of the processes."""
+"""Number of submitted tasks, as a multiple of the number of processes."""
 
 
 def in_processes(work: Callable[[Task], Made], tasks: Sequence[Task], count: int, *, killed: str) -> Iterator[Made]:
-    """Do tasks in processes, and give their results in the order they end.
+    """Run tasks in processes, and yield their results in order of completion.
 
     Args:
-        work: What to do with each; a function of a module.
-        tasks: What it is given.
-        count: Processes at once; 1 works in this process.
-        killed: What a person reads where a process was killed.
+        work: Function of a module that runs one task.
+        tasks: Arguments for the function.
+        count: Number of processes; 1 runs the tasks in this process.
+        killed: Message for the error if a process is killed.
 
     Raises:
         DataError: A process was killed.
@@ -31,7 +31,7 @@ def in_processes(work: Callable[[Task], Made], tasks: Sequence[Task], count: int
     if count <= 1 or len(tasks) <= 1:
         yield from map(work, tasks)
         return
-    # A fork of a process that has threads (torch's, Arrow's) may wait for ever for a lock that one of them held.
+    # Forking a process with threads (torch's, Arrow's) can deadlock on a lock that one of them holds.
     pool = ProcessPoolExecutor(min(count, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
     try:
         running: set[Future[Made]] = set()

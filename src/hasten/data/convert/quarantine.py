@@ -1,8 +1,8 @@
-"""Bad records, set aside in a file beside the store, and the rate at which there are too many.
+"""Quarantine bad records in a file of the store, and fail a conversion that finds too many.
 
-The file tells source, position and reason of each, and holds the record itself as base64, for its owner alone to read. No
-log and no message ever shows what a record holds. Each conversion has a file of its own, which is whole before the version
-that names it is published: whoever sees the rows finds the records that are not among them.
+The file contains the source, position and reason of each bad record, and the record itself as base64. Only its owner can
+read it. No log or message ever shows the content of a record. Each conversion has its own file, which is complete before the
+version that lists it is published, so the rejected records of every visible version can be found.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from hasten.data.convert.contract import Bad
 from hasten.data.store.layout import QUARANTINE
 
 BAD = "bad.jsonl"
-"""The bad records of one unit, until the store is published."""
+"""File name for the bad records of one unit until the store is published."""
 _EARLY = 1000
-"""Records after which a conversion may fail before its end."""
+"""Number of records after which a conversion can fail before its end."""
 
 
 def line_of(bad: Bad) -> str:
-    """A bad record as a line of JSON."""
-    told = {
+    """Return a bad record as a line of JSON."""
+    entry = {
         "source": bad.source,
         "position": bad.position,
         "reason": bad.reason,
         "record_base64": base64.b64encode(bad.record).decode("ascii"),
     }
-    return json.dumps(told) + "\n"
+    return json.dumps(entry) + "\n"
 
 
-def only_for_its_owner(path: Path) -> TextIO:
-    """A new file of text that nobody else may read, from its first byte on."""
+def open_private(path: Path) -> TextIO:
+    """Open a new text file that only its owner can read, from the first byte on."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")  # noqa: PTH123
 
 
-def set_aside(store: Path, name: str, parts: Iterable[Path]) -> str | None:
-    """Put the bad records of a conversion into a file of the store, flushed to the disk.
+def write_quarantine(store: Path, name: str, parts: Iterable[Path]) -> str | None:
+    """Write the bad records of a conversion to a file of the store, flushed to disk.
 
     Args:
-        store: The store.
-        name: Of the conversion, the same whenever it is taken up again: then the file is written anew, with the same lines.
-        parts: The files of its units, in order; some may be empty.
+        store: Folder of the store.
+        name: Name of the conversion. It is the same when the conversion is resumed; the file is then rewritten.
+        parts: Files with the bad records of the units, in order; some can be empty.
 
     Returns:
-        The file's path within the store; None where there are no bad records.
+        Path of the file within the store; None if there are no bad records.
     """
     filled = [part for part in parts if part.stat().st_size]
     if not filled:
@@ -60,7 +60,7 @@ def set_aside(store: Path, name: str, parts: Iterable[Path]) -> str | None:
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{name}.jsonl"
     new = path.with_suffix(".new")
-    with only_for_its_owner(new) as file:
+    with open_private(new) as file:
         for part in filled:
             with part.open(encoding="utf-8") as source:
                 shutil.copyfileobj(source, file)
@@ -76,18 +76,19 @@ def check_rate(good: int, bad: int, max_bad_frac: float, *, ended: bool, where: 
     """Fail a conversion that finds too many bad records.
 
     Args:
-        good: Records used.
-        bad: Records set aside.
-        max_bad_frac: Share of all records that may be bad.
-        ended: All records were seen; before, a thousand must have been.
-        where: The file that tells about them.
+        good: Number of records used.
+        bad: Number of records quarantined.
+        max_bad_frac: Maximum share of bad records.
+        ended: True if all records were read. Before the end, at least 1,000 records are required to fail.
+        where: File that lists the bad records.
 
     Raises:
-        DataError: There are too many.
+        DataError: There are too many bad records.
     """
-    seen = good + bad
-    if bad and (ended or seen >= _EARLY) and bad > max_bad_frac * seen:
+    total = good + bad
+    if bad and (ended or total >= _EARLY) and bad > max_bad_frac * total:
         raise DataError(
-            f"{bad:,} of {seen:,} records are bad, more than {max_bad_frac:.2%}. {where} says which and why; mend them, "
-            f"name the columns or the format if they were guessed wrong, or allow more (--max-bad). Nothing was published."
+            f"{bad:,} of {total:,} records are bad, more than {max_bad_frac:.2%}. {where} lists them with reasons. Fix the "
+            f"records, set the columns or the format if they were guessed wrong, or allow more bad records (--max-bad). "
+            f"Nothing was published."
         )

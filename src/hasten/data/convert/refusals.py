@@ -1,4 +1,4 @@
-"""What readers say when a source cannot be read on: the same words for the same trouble, whatever the format."""
+"""Build the errors of readers, with the same message for the same problem in every format."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from hasten.data.convert.contract import Choices
 
 
 def needed_types(choices: Choices) -> pa.Schema:
-    """The types of the columns that all units hold to.
+    """Return the types of the columns that all units must have.
 
     Raises:
-        DataError: Nobody looked for them.
+        DataError: The types were not inferred.
     """
     schema = choices.arrow_schema
     if schema is None:
-        raise DataError("records need the types of their columns: give choices the schema that the reader's `schema` found.")
+        raise DataError(
+            "the column types are missing: set the schema of the choices to the result of the reader's `schema`."
+        )
     return schema
 
 
 def no_records(path: str, wanted: str) -> DataError:
-    """A source in which nothing is found."""
-    return DataError(f"{path} holds no record: {wanted}.")
+    """Build the error for a source without records."""
+    return DataError(f"{path} contains no records: {wanted}.")
 
 
-def cut(path: str, where: str = "") -> DataError:
-    """A file that ends before its content does."""
-    return DataError(f"{path} breaks off{f' {where}' if where else ''}: it was cut. Get it again.")
+def truncated(path: str, where: str = "") -> DataError:
+    """Build the error for a truncated file."""
+    return DataError(f"{path} is truncated{f' {where}' if where else ''}: copy or download it again.")
 
 
-def broken(path: str, trouble: object, otherwise: str = "cut it there") -> DataError:
-    """A file that cannot be read past a place.
+def broken(path: str, trouble: object, otherwise: str = "remove the rest") -> DataError:
+    """Build the error for a file that cannot be read beyond some position.
 
     Args:
         path: The file.
-        trouble: What stands there, without content.
-        otherwise: What to do where the file cannot be mended.
+        trouble: The problem at that position, without content.
+        otherwise: What to do if the file cannot be fixed.
     """
-    return DataError(f"{path}: {trouble}. Mend the file, or {otherwise}.")
+    return DataError(f"{path}: {trouble}. Fix the file, or {otherwise}.")
 
 
 def no_such_column(path: str, column: str, have: list[str]) -> DataError:
-    """A column that was asked for and is not there."""
-    return DataError(f"{path} has no column {column!r}; it has {', '.join(have)}.")
+    """Build the error for a requested column that does not exist."""
+    return DataError(f"{path} has no column {column!r}; its columns are {', '.join(have)}.")

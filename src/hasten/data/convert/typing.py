@@ -1,4 +1,4 @@
-"""The types of columns, found from some records and held to by all."""
+"""Infer the types of columns from some records, and enforce them for all."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hasten.data.convert.contract import Bad, Choices
 from hasten.data.convert.refusals import needed_types
 
 Found: TypeAlias = tuple[str, dict[str, Any] | str, Any]
-"""What was read where a record should stand: its position in words, the record or why it is none, and its source."""
+"""One item of a source: its position in words, its record or the reason it has none, and its raw form."""
 _TABLE_ROWS = 256
-"""Of a table that is made at once: a record may be an image file."""
-_MOST = 0.9
-"""Share of the values that must be of one kind for the others to be taken for mistakes."""
+"""Number of rows of a table built at once. It is small because a record can be an image file."""
+_MAJORITY_FRAC = 0.9
+"""Minimum share of values of one kind for the other values to be treated as errors."""
 
 
 def types_of(records: Sequence[dict[str, Any]], choices: Choices) -> pa.Schema:
-    """Types that hold for all these records.
+    """Infer types that fit all these records.
 
     Raises:
-        DataError: A column holds things of two kinds, or a column that was asked for is in none of them.
+        DataError: A column contains different kinds of values, or a requested column is in none of the records.
     """
     names = list(dict.fromkeys(name for record in records for name in record))
     missing = [name for name in choices.columns if name not in names]
     if missing:
-        raise DataError(f"no record has a field {missing[0]!r}; they have {', '.join(names)}.")
+        raise DataError(f"no record has a field {missing[0]!r}; the fields are {', '.join(names)}.")
     return pa.schema(
         [
             pa.field(name, _settled(_type(name, [record.get(name) for record in records])))
@@ -40,11 +40,11 @@ def types_of(records: Sequence[dict[str, Any]], choices: Choices) -> pa.Schema:
 
 
 def table_of(records: Sequence[dict[str, Any]], schema: pa.Schema, choices: Choices) -> pa.Table | str:
-    """Records as a table of these types, or in words why they are none."""
+    """Convert records to a table of these types, or return the reason why that is impossible."""
     if not choices.columns:
         unknown = sorted({name for record in records for name in record} - set(schema.names))
         if unknown:
-            return f"a field {unknown[0]!r} that the records looked at first do not have"
+            return f"unknown field {unknown[0]!r}: it is not in the records that the types were inferred from"
     try:
         arrays = [pa.array([record.get(part.name) for record in records], part.type) for part in schema]
     except (ValueError, TypeError, OverflowError):
@@ -52,20 +52,20 @@ def table_of(records: Sequence[dict[str, Any]], schema: pa.Schema, choices: Choi
             try:
                 pa.array([record.get(part.name) for record in records], part.type)
             except (ValueError, TypeError, OverflowError):
-                return f"field {part.name!r} is no {part.type}"
+                return f"field {part.name!r} is not of type {part.type}"
         raise
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def record_of(value: Any) -> dict[str, Any] | str:
-    """A record, or in words why a value is none."""
-    return value if isinstance(value, dict) else f"a {type(value).__name__} is no record: {{...}} is"
+    """Return a value if it is a record, or the reason why it is not."""
+    return value if isinstance(value, dict) else f"not a record {{...}} but a {type(value).__name__}"
 
 
 def read_records(
     path: str, found: Iterable[Found], choices: Choices, raw: Callable[[Any], bytes] = bytes
 ) -> Iterator[pa.Table | Bad]:
-    """Records of a file as tables of a bounded number of rows; arguments as of `tables_of`."""
+    """Convert the records of a file to tables with a bounded number of rows; see `tables_of` for the arguments."""
     schema, remaining = needed_types(choices), iter(found)
     while some := list(islice(remaining, _TABLE_ROWS)):
         yield from tables_of(path, some, schema, choices, raw)
@@ -74,14 +74,14 @@ def read_records(
 def tables_of(
     path: str, found: Sequence[Found], schema: pa.Schema, choices: Choices, raw: Callable[[Any], bytes] = bytes
 ) -> Iterator[pa.Table | Bad]:
-    """Records as a table, and each that is none with the reason; only where there is one they are looked at one by one.
+    """Convert records to a table, and return bad records with reasons. Records are checked one by one only if some are bad.
 
     Args:
         path: The file they were read from.
-        found: What was read.
-        schema: The types of the columns.
-        choices: The user's.
-        raw: Makes the bytes of a bad record from its source.
+        found: The items read.
+        schema: Types of the columns.
+        choices: The user's choices.
+        raw: Converts the raw form of a bad record to bytes.
     """
     records = [record for _, record, _ in found if isinstance(record, dict)]
     table = table_of(records, schema, choices) if len(records) == len(found) else None
@@ -100,7 +100,7 @@ def tables_of(
 
 
 def _settled(kind: pa.DataType) -> pa.DataType:
-    """The type with text in place of what no record told: a field that was null every time."""
+    """Replace null types by text, for fields that were null in every record."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):
@@ -111,20 +111,20 @@ def _settled(kind: pa.DataType) -> pa.DataType:
 
 
 def _type(name: str, values: list[Any]) -> pa.DataType:
-    """The type of a column; where a few values are of another kind than most, that of most: those few are bad records."""
+    """Infer the type of a column. If nearly all values are of one kind, use that kind: records with others are bad."""
     try:
         return pa.array(values).type
     except (ValueError, TypeError, OverflowError):
         kinds = Counter(_kind(value) for value in values if value is not None)
         kind, count = kinds.most_common(1)[0]
-        if count >= _MOST * kinds.total():
+        if count >= _MAJORITY_FRAC * kinds.total():
             try:
                 return pa.array([value for value in values if value is None or _kind(value) == kind]).type
             except (ValueError, TypeError, OverflowError):
                 kinds[f"different {kind}s"] = kinds.pop(kind)
-    seen = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common())
+    counts = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common())
     raise DataError(
-        f"field {name!r} holds things of different kinds ({seen}): make them one kind, or leave the field out (--columns)."
+        f"field {name!r} contains different kinds of values ({counts}): make them uniform, or omit the field (--columns)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Convert one unit: what a worker process does, and what it leaves for the one that publishes."""
+"""Convert one unit in a worker process, and leave the result for the publishing process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from hasten.core.files import write_atomically
 from hasten.data.convert.choose import reader_named
 from hasten.data.convert.contract import Bad, Choices, Unit
-from hasten.data.convert.quarantine import BAD, line_of, only_for_its_owner
+from hasten.data.convert.quarantine import BAD, line_of, open_private
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.store.write import ShardWriter, Written
 
@@ -22,18 +22,18 @@ DONE = "done.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A unit to convert, and how.
+    """Describe a unit to convert, and how.
 
     Attributes:
-        number: Of the unit; rows are published in this order.
+        number: Number of the unit; rows are published in this order.
         unit: What to read.
-        reader: Its reader's name.
-        choices: For the reader.
-        tokenizing: Applied to its rows; None for none.
-        store: Where the rows go.
-        folder: Of this unit alone.
-        block_rows: Rows of a block.
-        shard_bytes: Bytes after which a new shard is begun.
+        reader: Name of the reader.
+        choices: Options for the reader.
+        tokenizing: Tokenization of the rows; None for none.
+        store: Folder of the store.
+        folder: Folder of this unit only.
+        block_rows: Number of rows per block.
+        shard_bytes: Size at which a new shard is started, in bytes.
     """
 
     number: int
@@ -49,14 +49,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What came of a unit.
+    """Describe the result of converting a unit.
 
     Attributes:
-        number: Of the unit.
-        written: Its shards.
-        num_records: Records used. Differs from rows where tokens are laid end to end.
-        num_bad: Records set aside.
-        num_bytes: Bytes of the source, as the unit has it.
+        number: Number of the unit.
+        written: Shards of the unit.
+        num_records: Number of records used. It differs from the number of rows if tokens are concatenated.
+        num_bad: Number of records quarantined.
+        num_bytes: Size of the unit in the source, in bytes.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Converted:
 
     @classmethod
     def load(cls, folder: Path) -> Converted | None:
-        """What an earlier run left in a unit's folder; None where it did not end."""
+        """Load the result of an earlier run from a unit's folder; None if the unit was not completed."""
         try:
             text = (folder / DONE).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -76,29 +76,29 @@ class Converted:
 
     @classmethod
     def from_json(cls, text: str, folder: Path) -> Converted:
-        """Read what `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Args:
-            text: As it was written.
-            folder: Of the unit, as it is seen here and now.
+            text: The JSON text.
+            folder: Current folder of the unit.
         """
         read = json.loads(text)
-        written = {**read.pop("written"), "folder": str(folder)}  # the store may have been moved
+        written = {**read.pop("written"), "folder": str(folder)}  # the store may have moved
         return cls(written=Written(**{**written, "schema": bytes.fromhex(written["schema"])}), **read)
 
     def to_json(self) -> str:
-        """The same as text, for a file or another machine."""
+        """Return the result as text, for a file or another machine."""
         read = asdict(self)
         read["written"]["schema"] = self.written.schema.hex()
         return json.dumps(read)
 
     def save(self, folder: Path) -> None:
-        """Leave it in the unit's folder: from here on the unit is done."""
+        """Save the result in the unit's folder, which marks the unit as completed."""
         write_atomically(folder / DONE, self.to_json())
 
 
 def convert_unit(task: Task) -> Converted:
-    """Convert a unit, or take over what an earlier run made of it."""
+    """Convert a unit, or load the result of an earlier run."""
     folder = Path(task.folder)
     done = Converted.load(folder)
     if done is not None:
@@ -108,18 +108,20 @@ def convert_unit(task: Task) -> Converted:
     records = bad = 0
     reader = reader_named(task.reader)
     writer = ShardWriter(task.store, block_rows=task.block_rows, shard_bytes=task.shard_bytes, folder=folder)
-    with writer, only_for_its_owner(folder / BAD) as aside:
+    with writer, open_private(folder / BAD) as quarantine:
         for rows in reader.read(task.unit, task.choices):
             if isinstance(rows, Bad):
-                aside.write(line_of(rows))
+                quarantine.write(line_of(rows))
                 bad += 1
                 continue
             records += _count(rows)
             writer.write(task.tokenizing(rows) if task.tokenizing else rows)
         written = writer.finish()
-    found = Converted(number=task.number, written=written, num_records=records, num_bad=bad, num_bytes=task.unit.num_bytes)
-    found.save(folder)
-    return found
+    converted = Converted(
+        number=task.number, written=written, num_records=records, num_bad=bad, num_bytes=task.unit.num_bytes
+    )
+    converted.save(folder)
+    return converted
 
 
 def _count(rows: Any) -> int:

@@ -1,1 +1,1 @@
-"""One kind of source a file; listing and choosing follow from the folder."""
+"""Readers, one module per kind of source. Listing and detection follow from the modules in this package."""

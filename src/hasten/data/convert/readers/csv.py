@@ -1,4 +1,4 @@
-"""Comma-separated values, read by Arrow as a stream."""
+"""Read comma-separated values with Arrow's streaming reader."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ _BLOCK = 4 * 2**20
 
 
 class Csv(Reader):
-    """Comma- or tab-separated values with a line of names."""
+    """Read comma- or tab-separated values with a header line."""
 
     name: ClassVar[str] = "csv"
-    words: ClassVar[str] = "comma- or tab-separated values with a line of names (.csv, .tsv)"
+    words: ClassVar[str] = "comma- or tab-separated values with a header line (.csv, .tsv)"
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By its ending."""
+        """Check the suffix."""
         return has_files(path, ENDINGS)
 
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """A file each: a quoted field may hold the end of a line."""
+        """Return one unit per file, because a quoted field can contain line breaks."""
         return whole_files(path, ENDINGS)
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
-        """Types as Arrow finds them in the first megabytes of some files."""
-        found = []
+        """Infer types with Arrow from the first megabytes of some files."""
+        schemas = []
         for unit in spread(units):
             try:
                 with pyarrow.csv.open_csv(unit.path, *_options(unit.path, _skip, choices, None)) as stream:
-                    found.append(stream.schema)
+                    schemas.append(stream.schema)
             except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-                raise DataError(f"{unit.path} is no table of comma-separated values: {error}.") from error
+                raise DataError(f"{unit.path} is not a table of comma-separated values: {error}.") from error
         try:
-            schema = pa.unify_schemas(found, promote_options="permissive")
+            schema = pa.unify_schemas(schemas, promote_options="permissive")
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(f"the files have columns of different types: {error}.") from error
+            raise DataError(f"the types of the columns differ between files: {error}.") from error
         return pa.schema([pa.field(p.name, pa.string() if pa.types.is_null(p.type) else p.type) for p in schema])
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """The rows of a file; lines with too few or too many fields are bad."""
+        """Return the rows of a file. Lines with too few or too many fields are bad."""
         bad: list[Bad] = []
 
         def handle(row: Any) -> str:
             where = f"line {row.number}" if row.number is not None else "a line"
-            reason = f"{row.actual_columns} fields where the line of names has {row.expected_columns}"
+            reason = f"{row.actual_columns} fields, but the header has {row.expected_columns}"
             bad.append(Bad(unit.path, where, reason, row.text.encode()))
             return "skip"
 
@@ -67,7 +67,7 @@ class Csv(Reader):
                     bad.clear()
                     yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
-            raise broken(unit.path, _without_value(error), "leave the column out (--columns)") from error
+            raise broken(unit.path, _without_value(error), "omit the column (--columns)") from error
         yield from bad
 
 
@@ -89,5 +89,5 @@ def _options(path: str, handle: Any, choices: Choices, schema: pa.Schema | None)
 
 
 def _without_value(error: Exception) -> str:
-    """What Arrow says, without the value that a log should not hold."""
+    """Return Arrow's message without the value, which must not be logged."""
     return str(error).split(": invalid value")[0].splitlines()[0]

@@ -1,4 +1,4 @@
-"""Datasets that Hugging Face's `datasets` saved (`save_to_disk`): Arrow streams, read without that library."""
+"""Read datasets saved by Hugging Face's `datasets` (`save_to_disk`), which are Arrow streams, without that library."""
 
 from __future__ import annotations
 
@@ -14,47 +14,50 @@ from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit
 
 _STATE = "state.json"
 _ROWS = 2048
+"""Number of rows per batch."""
 
 
 class HuggingFace(Reader):
-    """A dataset saved by `Dataset.save_to_disk`; of a `DatasetDict`, give the folder of one split."""
+    """Read a dataset saved by `Dataset.save_to_disk`. For a `DatasetDict`, use the folder of one split."""
 
     name: ClassVar[str] = "huggingface"
     words: ClassVar[str] = "a dataset saved by Hugging Face's save_to_disk (a folder with state.json)"
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By the files that `save_to_disk` writes."""
+        """Check for the files that `save_to_disk` writes."""
         return (path / _STATE).is_file() or (path / "dataset_dict.json").is_file()
 
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """An Arrow file each."""
+        """Return one unit per Arrow file."""
         if not (path / _STATE).is_file():
             splits = sorted(part.name for part in path.iterdir() if (part / _STATE).is_file())
-            raise DataError(f"{path} holds the splits {', '.join(splits)}: give the folder of one of them.")
+            raise DataError(f"{path} contains the splits {', '.join(splits)}: use the folder of one of them.")
         try:
             state = json.loads((path / _STATE).read_text(encoding="utf-8"))
             names = [part["filename"] for part in state["_data_files"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path / _STATE} is not what save_to_disk writes ({error}).") from error
+            raise DataError(f"{path / _STATE} was not written by save_to_disk ({error}).") from error
         if state.get("_indices_data_files"):
-            raise DataError(f"{path} is a selection of rows: call flatten_indices() on the dataset before save_to_disk.")
+            raise DataError(
+                f"{path} contains a selection of rows: call flatten_indices() on the dataset before save_to_disk."
+            )
         files = [path / Path(name).name for name in names]
         return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files]
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """The rows of an Arrow file, a few thousand at a time."""
+        """Return the rows of an Arrow file in batches of a few thousand."""
         try:
             with pa.memory_map(unit.path) as source, pa.ipc.open_stream(source) as stream:
                 for batch in stream:
                     table = pa.Table.from_batches([batch])
                     if choices.columns:
                         table = table.select(list(choices.columns))
-                    for at in range(0, table.num_rows, _ROWS):
-                        yield table.slice(at, _ROWS)
+                    for start in range(0, table.num_rows, _ROWS):
+                        yield table.slice(start, _ROWS)
         except KeyError as error:
             raise DataError(f"{unit.path} has no column {error}.") from error
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{unit.path} is no Arrow stream ({error}).") from error
+            raise DataError(f"{unit.path} is not an Arrow stream ({error}).") from error

@@ -1,4 +1,4 @@
-"""Folders of images: kept as the bytes of their files, or decoded and resized once."""
+"""Read folders of images, stored as the bytes of their files, or decoded and resized during conversion."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _PART_FILES = 64
 
 
 class Images(FileFolder):
-    """Images, a row each: `path`, `label` (the folder it lies in), and `image`."""
+    """Read images, one row per file: `path`, `label` (name of the folder), `image`, `height` and `width`."""
 
     name: ClassVar[str] = "images"
     endings: ClassVar[tuple[str, ...]] = ENDINGS
-    words: ClassVar[str] = "a folder of images, one folder a class if there are folders (.jpg, .png, ...)"
+    words: ClassVar[str] = "a folder of images, optionally with one subfolder per class (.jpg, .png, ...)"
     needs: ClassVar[str] = "PIL"
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """The images of some files; those that cannot be decoded are bad."""
-        for at in range(0, len(unit.files), _PART_FILES):
+        """Return the images of some files. Images that cannot be decoded are bad."""
+        for start in range(0, len(unit.files), _PART_FILES):
             rows: dict[str, list[Any]] = {"path": [], "label": [], "image": [], "height": [], "width": []}
-            for name in unit.files[at : at + _PART_FILES]:
+            for name in unit.files[start : start + _PART_FILES]:
                 try:
                     data = (Path(unit.path) / name).read_bytes()
                     image: Any = data
@@ -60,7 +60,7 @@ def _table(rows: dict[str, list[Any]], choices: Choices) -> Rows:
         shapes = {image.shape for image in rows["image"]}
         if len(shapes) > 1:
             raise DataError(
-                f"the images have different sizes ({sorted(shapes)[:3]} ...): give one (--size 320x240), or keep their "
+                f"the images have different sizes ({sorted(shapes)[:3]} ...): set one (--size 320x240), or store their "
                 f"bytes."
             )
         columns["image"] = np.stack(rows["image"])

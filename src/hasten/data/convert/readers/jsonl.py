@@ -1,4 +1,4 @@
-"""JSON, one record a line: read by Arrow, and line by line only where a block holds a bad record."""
+"""Read JSON with one record per line: with Arrow, and line by line only for blocks with bad records."""
 
 from __future__ import annotations
 
@@ -17,57 +17,58 @@ from hasten.data.convert.typing import record_of, tables_of, types_of
 
 ENDINGS = (".jsonl", ".ndjson")
 UNIT_BYTES = 32 * 2**20
+"""Size of a unit in bytes."""
 _BLOCK_BYTES = 4 * 2**20
-_LOOKED_AT = 2_000
-"""Records whose fields decide the types of the columns, over several units."""
+_INFERRED_RECORDS = 2_000
+"""Number of records, from several units, that types are inferred from."""
 
 
 class Jsonl(Reader):
-    """JSON records, one a line."""
+    """Read JSON records, one per line."""
 
     name: ClassVar[str] = "jsonl"
-    words: ClassVar[str] = "JSON, one record a line (.jsonl, .ndjson)"
+    words: ClassVar[str] = "JSON, one record per line (.jsonl, .ndjson)"
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By its ending."""
+        """Check the suffix."""
         return has_files(path, ENDINGS)
 
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """Ranges of bytes; a line belongs to the range in which it begins."""
-        found = []
+        """Return ranges of bytes. A line belongs to the range in which it begins."""
+        units = []
         for file in files_under(path, ENDINGS):
             size = file.stat().st_size
             for start in range(0, size, UNIT_BYTES):
                 end = min(start + UNIT_BYTES, size)
-                found.append(Unit(path=str(file), start=start, end=end, num_bytes=end - start))
-        return found
+                units.append(Unit(path=str(file), start=start, end=end, num_bytes=end - start))
+        return units
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
-        """Types that hold for records from the start, the middle and the end of the source."""
-        looked = spread(units, 4)
+        """Infer types from records at the start, in the middle and at the end of the source."""
+        sampled = spread(units, 4)
         records: list[dict[str, Any]] = []
-        for unit in looked:
+        for unit in sampled:
             for number, (_, line) in enumerate(_lines(unit)):
-                if number >= _LOOKED_AT // len(looked):
+                if number >= _INFERRED_RECORDS // len(sampled):
                     break
-                found = _parsed(line)
-                if isinstance(found, dict):
-                    records.append(found)
+                record = _parsed(line)
+                if isinstance(record, dict):
+                    records.append(record)
         if not records:
-            raise no_records(units[0].path, "a line must be one record, {...}")
+            raise no_records(units[0].path, "each line must be one record, {...}")
         return types_of(records, choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """Records of a range of bytes."""
+        """Return the records of a range of bytes."""
         schema = needed_types(choices)
         waiting: list[tuple[int, bytes]] = []
         size = 0
-        for at, line in _lines(unit):
-            waiting.append((at, line))
+        for offset, line in _lines(unit):
+            waiting.append((offset, line))
             size += len(line)
             if size >= _BLOCK_BYTES:
                 yield from _read_block(unit.path, waiting, schema, choices)
@@ -77,19 +78,19 @@ class Jsonl(Reader):
 
 
 def _lines(unit: Unit) -> Iterator[tuple[int, bytes]]:
-    """Lines that begin within the unit, each with the byte at which it does."""
+    """Yield the lines that begin within the unit, with their byte offsets."""
     with Path(unit.path).open("rb", buffering=2**20) as file:
-        at = unit.start
-        if at:
-            file.seek(at - 1)
-            at += len(file.readline()) - 1  # the end of a line that begins before
-        while at < unit.end:
+        offset = unit.start
+        if offset:
+            file.seek(offset - 1)
+            offset += len(file.readline()) - 1  # skip the end of a line that begins earlier
+        while offset < unit.end:
             line = file.readline()
             if not line:
                 return
             if not line.isspace():
-                yield at, line
-            at += len(line)
+                yield offset, line
+            offset += len(line)
 
 
 def _read_block(path: str, lines: list[tuple[int, bytes]], schema: pa.Schema, choices: Choices) -> Iterator[Rows | Bad]:
@@ -106,15 +107,15 @@ def _read_block(path: str, lines: list[tuple[int, bytes]], schema: pa.Schema, ch
             yield table.select(schema.names)
             return
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
-        table = None  # at least one record of the block is bad; which one, only a look at each can tell
-    yield from tables_of(path, [(f"byte {at}", _parsed(line), line) for at, line in lines], schema, choices)
+        table = None  # at least one record of the block is bad: check them one by one
+    yield from tables_of(path, [(f"byte {offset}", _parsed(line), line) for offset, line in lines], schema, choices)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | str:
-    """The record, or in words why there is none."""
+    """Return the record of a line, or the reason why it has none."""
     try:
         return record_of(json.loads(line))
     except json.JSONDecodeError as error:
-        return f"no JSON: {error.msg} at character {error.pos} of the line"
+        return f"invalid JSON: {error.msg} at character {error.pos} of the line"
     except UnicodeDecodeError as error:
-        return f"no UTF-8: {error.reason} at byte {error.start} of the line"
+        return f"invalid UTF-8: {error.reason} at byte {error.start} of the line"

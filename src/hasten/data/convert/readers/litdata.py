@@ -1,7 +1,7 @@
-"""Folders that LitData's `optimize` wrote, read without that library.
+"""Read folders written by LitData's `optimize`, without that library.
 
-Source of the format: LitData, src/litdata/streaming/serializers.py and src/litdata/constants.py. A leaf that no other
-serializer took is a pickle, which could run anything: such a folder is refused.
+Source of the format: LitData, src/litdata/streaming/serializers.py and src/litdata/constants.py. LitData pickles leaves that
+no other serializer accepts. Pickles can run any code, so such folders are refused.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ _TENSORS = {
     0: "float32", 1: "float32", 2: "float64", 3: "float64", 8: "float16", 9: "float16", 11: "uint8", 12: "int8",
     13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 19: "bool", 20: "uint16",
 }  # fmt: skip
-"""Numbers of types in `_TORCH_DTYPES_MAPPING`; complex ones and bfloat16 have no column."""
+"""Type numbers of `_TORCH_DTYPES_MAPPING`, without complex types and bfloat16, which no column can store."""
 _ARRAYS = dict(enumerate((
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )))  # fmt: skip
-"""The same in `_NUMPY_DTYPES_MAPPING`."""
+"""Type numbers of `_NUMPY_DTYPES_MAPPING`."""
 _LARGEST_SMALL = 255
-"""No number of a type or of dimensions is larger: read from the wrong end, each but 0 is."""
+"""Upper limit for type numbers and numbers of dimensions. Read in the wrong byte order, all except 0 are larger."""
 
 
 class LitData(Chunked):
-    """A LitData folder: records by their fields, anything else as the column `data`; images as the bytes of their files."""
+    """Read a LitData folder: one column per field of a record, other samples as the column `data`, images as bytes."""
 
     name: ClassVar[str] = "litdata"
     words: ClassVar[str] = "a folder written by LitData's optimize (index.json with chunks)"
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By its index."""
+        """Check the index."""
         return "chunks" in index_of(path)
 
     @classmethod
     def chunks(cls, path: Path) -> Sequence[Unit]:
-        """A unit a chunk."""
+        """Return one unit per chunk."""
         config = index_of(path).get("config") or {}
         if config.get("encryption"):
-            raise DataError(f"{path} is encrypted: read it with LitData and its key, and write it in the clear.")
+            raise DataError(f"{path} is encrypted: decrypt it with LitData first.")
         return [chunk_unit(path, chunk["filename"]) for chunk in index_of(path)["chunks"]]
 
     @classmethod
     def open(cls, path: Path) -> Callable[[str], Iterator[tuple[memoryview, dict[str, Any] | str]]]:
-        """What reads a chunk."""
+        """Return a function that reads a chunk."""
         config = index_of(path)["config"]
         formats = list(config["data_format"])
         decodes: list[tuple[int | None, Decode]] = [(None, decoder(kind, str(path))) for kind in formats]
         if len(formats) == 1 and formats[0].startswith("no_header_tensor"):
-            # A single tensor of one dimension is laid down without its size: where it ends, the next one begins.
+            # A single one-dimensional tensor is stored without its size: it ends where the next one begins.
             decodes = []
         make = _record_maker(config.get("data_spec"), len(formats), str(path))
 
@@ -78,16 +78,16 @@ def _whole(data: memoryview, decode: Decode, make: Callable[[list[Any]], dict[st
     try:
         return make([decode(data)])
     except ValueError:
-        return "its bytes are no whole number of items"
+        return "its size is not a multiple of the item size"
 
 
 def decoder(kind: str, where: str) -> Decode:
-    """What makes a value of a leaf's bytes.
+    """Return the function that decodes a leaf.
 
     Raises:
-        DataError: The serializer is not known, or could run code.
+        DataError: The serializer is unknown, or can run code.
     """
-    name, _, told = kind.partition(":")
+    name, _, variable = kind.partition(":")
     plain: dict[str, Decode] = {
         "bytes": bytes,
         "jpeg": bytes,
@@ -103,36 +103,36 @@ def decoder(kind: str, where: str) -> Decode:
     if name in plain:
         return plain[name]
     types = {"no_header_tensor": _TENSORS, "no_header_numpy": _ARRAYS}.get(name, {})
-    if told.isdigit() and int(told) in types:
-        dtype = np.dtype(types[int(told)]).newbyteorder("<")
+    if variable.isdigit() and int(variable) in types:
+        dtype = np.dtype(types[int(variable)]).newbyteorder("<")
         return lambda data: array_of(data, dtype, (-1,))
     raise DataError(
-        f"{where} holds a leaf of kind {kind!r}, which is not read"
-        f"{': a pickle could run anything' if name == 'pickle' else ''}. Write the dataset with plain values."
+        f"{where} contains a leaf of kind {kind!r}, which is not supported"
+        f"{': pickles can run any code' if name == 'pickle' else ''}. Write the dataset with plain values."
     )
 
 
 def _array(types: dict[int, str], data: memoryview) -> Any:
-    """An array whose type, number of dimensions and shape stand before it; newer versions write a tensor's big end first."""
+    """Decode an array with a header of type, dimensions and shape. Newer versions write big-endian tensor headers."""
     order = "<" if max(np.frombuffer(data[:8], "<u4").tolist()) <= _LARGEST_SMALL else ">"
     kind, num_dims = np.frombuffer(data[:8], f"{order}u4").tolist()
-    at = 8 + 4 * num_dims
-    shape = np.frombuffer(data[8:at], f"{order}u4").tolist()
+    start = 8 + 4 * num_dims
+    shape = np.frombuffer(data[8:start], f"{order}u4").tolist()
     dtype = np.dtype(types[kind]).newbyteorder("<")
-    if len(data) - at != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"{len(data) - at} bytes for an array of {shape}")
-    return array_of(data[at:], dtype, shape)
+    if len(data) - start != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(data) - start} bytes for an array of {shape}")
+    return array_of(data[start:], dtype, shape)
 
 
 def _record_maker(spec: str | None, leaves: int, where: str) -> Callable[[list[Any]], dict[str, Any]]:
-    """What makes a record of the leaves: by the names of a dictionary, by numbers of a list, or as `data`.
+    """Return a function that builds a record from leaves: by names of a dictionary, by numbers of a list, or as `data`.
 
-    The tree stands in the index as `torch.utils._pytree.treespec_dumps` writes it.
+    The index contains the tree in the format of `torch.utils._pytree.treespec_dumps`.
     """
     tree = json.loads(spec)[1] if spec else {"type": None, "children_spec": []}
     kind, children = tree["type"], tree["children_spec"]
     if kind is not None and any(child["type"] is not None for child in children):
-        raise DataError(f"{where} holds nested samples: write them as dictionaries of plain values.")
+        raise DataError(f"{where} contains nested samples: write them as dictionaries of plain values.")
     if kind is None:
         names = ["data"]
     elif kind in {"builtins.dict", "collections.OrderedDict"}:
@@ -140,5 +140,5 @@ def _record_maker(spec: str | None, leaves: int, where: str) -> Callable[[list[A
     else:
         names = [str(number) for number in range(len(children))]
     if len(names) != leaves:
-        raise DataError(f"{where} names {len(names)} fields and holds {leaves}: its index.json was changed.")
+        raise DataError(f"{where} lists {len(names)} fields but contains {leaves}: its index.json was modified.")
     return lambda values: dict(zip(names, values, strict=True))

@@ -1,7 +1,7 @@
-"""Folders of MDS shards, as MosaicML Streaming's `MDSWriter` writes them, read without that library.
+"""Read folders of MDS shards, as written by MosaicML Streaming's `MDSWriter`, without that library.
 
-Source of the format: mosaicml-streaming, streaming/base/format/mds/encodings.py, version 2 of its index. A shard may hold
-pickles, which could run anything: such a column is refused.
+Source of the format: mosaicml-streaming, streaming/base/format/mds/encodings.py, version 2 of its index. A shard can contain
+pickles, which can run any code, so such columns are refused.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _ARRAY_DTYPES = {
 
 
 class Mds(Chunked):
-    """A folder of MDS shards: its columns, images as the bytes of their files."""
+    """Read a folder of MDS shards with their columns. Images are read as the bytes of their files."""
 
     name: ClassVar[str] = "mds"
     words: ClassVar[str] = "a folder of MDS shards by MosaicML Streaming (index.json with shards)"
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By its index."""
+        """Check the index."""
         return "shards" in index_of(path)
 
     @classmethod
     def chunks(cls, path: Path) -> Sequence[Unit]:
-        """A unit a shard; the compressed file where the plain one is not there, as the library itself keeps them."""
+        """Return one unit per shard. Compressed files are used only if there is no plain file, as in the library."""
         return [chunk_unit(path, _file(path, shard)) for shard in _shards(path)]
 
     @classmethod
     def open(cls, path: Path) -> Callable[[str], Iterator[tuple[memoryview, dict[str, Any] | str]]]:
-        """What reads a shard."""
+        """Return a function that reads a shard."""
         shards = _shards(path)
 
         def read(file: str) -> Iterator[tuple[memoryview, dict[str, Any] | str]]:
@@ -64,34 +64,34 @@ class Mds(Chunked):
 
 
 def _shards(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = index_of(path)["shards"]
-    for shard in found:
+    shards: list[dict[str, Any]] = index_of(path)["shards"]
+    for shard in shards:
         if shard.get("format") != "mds" or shard.get("version") != _VERSION:
             raise DataError(
-                f"{path} holds shards of format {shard.get('format')!r}, version {shard.get('version')!r}: MDS version "
-                f"{_VERSION} can be read."
+                f"{path} contains shards of format {shard.get('format')!r}, version {shard.get('version')!r}: only MDS "
+                f"version {_VERSION} is supported."
             )
-    return found
+    return shards
 
 
 def _names(shard: dict[str, Any]) -> list[str]:
-    """The names of a shard's files: the plain one, then the compressed one where there is one."""
+    """Return the names of a shard's files: the plain file, and the compressed file if there is one."""
     return [Path(shard[kind]["basename"]).name for kind in ("raw_data", "zip_data") if shard.get(kind)]
 
 
 def _file(path: Path, shard: dict[str, Any]) -> str:
-    """The file to read: the plain one where it is there."""
+    """Return the name of the file to read: the plain file if it exists."""
     names = _names(shard)
     return next((name for name in names if (path / name).is_file()), names[0])
 
 
 def decoder(encoding: str, where: str) -> Decode:
-    """What makes a value of a field's bytes.
+    """Return the function that decodes a field.
 
     Raises:
-        DataError: The encoding is not known, or could run code.
+        DataError: The encoding is unknown, or can run code.
     """
-    name, _, told = encoding.partition(":")
+    name, _, variable = encoding.partition(":")
     plain: dict[str, Decode] = {
         "bytes": bytes,
         "jpeg": bytes,
@@ -107,31 +107,31 @@ def decoder(encoding: str, where: str) -> Decode:
     if name in _SCALARS:
         return lambda data: array_of(data, np.dtype(name).newbyteorder("<"), ())
     if name == "ndarray":
-        return _array_decoder(told)
+        return _array_decoder(variable)
     raise DataError(
-        f"{where} holds a column of encoding {encoding!r}, which is not read"
-        f"{': a pickle could run anything' if name == 'pkl' else ''}. Write the dataset with another encoding."
+        f"{where} contains a column with encoding {encoding!r}, which is not supported"
+        f"{': pickles can run any code' if name == 'pkl' else ''}. Write the dataset with another encoding."
     )
 
 
-def _array_decoder(told: str) -> Decode:
-    """Arrays; their type and shape stand in the encoding (`ndarray:int32:2,3`), or before the numbers of each."""
-    dtype_name, _, dims = told.partition(":")
+def _array_decoder(spec: str) -> Decode:
+    """Return a decoder for arrays. Type and shape are in the encoding (`ndarray:int32:2,3`) or in each array's header."""
+    dtype_name, _, dims = spec.partition(":")
     fixed = tuple(map(int, dims.split(","))) if dims else None
 
     def decode(data: memoryview) -> Any:
-        at = 0
+        start = 0
         dtype = dtype_name
         if not dtype:
-            dtype, at = _ARRAY_DTYPES[data[0]], 1
+            dtype, start = _ARRAY_DTYPES[data[0]], 1
         shape = fixed
         if shape is None:
-            num_dims, width = data[at] >> 2, 2 ** (data[at] % 4)
-            end = at + 1 + num_dims * width
-            shape, at = tuple(np.frombuffer(data[at + 1 : end], f"<u{width}").tolist()), end
+            num_dims, width = data[start] >> 2, 2 ** (data[start] % 4)
+            end = start + 1 + num_dims * width
+            shape, start = tuple(np.frombuffer(data[start + 1 : end], f"<u{width}").tolist()), end
         kind = np.dtype(dtype).newbyteorder("<")
-        if len(data) - at != kind.itemsize * math.prod(shape):
-            raise ValueError(f"{len(data) - at} bytes for an array of {shape}")
-        return array_of(data[at:], kind, shape)
+        if len(data) - start != kind.itemsize * math.prod(shape):
+            raise ValueError(f"{len(data) - start} bytes for an array of {shape}")
+        return array_of(data[start:], kind, shape)
 
     return decode

@@ -1,4 +1,4 @@
-"""Parquet: some row groups at a time."""
+"""Read Parquet files, one row group per unit."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from hasten.data.convert.refusals import no_such_column
 
 ENDINGS = (".parquet", ".pq")
 _ROWS = 2048
+"""Number of rows per batch."""
 
 
 class Parquet(Reader):
-    """Parquet files."""
+    """Read Parquet files."""
 
     name: ClassVar[str] = "parquet"
     words: ClassVar[str] = "Parquet (.parquet, .pq)"
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By its ending."""
+        """Check the suffix."""
         return has_files(path, ENDINGS)
 
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """A row group each."""
-        found, first = [], None
+        """Return one unit per row group."""
+        units, first = [], None
         for file in files_under(path, ENDINGS):
             try:
                 read = pyarrow.parquet.ParquetFile(file)
             except (pa.ArrowInvalid, OSError) as error:
-                raise DataError(f"{file} is no Parquet file: {error}.") from error
+                raise DataError(f"{file} is not a Parquet file: {error}.") from error
             first = first or read.schema_arrow
             if not read.schema_arrow.remove_metadata().equals(first.remove_metadata()):
-                raise DataError(f"{file} has other columns than {path}'s first file: convert them to stores of their own.")
-            found += [
+                raise DataError(f"{file} has other columns than the first file of {path}: convert them to separate stores.")
+            units += [
                 Unit(path=str(file), start=group, end=group + 1, num_bytes=read.metadata.row_group(group).total_byte_size)
                 for group in range(read.metadata.num_row_groups)
             ]
-        return found
+        return units
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """The rows of some row groups, a few thousand at a time."""
+        """Return the rows of a row group in batches of a few thousand."""
         file = pyarrow.parquet.ParquetFile(unit.path, memory_map=True)
         missing = [name for name in choices.columns if name not in file.schema_arrow.names]
         if missing:

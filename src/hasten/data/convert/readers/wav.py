@@ -1,4 +1,4 @@
-"""Folders of WAV files, as 16-bit samples."""
+"""Read folders of WAV files as 16-bit samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PART_FILES = 64
 
 
 class Wav(FileFolder):
-    """Sound, a row a file: `path`, `label` (its folder), `rate` in Hz, `channels`, and `samples` (channels interleaved)."""
+    """Read sound, one row per file: `path`, `label` (its folder), `rate` in Hz, `channels`, interleaved `samples`."""
 
     name: ClassVar[str] = "wav"
     endings: ClassVar[tuple[str, ...]] = ENDINGS
@@ -26,14 +26,14 @@ class Wav(FileFolder):
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """The sounds of some files; those that are cut or of another coding are bad."""
-        for at in range(0, len(unit.files), _PART_FILES):
+        """Return the sounds of some files. Truncated files and files with other encodings are bad."""
+        for start in range(0, len(unit.files), _PART_FILES):
             rows: list[tuple[Any, ...]] = []
-            for name in unit.files[at : at + _PART_FILES]:
+            for name in unit.files[start : start + _PART_FILES]:
                 try:
                     rate, channels, samples = read_wav(Path(unit.path) / name)
                 except (OSError, EOFError, ValueError, wave.Error) as error:
-                    yield Bad(name, "the file", str(error) or "the file is cut")
+                    yield Bad(name, "the file", str(error) or "the file is truncated")
                     continue
                 rows.append((name, folder_of(name), rate, channels, samples))
             if rows:
@@ -49,21 +49,21 @@ class Wav(FileFolder):
 
 
 def read_wav(path: Path) -> tuple[int, int, npt.NDArray[np.int16]]:
-    """Rate in Hz, number of channels, and 16-bit samples with channels interleaved.
+    """Return the rate in Hz, the number of channels, and interleaved 16-bit samples.
 
     Raises:
-        ValueError: It is cut, or its samples are not of 8 or 16 bits.
+        ValueError: The file is truncated, or its samples do not have 8 or 16 bits.
     """
     with wave.open(str(path), "rb") as file:
         width, channels, frames = file.getsampwidth(), file.getnchannels(), file.getnframes()
         data = file.readframes(frames)
         if len(data) != frames * width * channels:
-            raise ValueError(f"the file is cut: {len(data)} bytes of sound instead of {frames * width * channels}")
+            raise ValueError(f"the file is truncated: {len(data)} bytes of sound instead of {frames * width * channels}")
         if width == 2:
             return file.getframerate(), channels, np.frombuffer(data, "<i2")
         if width == 1:
             return file.getframerate(), channels, (np.frombuffer(data, np.uint8).astype(np.int16) - 128) << 8
-    raise ValueError(f"samples of {8 * width} bits: 8 or 16 can be read")
+    raise ValueError(f"samples have {8 * width} bits: only 8 and 16 bits are supported")
 
 
 def _lists(sounds: tuple[npt.NDArray[np.int16], ...]) -> pa.Array:

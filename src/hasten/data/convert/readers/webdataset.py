@@ -1,4 +1,4 @@
-"""WebDataset: tar files in which the files of a sample follow one another and share the name before the first dot."""
+"""Read WebDataset tar files: consecutive files with the same name before the first dot form a sample."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
-from hasten.data.convert.refusals import cut, no_records
+from hasten.data.convert.refusals import no_records, truncated
 from hasten.data.convert.typing import read_records, types_of
 
 ENDINGS = (".tar",)
-_FIRST = 256
+_INFERRED_SAMPLES = 256
 _TEXT = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
 class WebDataset(Reader):
-    """Samples of tar files: a column an ending, and `__key__`.
+    """Read samples of tar files, with one column per suffix, and `__key__`.
 
-    Endings decide what a column holds, as WebDataset's own decoder has it: `txt` text, `cls` and its like whole numbers,
-    `json` records, anything else bytes.
+    The suffix determines the content of a column, as in WebDataset's own decoder: `txt` is text, `cls` and similar suffixes
+    are integers, `json` is a record, and all others are bytes.
     """
 
     name: ClassVar[str] = "webdataset"
@@ -33,33 +33,36 @@ class WebDataset(Reader):
 
     @classmethod
     def claims(cls, path: Path) -> bool:
-        """By its ending."""
+        """Check the suffix."""
         return has_files(path, ENDINGS)
 
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """A tar file each."""
+        """Return one unit per tar file."""
         return whole_files(path, ENDINGS)
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
-        """Types that hold for the first samples of some files."""
+        """Infer types from the first samples of some files."""
         records = [
-            found for unit in spread(units) for _, found in islice(_samples(unit.path), _FIRST) if isinstance(found, dict)
+            sample
+            for unit in spread(units)
+            for _, sample in islice(_samples(unit.path), _INFERRED_SAMPLES)
+            if isinstance(sample, dict)
         ]
         if not records:
-            raise no_records(units[0].path, "files that share the name before the first dot are one")
+            raise no_records(units[0].path, "files with the same name before the first dot form one")
         return types_of(records, choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """The samples of a tar file."""
-        found = ((f"sample {key}", sample, b"") for key, sample in _samples(unit.path))
-        yield from read_records(unit.path, found, choices)
+        """Return the samples of a tar file."""
+        keyed = ((f"sample {key}", sample, b"") for key, sample in _samples(unit.path))
+        yield from read_records(unit.path, keyed, choices)
 
 
 def _samples(path: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Each sample with its key; in words why it is none."""
+    """Yield the key of each sample, and the sample or the reason why it cannot be used."""
     key, sample, problem = "", dict[str, Any](), ""
     try:
         with tarfile.open(path, "r|") as archive:
@@ -81,7 +84,7 @@ def _samples(path: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
             if key:
                 yield key, problem or sample
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise cut(path, f"or is no tar file ({error})") from error
+        raise truncated(path, f"or is not a tar file ({error})") from error
 
 
 def _decoded(ending: str, data: bytes) -> Any:
@@ -94,7 +97,7 @@ def _decoded(ending: str, data: bytes) -> Any:
         if last == "json":
             return json.loads(data)
     except UnicodeDecodeError:
-        return ValueError("no UTF-8")
+        return ValueError("invalid UTF-8")
     except ValueError:
-        return ValueError("no JSON" if last == "json" else "no whole number")
+        return ValueError("invalid JSON" if last == "json" else "not an integer")
     return data
