@@ -183,6 +183,7 @@ def _spanning(arrays: Sequence[pa.Array], item: int) -> pa.Array:
         if offsets[0] < 0 or offsets[-1] > (buffer.size if buffer is not None else 0) or (np.diff(offsets) < 0).any():
             raise CorruptError("a row of a block extends beyond the block")
         num_bytes += int(offsets[-1] - offsets[0])
+        parts.append(offsets + (buffer.address - base if buffer is not None and buffer.size else 0))
     # Arrow allocates by the mean row length, from the first offset to the last. Memory between the arrays must not count,
     # so these two offsets are set to what they would be without it. They belong to rows that are never picked.
     rows = sum(map(len, parts))
