@@ -58,11 +58,13 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^c\.jpg cannot be used: the image cannot be decoded.* Convert the folder again"):
         list(Stream(store, batch_size=3, shuffle=False, transform=DecodeImages("image", size=(40, 40))))
     other = photos(tmp_path / "other", [(40, 40), (40, 50)])
-    with pytest.raises(DataError, match=r"^picture 1 of a batch cannot be used: its pixels .* give a size where pictures"):
+    with pytest.raises(
+        DataError, match=r"^image 1 of a batch cannot be used: the image has the shape .* set a size if the sizes"
+    ):
         list(Stream(other, batch_size=2, shuffle=False, transform=DecodeImages("image")))
     with pytest.raises(DataError, match=r"no column 'pixels' to decode: the batch has image, number"):
         list(Stream(other, batch_size=2, transform=DecodeImages("pixels")))
-    with pytest.raises(DataError, match=r"picture 0 .* it is no file's bytes, but int"):
+    with pytest.raises(DataError, match=r"image 0 .* expected the bytes of a file, not int"):
         list(Stream(other, batch_size=2, shuffle=False, transform=DecodeImages("number", size=(4, 4))))
 
 

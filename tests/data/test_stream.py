@@ -224,7 +224,7 @@ def test_dropping_the_last_keeps_all_batches_full() -> None:
 
 
 def test_more_ranks_than_samples_are_refused() -> None:
-    with pytest.raises(DataError, match="10 samples are fewer than the 16 ranks that share them"):
+    with pytest.raises(DataError, match="10 samples are fewer than the 16 ranks"):
         Stream(numbers(10), batch_size=1, rank=0, world_size=16)
 
 
@@ -373,7 +373,7 @@ def test_workers_and_their_parent_take_turns() -> None:
     one, stream = plain(), plain()
     want = [[batch["id"].tolist() for batch in one] for _ in range(6)]
     got = in_workers(stream, [3, 4], 2, persistent=False)
-    with pytest.raises(DataError, match="this process does not know how far they are"):
+    with pytest.raises(DataError, match="this process does not know its position"):
         stream.state_dict()
     got.append([batch["id"].tolist() for batch in stream])
     got += in_workers(stream, [5, 6], 2, persistent=False)
@@ -435,11 +435,11 @@ def test_worker_processes_count_epochs_that_are_broken_off_too(start: str, persi
 def test_a_state_of_another_stream_is_refused() -> None:
     stream = Stream(numbers(100), batch_size=8, seed=1)
     state = stream.state_dict()
-    with pytest.raises(DataError, match="the state was taken with seed=1, and this stream has 2"):
+    with pytest.raises(DataError, match="the state was taken with seed=1, but this stream has 2"):
         Stream(numbers(100), batch_size=8, seed=2).load_state_dict(state)
     with pytest.raises(DataError, match="the state was taken with num_samples=100"):
         Stream(numbers(97), batch_size=8, seed=1).load_state_dict(state)
-    with pytest.raises(DataError, match="this is no state of a stream: it holds a"):
+    with pytest.raises(DataError, match="this is not the state of a stream: it contains a"):
         stream.load_state_dict({"a": 1})
 
 
@@ -447,16 +447,16 @@ def test_a_state_of_another_stream_is_refused() -> None:
     ("arguments", "words"),
     [
         ({"batch_size": 0}, "batch_size and window_blocks must be at least 1"),
-        ({"batch_size": 1, "rank": 0}, "rank and world_size belong together"),
-        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1"),
+        ({"batch_size": 1, "rank": 0}, "rank and world_size must be given together"),
+        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank must be between 0 and world_size - 1"),
         ({"batch_size": 1, "form": "pandas"}, "form must be one of arrow, numpy, torch"),
         ({"batch_size": 1, "workers": -1}, "workers must be at least 0"),
         ({"batch_size": 1, "columns": ["x"]}, "has no column 'x'"),
-        ({"batch_size": 1, "columns": ["id"], "strings": ["text"]}, "strings names 'text'"),
+        ({"batch_size": 1, "columns": ["id"], "strings": ["text"]}, "strings contains 'text'"),
         ({"batch_size": 1, "bucket_by": "nothing"}, "has no column 'nothing'"),
-        ({"batch_size": 1, "length": 4}, "windows are cut from one column"),
-        ({"batch_size": 1, "length": 4, "columns": ["text"]}, "windows are cut from a raw column of single numbers"),
-        ({"batch_size": 1, "stride": 4}, "stride belongs to windows"),
+        ({"batch_size": 1, "length": 4}, "windows need exactly one column"),
+        ({"batch_size": 1, "length": 4, "columns": ["text"]}, "windows need a raw column of single numbers"),
+        ({"batch_size": 1, "stride": 4}, "stride applies to windows"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], words: Any) -> None:
@@ -492,7 +492,7 @@ def test_views_are_the_rows_in_place() -> None:
     batch = next(iter(stream))
     assert [int(value) for value in batch["raw"]] == list(range(64))
     assert not batch["raw"][0].flags.writeable
-    with pytest.raises(DataError, match="views names 'text', which is no raw column"):
+    with pytest.raises(DataError, match="views contains 'text', which is not a raw column"):
         Stream(numbers(100), batch_size=1, views=["text"])
 
 
@@ -703,5 +703,5 @@ def test_a_mixture_goes_on_where_it_stopped(ranks: int) -> None:
 def test_a_mixture_of_different_columns_is_refused() -> None:
     with pytest.raises(DataError, match="has no column 'id'"):
         MixedStream([numbers(100), documents(200)], weights=(1, 1), batch_size=4)
-    with pytest.raises(DataError, match="weights must be one number a store"):
+    with pytest.raises(DataError, match="weights must be one number per store"):
         MixedStream([numbers(100), numbers(97)], weights=(1,), batch_size=4)

@@ -28,7 +28,7 @@ from hasten.data.store.layout import PART_BYTES, ShardFile
 from hasten.data.store.mapping import Mapped
 
 _FLOCK = struct.Struct("@hhqqi")
-"""The system's `struct flock`: type, `whence`, start, length, process."""
+"""The system's `struct flock`: type, base, start, length, process."""
 _CHECK_SIZE_BYTES = 64 * 2**20
 """Number of bytes fetched between two checks of the cache size."""
 

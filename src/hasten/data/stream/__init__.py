@@ -1,1 +1,1 @@
-"""Batches of a store in an order that is a pure function of (seed, epoch, position)."""
+"""Read batches of a store in an order that is a pure function of (seed, epoch, position)."""

@@ -1,4 +1,4 @@
-"""A batch: columns by name, how many samples they hold, and their form: Arrow, NumPy or torch."""
+"""Define a batch: columns by name, the number of samples, and their form: Arrow, NumPy or torch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 Form: TypeAlias = Literal["arrow", "numpy", "torch"]
 FORMS: tuple[Form, ...] = ("arrow", "numpy", "torch")
 Columns: TypeAlias = dict[str, Any]
-"""By name: a `pyarrow.Array`, a NumPy array of a raw column, or a list of strings or views."""
+"""Columns by name: a `pyarrow.Array`, a NumPy array of a raw column, or a list of strings or views."""
 
 
 class Batch(dict[str, Any]):
-    """Columns by name: a dictionary, as models and frameworks take it.
+    """Hold columns by name. A batch is a dictionary, which models and frameworks accept.
 
     Args:
-        columns: By name, all of the same number of samples.
-        num_rows: That number.
+        columns: Columns by name, all with the same number of samples.
+        num_rows: Number of samples.
 
     Attributes:
-        num_rows: As given; 0 only on a rank that has no share of a last batch.
+        num_rows: As given; 0 only on a rank without a share of the last batch.
     """
 
     def __init__(self, columns: Mapping[str, Any] = (), num_rows: int = 0) -> None:  # type: ignore[assignment]
@@ -32,10 +32,10 @@ class Batch(dict[str, Any]):
 
 
 def formed(columns: Columns, form: Form) -> Mapping[str, Any]:
-    """The columns of a batch in a form.
+    """Convert the columns of a batch to a form.
 
-    Numbers become arrays or tensors without a copy. What is no block of numbers (text, lists of different lengths, columns
-    with nulls) stays Arrow in every form: `to_pylist()` makes Python objects of it.
+    Numbers become arrays or tensors without a copy. Columns that cannot be arrays (text, lists of different lengths, columns
+    with nulls) stay Arrow in every form; `to_pylist()` converts them to Python objects.
     """
     convert = _FORMED[form]
     return {name: convert(values) for name, values in columns.items()}

@@ -1,7 +1,7 @@
-"""Batches of samples of about one length, so that little of them is padding, and the order still random.
+"""Batch samples of similar length to reduce padding, while keeping the order random.
 
-A pool of consecutive positions, many batches long, is sorted by length and cut into batches; their order is drawn at
-random, and so is the order within each. All follows from (seed, epoch, pool), so that positions stay what they are.
+A pool of consecutive positions, many batches long, is sorted by length and split into batches. The order of the batches and
+the order within each batch are random. Both depend only on (seed, epoch, pool), so positions stay stable.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from hasten.data.stream.lengths import Lengths
 from hasten.data.stream.order import Order, Part
 
 POOL_BATCHES = 64
-"""Batches sorted together: the more, the less padding, and the farther samples move."""
+"""Number of batches sorted together. Larger pools have less padding and move samples further."""
 _SALT = 3
 _KEPT = 3
 
 
 class Buckets:
-    """The order of an epoch with samples of one length together. Safe for several threads.
+    """Order an epoch so that samples of similar length are together. Safe for use by several threads.
 
     Args:
-        order: Of the epoch.
-        lengths: Of the samples.
-        seed: Of the shuffle.
-        epoch: Whose order.
+        order: Order of the epoch.
+        lengths: Lengths of the samples.
+        seed: Seed of the shuffle.
+        epoch: Number of the epoch.
     """
 
     def __init__(self, order: Order, lengths: Lengths, *, seed: int, epoch: int) -> None:
@@ -39,15 +39,15 @@ class Buckets:
         self._guard = threading.Lock()
 
     def parts(self, start: int, end: int, batch: int) -> list[Part]:
-        """What stands at positions `start` to `end` (not included), where global batches have `batch` samples."""
+        """Return the samples at positions `start` to `end` (exclusive), for global batches of `batch` samples."""
         size = batch * POOL_BATCHES
         samples, windows = [], []
         while start < end:
             pool = start // size
             until = min(end, (pool + 1) * size)
-            mine, where = self._pool(pool, batch)
-            samples.append(mine[start - pool * size : until - pool * size])
-            windows.append(where[start - pool * size : until - pool * size])
+            ordered, ordered_windows = self._pool(pool, batch)
+            samples.append(ordered[start - pool * size : until - pool * size])
+            windows.append(ordered_windows[start - pool * size : until - pool * size])
             start = until
         if not samples:
             return []
@@ -63,13 +63,13 @@ class Buckets:
             return self._kept[pool, batch]
 
     def _sorted(self, pool: int, batch: int) -> tuple[Index, Index]:
-        """The samples of a pool in their new order, and the window of each."""
+        """Return the samples of a pool in their new order, and the window of each."""
         size = batch * POOL_BATCHES
         parts = self._order.parts(pool * size, min((pool + 1) * size, self._order.num_samples))
         samples = np.concatenate([part.samples for part in parts])
         windows = np.concatenate([np.full(len(part.samples), part.window) for part in parts])
         random = np.random.Generator(np.random.Philox(mix(self._seed, self._epoch, _SALT, pool)))
-        # Those that fill no batch are drawn before sorting: otherwise the longest would always come last.
+        # Samples that do not fill a batch are drawn before sorting: otherwise the longest would always come last.
         whole = len(samples) - len(samples) % batch
         drawn = random.permutation(len(samples))
         rest, kept = drawn[whole:], drawn[:whole]

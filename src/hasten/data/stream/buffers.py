@@ -1,8 +1,8 @@
-"""Memory for batches that is used again once nobody looks at it.
+"""Reuse the memory of batches that are no longer referenced.
 
-Fresh memory for every batch of images costs more than filling it: the system clears each page first. A buffer given out
-before may be filled anew when the last view of it is gone, which Python's reference count tells. So a batch stays valid as
-long as anybody holds it or a tensor made of it, and still a loop that lets batches go works in the same few buffers.
+Allocating memory for every batch of images costs more than filling it, because the system clears each page first. A buffer
+is reused when the last view of it is gone, according to Python's reference count. A batch therefore stays valid as long as
+it, or a tensor made from it, is referenced, and a loop that releases its batches uses the same few buffers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 _UNUSED = 3
-"""References to a buffer that nobody but its list holds: the list's, the loop variable's, the argument's."""
+"""Number of references to a buffer that is not in use: its list's, the loop variable's, and the argument's."""
 _SMALLEST = 2**16
-"""Bytes from which keeping a buffer pays."""
+"""Minimum size in bytes of buffers worth keeping."""
 
 
 class Buffers:
-    """Buffers of one stream. Safe for several threads.
+    """Hold the buffers of one stream. Safe for use by several threads.
 
     Args:
-        most: Buffers kept of one size.
+        most: Maximum number of buffers kept per size.
     """
 
     def __init__(self, most: int) -> None:
@@ -40,14 +40,14 @@ class Buffers:
         self.__init__(state["most"])  # type: ignore[misc]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array of this shape with any content, in memory that nobody else uses."""
+        """Return an uninitialized array of this shape, in memory that is not in use."""
         size = math.prod(shape) * dtype.itemsize
         if size < _SMALLEST:
             return np.empty(shape, dtype)
-        rounded = 1 << (size - 1).bit_length()  # the short batch at the end fits the buffer of the others
+        rounded = 1 << (size - 1).bit_length()  # a short last batch fits the same buffer
         with self._guard:
             kept = self._kept.setdefault(rounded, [])
-            # The view is taken within the lock: it is the reference that marks the buffer as used.
+            # The view is created with the lock held, because its reference marks the buffer as used.
             for buffer in kept:
                 if sys.getrefcount(buffer) <= _UNUSED:
                     return buffer[:size].view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""Image files of a batch as one array of pixels, in memory that is used again."""
+"""Decode the image files of a batch into one array of pixels, in reused memory."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from hasten.data.stream.batch import Batch
 from hasten.data.stream.buffers import Buffers
 
 _MOST_BUFFERS = 16
-"""Batches whose memory is kept: no more are made than are prepared ahead and held at a time."""
+"""Number of batches whose memory is kept: more than are prepared ahead or in use at a time."""
 
 
 class DecodeImages:
-    """A `transform` that decodes the image files of a column: `uint8 [samples, height, width, 3]`, RGB.
+    """Decode the image files of a column to `uint8 [samples, height, width, 3]`, RGB. Use it as a `transform`.
 
         Stream("photos", batch_size=32, workers=2, transform=DecodeImages("image", size=(240, 320)))
 
-    Pixels go to their place in the batch at once, and as with all batches of a stream, its memory is used again when nobody
-    holds the batch any longer.
+    Pixels are decoded directly into the batch. As with all batches of a stream, the memory is reused when the batch is no
+    longer referenced.
 
     Args:
-        column: Of the files' bytes.
-        size: Height and width to resize to; None where all pictures of a batch are of one size.
-        form: What the pixels come as.
-        scale: Decode JPEG files at 1/2, 1/4 or 1/8 of their size, before they are resized: faster, but with other pixels.
+        column: Column with the bytes of the files.
+        size: Height and width to resize to; None requires all images of a batch to have the same size.
+        form: Type of the pixel array.
+        scale: Decode JPEG files at 1/2, 1/4 or 1/8 of their size before resizing: faster, but with slightly other pixels.
 
     Raises:
-        DataError: An argument is wrong, a batch has no such column, a file is damaged, or of another size than the others.
+        DataError: An argument is invalid, the column is missing, a file is damaged, or image sizes differ.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class DecodeImages:
         if form not in {"torch", "numpy"}:
             raise DataError(f"form must be torch or numpy, not {form!r}.")
         if size is not None and min(size) < 1:
-            raise DataError(f"size is a height and a width of at least 1, not {size}.")
+            raise DataError(f"size must be a height and a width of at least 1, not {size}.")
         if scale not in SCALES:
             raise DataError(f"scale must be 1, 2, 4 or 8, not {scale}.")
         self._column, self._size, self._form, self._scale = column, size, form, scale
         self._buffers = Buffers(most=_MOST_BUFFERS)
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch, its column decoded."""
+        """Return the batch with its column decoded."""
         if self._column not in batch:
             raise DataError(f"there is no column {self._column!r} to decode: the batch has {', '.join(batch)}.")
         files = batch[self._column].to_pylist()
@@ -65,8 +65,8 @@ class DecodeImages:
                 decode(_bytes(data), self._size, pixels[row], scale=self._scale)
         except ValueError as error:
             raise DataError(
-                f"{_name(batch, row)} cannot be used: {error}. Convert the folder again, which keeps damaged files apart, "
-                f"or give a size where pictures differ in theirs."
+                f"{_name(batch, row)} cannot be used: {error}. Convert the folder again, which quarantines damaged files, "
+                f"or set a size if the sizes of the images differ."
             ) from error
         batch[self._column] = torch.from_numpy(pixels) if self._form == "torch" else pixels
         return batch
@@ -74,10 +74,10 @@ class DecodeImages:
 
 def _bytes(data: Any) -> bytes:
     if not isinstance(data, bytes):
-        raise ValueError(f"it is no file's bytes, but {type(data).__name__}")  # noqa: TRY004  as what cannot be decoded
+        raise ValueError(f"expected the bytes of a file, not {type(data).__name__}")  # noqa: TRY004  like any undecodable file
     return data
 
 
 def _name(batch: Batch, row: int) -> str:
-    """What a person finds the picture by: its path, as converted folders keep it."""
-    return str(batch["path"][row]) if "path" in batch else f"picture {row} of a batch"
+    """Return a name for messages: the path of the image if the batch has a column with paths."""
+    return str(batch["path"][row]) if "path" in batch else f"image {row} of a batch"

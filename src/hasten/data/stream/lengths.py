@@ -1,4 +1,4 @@
-"""How long samples are, without reading them."""
+"""Determine the lengths of samples without reading them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hasten.data.store.gather import Index, is_bytes, is_list, row_lengths
 from hasten.data.store.store import Store
 
 _KEPT = 256
-"""Blocks whose lengths are kept: 16 kilobytes each."""
+"""Number of blocks whose lengths are cached, 16 kilobytes each."""
 
 
 class Lengths:
-    """The lengths of the rows of a store. Safe for several threads.
+    """Determine the lengths of the rows of a store. Safe for use by several threads.
 
     Args:
         store: The store.
-        column: Text or bytes (their length in bytes), lists (in items), or whole numbers that are lengths.
+        column: Column of text or bytes (length in bytes), lists (in items), or integers that are lengths.
 
     Raises:
-        DataError: The column is of another kind.
+        DataError: The column has another type.
     """
 
     def __init__(self, store: Store, column: str) -> None:
@@ -37,7 +37,7 @@ class Lengths:
             fits = is_bytes(kind) or is_list(kind) or pa.types.is_integer(kind)
         if not fits:
             raise DataError(
-                f"column {column!r} has no length: name text, bytes or lists, or whole numbers that are lengths."
+                f"column {column!r} has no length: use a column of text, bytes, lists, or integers that are lengths."
             )
         self.store, self.column = store, column
         self._kept: OrderedDict[int, Index] = OrderedDict()
@@ -50,16 +50,16 @@ class Lengths:
         self.__init__(**state)  # type: ignore[misc]
 
     def of(self, rows: Index) -> Index:
-        """The length of each row, [rows]."""
+        """Return the length of each row, [rows]."""
         reader = self.store.reader
         if self.store.manifest.raw_column(self.column) is not None:
             return np.asarray(self.store.take(rows, [self.column])[self.column], dtype=np.int64)
         blocks = reader.blocks_of(rows)
-        found = np.empty(len(rows), np.int64)
+        lengths = np.empty(len(rows), np.int64)
         for number in np.unique(blocks).tolist():
-            mine = blocks == number
-            found[mine] = self._block(number)[rows[mine] - reader.block_firsts[number]]
-        return found
+            in_block = blocks == number
+            lengths[in_block] = self._block(number)[rows[in_block] - reader.block_firsts[number]]
+        return lengths
 
     def _block(self, number: int) -> Index:
         with self._guard:
@@ -68,11 +68,11 @@ class Lengths:
                 return self._kept[number]
         array = self.store.reader.block(number).column(self.column)
         if pa.types.is_integer(array.type):
-            found: Index = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            lengths: Index = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         else:
-            found = row_lengths(array)
+            lengths = row_lengths(array)
         with self._guard:
-            self._kept[number] = found
+            self._kept[number] = lengths
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return found
+        return lengths

@@ -1,8 +1,8 @@
-"""Several stores in one stream, by weights that may change as training goes on.
+"""Mix several stores in one stream, by weights that can change during training.
 
-Each global batch takes from each store what its weight says; fractions are carried over, so that shares are exact over
-time and nothing is drawn at random but the order. A store that is used up begins its next epoch, in another order. The
-state is a step and, for each store, how many samples were taken.
+Each global batch takes samples from each store according to its weight. Fractions are carried over to the next batch, so the
+shares are exact over time, and only the order is random. A store that is exhausted starts its next epoch, in another order.
+The state is a step and the number of samples taken from each store.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _SALT = 5
 
 
 class MixedStream(Batches):
-    """Batches whose samples come from several stores.
+    """Read batches whose samples come from several stores.
 
-    A batch has the stores' columns, and `source`: which store each sample is of, from 0.
+    A batch contains the columns of the stores, and `source`: the index of each sample's store.
 
     Args:
-        stores: The stores, or their paths; the columns asked for are the same in all.
-        weights: Shares of the stores, 0 or more; or what gives them for a step, counted from 0 over all epochs.
-        batch_size: Samples of a batch on each rank.
-        num_steps: Batches of an epoch; None takes as many as all samples would fill.
-        seed: Of the shuffle.
-        shuffle: Off, each store's samples come as they are stored.
-        rank: This process among those that share each epoch; None takes torch.distributed's, or 0.
-        world_size: How many share it; None takes torch.distributed's, or 1.
-        columns: Which columns; None takes those of the first store.
-        form: What numbers come as: `arrow`, `numpy` or `torch`.
-        strings: Text columns that come as lists of strings instead of Arrow arrays.
-        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
-        read_ahead: Batches each thread is ahead at most.
-        window_blocks: Blocks whose samples are mixed with one another.
+        stores: The stores, or their paths. The requested columns must be the same in all.
+        weights: Shares of the stores, 0 or more, or a function that returns them for a step, counted from 0 over all epochs.
+        batch_size: Number of samples per batch on each rank.
+        num_steps: Number of batches per epoch; None uses as many as all samples fill.
+        seed: Seed of the shuffle.
+        shuffle: Shuffle the samples of each store; if False, they keep the order of the store.
+        rank: Rank of this process among those that share each epoch; None uses torch.distributed's, or 0.
+        world_size: Number of ranks; None uses torch.distributed's, or 1.
+        columns: Columns to read; None reads those of the first store.
+        form: Type of numeric columns: `arrow`, `numpy` or `torch`.
+        strings: Text columns to return as lists of strings instead of Arrow arrays.
+        workers: Number of threads that prepare batches ahead; 0 prepares each batch on request.
+        read_ahead: Maximum number of batches that each thread prepares ahead.
+        window_blocks: Number of blocks whose samples are mixed with each other.
 
     Raises:
-        DataError: An argument is wrong, or the stores' columns differ.
+        DataError: An argument is invalid, or the columns of the stores differ.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class MixedStream(Batches):
     ) -> None:
         self.stores = [store if isinstance(store, Store) else Store(store) for store in stores]
         if not self.stores or batch_size < 1 or window_blocks < 1:
-            raise DataError("a mixed stream needs a store, and batch_size and window_blocks of at least 1.")
+            raise DataError("a mixed stream needs at least one store, and batch_size and window_blocks of at least 1.")
         if form not in FORMS:
             raise DataError(f"form must be one of {', '.join(FORMS)}, not {form!r}.")
         names = self.stores[0].checked_columns(columns)
@@ -92,11 +92,11 @@ class MixedStream(Batches):
         super().__init__(workers=workers, read_ahead=read_ahead)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches per epoch."""
         return self._num_steps
 
     def _start(self) -> Position:
-        # An epoch goes on in the stores where the last one ended.
+        # An epoch continues in each store where the last one ended.
         return {"step": 0, "taken": list(self._taken), "credit": list(self._credit)}
 
     def _following(self, position: Position) -> Position:
@@ -115,7 +115,7 @@ class MixedStream(Batches):
         }
 
     def _go_to(self, epoch: int) -> None:
-        """Go to the start of an epoch: as if all before it had been given out."""
+        """Go to the start of an epoch, as if all epochs before it had been read."""
         self._taken, self._credit = [0] * len(self.stores), [0.0] * len(self.stores)
         taken, credit = self._taken, self._credit
         for step in range(epoch * self._num_steps):
@@ -133,7 +133,10 @@ class MixedStream(Batches):
             yield Step(task, {"step": step + 1, "taken": list(taken), "credit": list(credit)})
 
     def _counts(self, step: int, credit: list[float]) -> tuple[list[int], list[float]]:
-        """Samples of each store in a global batch, and the fractions carried over (largest remainders first)."""
+        """Return the number of samples from each store for a global batch, and the fractions carried over.
+
+        Samples that remain after rounding down go to the stores with the largest fractions.
+        """
         wanted = [
             have + share * self._full for have, share in zip(credit, _shares(self._weights, step, len(credit)), strict=True)
         ]
@@ -141,7 +144,7 @@ class MixedStream(Batches):
         by_rest = sorted(range(len(counts)), key=lambda number: (counts[number] - wanted[number], number))
         for number in by_rest[: max(0, self._full - sum(counts))]:
             counts[number] += 1
-        while sum(counts) > self._full:  # credit of a store whose weight fell
+        while sum(counts) > self._full:  # leftover credit of a store whose weight decreased
             counts[max(range(len(counts)), key=counts.__getitem__)] -= 1
         while sum(counts) < self._full:
             counts[max(range(len(counts)), key=wanted.__getitem__)] += 1
@@ -152,11 +155,11 @@ class MixedStream(Batches):
         opened: dict[tuple[int, int], tuple[Order, Opened]] = {}
 
         def take(source: int, start: int, count: int) -> list[dict[str, Any]]:
-            """Samples of a store, from a place counted over all its epochs."""
-            found = []
+            """Take samples of a store, from a position counted over all its epochs."""
+            taken_parts = []
             while count:
-                turn, at = divmod(start, len(self.stores[source]))
-                more = min(count, len(self.stores[source]) - at)
+                turn, index = divmod(start, len(self.stores[source]))
+                available = min(count, len(self.stores[source]) - index)
                 if (source, turn) not in opened:
                     order = Order(
                         self._samples[source].counts,
@@ -167,9 +170,9 @@ class MixedStream(Batches):
                     )
                     opened[source, turn] = (order, Opened(self._samples[source], order))
                 order, window = opened[source, turn]
-                found.append(window.take(order.parts(at, at + more), self._buffers))
-                start, count = start + more, count - more
-            return found
+                taken_parts.append(window.take(order.parts(index, index + available), self._buffers))
+                start, count = start + available, count - available
+            return taken_parts
 
         def make(task: tuple[int, list[int], list[int]]) -> Batch:
             step, taken, counts = task
@@ -193,26 +196,23 @@ class MixedStream(Batches):
 
 
 def _shares(weights: Weights, step: int, count: int) -> list[float]:
-    """The shares of the stores at a step, which sum to 1.
+    """Return the shares of the stores at a step, which sum to 1.
 
     Raises:
-        DataError: They are not one weight a store, or none is above 0.
+        DataError: There is not exactly one weight per store, or no weight is above 0.
     """
     given = [float(weight) for weight in (weights(step) if callable(weights) else weights)]
     if len(given) != count or min(given) < 0 or sum(given) <= 0 or not np.isfinite(given).all():
         raise DataError(
-            f"weights must be one number a store, 0 or more and not all 0; for {count} stores there are {given} at step "
-            f"{step}."
+            f"weights must be one number per store, 0 or more and not all 0: got {given} for {count} stores at step {step}."
         )
     return [weight / sum(given) for weight in given]
 
 
 def _check_alike(stores: Sequence[Store], names: Sequence[str]) -> None:
-    """Refuse stores whose columns differ."""
+    """Check that the stores have the same columns."""
     if "source" in names:
-        raise DataError(
-            "a mixed stream tells the store of each sample in the column 'source': leave yours out (columns=...)."
-        )
+        raise DataError("a mixed stream adds a column 'source': omit the stores' own column of that name (columns=...).")
     for store in stores[1:]:
         store.checked_columns(names)
         for name in names:

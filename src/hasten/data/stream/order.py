@@ -1,9 +1,9 @@
-"""The order of an epoch as a pure function of (seed, epoch, position): nothing to remember, nothing to send around.
+"""Compute the order of an epoch as a pure function of (seed, epoch, position), without any state.
 
-Reading rows in an order drawn over the whole store would touch a page of the disk for every row. So blocks are shuffled,
-and then the rows within a window of a few blocks: what is read together lies near together, and a batch still mixes the
-blocks of its window. Any position can be asked for at once, so that a run stopped anywhere goes on there, whatever the
-number of workers and ranks was or will be.
+Reading rows in an order drawn over the whole store would touch a disk page for every row. Instead, blocks are shuffled, and
+then the rows within a window of a few blocks. Rows that are read together are close together, and a batch still mixes the
+blocks of its window. Any position can be computed directly, so a run that was stopped anywhere can resume there, with any
+number of workers and ranks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from hasten.core.seeding import mix
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 _BLOCKS, _WITHIN = 1, 2
-"""Salts: the order of the blocks, and that of the samples within a window, must not follow one another."""
+"""Salts for the order of blocks and for the order within a window, so that the two are independent."""
 _KEPT = 4
-"""Windows whose order is kept at hand: the batches of several workers may come from neighbours."""
+"""Number of windows whose order is cached: several workers may read batches from neighbouring windows."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive positions of an epoch that lie within one window.
+    """Describe consecutive positions of an epoch within one window.
 
     Attributes:
-        window: Its number in this epoch.
-        samples: Which samples of the store, [positions].
+        window: Number of the window in this epoch.
+        samples: Sample numbers in the store, [positions].
     """
 
     window: int
@@ -40,14 +40,14 @@ class Part:
 
 
 class Order:
-    """An epoch's order of the samples of a store.
+    """Compute an epoch's order of the samples of a store.
 
     Args:
-        counts: Samples of each block, in the order of the store, [blocks].
-        seed: Of the shuffle.
-        epoch: Whose order; 0 is the first.
-        shuffle: Off, samples come as they are stored.
-        window_blocks: Blocks whose samples are mixed; at least 1.
+        counts: Number of samples in each block, in the order of the store, [blocks].
+        seed: Seed of the shuffle.
+        epoch: Number of the epoch, from 0.
+        shuffle: Shuffle the samples; if False, they keep the order of the store.
+        window_blocks: Number of blocks whose samples are mixed; at least 1.
     """
 
     def __init__(self, counts: Rows, *, seed: int, epoch: int, shuffle: bool, window_blocks: int) -> None:
@@ -66,28 +66,28 @@ class Order:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the epoch."""
+        """Return the number of samples in the epoch."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def num_windows(self) -> int:
-        """Windows of the epoch."""
+        """Return the number of windows in the epoch."""
         return len(self._ends)
 
     def blocks_of(self, window: int) -> Rows:
-        """The blocks of a window, by their number in the store."""
+        """Return the blocks of a window, by their number in the store."""
         return self._blocks[window * self._window_blocks : (window + 1) * self._window_blocks]
 
     def parts(self, start: int, end: int) -> list[Part]:
-        """What stands at positions `start` to `end` (not included), window by window."""
-        found = []
+        """Return the samples at positions `start` to `end` (exclusive), window by window."""
+        parts = []
         while start < end:
             window = bisect_right(self._ends, start)
             first = self._ends[window - 1] if window else 0
             until = min(end, self._ends[window])
-            found.append(Part(window, self._samples(window)[start - first : until - first]))
+            parts.append(Part(window, self._samples(window)[start - first : until - first]))
             start = until
-        return found
+        return parts
 
     def _samples(self, window: int) -> Rows:
         with self._guard:
@@ -101,7 +101,7 @@ class Order:
     def _made(self, window: int) -> Rows:
         blocks = self.blocks_of(window)
         counts = self._counts[blocks]
-        samples, end = np.empty(int(counts.sum()), np.int64), 0  # filled in place: fresh memory costs more than filling it
+        samples, end = np.empty(int(counts.sum()), np.int64), 0  # filled in place: allocating costs more than filling
         for first, count in zip(self._firsts[blocks].tolist(), counts.tolist(), strict=True):
             samples[end : end + count] = np.arange(first, first + count)
             end += count
@@ -111,5 +111,5 @@ class Order:
 
 
 def _generator(*parts: int) -> np.random.Generator:
-    """Random numbers by Philox (Salmon et al. 2011): the same on every machine."""
+    """Create a Philox random generator (Salmon et al. 2011), which gives the same numbers on every machine."""
     return np.random.Generator(np.random.Philox(mix(*parts)))

@@ -1,8 +1,8 @@
-"""Documents laid end to end in rows of one length, so that almost nothing is padding.
+"""Pack documents into rows of equal length with almost no padding.
 
-A pool of consecutive documents is packed best fit, longest first (Johnson 1973; Krell et al. 2021 for training): each goes
-into the fullest row that still has room. Documents longer than a row are cut into rows. The packs of a pool follow from
-(seed, epoch, pool), so that the state is a pool and a place in it, whatever the number of workers and ranks.
+A pool of consecutive documents is packed by best fit, longest first (Johnson 1973; Krell et al. 2021 for training): each
+document goes into the fullest row that has room for it. Documents longer than a row are split. The packing of a pool depends
+only on (seed, epoch, pool), so the state is a pool and a position in it, with any number of workers and ranks.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _KEPT = 3
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a document within a row.
+    """Describe a part of a document within a row.
 
     Attributes:
-        sample: The document, by its number in the store.
-        window: Where it stands in the epoch.
-        start: The first of its items.
-        length: How many.
+        sample: Number of the document in the store.
+        window: Window of the epoch that contains the document.
+        start: Index of the first item.
+        length: Number of items.
     """
 
     sample: int
@@ -55,29 +55,29 @@ class Piece:
 
 
 class PackedStream(Batches):
-    """Batches of rows packed with whole documents.
+    """Read batches of rows packed with whole documents.
 
-    A batch holds, by name: the column `[batch_size, length]`, padded at the end of each row; `positions`, the place of each
-    item in its document, from 0; and `documents`, the number of the document within the row, from 1, and 0 at padding.
+    A batch contains the column `[batch_size, length]`, padded at the end of each row; `positions`, the index of each item in
+    its document, from 0; and `documents`, the number of the document within the row, from 1, with 0 for padding.
 
     Args:
         store: The store, or its path.
-        column: Documents: lists of numbers, such as tokens.
-        length: Of a row.
-        batch_size: Rows of a batch on each rank.
-        pad: What stands where no document is.
-        seed: Of the shuffle.
-        shuffle: Off, documents come as they are stored, but for what packing moves within a pool.
-        rank: This process among those that share each epoch; None takes torch.distributed's, or 0.
-        world_size: How many share it; None takes torch.distributed's, or 1.
-        form: What numbers come as: `arrow`, `numpy` or `torch`.
-        pool: Documents packed together: the more, the fuller the rows, and the farther documents move.
-        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
-        read_ahead: Batches each thread is ahead at most.
-        window_blocks: Blocks whose documents are mixed with one another.
+        column: Column of documents: lists of numbers, such as tokens.
+        length: Length of a row.
+        batch_size: Number of rows per batch on each rank.
+        pad: Padding value.
+        seed: Seed of the shuffle.
+        shuffle: Shuffle the documents; if False, they keep the order of the store, except for packing within a pool.
+        rank: Rank of this process among those that share each epoch; None uses torch.distributed's, or 0.
+        world_size: Number of ranks; None uses torch.distributed's, or 1.
+        form: Type of numeric columns: `arrow`, `numpy` or `torch`.
+        pool: Number of documents packed together. Larger pools fill rows better and move documents further.
+        workers: Number of threads that prepare batches ahead; 0 prepares each batch on request.
+        read_ahead: Maximum number of batches that each thread prepares ahead.
+        window_blocks: Number of blocks whose documents are mixed with each other.
 
     Raises:
-        DataError: An argument is wrong, or there are fewer documents than ranks.
+        DataError: An argument is invalid, or there are fewer documents than ranks.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class PackedStream(Batches):
         self._samples = RowSamples(self.store, [column], ())
         self._lengths = Lengths(self.store, column)
         if self.store.manifest.raw_column(column) is not None or not _is_list(self.store, column):
-            raise DataError(f"column {column!r} holds no documents to pack: lists of numbers are needed, such as tokens.")
+            raise DataError(f"column {column!r} cannot be packed: use a column of lists of numbers, such as tokens.")
         self._rank, self._world = place(rank, world_size)
         if len(self.store) < self._world:
-            raise DataError(f"{len(self.store)} documents are fewer than the {self._world} ranks that share them.")
+            raise DataError(f"there are {len(self.store)} documents for {self._world} ranks: use fewer ranks or more data.")
         self._column, self._length, self._batch, self._pad = column, length, batch_size, pad
         self._seed, self._shuffle, self._pool_size, self._window_blocks = seed, shuffle, pool, window_blocks
         self._form = form
@@ -149,7 +149,7 @@ class PackedStream(Batches):
         order = self._order(epoch)
         num_pools = -(-order.num_samples // self._pool_size)
         pool, row = int(position["pool"]), int(position["row"])
-        waiting: list[tuple[int, int]] = []  # the rows not given out yet: pool and place
+        waiting: list[tuple[int, int]] = []  # rows not returned yet: pool and index in it
         last = pool
         full = self._batch * self._world
         while True:
@@ -161,11 +161,11 @@ class PackedStream(Batches):
             _, end = shares.step(0)
             if not end:
                 return
-            mine = shares.share(0, end, self._rank)
-            task = waiting[slice(*mine)]
+            share = shares.share(0, end, self._rank)
+            task = waiting[slice(*share)]
             waiting = waiting[end:]
-            after = waiting[0] if waiting else (last, 0)
-            yield Step(task, {"pool": after[0], "row": after[1]})
+            following = waiting[0] if waiting else (last, 0)
+            yield Step(task, {"pool": following[0], "row": following[1]})
 
     @contextmanager
     def _making(self, epoch: int) -> Iterator[Callable[[Any], Any]]:
@@ -188,7 +188,7 @@ class PackedStream(Batches):
         return Order(counts, seed=self._seed, epoch=epoch, shuffle=self._shuffle, window_blocks=self._window_blocks)
 
     def _packed(self, order: Order, epoch: int, pool: int) -> list[list[Piece]]:
-        """The rows of a pool."""
+        """Return the rows of a pool."""
         with self._guard:
             if (epoch, pool) in self._packs:
                 self._packs.move_to_end((epoch, pool))
@@ -220,50 +220,50 @@ class PackedStream(Batches):
         values[:], positions[:], documents[:] = self._pad, 0, 0
         texts = self._texts(rows, opened)
         for number, row in enumerate(rows):
-            at = 0
+            start = 0
             for document, piece in enumerate(row, 1):
-                end = at + piece.length
-                values[number, at:end] = texts[piece.sample][piece.start : piece.start + piece.length]
-                positions[number, at:end] = np.arange(piece.start, piece.start + piece.length)
-                documents[number, at:end] = document
-                at = end
+                end = start + piece.length
+                values[number, start:end] = texts[piece.sample][piece.start : piece.start + piece.length]
+                positions[number, start:end] = np.arange(piece.start, piece.start + piece.length)
+                documents[number, start:end] = document
+                start = end
         return {self._column: values, "positions": positions, "documents": documents}
 
     def _texts(self, rows: list[list[Piece]], opened: Opened) -> dict[int, npt.NDArray[Any]]:
-        """The items of each document of some rows."""
+        """Return the items of each document of some rows."""
         windows: dict[int, dict[int, None]] = {}
         for row in rows:
             for piece in row:
                 windows.setdefault(piece.window, {})[piece.sample] = None
-        found: dict[int, npt.NDArray[Any]] = {}
+        items_by_sample: dict[int, npt.NDArray[Any]] = {}
         for window, samples in windows.items():
             part = Part(window, np.array(list(samples), dtype=np.int64))
             array = opened.take([part], self._buffers)[self._column]
             offsets = array.offsets.to_numpy()
             items = array.values.to_numpy(zero_copy_only=False)
-            found.update((sample, items[offsets[n] : offsets[n + 1]]) for n, sample in enumerate(samples))
-        return found
+            items_by_sample.update((sample, items[offsets[n] : offsets[n + 1]]) for n, sample in enumerate(samples))
+        return items_by_sample
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
     """Pack lengths into rows: longest first, each into the fullest row that has room for it.
 
     Args:
-        lengths: None above `room`.
-        room: Of a row.
+        lengths: Lengths, none above `room`.
+        room: Capacity of a row.
 
     Returns:
-        The numbers of the lengths in each row.
+        Indices of the lengths in each row.
     """
     rows: list[list[int]] = []
     free: list[tuple[int, int]] = []  # room left and row, sorted
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        at = bisect_left(free, (lengths[number], -1))
-        if at == len(free):
+        index = bisect_left(free, (lengths[number], -1))
+        if index == len(free):
             rows.append([number])
             left, row = room - lengths[number], len(rows) - 1
         else:
-            left, row = free.pop(at)
+            left, row = free.pop(index)
             rows[row].append(number)
             left -= lengths[number]
         if left:
@@ -272,7 +272,7 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
 
 
 def _pieces(sample: int, window: int, length: int, room: int) -> list[Piece]:
-    """A document as pieces that fit a row; an empty one has none."""
+    """Split a document into pieces that fit a row. An empty document has none."""
     return [Piece(sample, window, start, min(room, length - start)) for start in range(0, length, room)]
 
 

@@ -1,4 +1,4 @@
-"""What a sample is: a row of the store, or a window of consecutive numbers of a raw column."""
+"""Define samples: rows of the store, or windows of consecutive numbers of a raw column."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from hasten.data.stream.buffers import Buffers
 
 
 class Samples(ABC):
-    """The samples of a store, in blocks that lie together.
+    """Access the samples of a store, grouped into blocks.
 
     Attributes:
-        counts: Samples of each block, [blocks].
+        counts: Number of samples in each block, [blocks].
     """
 
     counts: Index
 
     @property
     def is_remote(self) -> bool:
-        """Whether opening the next blocks ahead of time pays."""
+        """Return True if opening the next blocks ahead of time pays off."""
         return False
 
-    def hint(self, blocks: Index) -> None:  # noqa: B027  most have nothing to do
-        """Have the system begin to read these blocks, where that is of use; nobody waits."""
+    def hint(self, blocks: Index) -> None:  # noqa: B027  most subclasses do not need it
+        """Ask the system to start reading these blocks, if that helps, without waiting."""
 
     @abstractmethod
     def open(self, blocks: Index) -> Any:
-        """What is needed to take samples of these blocks; kept while they are in use."""
+        """Return what is needed to take samples of these blocks. It is kept while the blocks are in use."""
 
     @abstractmethod
     def take(self, opened: Any, samples: Index, buffers: Buffers) -> Columns:
-        """Samples by number, all of the blocks that were opened: a column each, [samples, ...]."""
+        """Return samples by number, all from the opened blocks, with one entry per column, [samples, ...]."""
 
 
 class RowSamples(Samples):
-    """Each row is a sample.
+    """Use each row as a sample.
 
     Args:
-        store: Of the rows.
-        columns: Those wanted.
-        strings: Of these, text columns that come as lists of strings.
-        views: Of these, raw columns that come as lists of views into the mapped store.
+        store: Store with the rows.
+        columns: Columns to read; None reads all.
+        strings: Text columns among them to return as lists of strings.
+        views: Raw columns among them to return as lists of views into the mapped store.
     """
 
     def __init__(
@@ -59,12 +59,14 @@ class RowSamples(Samples):
         self._store = store
         self._columns = store.checked_columns(columns)
         self._strings, self._views = frozenset(strings), frozenset(views)
-        for said, names in (("strings", self._strings), ("views", self._views)):
+        for argument, names in (("strings", self._strings), ("views", self._views)):
             for name in sorted(names - set(self._columns)):
-                raise DataError(f"{said} names {name!r}, which is not among the columns {', '.join(self._columns)}.")
+                raise DataError(f"{argument} contains {name!r}, which is not one of the columns {', '.join(self._columns)}.")
         for name in sorted(self._views):
             if store.manifest.raw_column(name) is None:
-                raise DataError(f"views names {name!r}, which is no raw column: only those can be seen in place.")
+                raise DataError(
+                    f"views contains {name!r}, which is not a raw column: only raw columns can be viewed in place."
+                )
         self.counts = store.reader.block_counts
         self._in_blocks = [name for name in self._columns if store.manifest.raw_column(name) is None]
         self._whole: Window | None = None
@@ -74,11 +76,11 @@ class RowSamples(Samples):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the store is."""
+        """Return True if the store is remote."""
         return self._store.source.is_remote
 
     def open(self, blocks: Index) -> Window:
-        """The window of these blocks; from afar, their Arrow columns come at once. That of all blocks serves every epoch."""
+        """Open the window of these blocks, and fetch the blocks of remote stores. A window of all blocks is reused."""
         if self._whole is not None and len(blocks) == len(self.counts):
             return self._whole
         window = Window(self._store.reader, blocks)
@@ -90,12 +92,12 @@ class RowSamples(Samples):
         return window
 
     def hint(self, blocks: Index) -> None:
-        """Of Arrow columns; rows of raw ones are read where they stand. Nothing where all blocks are open already."""
+        """Read Arrow blocks ahead, unless all blocks are open. Rows of raw columns are read in place."""
         if self._in_blocks and self._whole is None:
             self._store.reader.hint(blocks.tolist())
 
     def take(self, opened: Window, samples: Index, buffers: Buffers) -> Columns:
-        """Rows by number."""
+        """Return rows by number."""
         taken: Columns = {}
         for name in self._columns:
             raw = self._store.manifest.raw_column(name)
@@ -112,13 +114,13 @@ class RowSamples(Samples):
 
 
 class WindowSamples(Samples):
-    """Each sample is a window of consecutive rows of a raw column of single numbers, as in a stream of tokens.
+    """Use windows of consecutive rows of a raw column as samples, for example of a stream of tokens.
 
     Args:
-        store: Of the numbers.
-        column: Which raw column; its rows are single numbers.
-        length: Numbers of a window.
-        stride: From the start of one window to the next.
+        store: Store with the numbers.
+        column: Name of the raw column, whose rows are single numbers.
+        length: Length of a window.
+        stride: Distance between the starts of two consecutive windows.
     """
 
     BLOCK = 2048
@@ -127,14 +129,13 @@ class WindowSamples(Samples):
         raw = store.manifest.raw_column(column)
         if raw is None or raw.shape:
             raise DataError(
-                f"windows are cut from a raw column of single numbers, which {column!r} of {store.source.where} is not; "
-                f"it has "
-                f"{', '.join(store.columns)}."
+                f"windows need a raw column of single numbers, but {column!r} of {store.source.where} is not one; its "
+                f"columns are {', '.join(store.columns)}."
             )
         if length < 1 or stride < 1:
             raise DataError(f"length and stride of windows must be at least 1, not {length} and {stride}.")
         if len(store) < length:
-            raise DataError(f"{store.source.where} holds {len(store):,} numbers, fewer than one window of {length}.")
+            raise DataError(f"{store.source.where} contains {len(store):,} numbers, fewer than one window of {length}.")
         self._store, self._column, self._length, self._stride = store, column, length, stride
         self._dtype = raw.numpy
         count = (len(store) - length) // stride + 1
@@ -142,15 +143,15 @@ class WindowSamples(Samples):
         self.counts[-1] = count - (len(self.counts) - 1) * self.BLOCK
 
     def open(self, blocks: Index) -> None:
-        """Nothing: the shards are mapped once."""
+        """Do nothing: shards are mapped once."""
 
     def take(self, opened: None, samples: Index, buffers: Buffers) -> Columns:
-        """Windows by number, [windows, length]."""
+        """Return windows by number, [windows, length]."""
         out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
         reader, firsts = self._store.reader, samples * self._stride
         shard = reader.shard_of(firsts, self._length)
-        if shard is not None:  # as in every store of one shard: nothing to sort out
-            self._take_of_one(shard, firsts, out)
+        if shard is not None:  # always true for stores with one shard
+            self._take_from_one(shard, firsts, out)
             return {self._column: out}
         shards, last = reader.shards_of(firsts), reader.shards_of(firsts + self._length - 1)
         for shard in np.unique(shards).tolist():
@@ -163,8 +164,8 @@ class WindowSamples(Samples):
             self._stitch(int(firsts[number]), out[number])
         return {self._column: out}
 
-    def _take_of_one(self, shard: int, firsts: Index, out: npt.NDArray[Any]) -> None:
-        """Windows that all lie in one shard, by where they begin; as rows of a table, where none overlap another."""
+    def _take_from_one(self, shard: int, firsts: Index, out: npt.NDArray[Any]) -> None:
+        """Copy windows within one shard, given their first rows. Windows without overlap are copied as rows of a table."""
         reader, length = self._store.reader, self._length
         begin = int(reader.shard_firsts[shard])
         starts = firsts - begin if begin else firsts
@@ -173,24 +174,24 @@ class WindowSamples(Samples):
         if self._stride % length:
             out[:] = _windows(values, starts, length)
             return
-        before = -begin % length  # what belongs to a window that begins in the shard before
+        before = -begin % length  # numbers of a window that begins in the previous shard
         table = values[before : before + (len(values) - before) // length * length].reshape(-1, length)
-        take_rows(table, starts // length, out)  # the remainder of each is `before`
+        take_rows(table, starts // length, out)  # each start has the remainder `before`
 
     def _stitch(self, first: int, out: npt.NDArray[Any]) -> None:
-        """A window that reaches over the end of a shard, or of several."""
+        """Copy a window that spans several shards."""
         done = 0
         reader = self._store.reader
         while done < self._length:
             shard = int(reader.shards_of(np.array([first + done]))[0])
             values = reader.raw(shard, self._column)
-            at = first + done - int(reader.shard_firsts[shard])
-            reader.need_raw(shard, self._column, np.array([at]), min(self._length - done, len(values) - at))
-            part = values[at : at + self._length - done]
+            index = first + done - int(reader.shard_firsts[shard])
+            reader.need_raw(shard, self._column, np.array([index]), min(self._length - done, len(values) - index))
+            part = values[index : index + self._length - done]
             out[done : done + len(part)] = part
             done += len(part)
 
 
 def _windows(values: npt.NDArray[Any], starts: Index, length: int) -> npt.NDArray[Any]:
-    """Copies of windows of `values`, [windows, length]."""
+    """Return copies of windows of `values`, [windows, length]."""
     return np.lib.stride_tricks.sliding_window_view(values, length)[starts]

@@ -1,13 +1,13 @@
-"""Batches of a store, in an order that any number of workers and ranks can take up anywhere.
+"""Read batches of a store in an order that can be resumed anywhere, with any number of workers and ranks.
 
     stream = Stream(store, batch_size=256, seed=1)
     for epoch in range(3):
-        for batch in stream:                  # one epoch; the next `for` is the next one
+        for batch in stream:                  # one epoch; the next `for` loop is the next epoch
             train(batch["text"])
     state = stream.state_dict()               # a few integers, at any time
 
-A batch is gathered from the mapped store at once, by threads where `workers` says so: gathering, decoding and large copies
-release the GIL.
+A whole batch is gathered from the mapped store at once. With `workers`, threads prepare batches in parallel: gathering,
+decoding and large copies release the GIL.
 """
 
 from __future__ import annotations
@@ -33,32 +33,31 @@ from hasten.data.stream.shares import Shares
 
 
 class Stream(Batches):
-    """Batches of a store: a loader of its own, and a torch `IterableDataset` whose items are batches.
+    """Read batches of a store. A stream is both a loader and a torch `IterableDataset` whose items are batches.
 
     Args:
         store: The store, or its path.
-        batch_size: Samples of a batch on each rank.
-        seed: Of the shuffle.
-        shuffle: Off, samples come as they are stored.
-        rank: This process among those that share each epoch; None takes torch.distributed's, or 0.
-        world_size: How many share it; None takes torch.distributed's, or 1.
-        columns: Which columns; None takes all.
-        form: What numbers come as: `arrow`, `numpy` or `torch`.
-        strings: Text columns that come as lists of strings instead of Arrow arrays.
-        views: Raw columns that come as a list of read-only views into the mapped store, for a `transform` that reads each
-            row once, such as one that makes pictures smaller: nothing is copied before.
-        drop_last: Leave out what does not fill a batch on every rank.
-        workers: Threads that prepare batches ahead; 0 prepares each when it is asked for.
-        read_ahead: Batches each thread is ahead at most.
-        window_blocks: Blocks whose samples are mixed with one another.
-        length: Cut windows of so many numbers from the one column named, which must be raw; None takes rows as samples.
-        stride: From the start of a window to the next; None takes `length`.
-        bucket_by: Column by whose length the samples of a batch are alike: text, lists, or numbers that are lengths; None
-            mixes all lengths.
-        transform: Applied to each batch, in the thread that prepares it.
+        batch_size: Number of samples per batch on each rank.
+        seed: Seed of the shuffle.
+        shuffle: Shuffle the samples; if False, they keep the order of the store.
+        rank: Rank of this process among those that share each epoch; None uses torch.distributed's, or 0.
+        world_size: Number of ranks; None uses torch.distributed's, or 1.
+        columns: Columns to read; None reads all.
+        form: Type of numeric columns: `arrow`, `numpy` or `torch`.
+        strings: Text columns to return as lists of strings instead of Arrow arrays.
+        views: Raw columns to return as a list of read-only views into the mapped store, without a copy. For a `transform`
+            that reads each row once, such as one that downsizes images.
+        drop_last: Omit samples that do not fill a batch on every rank.
+        workers: Number of threads that prepare batches ahead; 0 prepares each batch on request.
+        read_ahead: Maximum number of batches that each thread prepares ahead.
+        window_blocks: Number of blocks whose samples are mixed with each other.
+        length: Cut windows of this length from the single raw column in `columns`; None uses rows as samples.
+        stride: Distance between the starts of two windows; None uses `length`.
+        bucket_by: Group samples of similar length by this column of text, lists, or integer lengths; None mixes all lengths.
+        transform: Function applied to each batch, in the thread that prepares it.
 
     Raises:
-        DataError: An argument is wrong, or there are fewer samples than ranks.
+        DataError: An argument is invalid, or there are fewer samples than ranks.
     """
 
     def __init__(
@@ -100,20 +99,20 @@ class Stream(Batches):
         super().__init__(workers=workers, read_ahead=read_ahead)
 
     def __len__(self) -> int:
-        """Batches of an epoch on this rank; every rank has as many."""
+        """Return the number of batches per epoch, which is the same on every rank."""
         return self._shares.num_steps()
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch, over all ranks."""
+        """Return the number of samples per epoch, over all ranks."""
         return self._shares.num_samples
 
     def samples(self) -> IterableDataset[dict[str, Any]]:
-        """The same stream, one sample at a time, for loaders that make the batches themselves."""
+        """Return the same stream as single samples, for loaders that build batches themselves."""
         return _OneByOne(self)
 
     def _start(self) -> Position:
-        # Buckets are cut for the global batch that the epoch began with, whatever the ranks are later.
+        # Buckets are based on the global batch at the start of the epoch, even if the number of ranks changes later.
         return {"sample": 0, **({"bucket": self._shares.full} if self._lengths is not None else {})}
 
     def _identity(self) -> dict[str, Any]:
@@ -157,7 +156,7 @@ class Stream(Batches):
 
 
 class _OneByOne(IterableDataset[dict[str, Any]]):
-    """The samples of a stream's batches."""
+    """Iterate over the samples of a stream's batches."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -177,7 +176,7 @@ class _OneByOne(IterableDataset[dict[str, Any]]):
 
 
 def _plain(value: Any) -> Any:
-    """A value of an Arrow array as Python has it; anything else as it is."""
+    """Convert a value of an Arrow array to a Python object; return other values unchanged."""
     return value.as_py() if hasattr(value, "as_py") else value
 
 
@@ -190,13 +189,13 @@ def _samples(
 ) -> Samples:
     if length is None:
         if stride is not None:
-            raise DataError("stride belongs to windows: give their length too.")
+            raise DataError("stride applies to windows: set length too.")
         strings, views = special
         return RowSamples(store, columns, strings, views)
     names = store.columns if columns is None else tuple(columns)
     if len(names) != 1:
         raise DataError(
-            f"windows are cut from one column; name it (columns=['tokens']). The store has {', '.join(store.columns)}."
+            f"windows need exactly one column (columns=['tokens']). The store's columns are {', '.join(store.columns)}."
         )
     return WindowSamples(store, names[0], length, length if stride is None else stride)
 
@@ -205,5 +204,5 @@ def _lengths(store: Store, column: str | None, length: int | None) -> Lengths | 
     if column is None:
         return None
     if length is not None:
-        raise DataError("windows are all of one length: bucket_by has nothing to sort them by.")
+        raise DataError("bucket_by cannot be used with windows, which all have the same length.")
     return Lengths(store, column)

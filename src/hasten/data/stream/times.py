@@ -1,4 +1,4 @@
-"""Where a stream's time goes: what its batches cost, and how long the training loop waited for them."""
+"""Measure where a stream's time goes: the cost of its batches, and how long the training loop waited for them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class StageTimes:
-    """Sums since the stream was made, over all of its threads.
+    """Sum the times of all threads since the stream was created.
 
     Attributes:
-        batches: Given out.
-        samples: In them.
-        gather_s: Seconds spent picking rows out of the store, reading included.
-        form_s: Seconds spent making arrays or tensors of them.
+        batches: Number of batches returned.
+        samples: Number of samples in these batches.
+        gather_s: Seconds spent picking rows from the store, including reading.
+        form_s: Seconds spent converting them to arrays or tensors.
         transform_s: Seconds spent in the user's transform.
-        wait_s: Seconds for which the loop that iterates waited.
+        wait_s: Seconds that the training loop waited for batches.
     """
 
     batches: int = 0
@@ -29,7 +29,7 @@ class StageTimes:
 
 
 class Times:
-    """Adds up stage times. Safe for several threads; it may be sent to other processes, where it begins at 0."""
+    """Add up stage times. Safe for use by several threads. Copies sent to other processes start at 0."""
 
     def __init__(self) -> None:
         self.sums = StageTimes()
@@ -42,11 +42,11 @@ class Times:
         self.__init__()  # type: ignore[misc]
 
     def stage(self, name: str) -> _Stage:
-        """Add what happens within a `with` to the stage `name` (without `_s`)."""
+        """Add the time spent in a `with` block to the stage `name` (without `_s`)."""
         return _Stage(self, f"{name}_s")
 
     def waited(self, seconds: float) -> None:
-        """Add what the loop waited: it alone does, so that nobody has to be kept out."""
+        """Add the time that the loop waited. Only the loop calls this, so no lock is needed."""
         self.sums.wait_s += seconds
 
     def add(self, **amounts: float) -> None:
@@ -57,7 +57,7 @@ class Times:
 
 
 class _Stage:
-    """One stage under way: a class, since a generator would cost a batch of strings a hundredth of its time."""
+    """Time one stage. A class, because a generator would cost 1 % of the time of a batch of strings."""
 
     __slots__ = ("_name", "_start", "_times")
 
