@@ -245,7 +245,7 @@ def test_the_loader_is_that_of_the_training(
 def test_a_loader_that_only_evaluates_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = swapped(PLAIN, ("    held_out = DataLoader(rows(), batch_size=8)\n", NOT_TRAINING), (LOADER, "[rows()[:8]]"))
     left = made(monkeypatch, tmp_path, text, "loader_workers").left["loader_workers"]
-    assert left.startswith(f"none of them is seen to feed a training loop ({at(text, 'held_out = DataLoader')})")
+    assert left.startswith(f"no DataLoader is known to feed a training loop ({at(text, 'held_out = DataLoader')})")
 
 
 def test_a_copy_of_a_class_of_the_users_takes_what_it_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -305,14 +305,14 @@ def test_a_large_folder_is_followed_in_little_work(monkeypatch: pytest.MonkeyPat
         ("loader_workers", "import DataLoader,", "import Dataset as DataLoader,", "no call of torch's DataLoader was found"),
         ("fused_optimizer", "torch.optim.AdamW", "getattr(torch.optim, 'AdamW')", "no call of an optimizer"),
         ("fused_optimizer", "AdamW", "RMSprop", "RMSprop .train.py:[0-9]+. has no such form"),
-        ("fused_optimizer", "lr=1e-3)", "lr=1e-3, fused=True)", "the optimizer has it already"),
+        ("fused_optimizer", "lr=1e-3)", "lr=1e-3, fused=True)", "the optimizer already has this setting"),
         ("precision", "        out = model(x)  #", "        a = 1; out = model(x)  #", "several statements"),
         ("precision", "loss.backward()", "loss.backward()\n        (2 * loss).backward()", "more than one call of .back"),
-        ("precision", "        out = model(x)", "        out = x @ x", "no call of the model was seen before train.py:"),
+        ("precision", "        out = model(x)", "        out = x @ x", "no call of the model was found before train.py:"),
         ("precision", "import torch\n", "import torch\ntorch = vars()\n", "`torch` means something else in train.py"),
         ("compile", "model = Net()", "model = torch.compile(Net())", "torch.compile is at work already"),
         ("compile", "model = Net()", "model = nn.Sequential()\n    model.state_dict()", "other names in its state_dict"),
-        ("channels_last", "model.parameters()", "[*model.parameters(), *main.x.parameters()]", "not seen where"),
+        ("channels_last", "model.parameters()", "[*model.parameters(), *main.x.parameters()]", "it is unclear where"),
         ("cudnn_benchmark", "SEEN =", "torch.use_deterministic_algorithms(True)\nSEEN =", "asks for deterministic kernels"),
         ("matmul_precision", "SEEN =", "torch.set_float32_matmul_precision('high')\nSEEN =", "refuses to mix"),
         ("background_checkpoint", "    report(", "    torch.save({}, 'x')\n    report(", "# train.py:[0-9]+: copy, and"),

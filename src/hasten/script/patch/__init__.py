@@ -1,15 +1,15 @@
-"""A plan written into the user's own source, as a patch to read and apply.
+"""Write a plan into the user's own source, as a patch to review and apply.
 
-suggest.py     goes through the plan, technique by technique, and makes the diff
-script.py      what a technique sees of the script while it writes itself into it (`Optimization.write_patch`)
-find.py        where the script's loops, loader and optimizer are
-model.py       where its model is made
-step.py        where it computes the loss
-flow.py        which calls may have made a value
-project.py     what names mean, across the script's files
-source.py      one file for reading: its tree, and which names are bound where
-formatted.py   one file for writing: its tree of libcst
-edits.py       arguments, lines, blocks and imports
+suggest.py     process the plan, one optimization at a time, and create the diff
+script.py      the view of the script that optimizations edit (`Optimization.write_patch`)
+find.py        find the script's loops, loader and optimizer
+model.py       find where its model is created
+step.py        find where it computes the loss
+flow.py        find the calls that may have created a value
+project.py     resolve names across the script's files
+source.py      one file for reading: its syntax tree and the scopes of its names
+formatted.py   one file for writing: its libcst tree
+edits.py       edit arguments, lines, blocks and imports
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The ways a source is changed: arguments of a call, whole lines, a `with` block, an import.
+"""Edit a source file: arguments of a call, whole lines, a `with` block, an import.
 
-What is changed is noted first, by node, and then done in one pass over the tree of libcst.
+Edits are first recorded by node, and then applied in one pass over the libcst tree.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hasten.script.patch.project import Project
 from hasten.script.patch.source import LOOPS, Scope, Source
 
 LONG_LINE = 100
-"""Columns from which on new arguments get a line of their own."""
+"""Column from which new arguments are put on a new line."""
 SHORT_ARGUMENTS = 20
-"""Letters of arguments that are not worth one."""
+"""Number of characters up to which new arguments stay on the line in any case."""
 _IMPORTED_APART = ("torch.nn.attention.",)
-"""Modules that `import torch` alone does not load."""
+"""Modules that `import torch` does not load."""
 _SPACE = cst.SimpleWhitespace(" ")
 _EMPTY_LINE = cst.EmptyLine(indent=False)
 
 Statements = Sequence[cst.BaseStatement | cst.BaseSmallStatement]
 Change = Callable[[Any], cst.CSTNode]
-"""Takes a node whose inner nodes are changed already, and gives the changed node."""
+"""Takes a node whose inner nodes have been changed already, and returns the changed node."""
 
 
 @dataclass
@@ -37,13 +37,13 @@ class _FileEdits:
 
     Attributes:
         file: The file's tree.
-        changes: Node -> how it changes.
-        before: Statement -> the lines to add before it.
-        after: The same, after it; for None, at the beginning of the file.
+        changes: Node -> its changes.
+        before: Statement -> lines to add before it.
+        after: Statement -> lines to add after it; None -> lines at the beginning of the file.
         withs: First statement of a block -> the last one, the `with` statement, and lines that follow it.
-        imports: Module -> the names to import from it; none for the module itself.
-        gap_before: Statements that an empty line comes before.
-        tops: The statements of the module that something changes within.
+        imports: Module -> names to import from it; no names for the module itself.
+        gap_before: Statements that need an empty line before them.
+        tops: Top-level statements that contain changes.
     """
 
     file: Formatted
@@ -60,7 +60,7 @@ class Changes:
     """The edits of one optimization, by file.
 
     Attributes:
-        project: What is changed.
+        project: The project to change.
     """
 
     def __init__(self, project: Project) -> None:
@@ -82,7 +82,7 @@ class Changes:
         return self._of(source).file.lines(statement)
 
     def texts(self) -> dict[Source, str]:
-        """The changed files, with their new texts."""
+        """Return the changed files with their new texts."""
         return {source: self._text(source, edits) for source, edits in self._files.items()}
 
     def _text(self, source: Source, edits: _FileEdits) -> str:
@@ -103,19 +103,19 @@ class Changes:
     # Arguments.
 
     def set_arguments(self, call: ast.Call, scope: Scope, values: Mapping[str, str], order: Sequence[str] = ()) -> list[str]:
-        """Give a call keyword arguments, or other values where it has them.
+        """Set keyword arguments of a call, or change the values of existing arguments.
 
         Args:
             call: The call.
-            scope: Where it stands.
-            values: Name -> the text of its value.
-            order: The names of the positional arguments.
+            scope: Its scope.
+            values: Name -> source text of the value.
+            order: Names of the positional arguments.
 
         Returns:
-            What changes, in words; empty where the call has all of it.
+            A description of each change; empty if all arguments are set already.
 
         Raises:
-            UnwritableError: Positional or keyword arguments are unpacked in a way that hides what is set.
+            UnwritableError: The call unpacks arguments in a way that hides which ones are set.
         """
         source = scope.source
         node = cst.ensure_type(self._expression(call, source), cst.Call)
@@ -134,7 +134,7 @@ class Changes:
     def _append(self, call: ast.Call, node: cst.Call, source: Source, missing: dict[str, str]) -> list[str]:
         unpacked = [arg for arg in node.args if arg.star == "**"]
         if len(unpacked) > 1:
-            raise UnwritableError(f"{source.line_of(call)} takes its arguments from more than one `**`")
+            raise UnwritableError(f"{source.line_of(call)} unpacks more than one `**` argument")
         if unpacked:
             inner = unpacked[0].value
             if isinstance(inner, cst.Dict):
@@ -160,23 +160,23 @@ class Changes:
         return words + [f"{name}={value}" for name, value in missing.items()]
 
     def remove_argument(self, call: ast.Call, source: Source, value: ast.expr) -> None:
-        """Take an argument out of a call."""
+        """Remove an argument from a call."""
         node, argument = cst.ensure_type(self._expression(call, source), cst.Call), self._of(source).file.expression(value)
         at = next(place for place, arg in enumerate(node.args) if arg.value is argument)
         self._change(source, node, lambda call: _without(call, at))
 
     def replace(self, value: ast.expr, source: Source, new: str) -> None:
-        """Put a text in the place of an expression."""
+        """Replace an expression by a text."""
         self._change(source, self._expression(value, source), _replacer(cst.parse_expression(new)))
 
     # Lines.
 
     def before(self, statement: ast.stmt, source: Source, *lines: str) -> None:
-        """Put lines before a statement."""
+        """Add lines before a statement."""
         self._of(source).before.setdefault(self._lines(statement, source), []).extend(_parsed(lines))
 
     def after(self, statement: ast.stmt, source: Source, *lines: str) -> None:
-        """Put lines after a statement."""
+        """Add lines after a statement."""
         self._of(source).after.setdefault(self._lines(statement, source), []).extend(_parsed(lines))
 
     def wrap(self, statements: Sequence[ast.stmt], scope: Scope, header: str, name: str = "") -> None:
@@ -184,10 +184,10 @@ class Changes:
 
         Args:
             statements: The statements.
-            scope: Where they stand.
-            header: The line.
-            name: The last statement computes something and calls a method of it: the block assigns it to this name, and the
-                call comes after the block. Empty for any other statements.
+            scope: Their scope.
+            header: The `with` line.
+            name: If the last statement calls a method of an expression, as in `f(x).backward()`: the block assigns the
+                expression to this name, and the method call follows the block. Empty for all other statements.
         """
         source, edits = scope.source, self._of(scope.source)
         nodes = [self._lines(statement, source) for statement in statements]
@@ -198,21 +198,23 @@ class Changes:
                     call = call.with_changes(func=func.with_changes(value=cst.Name(name), dot=cst.Dot()))
                     later = [cst.SimpleStatementLine([cst.Expr(call)])]
                 case _:
-                    raise UnwritableError(f"{source.line_of(statements[-1])} is no call of a method")
+                    raise UnwritableError(f"{source.line_of(statements[-1])} is not a method call")
             self._change(source, nodes[-1], lambda line: _assigning(line, name))
         edits.withs[nodes[0]] = nodes[-1], cst.ensure_type(cst.parse_statement(f"{header}\n    pass\n"), cst.With), later
         for string, text in self._of(source).file.long_strings(
             statements[0]
-        ):  # `{x = }` prints its white space: it is not indented
+        ):  # `{x = }` prints its own white space, so it must not be indented
             self._change(source, string, _replacer(string.with_changes(parts=[cst.FormattedStringText(text)])))
 
-    # Names and the top of a file.
+    # Names and imports.
 
     def spell(self, dotted: str, scope: Scope, *, top: bool = False) -> str:
-        """How `torch.autocast` is written in a scope, or at the top of its file; imported where it is not there yet.
+        """Return how to write a full name such as `torch.autocast` in a scope, or at the top of its file.
+
+        Adds an import if necessary.
 
         Raises:
-            UnwritableError: The name that would be imported means something else there.
+            UnwritableError: The name to import means something else in the file.
         """
         apart = dotted.startswith(_IMPORTED_APART)
         for short, full in _visible(self.project, scope, top=top):
@@ -234,7 +236,7 @@ class Changes:
             names.append(name)
 
     def setting(self, source: Source, *lines: str) -> None:
-        """Add lines below the imports of a file, beside others that set up torch."""
+        """Add lines below the imports of a file, next to other torch settings."""
         anchor, _ = _anchor(self.project, source)
         block = source.tree.body
         at = block.index(anchor) + 1 if anchor is not None else 0
@@ -254,18 +256,18 @@ class Changes:
 
 
 class _Writer(cst.CSTTransformer):
-    """Makes the edits of one file."""
+    """Applies the edits of one file."""
 
     def __init__(self, edits: _FileEdits) -> None:
         super().__init__()
         self._edits, self._unchanged = edits, set[cst.CSTNode](edits.file.module.body) - edits.tops
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        """Pass over statements of the module that nothing changes within."""
+        """Skip top-level statements without changes."""
         return node not in self._unchanged
 
     def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> Any:
-        """Change a node; give a block its new lines."""
+        """Change a node, and add new lines to a block."""
         updated: Any = super().on_leave(original_node, updated_node)
         for change in self._edits.changes.get(original_node, ()):
             updated = change(updated)
@@ -304,7 +306,7 @@ def _parsed(lines: Sequence[str]) -> list[Any]:
 
 
 def _assigning(line: cst.SimpleStatementLine, name: str) -> cst.SimpleStatementLine:
-    """`value.method()` as `name = value`."""
+    """Turn `value.method()` into `name = value`."""
     call = cst.ensure_type(cst.ensure_type(line.body[0], cst.Expr).value, cst.Call)
     value = cst.ensure_type(call.func, cst.Attribute).value
     return line.with_changes(body=[cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
@@ -318,7 +320,7 @@ def _with_gap(statement: Any) -> Any:
 
 
 def _index(call: cst.Call, name: str, order: Sequence[str]) -> int | None:
-    """The place of an argument that a call gives itself; None where it gives none."""
+    """Return the position of an argument in a call; None if the call does not pass it."""
     for place, arg in enumerate(call.args):
         if arg.keyword is not None and arg.keyword.value == name:
             return place
@@ -355,7 +357,7 @@ def _key(item: cst.DictElement) -> object:
 
 
 def _with_items(literal: cst.Dict, missing: Mapping[str, str]) -> cst.Dict:
-    """A dict literal with more items behind the last one."""
+    """Return a dict literal with additional items at the end."""
     elements = list(literal.elements)
     if elements:
         elements[-1] = elements[-1].with_changes(comma=cst.Comma(whitespace_after=_SPACE))
@@ -366,7 +368,7 @@ def _with_items(literal: cst.Dict, missing: Mapping[str, str]) -> cst.Dict:
 
 
 def _merged(value: cst.BaseExpression, missing: Mapping[str, str]) -> cst.Dict:
-    """`{**value, "name": ...}`."""
+    """Return `{**value, "name": ...}`."""
     simple = isinstance(value, cst.Name | cst.Attribute | cst.Call | cst.Subscript) or value.lpar
     inner = value if simple else value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     return _with_items(cst.Dict([cst.StarredDictElement(inner)], lpar=value.lpar, rpar=value.rpar), missing)
@@ -374,21 +376,21 @@ def _merged(value: cst.BaseExpression, missing: Mapping[str, str]) -> cst.Dict:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What stands between arguments: before the first new one, and before each other new one."""
+    """White space between arguments: before the first new one, and before each further new one."""
 
     before: cst.BaseParenthesizableWhitespace = _SPACE
     between: cst.BaseParenthesizableWhitespace = _SPACE
 
 
 def _layout(source: Source, call: ast.Call, node: cst.Call, length: int) -> _Layout:
-    """How new arguments of so many letters are laid out: as the last argument is, or on a line of their own."""
+    """Return the layout of new arguments of a given length: like the existing arguments, or on a new line."""
     if not node.args:
         return _Layout()
     commas = [arg.comma.whitespace_after for arg in node.args[:-1] if isinstance(arg.comma, cst.Comma)]
     spaces = [node.whitespace_before_args, *commas]
     breaks = [space for space in spaces if isinstance(space, cst.ParenthesizedWhitespace)]
     new_line = _new_line(breaks[-1].last_line.value, indent=breaks[-1].indent) if breaks else None
-    if isinstance(_closing(node.args[-1]), cst.ParenthesizedWhitespace):  # the closing bracket has a line of its own
+    if isinstance(_closing(node.args[-1]), cst.ParenthesizedWhitespace):  # the closing bracket is on its own line
         before = new_line or _new_line("")
         return _Layout(before, before if new_line and spaces[-1] is breaks[-1] else _SPACE)
     end_line = call.end_lineno or call.lineno
@@ -403,7 +405,7 @@ def _layout(source: Source, call: ast.Call, node: cst.Call, length: int) -> _Lay
 
 
 def _closing(arg: cst.Arg) -> cst.BaseParenthesizableWhitespace:
-    """What stands between the last argument and the closing bracket."""
+    """Return the white space between the last argument and the closing bracket."""
     return arg.comma.whitespace_after if isinstance(arg.comma, cst.Comma) else arg.whitespace_after_arg
 
 
@@ -412,7 +414,7 @@ def _new_line(text: str, *, indent: bool = True) -> cst.ParenthesizedWhitespace:
 
 
 def _appended(call: cst.Call, missing: Mapping[str, str], layout: _Layout) -> cst.Call:
-    """A call with arguments behind the last one, as the call is laid out."""
+    """Return a call with arguments added at the end, in the call's layout."""
     args, space = list(call.args), layout.before
     equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     new = [
@@ -431,18 +433,18 @@ def _appended(call: cst.Call, missing: Mapping[str, str], layout: _Layout) -> cs
                 new[-1] = new[-1].with_changes(comma=cst.Comma(whitespace_after=ending))
             else:
                 new[-1] = new[-1].with_changes(whitespace_after_arg=ending)
-            space = closing.with_changes(indent=space.indent, last_line=space.last_line)  # with its comment
+            space = closing.with_changes(indent=space.indent, last_line=space.last_line)  # keeps its comment
         args[-1] = last.with_changes(comma=cst.Comma(whitespace_after=space), whitespace_after_arg=cst.SimpleWhitespace(""))
     return call.with_changes(args=[*args, *new])
 
 
-# The top of a file.
+# Imports and settings.
 
 
 def _visible(project: Project, scope: Scope, *, top: bool) -> list[tuple[str, str]]:
-    """(name, full name) of what is imported from outside and seen in a scope, the longest full names first.
+    """Return pairs (name, full name) of external imports that are visible in a scope, longest full names first.
 
-    At the top of the file only what is imported there.
+    With `top`, only imports at the top of the file.
     """
     found: dict[str, str] = {}
     anchor, _ = _anchor(project, scope.source)
@@ -462,7 +464,7 @@ def _line(node: ast.AST) -> int:
 
 
 def _anchor(project: Project, source: Source) -> tuple[ast.stmt | None, bool]:
-    """The last statement of the imports at the top of a file, and whether it is an import that may be joined."""
+    """Return the last statement of the imports at the top of a file, and whether it is an import itself."""
     anchor: ast.stmt | None = None
     joined = False
     for at, statement in enumerate(source.tree.body):
@@ -500,7 +502,7 @@ def _of_torch(project: Project, node: ast.Name, source: Source) -> bool:
 
 
 def _is_setting(project: Project, statement: ast.stmt, source: Source) -> bool:
-    """Whether a statement sets up torch or the collector, as `torch.set_num_threads(4)` does."""
+    """Return whether a statement configures torch, as `torch.set_num_threads(4)` does."""
     module = source.scopes.module
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         dotted = project.dotted(statement.value.func, module)

@@ -1,4 +1,4 @@
-"""Find the places of a training script: its loops, its loader and its optimizer."""
+"""Find the relevant places of a training script: its loops, its loader and its optimizer."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ DATALOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLo
 
 @dataclass(frozen=True)
 class Place:
-    """A node of the tree and its scope."""
+    """A node of the syntax tree and its scope."""
 
     node: ast.expr | ast.stmt
     scope: Scope
 
     @property
     def words(self) -> str:
-        """`train.py:12`."""
+        """Return the location, such as `train.py:12`."""
         return self.scope.source.line_of(self.node)
 
 
 def names_of(project: Project) -> str:
-    """The script and the files beside it, for messages."""
+    """Describe the script and the files that it imports, for messages."""
     name, more = project.script.path.name, len(project.sources) - 1
     return name if not more else f"{name} and the {more} file{'s' * (more > 1)} that it imports from its folder"
 
@@ -39,7 +39,7 @@ def names_of(project: Project) -> str:
 
 
 def backward_calls(project: Project) -> list[Place]:
-    """The calls of `.backward()` that the script itself leads to; every one of the project where none is seen to be."""
+    """Return the calls of `.backward()` that the script leads to, or all in the project if none is found."""
     found = [
         Place(call, scope)
         for call, scope in project.calls
@@ -50,19 +50,19 @@ def backward_calls(project: Project) -> list[Place]:
 
 
 def _led_to(project: Project, places: list[Place]) -> list[Place]:
-    """Those of the places that stand in the script, or in functions that are called from there."""
+    """Return those places that are in the script itself or in functions that it calls."""
     script = project.script
     return [place for place in places if any(item.scope.source is script for item in reaches(project, place))]
 
 
 def loops_around(project: Project, place: Place, *, only_caller: bool = False, depth: int = 0) -> Iterator[Place]:
-    """The loops that a place stands in, innermost first, those around the calls of its function after them.
+    """Yield the loops around a place, innermost first, followed by those around the calls of its function.
 
     Args:
         project: The project.
-        place: Where to begin.
-        only_caller: Do not go on to the calls where there is not exactly one.
-        depth: How many functions were left so far.
+        place: The place to start from.
+        only_caller: Stop at functions that are not called exactly once.
+        depth: Number of functions left so far.
     """
     source = place.scope.source
     outermost: Function | None = None
@@ -81,10 +81,10 @@ def loops_around(project: Project, place: Place, *, only_caller: bool = False, d
 
 
 def training_loops(project: Project) -> tuple[Place, ...]:
-    """The loops of the training, innermost first.
+    """Return the training loops, innermost first.
 
     Raises:
-        UnwritableError: There is none, or there are several.
+        UnwritableError: There is no training loop, or several.
     """
     chains = [tuple(loops_around(project, place, only_caller=True)) for place in backward_calls(project)]
     outermost = {chain[-1].node: chain for chain in chains if chain}
@@ -94,7 +94,7 @@ def training_loops(project: Project) -> tuple[Place, ...]:
 
 
 def reaches(project: Project, place: Place, depth: int = 0) -> Iterator[Place]:
-    """A place, the calls of its function, the calls of theirs, and so on."""
+    """Yield a place, the calls of its function, the calls of those functions, and so on."""
     yield place
     function = place.scope.function
     if function is not None and depth <= 3:
@@ -103,7 +103,7 @@ def reaches(project: Project, place: Place, depth: int = 0) -> Iterator[Place]:
 
 
 def training_line(project: Project, statement: ast.stmt, scope: Scope) -> int | None:
-    """The first line of a function at which it trains, in no loop that holds `statement` too; None where it does not."""
+    """Return the first training line of a statement's function, outside of loops around the statement; None if none."""
     lines = []
     around = set(scope.source.up(statement))
     for start in backward_calls(project):
@@ -122,10 +122,10 @@ def _how_many(number: int, what: str, project: Project) -> str:
 
 
 def training_loader(project: Project) -> Place:
-    """The call of DataLoader that feeds the training.
+    """Return the call of DataLoader that feeds the training.
 
     Raises:
-        UnwritableError: There is none, or more than one fits.
+        UnwritableError: There is no such call, or more than one is possible.
     """
     all_of_them = [Origin(call, scope) for call, scope in project.calls_of(*DATALOADER)]
     if not all_of_them:
@@ -141,13 +141,13 @@ def training_loader(project: Project) -> Place:
         found = shuffled
     if len(found) != 1:
         places = ", ".join(item.scope.source.line_of(item.call) for item in all_of_them)
-        why = "more than one DataLoader may feed the training" if found else "none of them is seen to feed a training loop"
+        why = "more than one DataLoader may feed the training" if found else "no DataLoader is known to feed a training loop"
         raise UnwritableError(f"{why} ({places})")
     return Place(found[0].call, found[0].scope)
 
 
 def _feeding(project: Project, place: Place, known: set[ast.Call]) -> list[Origin]:
-    """The loaders that the nearest loop around a backward call reads from."""
+    """Return the loaders that the nearest loop around a backward call reads from."""
     for loop in loops_around(project, place):
         sources: list[tuple[ast.expr, Scope]] = []
         if isinstance(loop.node, ast.For | ast.AsyncFor):
@@ -160,7 +160,7 @@ def _feeding(project: Project, place: Place, known: set[ast.Call]) -> list[Origi
 
 
 def _read_elsewhere(project: Project) -> set[ast.Call]:
-    """What loops read from that no backward pass is seen in: those of an evaluation, for one."""
+    """Return the loaders read by loops without a backward pass, for example in an evaluation."""
     training: set[ast.AST] = {loop.node for place in backward_calls(project) for loop in loops_around(project, place)}
     return {
         item.call
@@ -172,7 +172,7 @@ def _read_elsewhere(project: Project) -> set[ast.Call]:
 
 
 def _next_calls(project: Project, node: ast.AST, scope: Scope, depth: int = 0) -> list[tuple[ast.expr, Scope]]:
-    """What `next(...)` is called on in a node, or in functions of the project called there, where gradients are on."""
+    """Return the arguments of `next(...)` in a node and in functions called there, where gradients are enabled."""
     scopes, found = scope.source.scopes, []
     for call in ast.walk(node):
         if not isinstance(call, ast.Call):
@@ -205,7 +205,7 @@ def _shuffles(call: ast.Call) -> bool:
 
 
 def _by_name(scope: Scope) -> bool:
-    """Whether this is where Lightning and others ask for the loader of the training."""
+    """Return whether a scope is `train_dataloader`, the method that Lightning and others call for the training loader."""
     return scope.function is not None and scope.function.name == "train_dataloader"
 
 
@@ -213,7 +213,7 @@ def _by_name(scope: Scope) -> bool:
 
 
 def optimizer_name(project: Project, call: ast.Call, scope: Scope) -> str:
-    """The name of the class of torch.optim that a call makes one of; empty for any other call."""
+    """Return the class name if a call creates an optimizer of torch.optim; "" for any other call."""
     dotted = project.called(call, scope)
     name = dotted.rpartition(".")[2]
     kind = getattr(torch.optim, name, None) if dotted.startswith("torch.optim.") else None
@@ -221,10 +221,10 @@ def optimizer_name(project: Project, call: ast.Call, scope: Scope) -> str:
 
 
 def the_optimizer(project: Project) -> tuple[Place, str]:
-    """The call that makes the optimizer, and the name of its class.
+    """Return the call that creates the optimizer, and the name of its class.
 
     Raises:
-        UnwritableError: There is none, or there are several.
+        UnwritableError: There is no such call, or several.
     """
     found = [(Place(call, scope), optimizer_name(project, call, scope)) for call, scope in project.calls]
     found = [item for item in found if item[1]]
@@ -240,7 +240,7 @@ def the_optimizer(project: Project) -> tuple[Place, str]:
 
 
 def _stepped(project: Project) -> set[ast.expr | ast.stmt]:
-    """The calls that made what `.step()` is called on in a training loop."""
+    """Return the calls that created the objects whose `.step()` is called in a training loop."""
     made: set[ast.expr | ast.stmt] = set()
     for place in backward_calls(project):
         for loop in loops_around(project, place):

@@ -1,4 +1,4 @@
-"""Where a value may come from: the calls that made it, followed through assignments, arguments, returns and wrappers."""
+"""Find the calls that may have created a value, following assignments, arguments, returns and wrappers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from hasten.script.patch.source import FUNCTIONS, Bind, Function, Scope
 RETURNS_ITSELF = frozenset(
     "to cuda cpu train eval float double half bfloat16 requires_grad_ apply share_memory xpu items values get copy".split()  # noqa: SIM905
 )
-"""Methods that hand back what they were called on, or what it holds."""
+"""Methods that return their object, or something it contains."""
 _MAX_STEPS = 1000
+"""Number of expressions that are followed for one value."""
 Seen: TypeAlias = tuple[ast.AST, ast.Call | None]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A call that may have made a value, and the scope it stands in."""
+    """A call that may have created a value, and its scope."""
 
     call: ast.Call
     scope: Scope
 
 
 def origins(project: Project, expression: ast.expr, scope: Scope) -> list[Origin]:
-    """The calls that may have made the value of an expression, outermost wrapper first.
+    """Return the calls that may have created the value of an expression, outermost wrapper first.
 
-    What is made by code that is not followed is the call of that code, together with what its arguments were made by:
-    `tqdm(loader)` and `DistributedDataParallel(model)` lead to the loader and to the model.
+    If the code of a call is not followed, the result contains the call and the origins of its arguments. So `tqdm(loader)`
+    and `DistributedDataParallel(model)` lead to the loader and to the model.
     """
     key = ("origins", expression)
     if key not in project.notes:
         project.notes[key] = _Trace(project).found(expression, scope)
-    found: list[Origin] = project.notes[key]
-    return found
+    result: list[Origin] = project.notes[key]
+    return result
 
 
 class _Trace:
@@ -45,7 +46,7 @@ class _Trace:
         self.project = project
         self._steps = iter(range(_MAX_STEPS)) if steps is None else steps
         self._seen = set(seen)
-        self._entered: dict[Function, Origin] = {}  # functions that are being followed, and the call that led there
+        self._entered: dict[Function, Origin] = {}  # functions being followed, and the call through which each was entered
 
     def found(self, expression: ast.expr, scope: Scope) -> list[Origin]:
         return list(dict.fromkeys(self.of(expression, scope)))
@@ -115,7 +116,7 @@ class _Trace:
                 yield from self._unpacked(bind.value, bind.at, scope)
 
     def _unpacked(self, value: ast.expr, at: int, scope: Scope) -> Iterator[Origin]:
-        """One place of a value that is unpacked."""
+        """Follow one item of an unpacked value."""
         if isinstance(value, ast.Tuple | ast.List) and at < len(value.elts):
             yield from self.of(value.elts[at], scope)
         elif isinstance(value, ast.Call):
@@ -124,7 +125,7 @@ class _Trace:
                 with self._inside(callee, Origin(value, scope)):
                     for returned, inner in self._returns(callee):
                         yield from self._unpacked(returned, at, inner)
-            elif at < len(value.args) > 1:  # accelerator.prepare(model, optimizer, loader) hands back three
+            elif at < len(value.args) > 1:  # accelerator.prepare(model, optimizer, loader) returns its three arguments
                 yield from self.of(value.args[at], scope)
             else:
                 yield from self.of(value, scope)
@@ -146,7 +147,7 @@ class _Trace:
 
     @contextmanager
     def _inside(self, function: Function, call: Origin) -> Iterator[None]:
-        """While a function is followed, its parameters are what this call passes, not what any other does."""
+        """While a function is followed, resolve its parameters by this call's arguments only."""
         outer = self._entered.get(function)
         self._entered[function] = call
         try:
@@ -195,11 +196,11 @@ class _Trace:
                     found = True
                     for returned, inner in self._returns(item):
                         yield from self.of(returned, inner)
-        if not found and (node.attr == "module" or not kinds):  # what a wrapper wraps
+        if not found and (node.attr == "module" or not kinds):  # the object inside a wrapper
             yield from self.of(node.value, scope)
 
     def _classes(self, expression: ast.expr, scope: Scope) -> list[ast.ClassDef]:
-        """The classes of the project that an expression may be an instance of."""
+        """Return the classes of the project that an expression may be an instance of."""
         owner = scope.owner
         if isinstance(expression, ast.Name) and expression.id in ("self", "cls") and owner is not None:
             return [owner[0]]
@@ -216,7 +217,7 @@ class _Trace:
             yield from self.of(value, inner)
 
     def _with_key(self, expression: ast.expr, key: object, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
-        """What stands under a key in a literal, or is assigned to it."""
+        """Yield the values under a key in a literal, and those assigned to the key."""
         if isinstance(expression, ast.Dict):
             for name, value in zip(expression.keys, expression.values, strict=True):
                 if isinstance(name, ast.Constant) and name.value == key:
@@ -233,7 +234,7 @@ class _Trace:
 
 
 def assigned_attributes(project: Project, kind: ast.ClassDef, name: str) -> Iterator[tuple[ast.expr, int | None, Scope]]:
-    """What is assigned to `self.NAME` in a class and its bases in the project, with the place in what is unpacked."""
+    """Yield the values assigned to `self.NAME` in a class and its bases, with their position in an unpacked value."""
     source = project.home(kind)
     for target, bind, scope in source.scopes.attributes.get(name, []):
         owner = scope.owner

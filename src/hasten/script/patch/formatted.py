@@ -1,4 +1,4 @@
-"""One file for writing: its tree of libcst, which keeps comments and formatting, and how places of `ast` are found in it."""
+"""Map `ast` nodes of a file to its libcst tree, which preserves comments and formatting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hasten.script.patch.source import Source
 
 
 class Formatted:
-    """The tree of libcst of a file, parsed when something is looked up in it.
+    """The libcst tree of a file, parsed on first use.
 
     Attributes:
         source: The file.
@@ -27,7 +27,7 @@ class Formatted:
 
     @cached_property
     def module(self) -> cst.Module:
-        """The tree of libcst. Raises UnwritableError where libcst cannot parse the file."""
+        """The libcst tree. Raises UnwritableError if libcst cannot parse the file."""
         try:
             module = cst.parse_module(self.source.text)
         except cst.ParserSyntaxError as error:
@@ -39,17 +39,17 @@ class Formatted:
 
     @cached_property
     def _tops(self) -> dict[ast.AST, cst.BaseStatement]:
-        """Statement of the module -> its lines; both trees have them in the same order."""
+        """Top-level statement -> its libcst node. Both trees have the statements in the same order."""
         lines = [(line, len(line.body) if isinstance(line, cst.SimpleStatementLine) else 1) for line in self.module.body]
         tops = [cast("cst.BaseStatement", line) for line, count in lines for _ in range(count)]
         return dict(zip(self.source.tree.body, tops, strict=True))
 
     def top(self, node: ast.AST) -> cst.BaseStatement:
-        """The lines of the statement of the module that holds a node."""
+        """Return the libcst node of the top-level statement that contains a node."""
         return next(self._tops[item] for item in self.source.up(node) if item in self._tops)
 
     def places(self, top: cst.CSTNode) -> dict[cst.CSTNode, CodeRange]:
-        """Where the nodes of libcst are that a statement of the module holds."""
+        """Return the positions of all libcst nodes in a top-level statement."""
         if top not in self._places:
             module = self.module.with_changes(header=[], footer=[], body=[top])
             found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
@@ -57,7 +57,7 @@ class Formatted:
         return self._places[top]
 
     def expression(self, node: ast.expr) -> cst.BaseExpression:
-        """The node of libcst of an expression. Raises UnwritableError where there is none."""
+        """Return the libcst node of an expression. Raises UnwritableError if there is none."""
         end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
         shift, places = self._shifted(node)
         wanted = CodeRange(
@@ -67,10 +67,10 @@ class Formatted:
         for found, place in places.items():
             if isinstance(found, cst.BaseExpression) and place == wanted:
                 return found
-        raise UnwritableError(f"{self.source.line_of(node)} is written in a way that is not known here")
+        raise UnwritableError(f"{self.source.line_of(node)} is written in an unsupported form")
 
     def lines(self, statement: ast.stmt) -> cst.BaseStatement:
-        """The node of libcst of a statement. Raises UnwritableError where it shares its line with others."""
+        """Return the libcst node of a statement. Raises UnwritableError if it shares its line with others."""
         shift, places = self._shifted(statement)
         start = CodePosition(statement.lineno - shift, self.source.column(statement.lineno, statement.col_offset))
         for found, place in places.items():
@@ -78,10 +78,10 @@ class Formatted:
                 if isinstance(found, cst.SimpleStatementLine) and len(found.body) > 1:
                     break
                 return found
-        raise UnwritableError(f"{self.source.line_of(statement)} holds several statements in one line")
+        raise UnwritableError(f"{self.source.line_of(statement)} contains several statements in one line")
 
     def long_strings(self, statement: ast.stmt) -> Iterator[tuple[cst.FormattedString, str]]:
-        """The f-strings over several lines in the statement of the module around one, with what is between their quotes."""
+        """Yield the multi-line f-strings of the top-level statement around a statement, with the text in their quotes."""
         shift, places = self._shifted(statement)
         for found, place in places.items():
             if isinstance(found, cst.FormattedString) and place.start.line != place.end.line:
@@ -90,12 +90,12 @@ class Formatted:
                 yield found, text.removeprefix(found.start).removesuffix(found.end)
 
     def _shifted(self, node: ast.AST) -> tuple[int, dict[cst.CSTNode, CodeRange]]:
-        """The places of the nodes around one, and how many lines of the file are above them."""
+        """Return the number of lines above a node's top-level statement, and the positions of the nodes in it."""
         top = self.top(node)
         places = self.places(top)
         first = next(item for item in self.source.tree.body if self._tops[item] is top)
         return first.lineno - places[top].start.line, places
 
     def code(self, node: cst.CSTNode) -> str:
-        """The text of a node of libcst."""
+        """Return the text of a libcst node."""
         return self.module.code_for_node(node)

@@ -1,4 +1,4 @@
-"""Find the model of a training script: the variable whose parameters the optimizer is given."""
+"""Find the model of a training script: the variable whose parameters are passed to the optimizer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hasten.script.patch.project import Project
 from hasten.script.patch.source import FUNCTIONS, Bind, Scope
 
 MAX_DEPTH = 5
-"""How many calls a model is followed through."""
+"""Number of calls through which a model is followed."""
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
 @dataclass(frozen=True)
 class Model:
-    """The model whose parameters the optimizer holds.
+    """The model whose parameters the optimizer updates.
 
     Attributes:
-        text: How its variable is written where it is made: `model`, `self.model`.
-        calls: The calls that made it, wrappers too.
-        first: The last line of the statements that make it at first; None where only `before` is known.
-        last: The same with all that wraps it before it is trained.
-        before: The statement that makes the optimizer.
+        text: Source text of its variable where it is created, such as `model` or `self.model`.
+        calls: The calls that created it, including wrappers.
+        first: The last line of the statements that create it; None if only `before` is known.
+        last: The last line of the statements that create and wrap it before training; None if only `before` is known.
+        before: The statement that creates the optimizer.
     """
 
     text: str
@@ -36,10 +36,10 @@ class Model:
 
 
 def the_model(project: Project) -> Model:
-    """The model whose parameters go to the optimizer.
+    """Return the model whose parameters are passed to the optimizer.
 
     Raises:
-        UnwritableError: It cannot be read from the optimizer's arguments which one that is.
+        UnwritableError: The optimizer's arguments do not show which model that is.
     """
     place, _ = the_optimizer(project)
     call = place.node
@@ -51,16 +51,16 @@ def the_model(project: Project) -> Model:
     for owner in owners:
         model = _Homes(project, before).of(owner)
         if model is None:
-            raise UnwritableError(f"it is not seen where the model is made that the optimizer ({place.words}) trains")
+            raise UnwritableError(f"it is unclear where the model of the optimizer ({place.words}) is created")
         models.setdefault(model.text, model)
     if len(models) != 1:
-        seen = ", ".join(models) or "none is seen"
-        raise UnwritableError(f"the optimizer ({place.words}) does not hold the parameters of one module: {seen}")
+        seen = ", ".join(models) or "none was found"
+        raise UnwritableError(f"the optimizer ({place.words}) does not hold the parameters of exactly one module: {seen}")
     return next(iter(models.values()))
 
 
 def _owners(project: Project, value: ast.expr, scope: Scope, depth: int = 0) -> list[Place]:
-    """The expressions whose `.parameters()` are in a value."""
+    """Return the expressions whose `.parameters()` a value contains."""
     if depth > MAX_DEPTH:
         return []
     found = _owners_in(value, scope)
@@ -81,7 +81,7 @@ def _owners(project: Project, value: ast.expr, scope: Scope, depth: int = 0) -> 
 
 
 def _owners_in(node: ast.AST, scope: Scope) -> list[Place]:
-    """The same for the `.parameters()` that stand in a node itself."""
+    """Return the expressions whose `.parameters()` are called in a node itself."""
     scopes = scope.source.scopes
     return [
         Place(item.func.value, scopes.of.get(item, scope))
@@ -91,7 +91,7 @@ def _owners_in(node: ast.AST, scope: Scope) -> list[Place]:
 
 
 def _whole(project: Project, owner: Place) -> Place:
-    """The model that a part of it belongs to: `model` of `model.head` and of `model.module`."""
+    """Return the whole model of a part: `model` for `model.head` and for `model.module`."""
     node = owner.node
     while isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
         made = origins(project, node.value, owner.scope)
@@ -102,7 +102,7 @@ def _whole(project: Project, owner: Place) -> Place:
 
 
 def is_module(project: Project, origin: Origin) -> bool:
-    """Whether a call is seen to make an nn.Module."""
+    """Return whether a call creates an nn.Module, as far as can be seen."""
     callee = project.callee(origin.call, origin.scope)
     if isinstance(callee, ast.ClassDef):
         return project.is_module_class(callee)
@@ -112,13 +112,13 @@ def is_module(project: Project, origin: Origin) -> bool:
 
 
 class _Homes:
-    """Follows a model to the variable that it is made in."""
+    """Follows a model to the variable in which it is created."""
 
     def __init__(self, project: Project, before: Place) -> None:
         self.project, self.before = project, before
 
     def of(self, owner: Place, depth: int = 0) -> Model | None:
-        """The model that an expression stands for; None where that is not seen."""
+        """Return the model that an expression refers to; None if unknown."""
         node, scope = owner.node, owner.scope
         if depth > MAX_DEPTH:
             return None
@@ -153,7 +153,7 @@ class _Homes:
         return self._made(Place(node, scope), statements, values[0][2])
 
     def _parameter(self, node: ast.Name, home: Scope, binds: list[Bind], depth: int) -> Model | None:
-        """The model that the one call of a function passes; where there are several, the parameter itself."""
+        """Return the model passed by the only call of a function. If there are several calls, use the parameter itself."""
         function = home.node
         callers = self.project.callers(function) if isinstance(function, FUNCTIONS) else []
         if isinstance(function, FUNCTIONS) and len(callers) == 1 and len(binds) == 1:
@@ -164,7 +164,7 @@ class _Homes:
         return Model(node.id, tuple(origins(self.project, node, home)), None, None, self.before)
 
     def _instance(self, scope: Scope, kind: ast.ClassDef, depth: int) -> Model | None:
-        """What the one call of a method is made on, as in `model.make_optimizer()`; else the one instance of the class."""
+        """Return the object of a method's only call, as in `model.make_optimizer()`; else the class's only instance."""
         callers = self.project.callers(scope.function) if scope.function is not None else []
         targets = [Place(call.func.value, inner) for call, inner in callers if isinstance(call.func, ast.Attribute)]
         if not targets:
@@ -175,7 +175,7 @@ class _Homes:
         return self.of(targets[0], depth + 1) if len(targets) == 1 else None
 
     def _made(self, owner: Place, statements: list[ast.stmt], scope: Scope) -> Model:
-        """The model of a variable: the statements that make and wrap it, before it is trained."""
+        """Return the model of a variable: the statements that create and wrap it before training."""
         source, first, before, text = scope.source, statements[0], self.before, ast.unparse(owner.node)
         limit = training_line(self.project, first, scope)
         known = before.node.lineno if before.scope.source is source and before.scope.function is scope.function else 0
@@ -184,7 +184,7 @@ class _Homes:
         kept = [
             top
             for item, top in zip(early, tops, strict=True)
-            if top is tops[0] or item.lineno < known or _mentions(item, text)  # what comes later is another model
+            if top is tops[0] or item.lineno < known or _mentions(item, text)  # later assignments are other models
         ]
         kept.sort(key=lambda item: item.lineno)
         made = () if isinstance(owner.node, ast.stmt) else tuple(origins(self.project, owner.node, owner.scope))
@@ -192,13 +192,13 @@ class _Homes:
 
 
 def _mentions(statement: ast.stmt, text: str) -> bool:
-    """Whether what is assigned is made of the variable itself, as in `model = DDP(model)`."""
+    """Return whether the assigned value uses the variable itself, as in `model = DDP(model)`."""
     value = getattr(statement, "value", None)
     return value is not None and any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, ast.expr))
 
 
 def _tops(scope: Scope, statements: list[ast.stmt]) -> list[ast.stmt]:
-    """For each statement the one that holds it in the innermost block common to all."""
+    """Return, for each statement, the statement that contains it in the innermost common block."""
     source = scope.source
     chains = [[item for item in source.up(statement) if isinstance(item, ast.stmt)] for statement in statements]
     for holder in chains[0]:

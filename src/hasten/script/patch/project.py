@@ -1,4 +1,4 @@
-"""The script and the files that it imports from its own folder tree, and what names in them mean across files."""
+"""Read a script and the files that it imports from its own folder tree, and resolve names across these files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 from hasten.script.patch.source import FUNCTIONS, Bind, Function, Scope, Source
 
 MAX_FILES = 64
+"""Largest number of files that are read."""
 MAX_DEPTH = 12
-"""How many assignments, imports and calls a name is followed through."""
+"""Number of assignments, imports and calls through which a name is followed."""
 
 MODULES_ELSEWHERE = ("LightningModule", "PreTrainedModel")
 """Classes of other libraries that derive from torch.nn.Module."""
@@ -22,12 +23,12 @@ MODULES_ELSEWHERE = ("LightningModule", "PreTrainedModel")
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a name stands for: something outside (`dotted`), or a definition or a module of the project.
+    """The meaning of a name: something external (`dotted`), or a definition or module of the project.
 
     Attributes:
-        dotted: Its full name, as `torch.utils.data.DataLoader`; empty for what the project defines.
+        dotted: The full external name, such as `torch.utils.data.DataLoader`; empty for names of the project.
         node: A function or class of the project.
-        source: The module of the project that it is.
+        source: A module of the project.
     """
 
     dotted: str = ""
@@ -40,12 +41,12 @@ class Project:
 
     Args:
         script: The script's file.
-        sources: Path -> file, of the script and all files that are followed.
+        sources: Path -> file, for the script and all files that are followed.
 
     Attributes:
         script: The script.
         sources: All files, the script first.
-        notes: (question, node) -> what was found out about it; for those who ask often.
+        notes: Cache of analyses: (question, node) -> result.
     """
 
     def __init__(self, script: Path, sources: Mapping[Path, Source]) -> None:
@@ -56,12 +57,12 @@ class Project:
         self._names: dict[tuple[Scope, str], Meaning | None] = {}
 
     def scope(self, node: ast.AST, source: Source) -> Scope:
-        """The scope in which a node is evaluated."""
+        """Return the scope in which a node is evaluated."""
         return source.scopes.of[node]
 
     @cached_property
     def calls(self) -> list[tuple[ast.Call, Scope]]:
-        """Every call in the project, in the order of the files and of their text."""
+        """All calls in the project, ordered by file and position."""
         found = []
         for source in self.sources.values():
             nodes = source.scopes.of
@@ -70,18 +71,18 @@ class Project:
         return found
 
     def calls_of(self, *dotted: str) -> list[tuple[ast.Call, Scope]]:
-        """The calls of something outside, by its full names."""
+        """Return the calls of external functions or classes with these full names."""
         return [(call, scope) for call, scope in self.calls if self.called(call, scope) in dotted]
 
-    # What a name means.
+    # Names.
 
     def dotted(self, expression: ast.expr, scope: Scope) -> str:
-        """The full name of something outside that an expression stands for; empty for anything else."""
+        """Return the full external name that an expression refers to; "" for anything else."""
         meaning = self.meaning(expression, scope)
         return "" if meaning is None else meaning.dotted
 
     def called(self, call: ast.Call, scope: Scope) -> str:
-        """The full name of something outside that a call calls; empty for anything else."""
+        """Return the full external name of the function that a call calls; "" for anything else."""
         key = ("called", call)
         if key not in self.notes:
             self.notes[key] = self.dotted(call.func, scope)
@@ -89,7 +90,7 @@ class Project:
         return name
 
     def meaning(self, expression: ast.expr, scope: Scope, depth: int = 0) -> Meaning | None:
-        """What a name or a dotted name stands for; None where it is a value that only the run knows."""
+        """Return the meaning of a name or dotted name; None if it is a value known only at run time."""
         if depth > MAX_DEPTH:
             return None
         if isinstance(expression, ast.Name):
@@ -109,7 +110,7 @@ class Project:
         return Meaning(f"{inner.dotted}.{expression.attr}")
 
     def home(self, node: ast.AST) -> Source:
-        """The file of a definition."""
+        """Return the file of a definition."""
         return self._homes[node]
 
     @cached_property
@@ -125,9 +126,9 @@ class Project:
             return self._star(name, scope.module, depth)
         key = (found[0], name)
         if key not in self._names:
-            self._names[key] = None  # what a name that is made of itself stands for
+            self._names[key] = None  # ends the recursion for a name defined by itself
             meanings = {self._bound(bind, found[0], depth) for bind in found[1]}
-            self._names[key] = meanings.pop() if len(meanings) == 1 else None  # bound in several ways, it is nothing known
+            self._names[key] = meanings.pop() if len(meanings) == 1 else None  # with several meanings, it is unknown
         return self._names[key]
 
     def _bound(self, bind: Bind, scope: Scope, depth: int) -> Meaning | None:
@@ -184,7 +185,7 @@ class Project:
         return None
 
     def is_module_class(self, kind: ast.ClassDef, depth: int = 0) -> bool:
-        """Whether a class of the project derives from torch.nn.Module, as far as can be read."""
+        """Return whether a class of the project derives from torch.nn.Module, as far as can be seen."""
         scope = self.scope(kind, self.home(kind))
         for base in kind.bases:
             found = self.meaning(base, scope)
@@ -199,7 +200,7 @@ class Project:
     # Files and calls.
 
     def find(self, source: Source, module: str, level: int) -> Source | None:
-        """The file of the project that an import in `source` names."""
+        """Return the project file that an import in `source` refers to."""
         key = (source, module, level)
         if key not in self._files:
             paths = candidates(source.path, module, level, self._bases)
@@ -227,34 +228,34 @@ class Project:
         return found
 
     def _method_by_name(self, call: ast.Call) -> Function | None:
-        """The method that `trainer.fit(...)` calls, where one class alone has one of that name, and torch's have none."""
+        """Return the method that `trainer.fit(...)` calls, if exactly one class defines it and torch modules do not."""
         if not isinstance(call.func, ast.Attribute):
             return None
         known = self._methods.get(call.func.attr, [])
         return known[0] if len(known) == 1 and not hasattr(import_module("torch.nn").Module, call.func.attr) else None
 
     def defines_method(self, name: str) -> bool:
-        """Whether a class of the project has a method of that name, which may take other arguments than torch's."""
+        """Return whether a class of the project has a method of this name, which may differ from torch's."""
         return name in self._methods
 
     def callee(self, call: ast.Call, scope: Scope) -> Function | ast.ClassDef | None:
-        """The function, method or class of the project that a call calls."""
+        """Return the function, method or class of the project that a call calls."""
         key = ("callee", call)
         if key not in self.notes:
             meaning = self.meaning(call.func, scope)
             self.notes[key] = meaning.node if meaning else self._method_by_name(call)
-        found: Function | ast.ClassDef | None = self.notes[key]
-        return found
+        node: Function | ast.ClassDef | None = self.notes[key]
+        return node
 
     def callers(self, node: ast.AST) -> list[tuple[ast.Call, Scope]]:
-        """The calls of a function or class of the project; of a class for its `__init__`."""
+        """Return the calls of a function or class of the project. Calls of a class count for its `__init__`."""
         if isinstance(node, FUNCTIONS) and node.name == "__init__":
             owner = self.home(node).parent.get(node)
             return self._callers.get(owner, []) if owner is not None else []
         return self._callers.get(node, [])
 
     def passed(self, function: Function, name: str, call: ast.Call) -> ast.expr | None:
-        """The expression that a call passes for a parameter; None for a default, or where it is not to be read."""
+        """Return the expression that a call passes for a parameter; None for a default, or if it cannot be determined."""
         for keyword in call.keywords:
             if keyword.arg == name:
                 return keyword.value
@@ -271,7 +272,7 @@ def follow(script: Path) -> tuple[dict[Path, Source], dict[Path, str]]:
     """Read the script and the files that it imports from its folder tree.
 
     Returns:
-        Path -> file, of those that can be changed, and path -> why not of the others.
+        Path -> file, for files that can be changed, and path -> reason, for the others.
     """
     sources: dict[Path, Source] = {}
     refused: dict[Path, str] = {}
@@ -292,15 +293,15 @@ def follow(script: Path) -> tuple[dict[Path, Source], dict[Path, str]]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file without its byte order mark. Raises ValueError where it is no UTF-8 or has odd line ends."""
+    """Return the text of a file without its byte order mark. Raises ValueError for unsupported encodings or line ends."""
     text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     if "\r" in text.replace("\r\n", ""):
-        raise ValueError("its lines end with a carriage return alone")
+        raise ValueError("its lines end with a carriage return only")
     return text
 
 
 def search_bases(script: Path) -> tuple[Path, ...]:
-    """The folders that absolute imports of a script are looked for in: its own, and that around its package."""
+    """Return the folders in which absolute imports of a script are searched: its own, and the one around its package."""
     folder = script.parent
     while (folder / "__init__.py").is_file() and folder.parent != folder:
         folder = folder.parent
@@ -308,7 +309,7 @@ def search_bases(script: Path) -> tuple[Path, ...]:
 
 
 def candidates(importer: Path, module: str, level: int, bases: tuple[Path, ...]) -> Iterator[Path]:
-    """The files that an import may mean, below the given folders alone."""
+    """Yield the files that an import may refer to, within the given folders only."""
     parts = [part for part in module.split(".") if part]
     roots = [importer.parents[level - 1]] if 0 < level <= len(importer.parents) else list(bases)
     for root in roots:
@@ -330,5 +331,5 @@ def _imported_files(source: Source, bases: tuple[Path, ...]) -> Iterator[Path]:
             names = [(base, node.level), *((f"{base}.{alias.name}".strip("."), node.level) for alias in node.names)]
         for name, level in names:
             parts = name.split(".")
-            for count in range(1, len(parts) + 1):  # a package runs before what lies in it
+            for count in range(1, len(parts) + 1):  # a package is imported before its modules
                 yield from candidates(source.path, ".".join(parts[:count]), level, bases)

@@ -1,4 +1,4 @@
-"""A script as optimizations see it while they write themselves into it: `hasten.core.source_edits` on its syntax trees."""
+"""Implement `hasten.core.source_edits` on a script's syntax trees, for optimizations that write themselves into it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
 def script_edits(changes: Changes) -> SourceEdits:
-    """What an optimization sees of a script while it writes itself into it."""
+    """Return the view of a script that an optimization edits."""
     return _Script(changes)
 
 
@@ -34,11 +34,11 @@ class _Call:
     """A call in the script; see SourceCall.
 
     Args:
-        changes: Where edits are noted.
+        changes: Records the edits.
         call: The call.
-        scope: Where it stands.
-        parameters: The names of the positional parameters of what is called.
-        role: What it makes, for messages.
+        scope: Its scope.
+        parameters: Names of the positional parameters of the called function.
+        role: What the call creates, for messages.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class _Call:
         wanted = {**values, **{name: value for name, value in (where_given or {}).items() if name in self.given}}
         words = self._changes.set_arguments(self._call, self._scope, wanted, self._parameters)
         if not words:
-            raise NothingToWriteError(f"the {self._role} has it already ({self.place})")
+            raise NothingToWriteError(f"the {self._role} already has this setting ({self.place})")
         return f"{', '.join(words)} at {self.place}"
 
     def remove(self, name: str) -> None:
@@ -114,7 +114,7 @@ class _Model:
         at = place or self._model.before
         text = _spelled(self._changes, at.scope, line)
         if not isinstance(at.node, ast.stmt):
-            raise UnwritableError(f"{at.words} is no statement", text)
+            raise UnwritableError(f"{at.words} is not a statement", text)
         if place is None:
             self._changes.before(at.node, at.scope.source, text)
             return f"before {at.words}"
@@ -123,7 +123,7 @@ class _Model:
 
 
 class _Forward:
-    """The forward pass with the loss; see SourceForward."""
+    """The forward pass including the loss; see SourceForward."""
 
     def __init__(self, changes: Changes, step: Step) -> None:
         self._changes, self._project, self._step = changes, changes.project, step
@@ -156,7 +156,7 @@ class _Forward:
         if not any(_names_accelerator(node) for source in self._project.sources.values() for node in ast.walk(source.tree)):
             return '"cpu"'
         if not self._step.calls:
-            raise UnwritableError("no name of the device and none of the model is seen where the loss is computed")
+            raise UnwritableError("neither the device nor the model has a name where the loss is computed")
         return f"next({ast.unparse(self._step.calls[0].func)}.parameters()).device.type"
 
     def wrap(self, header: str) -> None:
@@ -164,7 +164,7 @@ class _Forward:
         line = _spelled(self._changes, step.scope, header)
         name = next((name for name in _LOSS_NAMES if step.scope.lookup(name) is None), "") if step.inline else ""
         if step.inline and not name:
-            raise UnwritableError("every name for the loss is taken", line)
+            raise UnwritableError("all names for the loss are in use", line)
         self._changes.wrap(step.statements, step.scope, line, name)
 
     def before(self, *lines: str) -> str:
@@ -174,7 +174,7 @@ class _Forward:
 
 
 class _Loop:
-    """A loop of the training; see SourceLoop."""
+    """A training loop; see SourceLoop."""
 
     def __init__(self, changes: Changes, loop: Place) -> None:
         self._changes, self._loop = changes, loop
@@ -190,7 +190,7 @@ class _Loop:
 
 
 class _Script:
-    """A script while one optimization is written into it; see SourceEdits."""
+    """A script that one optimization edits; see SourceEdits."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes, self._project = changes, changes.project
@@ -199,7 +199,7 @@ class _Script:
     def script(self) -> str:
         return self._project.script.path.name
 
-    # Look.
+    # Queries.
 
     def calls(self, *names: str) -> list[_Call]:
         return [_Call(self._changes, call, scope) for call, scope in self._project.calls_of(*names)]
@@ -241,7 +241,7 @@ class _Script:
     def _making(self, place: Place, kind: type, role: str) -> _Call:
         parameters = list(inspect.signature(kind).parameters)
         if not isinstance(place.node, ast.Call):
-            raise UnwritableError(f"{place.words} is no call")
+            raise UnwritableError(f"{place.words} is not a call")
         return _Call(self._changes, place.node, place.scope, parameters, role)
 
     def model(self) -> _Model:
@@ -273,7 +273,7 @@ class _Script:
                         return loop.words
         return ""
 
-    # Change.
+    # Edits.
 
     def call_once(self, name: str, value: str) -> str:
         known = self._project.calls_of(name)
@@ -283,7 +283,7 @@ class _Script:
         for call, scope in known:
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             if len(given) != 1:
-                raise UnwritableError(f"{scope.source.line_of(call)} calls it in another way", f"{name}({value})")
+                raise UnwritableError(f"{scope.source.line_of(call)} calls it with other arguments", f"{name}({value})")
             return self._replaced(given[0], scope, value, name)
         return self._at_the_start(f"{{{name}}}({value})", said=f"{name}({value})")
 
@@ -311,13 +311,13 @@ class _Script:
     def _replaced(self, value: ast.expr, scope: Scope, new: str, name: str) -> str:
         was, place = scope.source.segment(value), scope.source.line_of(value)
         if was == new:
-            raise NothingToWriteError(f"{name} is {new} already ({place})")
+            raise NothingToWriteError(f"{name} is already {new} ({place})")
         self._changes.replace(value, scope.source, new)
         return f"{name}: {new} (was {was}) at {place}"
 
 
 def _spelled(changes: Changes, scope: Scope, line: str, *, top: bool = False) -> str:
-    """A line with the names in braces written as they are in a scope."""
+    """Return a line with the names in braces replaced by their spelling in a scope."""
     return _NAME.sub(lambda match: changes.spell(match[1], scope, top=top), line)
 
 
@@ -330,7 +330,7 @@ def _method(call: ast.Call) -> str:
 
 
 def _copies(call: ast.Call) -> bool:
-    """Whether a call copies a value to a device, and does not say whether to wait."""
+    """Return whether a call copies a value to a device without specifying `non_blocking`."""
     func = call.func
     if not isinstance(func, ast.Attribute) or any(part.arg in ("non_blocking", None) for part in call.keywords):
         return False
@@ -340,12 +340,12 @@ def _copies(call: ast.Call) -> bool:
         return len(call.args) < 2
     if func.attr != "to" or len(call.args) + len(call.keywords) != 1:
         return False
-    words = ast.unparse(call.args[0] if call.args else call.keywords[0].value).lower()
-    return any(word in words for word in _DEVICES)
+    device = ast.unparse(call.args[0] if call.args else call.keywords[0].value).lower()
+    return any(word in device for word in _DEVICES)
 
 
 def _texts(value: ast.expr | None) -> list[str | None]:
-    """The strings that an expression may be, each the plain type of a device; None for anything else."""
+    """Return the strings that an expression may be, if they are plain device types; None for each other value."""
     if isinstance(value, ast.IfExp):
         return _texts(value.body) + _texts(value.orelse)
     plain = isinstance(value, ast.Constant) and isinstance(value.value, str) and ":" not in value.value
@@ -353,7 +353,7 @@ def _texts(value: ast.expr | None) -> list[str | None]:
 
 
 def _names_accelerator(node: ast.AST) -> bool:
-    """Whether a node has to do with devices: then the CPU is not the only one that the script may run on."""
+    """Return whether a node refers to devices, so that the script may run on another device than the CPU."""
     if isinstance(node, ast.Name | ast.Attribute):
         name = node.id if isinstance(node, ast.Name) else node.attr
         return name in (*ACCELERATORS, "device", "accelerator")

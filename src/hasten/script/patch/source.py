@@ -1,7 +1,7 @@
-"""One file for reading: its text, its tree, and which names it binds in which scope.
+"""Read one file: its text, its syntax tree, and the scopes of its names.
 
-Scripts are read on the tree of `ast`, which takes a thirtieth of the time that libcst takes with its metadata. libcst parses
-only the files that are changed (`formatted.py`).
+Scripts are analysed with `ast`, which takes a thirtieth of the time of libcst with metadata. Only files that are changed are
+parsed with libcst (`formatted.py`).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _BLOCKS = ("body", "orelse", "finalbody")
 
 
 def parse(text: str) -> ast.Module:
-    """The tree of a module, checked as far as the compiler checks it. Raises SyntaxError."""
+    """Return the syntax tree of a module, checked like by the compiler. Raises SyntaxError."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the compiler thinks of the user's strings is not ours to tell
+        warnings.simplefilter("ignore")  # compiler warnings about the user's strings
         tree = ast.parse(text)
         compile(text, "<patched>", "exec", dont_inherit=True)
     return tree
 
 
 class Source:
-    """A file's text with its trees. Raises SyntaxError where it is no Python, RecursionError where it is nested too deeply.
+    """A file's text with its trees. Raises SyntaxError for invalid Python, RecursionError for too deep nesting.
 
     Args:
         path: The file.
-        text: Its text now, without a byte order mark.
-        before: The file before its last change; None for the file on disk, which line numbers in messages are of.
+        text: Its current text, without a byte order mark.
+        before: The file before its last change; None for the file on disk, whose line numbers are used in messages.
 
     Attributes:
         path: As given.
         text: As given.
-        tree: The tree of `ast`.
-        scopes: Which names are bound where.
+        tree: The `ast` tree.
+        scopes: The scopes of its names.
     """
 
     def __init__(self, path: Path, text: str, before: Source | None = None) -> None:
@@ -51,59 +51,59 @@ class Source:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether nothing is changed yet."""
+        """Whether the text is still unchanged."""
         return self._before is None
 
     # Messages.
 
     def line_of(self, node: ast.expr | ast.stmt) -> str:
-        """`train.py:12`, for messages: as the file is on disk."""
+        """Return the location of a node in the file on disk, such as `train.py:12`, for messages."""
         return f"{self.path.name}:{self.disk_lines[min(node.lineno, len(self.disk_lines)) - 1]}"
 
     @cached_property
     def disk_lines(self) -> list[int]:
-        """For each line, the number of its line on disk, whatever its indentation; for a new one, of a line beside it."""
+        """The line number on disk for each line, regardless of indentation. A new line gets that of a neighbour."""
         if self._before is None:
             return list(range(1, len(self.rows) + 1))
         before, now = ([line.strip() for line in source.rows] for source in (self._before, self))
         old, numbers = self._before.disk_lines, list[int]()
         for kind, first, end, start, stop in difflib.SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
-            if kind == "insert":  # what opens a block belongs to the line after it
+            if kind == "insert":  # a line that opens a block belongs to the following line
                 numbers += [old[max(first - (not now[line].endswith(":")), 0)] for line in range(start, stop)]
             else:
                 numbers += [old[min(first + line - start, end - 1)] for line in range(start, stop)]
         return numbers
 
     def segment(self, node: ast.expr) -> str:
-        """The text of an expression."""
+        """Return the text of an expression."""
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
-    # The tree of ast.
+    # The syntax tree.
 
     @cached_property
     def parent(self) -> dict[ast.AST, ast.AST]:
-        """Node -> the node that holds it."""
+        """Node -> its parent node."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def up(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The node, and what holds it, up to the module."""
+        """Yield the node and all nodes around it, up to the module."""
         holder: ast.AST | None = node
         while holder is not None:
             yield holder
             holder = self.parent.get(holder)
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that holds a node."""
+        """Return the innermost statement that contains a node."""
         return next(item for item in self.up(node) if isinstance(item, ast.stmt))
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The statements among which one stands."""
+        """Return the list of statements that contains a statement."""
         holder = self.parent[statement]
         for name in _BLOCKS:
             block = getattr(holder, name, None)
             if isinstance(block, list) and statement in block:
                 return block
-        raise UnwritableError(f"{self.line_of(statement)} stands where no line can be added")
+        raise UnwritableError(f"no line can be added at {self.line_of(statement)}")
 
     @cached_property
     def rows(self) -> list[str]:
@@ -111,11 +111,11 @@ class Source:
         return self.text.split("\n")
 
     def column(self, line: int, column_bytes: int) -> int:
-        """A column of `ast`, which counts bytes of UTF-8, in characters."""
+        """Convert a column of `ast`, which counts UTF-8 bytes, to characters."""
         return len(self.rows[line - 1].encode()[:column_bytes].decode())
 
     def indent(self, line: int) -> str:
-        """The white space that a line begins with."""
+        """Return the white space at the beginning of a line."""
         text = self.rows[line - 1]
         return text[: len(text) - len(text.lstrip())]
 
@@ -138,11 +138,11 @@ class Bind:
     Attributes:
         kind: `value` (an assignment), `element` (a loop over `value`), `param`, `def`, `class`, `import`, `other`.
         node: The statement, argument, definition or alias.
-        value: What is assigned, or looped over.
-        at: Position in an unpacked value; None for the whole of it.
-        module: The module that an import names, relative to `level`.
-        level: Dots before it.
-        name: What is taken of the module; None for the module itself.
+        value: The value that is assigned or looped over.
+        at: Position in an unpacked value; None for the whole value.
+        module: The imported module, relative to `level`.
+        level: Number of leading dots of the import.
+        name: The name imported from the module; None for the module itself.
     """
 
     kind: Literal["value", "element", "param", "def", "class", "import", "other"]
@@ -159,12 +159,12 @@ class Scope:
     """The names of a module, class, function or comprehension.
 
     Attributes:
-        node: What opens it.
-        parent: The scope around it.
+        node: The node that opens the scope.
+        parent: The enclosing scope.
         source: The file.
         binds: Name -> the places that bind it, in order.
-        stars: Modules (with dots before them) whose names are all taken over.
-        elsewhere: Names that belong to another scope, by `global` or `nonlocal`.
+        stars: Modules, with the number of leading dots, that are imported with `*`.
+        elsewhere: Names that belong to another scope through `global` or `nonlocal`.
     """
 
     node: ScopeNode
@@ -175,11 +175,11 @@ class Scope:
     elsewhere: dict[str, Scope] = field(default_factory=dict)
 
     def add(self, name: str, bind: Bind) -> None:
-        """Note one more place that binds a name."""
+        """Record a place that binds a name."""
         self.elsewhere.get(name, self).binds.setdefault(name, []).append(bind)
 
     def lookup(self, name: str) -> tuple[Scope, list[Bind]] | None:
-        """The scope that a name used here belongs to, and the places that bind it."""
+        """Return the scope that a name used here belongs to, and the places that bind it."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.binds and (scope is self or not isinstance(scope.node, ast.ClassDef)):
@@ -194,7 +194,7 @@ class Scope:
 
     @property
     def function(self) -> Function | None:
-        """The function around; None at the level of the module or a class."""
+        """The enclosing function; None at module or class level."""
         scope: Scope | None = self
         while scope is not None:
             if isinstance(scope.node, FUNCTIONS):
@@ -204,7 +204,7 @@ class Scope:
 
     @property
     def owner(self) -> tuple[ast.ClassDef, Scope] | None:
-        """The class whose method is around, and the class's scope."""
+        """The class of the enclosing method, and the class's scope."""
         scope: Scope | None = self
         while scope is not None:
             if isinstance(scope.node, ast.ClassDef):
@@ -218,7 +218,7 @@ class Scopes:
     """The scopes of one file.
 
     Attributes:
-        module: The outermost.
+        module: The outermost scope.
         of: Node -> the scope in which it is evaluated.
         inner: Function, class, lambda or comprehension -> the scope that it opens.
         attributes: Attribute name -> (target, bind, scope) of each assignment to it, as in `self.model = ...`.
@@ -233,7 +233,7 @@ class Scopes:
 
 
 def read_scopes(source: Source) -> Scopes:
-    """Find the scopes of a file."""
+    """Return the scopes of a file."""
     module = Scope(source.tree, None, source)
     scopes = Scopes(module)
     _Reader(scopes).visit_all(source.tree.body, module)
@@ -316,7 +316,7 @@ class _Reader:
 
 
 def _assignments(node: ast.AST) -> list[tuple[ast.expr, Literal["value", "element", "other"], ast.expr | None]]:
-    """What a statement, or a part of one, assigns to: target, kind, value."""
+    """Return the assignments of a statement or part of it: target, kind, value."""
     if isinstance(node, ast.Assign):
         return [(target, "value", node.value) for target in node.targets]
     if isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:

@@ -1,4 +1,4 @@
-"""The forward part of a training step in the source: from the first call of the model to the line before `.backward()`."""
+"""Find the forward part of a training step: from the first call of the model to the line before `.backward()`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Step:
     """The statements that compute the loss.
 
     Attributes:
-        scope: Where they stand.
-        statements: In order; the last one is `backward` where that computes the loss as well.
-        backward: The statement that calls `.backward()`, or the function that does.
+        scope: Their scope.
+        statements: The statements, in order. The last one is `backward` if it also computes the loss.
+        backward: The statement that calls `.backward()`, or a function that does.
         inline: The expression that is computed and differentiated in one line, as in `criterion(model(x), y).backward()`.
-        calls: The calls of the model itself in these statements, not of functions that call it.
+        calls: Direct calls of the model in these statements.
         library: The package whose object runs the backward pass (`accelerate`), which may have settings of its own.
     """
 
@@ -41,10 +41,10 @@ class Step:
 
 
 def forward_step(project: Project) -> Step:
-    """Find the forward part of the one training step.
+    """Return the forward part of the only training step.
 
     Raises:
-        UnwritableError: There is no `.backward()`, or more than one, or none that a call of the model leads to.
+        UnwritableError: There is not exactly one `.backward()`, or no call of the model leads to it.
     """
     places = backward_calls(project)
     if len(places) != 1:
@@ -54,13 +54,13 @@ def forward_step(project: Project) -> Step:
     place = places[0]
     call = place.node
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        raise UnwritableError(f"{place.words} calls backward in a way that is not known here")
+        raise UnwritableError(f"{place.words} calls backward in an unsupported form")
     made = origins(project, call.func.value, place.scope)[:1] if call.args else []
     library = next((name for item in made if (name := _library(project, item))), "")
     takes = bool(library) or project.called(call, place.scope) == "torch.autograd.backward"
     step = _Search(project).upward(place, call.args[0] if takes and call.args else call.func.value, splits=not takes)
     if step is None:
-        raise UnwritableError(f"no call of the model was seen before {place.words}")
+        raise UnwritableError(f"no call of the model was found before {place.words}")
     return replace(step, library=library)
 
 
@@ -78,12 +78,12 @@ class _Search:
             self.models = set()
 
     def upward(self, place: Place, loss: ast.expr, *, splits: bool, depth: int = 0) -> Step | None:
-        """Search the block of a place, then the blocks around it, then that of the one call of its function."""
+        """Search the block of a place, then the enclosing blocks, then the block of the only call of its function."""
         source, needed = place.scope.source, set(read_names(loss))
         statement = source.statement(place.node)
         computes = _computes(loss)
         if computes and not (splits and is_split(statement, place.node)):
-            raise UnwritableError(f"{place.words} computes the loss and calls backward inside of another expression")
+            raise UnwritableError(f"{place.words} computes the loss and calls backward inside another expression")
         inline = loss if computes and self._calls(loss, place.scope) else None
         at: ast.AST = statement
         while not isinstance(at, (*FUNCTIONS, ast.ClassDef, ast.Module)):
@@ -99,7 +99,7 @@ class _Search:
         return self._caller(at, loss, depth) if isinstance(at, FUNCTIONS) else None
 
     def _caller(self, function: Function, loss: ast.expr, depth: int) -> Step | None:
-        """Go on where the function that was handed the loss is called."""
+        """Continue where the function that receives the loss is called."""
         callers = self.project.callers(function)
         if len(callers) != 1 or depth > 3 or not isinstance(loss, ast.Name):
             return None
@@ -108,7 +108,7 @@ class _Search:
         return None if passed is None else self.upward(Place(call, scope), passed, splits=False, depth=depth + 1)
 
     def _in_block(self, scope: Scope, statement: ast.stmt, needed: set[str], inline: ast.expr | None) -> Step | None:
-        """The statements before one, among its own, that the loss is computed by."""
+        """Return the statements before a statement, in its block, that compute the loss."""
         block = scope.source.block(statement)
         end = block.index(statement)
         chosen: list[int] = []
@@ -124,13 +124,13 @@ class _Search:
         return Step(scope, statements, statement, inline, self._direct(statements, scope))
 
     def _calls(self, node: ast.AST, scope: Scope, depth: int = 0) -> bool:
-        """Whether a node calls the model, or a function that does."""
+        """Return whether a node calls the model, or a function that does."""
         scopes = scope.source.scopes
         calls = [item for item in ast.walk(node) if isinstance(item, ast.Call)]
         return any(self._runs_model(call, scopes.of.get(call, scope), depth) for call in calls)
 
     def _direct(self, nodes: Iterable[ast.AST], scope: Scope) -> tuple[ast.Call, ...]:
-        """The calls whose function is the model that the optimizer trains."""
+        """Return the direct calls of the model that the optimizer trains."""
         scopes = scope.source.scopes
         calls = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.Call) and _is_variable(item.func)]
         return tuple(sorted((call for call in calls if self._is_trained(call, scopes.of[call])), key=_position))
@@ -151,21 +151,21 @@ class _Search:
             return False
         if isinstance(call.func, ast.Name | ast.Attribute):
             made = origins(self.project, call.func, scope)
-            if not _is_variable(call.func):  # a method of what is a module itself, not of what a module gave
+            if not _is_variable(call.func):  # a method of a module, not of a module's result
                 made = made[:1]
             return any(item.call in self.models or is_module(self.project, item) for item in made)
         return False
 
 
 def _is_variable(expression: ast.expr) -> bool:
-    """Whether an expression is written as a module is: `model`, `self.model`, `model.module`."""
+    """Return whether an expression has the form of a module variable: `model`, `self.model`, `model.module`."""
     if not isinstance(expression, ast.Attribute):
         return isinstance(expression, ast.Name)
     return expression.attr == "module" or (isinstance(expression.value, ast.Name) and expression.value.id == "self")
 
 
 def _computes(loss: ast.expr) -> bool:
-    """Whether more is done to the loss than scaling it and averaging it over devices."""
+    """Return whether an expression does more than scale the loss and average it over devices."""
     if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr in ("scale", "mean", "sum"):
         return any(isinstance(node, ast.Call) for part in (loss.func.value, *loss.args) for node in ast.walk(part))
     return any(isinstance(node, ast.Call) for node in ast.walk(loss))
@@ -176,19 +176,19 @@ def _position(call: ast.Call) -> tuple[int, int]:
 
 
 def is_split(statement: ast.stmt, call: ast.AST) -> bool:
-    """Whether a statement is nothing but the call."""
+    """Return whether a statement consists only of the call."""
     return isinstance(statement, ast.Expr) and statement.value is call
 
 
 def read_names(node: ast.AST) -> Iterator[str]:
-    """The names, and names with attributes (`self.loss`), that a node reads."""
+    """Yield the names, also with attributes (`self.loss`), that a node reads."""
     for item in ast.walk(node):
         if isinstance(item, ast.Name | ast.Attribute) and isinstance(item.ctx, ast.Load):
             yield ast.unparse(item)
 
 
 def bound_names(statement: ast.stmt) -> Iterator[str]:
-    """The names, also with attributes, that a statement assigns, not those of functions defined in it."""
+    """Yield the names, also with attributes, that a statement assigns, excluding functions defined in it."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
@@ -200,8 +200,8 @@ def bound_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def plain_inputs(step: Step) -> list[str]:
-    """The names that the model is called with first, and that its own function binds before the step begins."""
+    """Return the names of the model's first arguments that the same function binds before the step."""
     bound = {name for statement in step.statements for name in bound_names(statement)}
     names = [call.args[0].id for call in step.calls if call.args and isinstance(call.args[0], ast.Name)]
-    own = step.scope.binds.keys() - step.scope.elsewhere.keys()  # assigned to here, any other name would become another
+    own = step.scope.binds.keys() - step.scope.elsewhere.keys()  # assigning to any other name would create a new variable
     return [name for name in dict.fromkeys(names) if name in own - bound]

@@ -1,4 +1,4 @@
-"""A plan as a patch of the user's own source: what can be written is, the rest is left with the reason."""
+"""Write a plan into the user's own source as a patch, and give the reason for everything that cannot be written."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _OTHER_NAMES = {
     "lightning.Fabric": ("lightning.fabric.Fabric",),
     "lightning.Trainer": ("lightning.pytorch.Trainer", "pytorch_lightning.Trainer"),
 }
-"""The other full names of classes that `Optimization.framework_arguments` names."""
+"""Other full names of classes that `Optimization.framework_arguments` names."""
 _TRAINERS = {"lightning": "lightning.Trainer", "transformers": "transformers.TrainingArguments"}
-"""The framework that `Card.left_to` names -> the class that its settings go to."""
+"""Framework named by `Card.left_to` -> the class that takes its settings."""
 _BOM = "\ufeff"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """What of a plan can be written into a script.
+    """The parts of a plan that can be written into a script.
 
     Attributes:
-        diff: A unified diff with the prefixes a/ and b/, as `patch -p1` and `git apply` take it; empty where nothing could
-            be written. Write it as bytes of UTF-8, since line ends are the files' own.
-        folder: Where it applies: the present folder, or the script's where some file lies outside of that.
-        written: Name -> one line of what was changed.
-        left: Name -> why it was not, and below that the lines to write by hand.
+        diff: A unified diff with the prefixes a/ and b/, for `patch -p1` and `git apply`; empty if nothing can be written.
+            Write it as UTF-8 bytes, because line ends are those of the files.
+        folder: The folder to apply it in: the working folder, or the script's if a file is outside of the working folder.
+        written: Name -> one line about the change.
+        left: Name -> why it cannot be written, followed by the lines to write by hand.
     """
 
     diff: str = ""
@@ -48,7 +48,7 @@ class Patch:
 
 
 def suggest(plan: Plan, script: Path) -> Patch:
-    """Write a plan into a script and into the files that it imports from its own folder tree; nothing on disk changes.
+    """Write a plan into a script and into the files that it imports from its own folder tree. Changes nothing on disk.
 
     Args:
         plan: The optimizations, with their settings.
@@ -57,7 +57,7 @@ def suggest(plan: Plan, script: Path) -> Patch:
     start = script.resolve()
     before, refused = follow(start)
     if start not in before:
-        reason = refused.get(start, f"there is no file {script}")
+        reason = refused.get(start, f"file {script} does not exist")
         return Patch(left=dict.fromkeys(plan.names, reason))
     sources, written, left = before, dict[str, str](), dict[str, str]()
     project = Project(start, sources)
@@ -72,7 +72,7 @@ def suggest(plan: Plan, script: Path) -> Patch:
             left[name] = "\n    ".join([f"{error.reason}.", *_by_hand(item, error), *_hints(project, item)])
         except RecursionError:
             left[name] = "\n    ".join(["the source is nested too deeply.", *item.by_hand()])
-        except Exception as error:  # noqa: BLE001 - a source that is read wrongly must not cost the plan itself
+        except Exception as error:  # noqa: BLE001 - a source that is analysed wrongly must not lose the plan itself
             left[name] = f"{FAILED}: {type(error).__name__}: {error}. Please report it."
         else:
             sources = {**sources, **changed}
@@ -83,7 +83,7 @@ def suggest(plan: Plan, script: Path) -> Patch:
 
 
 def _written(project: Project, item: Optimization) -> tuple[dict[Path, Source], str]:
-    """The files that one technique changes, and what is changed. Raises UnwritableError; the project stays as it is."""
+    """Return the files that one optimization changes, and a description. May raise UnwritableError."""
     changes = Changes(project)
     words = item.write_patch(script_edits(changes))
     changed = {}
@@ -91,7 +91,7 @@ def _written(project: Project, item: Optimization) -> tuple[dict[Path, Source], 
         try:
             changed[source.path] = Source(source.path, text, source)
         except SyntaxError as error:
-            raise UnwritableError(f"{source.path.name} would not be Python any more: {error}") from error
+            raise UnwritableError(f"{source.path.name} would no longer be valid Python: {error}") from error
     return changed, words
 
 
@@ -101,14 +101,14 @@ def _only_environment(item: Optimization) -> bool:
 
 
 def _leave_environment(items: Sequence[Optimization], script: Path) -> NoReturn:
-    """Raise UnwritableError with the command that sets all variables the plan needs, which no line of the script can."""
+    """Raise UnwritableError with a command that sets all variables of the plan, because no line of the script can."""
     try:
         variables = required_environment(items)
     except (MachineError, PlanError) as error:
         raise UnwritableError(str(error).rstrip(".")) from error
     given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     raise UnwritableError(
-        "it is read before Python starts, so it stands in the command", f"{given} python {shlex.quote(str(script))}"
+        "it is read before Python starts, so set it in the command", f"{given} python {shlex.quote(str(script))}"
     )
 
 
@@ -117,7 +117,7 @@ def _by_hand(item: Optimization, error: UnwritableError) -> tuple[str, ...]:
 
 
 def _hints(project: Project, item: Optimization) -> list[str]:
-    """What the frameworks that the project uses have for an optimization."""
+    """Return the settings for an optimization in the frameworks that the project uses."""
 
     def used(name: str) -> bool:
         return bool(project.calls_of(name, *_OTHER_NAMES.get(name, ())))
@@ -131,7 +131,7 @@ def _hints(project: Project, item: Optimization) -> list[str]:
 
 
 def _folder(script: Path, changed: list[Path]) -> Path:
-    """The present folder where all files lie below it; that of the script's files otherwise."""
+    """Return the working folder if it contains all files, otherwise the innermost folder that does."""
     here = Path.cwd().resolve()
     if all(path.is_relative_to(here) for path in changed):
         return here
@@ -151,7 +151,7 @@ def _diff(path: Path, before: str, after: str, folder: Path) -> str:
         return ""
     mark = _BOM if path.read_bytes().startswith(_BOM.encode()) else ""
     name = path.relative_to(folder).as_posix()
-    end = "\t\n" if any(letter.isspace() for letter in name) else "\n"  # where a name with blanks ends
+    end = "\t\n" if any(letter.isspace() for letter in name) else "\n"  # a tab ends a name that contains spaces
     old, new = (_lines(mark + text) for text in (before, after))
     hunks = difflib.unified_diff(old, new, n=3)
     header = [f"--- a/{name}{end}", f"+++ b/{name}{end}"]
@@ -159,7 +159,7 @@ def _diff(path: Path, before: str, after: str, folder: Path) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines as tools of patches see them: only a line feed ends one."""
+    """Split a text into lines as patch tools do: only a line feed ends a line."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
