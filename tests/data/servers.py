@@ -1,4 +1,4 @@
-"""Servers of stores, started by the tests: plain HTTP, which can be told to fail, and S3 by moto."""
+"""Servers of stores for the tests: plain HTTP with configurable failures, and S3 by moto."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class FileServer:
-    """Serves a folder over HTTP.
+    """Serve a folder over HTTP.
 
     Attributes:
-        requests: Paths asked for, in order, each with its range.
-        fail: Answers left that are an error.
-        stall_s: Seconds before each answer.
-        released: Set, nobody waits any longer.
-        ranges: Whether ranges are understood.
+        requests: Requested paths in order, each with its range.
+        fail: Number of following responses that are errors.
+        stall_s: Delay of each response in seconds.
+        released: When set, no response is delayed any longer.
+        ranges: True if range requests are supported.
     """
 
     def __init__(self, folder: Path) -> None:  # noqa: C901  the handler belongs to its server
@@ -57,7 +57,7 @@ class FileServer:
                 if body:
                     try:
                         self.wfile.write(part)
-                    except (BrokenPipeError, ConnectionResetError):  # whoever asked has given up
+                    except (BrokenPipeError, ConnectionResetError):  # the client has disconnected
                         return
 
             def log_message(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""One interface, four homes: what was put in comes out, or nothing does; never anything else."""
+"""All cache backends return exactly what was stored, or nothing."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from hasten.data.cache.contract import MISSING
 
 HOMES = ["memory", "lmdb", "redis"]
 REDIS = shutil.which("redis-server")
-NO_REDIS = "no redis-server here: apt-get install redis-server"
+NO_REDIS = "redis-server is not installed: apt-get install redis-server"
 
 
 class Server:
-    """A Redis server of our own, on a port of its own."""
+    """Run a private Redis server on a free port."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:
@@ -79,15 +79,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         if os.environ.get("HASTEN_CI"):
             raise AssertionError(NO_REDIS)
         pytest.skip(NO_REDIS)
-    made = Server(tmp_path_factory.mktemp("redis"))
-    made.start()
-    yield made
-    made.kill()
+    server = Server(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(params=HOMES)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Cache]:
-    """Makes a cache of a kind; the same one again each time, where it can be shared."""
+    """Return a function that creates a cache of one kind, or reopens the same one if it can be shared."""
 
     def made(max_bytes: int = 10**6) -> Cache:
         if request.param == "memory":
@@ -157,7 +157,7 @@ def test_a_value_is_a_copy(make: Any) -> None:
         assert cache.get("a").tolist() == [0, 0, 0]
 
 
-def test_what_is_no_plain_data_is_not_kept(make: Any) -> None:
+def test_values_that_are_not_plain_data_are_refused(make: Any) -> None:
     with make() as cache:
         assert not cache.put("a", object())
         assert not cache.put("a", {"f": lambda: 0})
@@ -166,14 +166,14 @@ def test_what_is_no_plain_data_is_not_kept(make: Any) -> None:
 
 def test_it_keeps_within_its_bound(make: Any) -> None:
     if make.kind == "redis":
-        pytest.skip("a Redis server has a bound of its own (maxmemory)")
+        pytest.skip("Redis servers have their own limit (maxmemory)")
     with make(100_000) as cache:
         for number in range(100):
             cache.put(str(number), np.full(5_000, number, np.uint8))
         assert cache.num_bytes <= 100_000
         kept = [number for number in range(100) if cache.get(str(number)) is not MISSING]
         assert 5 <= len(kept) <= 20
-        assert (99 in kept) == (make.kind == "memory")  # the database keeps the first, memory the last
+        assert (99 in kept) == (make.kind == "memory")  # LMDB keeps the first values, memory the last
         assert not cache.put("large", np.zeros(200_000, np.uint8))
         for number in kept:
             assert (cache.get(str(number)) == number).all()
@@ -199,7 +199,7 @@ def fill(cache: Cache, first: int) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_processes_share_it(make: Any, how: str) -> None:
     if make.kind == "memory":
-        pytest.skip("it is this process's own")
+        pytest.skip("a memory cache is not shared")
     cache = make(10**7)
     cache.put("before", 1)
     context: Any = multiprocessing.get_context(how)
@@ -229,7 +229,7 @@ for number in range(10**9):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_a_killed_writer_leaves_nothing_wrong(make: Any, seed: int) -> None:
     if make.kind == "memory":
-        pytest.skip("it ends with its process")
+        pytest.skip("a memory cache ends with its process")
     cache = make(10**8)
     with subprocess.Popen([sys.executable, "-c", KILLED, pickle.dumps(cache).hex()], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -266,7 +266,7 @@ def test_a_flipped_bit_is_a_miss(tmp_path: Path, bit: int) -> None:
     assert other.stats.damaged == 1
 
 
-def test_a_folder_that_is_no_cache_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"something else" * 1000)
     with pytest.raises(DataError, match="remove the folder, or use another one"):
         LmdbCache(tmp_path, 10**6)
@@ -275,7 +275,7 @@ def test_a_folder_that_is_no_cache_is_told(tmp_path: Path) -> None:
             kind(0)
 
 
-def test_a_full_disk_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_existing_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lmdb = pytest.importorskip("lmdb")
     cache = LmdbCache(tmp_path, 10**6)
     cache.put("a", 1)
@@ -292,7 +292,7 @@ def test_a_full_disk_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.Mon
 def test_redis_going_away_costs_one_warning_and_no_value(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     from hasten.data.cache import redis
 
-    monkeypatch.setattr(redis, "_AGAIN_S", 0.3)
+    monkeypatch.setattr(redis, "_RETRY_S", 0.3)
     cache = RedisCache(server.url, prefix="away:", timeout_s=0.5)
     cache.put("a", 1)
     server.kill()
@@ -301,7 +301,7 @@ def test_redis_going_away_costs_one_warning_and_no_value(server: Server, monkeyp
             assert cache.get("a") is MISSING
         assert len(warned) == 1
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # no second one
+            warnings.simplefilter("error")  # no second warning
             assert cache.is_away
             assert cache.put("b", np.arange(3))
             assert cache.get("b").tolist() == [0, 1, 2]
@@ -314,7 +314,7 @@ def test_redis_going_away_costs_one_warning_and_no_value(server: Server, monkeyp
     back: bool = cache.is_away
     assert not back
     assert RedisCache(server.url, prefix="away:").get("c") == 3
-    assert cache.get("b").tolist() == [0, 1, 2]  # what was kept meanwhile is still found
+    assert cache.get("b").tolist() == [0, 1, 2]  # values stored meanwhile are still found
 
 
 def test_redis_forgets_after_its_time_and_prefixes_do_not_meet(server: Server) -> None:
@@ -341,7 +341,7 @@ def test_a_password_is_in_no_message() -> None:
     assert "SECRET" not in str(error.value)
 
 
-def test_keys_say_all_that_went_in() -> None:
+def test_keys_differ_for_different_content() -> None:
     keys = [
         key_of(part)
         for part in (

@@ -1,8 +1,8 @@
-"""MDS and LitData folders, laid down by hand as their libraries lay them down: every kind of value comes back as it was.
+"""MDS and LitData folders, written by hand in the format of the libraries, return every kind of value unchanged.
 
 The writers here follow `MDSWriter.encode_joint_shard` (mosaicml-streaming, streaming/base/format/mds/writer.py) and
-`BinaryWriter._create_chunk` (LitData, src/litdata/streaming/writer.py). Where one of the libraries is installed, a folder
-that it wrote itself is read as well.
+`BinaryWriter._create_chunk` (LitData, src/litdata/streaming/writer.py). If a library is installed, a folder written by it is
+read as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def u32(*numbers: int) -> bytes:
 
 
 def chunk(samples: Sequence[bytes], config: bytes = b"") -> bytes:
-    """A count, where each sample begins, a part that readers skip, and the samples."""
+    """Build a chunk: a count, the start of each sample, a part that readers skip, and the samples."""
     head = 4 + 4 * (len(samples) + 1) + len(config)
     offsets = np.cumsum([head, *map(len, samples)])
     return u32(len(samples), *offsets.tolist()) + config + b"".join(samples)
@@ -77,7 +77,7 @@ def mds_values(number: int) -> dict[str, Any]:
 
 
 def mds_fields(values: dict[str, Any]) -> list[bytes]:
-    """Each column as its encoding has it; an array of no fixed type or shape says both before its numbers."""
+    """Encode each column. An array without a fixed type or shape stores both before its numbers."""
     array, typed = values["array"], values["typed"]
     return [
         bytes([16, (1 << 2) | 0, len(array)]) + array.tobytes(),
@@ -156,7 +156,7 @@ def test_mds_shards_come_back_value_by_value(tmp_path: Path, compression: str | 
     assert (types["array"], types["typed"]) == (pa.list_(pa.uint16()), pa.list_(pa.list_(pa.float32())))
 
 
-def test_a_damaged_sample_of_a_shard_is_set_aside_and_a_cut_shard_is_told(tmp_path: Path) -> None:
+def test_a_damaged_sample_is_quarantined_and_a_truncated_shard_is_refused(tmp_path: Path) -> None:
     samples = mds_samples(range(30))
     at = samples[3].index("é3".encode())
     samples[3] = samples[3][:at] + b"\xff" + samples[3][at + 1 :]
@@ -180,7 +180,7 @@ def test_a_damaged_sample_of_a_shard_is_set_aside_and_a_cut_shard_is_told(tmp_pa
     [
         ({"version": 1}, "of format 'mds', version 1: only MDS version 2 is supported"),
         ({"column_encodings": ["pkl", *list(MDS.values())[1:]]}, "'pkl', which is not supported: pickles can run any code"),
-        ({"column_encodings": ["pil", *list(MDS.values())[1:]]}, "'pil', which is not read. Write the dataset"),
+        ({"column_encodings": ["pil", *list(MDS.values())[1:]]}, "'pil', which is not supported. Write the dataset"),
         ({"raw_data": {"basename": "../other", "bytes": 1}}, "lists other, which does not exist"),
     ],
 )
@@ -213,7 +213,7 @@ def litdata_item(*leaves: bytes) -> bytes:
     return u32(*map(len, leaves)) + b"".join(leaves)
 
 
-@pytest.mark.parametrize("order", ["<", ">"])  # of a tensor's head: newer versions write its big end first
+@pytest.mark.parametrize("order", ["<", ">"])  # byte order of a tensor's header: newer versions use big-endian
 def test_litdata_chunks_come_back_value_by_value(tmp_path: Path, order: str) -> None:
     def item(number: int) -> bytes:
         matrix = np.arange(4, dtype=np.float32).reshape(2, 2) + number
@@ -223,7 +223,7 @@ def test_litdata_chunks_come_back_value_by_value(tmp_path: Path, order: str) -> 
             struct.pack("<d", number / 3),
             bytes([number % 2]),
             b"\xff\xd8" + bytes([number]),
-            struct.pack(f"{order}4I", 0, 2, 2, 2) + matrix.tobytes(),  # a tensor: its type, its dimensions, its shape
+            struct.pack(f"{order}4I", 0, 2, 2, 2) + matrix.tobytes(),  # a tensor: type, number of dimensions, shape
             u32(4, 2, 1, 3) + bytes([number, 1, 2]),  # an array
             np.arange(number, dtype=np.int32).tobytes(),  # a tensor of one dimension has no header
         )
@@ -248,7 +248,7 @@ def test_litdata_chunks_come_back_value_by_value(tmp_path: Path, order: str) -> 
     ]
 
 
-def test_litdata_items_that_are_no_dictionaries(tmp_path: Path) -> None:
+def test_litdata_items_that_are_not_dictionaries(tmp_path: Path) -> None:
     write_litdata(tmp_path / "text", ["str"], None, [[litdata_item(b"one"), litdata_item(b"two")]])
     convert(tmp_path / "text", tmp_path / "s")
     assert rows_of(tmp_path / "s") == [{"data": "one"}, {"data": "two"}]

@@ -1,4 +1,4 @@
-"""The same conversion on a real Ray cluster of two worker processes: the same bytes, whoever dies on the way."""
+"""A conversion on a real Ray cluster of two workers gives the same bytes, even if a worker is killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def content(path: Path) -> list[list[str]]:
-    """The checksums of a store's files, shard after shard: their names are random, and their bytes are not."""
+    """Return the checksums of a store's files by shard. The file names are random, but the bytes are not."""
     return [[file.sha256 for file in shard.files] for shard in Store(path).manifest.shards]
 
 
@@ -78,7 +78,7 @@ def deadly(task):
     return die() if task.number == 3 else whole(task)
 
 def refusing(task):
-    raise DataError("the words of the unit")
+    raise DataError("the message of the unit")
 
 def converted(name, unit):
     cluster.convert_unit = unit
@@ -99,14 +99,14 @@ print(json.dumps(found))
 
 
 @pytest.mark.long
-def test_a_cluster_of_two_workers_makes_the_same_bytes_whoever_is_killed(source: Path) -> None:
+def test_a_cluster_of_two_workers_makes_the_same_bytes_even_if_workers_are_killed(source: Path) -> None:
     root = source.parent
     convert(source, root / "plain", processes=1)
     found = json.loads(run(["-c", CLUSTER, str(root)]).splitlines()[-1])
     assert len(list((root / "pids").iterdir())) >= 2
     assert (root / "killed").exists()
     assert (found["two workers"], found["killed once"]) == (0, 0)
-    assert found["refused"] == "the words of the unit"
+    assert found["refused"] == "the message of the unit"
     assert "the Ray job failed" in found["killed always"]
     assert "completed units are kept. Run the same command again" in found["killed always"]
     assert found["goes on"] > 0

@@ -1,4 +1,4 @@
-"""From what people have to a store: the same rows, whatever happens on the way."""
+"""Conversions give the same rows in all circumstances: interruptions, bad records, several processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_file_without_a_last_newline_and_with_empty_lines(tmp_path: Path) -> N
     assert all_rows(tmp_path / "s") == [{"a": 1}, {"a": 2}]
 
 
-def test_bad_records_are_set_aside_and_their_content_is_in_no_message(tmp_path: Path) -> None:
+def test_bad_records_are_quarantined_and_no_message_shows_their_content(tmp_path: Path) -> None:
     records = write_jsonl(tmp_path / "a.jsonl", 500)
     lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
     lines[100:100] = [b'{"id": 7, "text": "SECRET\n', b'["SECRET"]\n', b'{"id": "SECRET", "text": "x"}\n']
@@ -73,27 +73,27 @@ def test_bad_records_are_set_aside_and_their_content_is_in_no_message(tmp_path: 
     assert (made.num_records, made.num_bad) == (500, 4)
     assert all_rows(tmp_path / "s") == records
     assert made.quarantine is not None
-    told = [json.loads(line) for line in made.quarantine.read_text().splitlines()]
-    assert [one["reason"].split(" at ")[0].split(":")[0] for one in told] == [
+    entries = [json.loads(line) for line in made.quarantine.read_text().splitlines()]
+    assert [entry["reason"].split(" at ")[0].split(":")[0] for entry in entries] == [
         "invalid JSON",
         "not a record {...} but a list",
         "field 'id' is not of type int64",
         "invalid UTF-8",
     ]
-    assert told[0]["position"] == f"byte {sum(map(len, lines[:100]))}"
-    assert base64.b64decode(told[1]["record_base64"]) == b'["SECRET"]\n'
+    assert entries[0]["position"] == f"byte {sum(map(len, lines[:100]))}"
+    assert base64.b64decode(entries[1]["record_base64"]) == b'["SECRET"]\n'
     assert stat.S_IMODE(made.quarantine.stat().st_mode) == 0o600
 
 
-def test_a_field_that_only_late_records_have_is_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "_LOOKED_AT", 10)
+def test_a_field_that_only_late_records_have_is_not_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "_INFERRED_RECORDS", 10)
     records = [{"id": n} for n in range(200)]
     text = "".join(json.dumps(record if n != 100 else {**record, "late": 1}) + "\n" for n, record in enumerate(records))
     (tmp_path / "a.jsonl").write_text(text)
     made = convert(tmp_path / "a.jsonl", tmp_path / "s")
     assert made.quarantine is not None
     assert "unknown field 'late': it is not in the records that the types were inferred from" in made.quarantine.read_text()
-    convert(tmp_path / "a.jsonl", tmp_path / "t", columns=["id"])  # named, the others are left out on purpose
+    convert(tmp_path / "a.jsonl", tmp_path / "t", columns=["id"])  # with explicit columns, the others are omitted on purpose
     assert all_rows(tmp_path / "t") == records
 
 
@@ -107,7 +107,7 @@ def test_too_many_bad_records_fail_and_publish_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a store"):
         Store(tmp_path / "s")
     (kept,) = (tmp_path / "s").rglob("bad.jsonl")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600  # they are nobody else's to read, not even meanwhile
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600  # only the owner can read them, even during the conversion
     assert convert(tmp_path / "a.jsonl", tmp_path / "s", max_bad_frac=0.2).num_bad == 10
 
 
@@ -130,7 +130,7 @@ def test_an_array_of_json(tmp_path: Path, encoding: str) -> None:
         ("[]", "contains no records"),
     ],
 )
-def test_a_broken_array_is_told(tmp_path: Path, text: str, words: Any) -> None:
+def test_an_invalid_array_is_refused(tmp_path: Path, text: str, words: Any) -> None:
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=words) as told:
         convert(tmp_path / "a.json", tmp_path / "s")
@@ -159,7 +159,7 @@ def test_parquet(tmp_path: Path) -> None:
 def test_half_a_surrogate_pair_and_a_huge_integer_in_an_array_are_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_array, "_LOOKED_AT", 2)
+    monkeypatch.setattr(json_array, "_INFERRED_RECORDS", 2)
     bad = ['{"text": "\\ud800", "number": 1}', '{"text": "a", "number": 123456789012345678901234567890}']
     records = ['{"text": "good", "number": 1}'] * 300
     records[100:100] = bad
@@ -186,7 +186,7 @@ def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "a.npy", tmp_path / "s")
 
 
-def picture(seed: int, size: tuple[int, int] = (64, 48)) -> bytes:
+def jpeg_file(seed: int, size: tuple[int, int] = (64, 48)) -> bytes:
     from PIL import Image
 
     pixels = np.random.default_rng(seed).integers(0, 255, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
@@ -201,23 +201,23 @@ def test_folders_of_images(tmp_path: Path) -> None:
     for number in range(20):
         path = tmp_path / "images" / f"class{number % 2}" / f"{number:02d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(number))
+        path.write_bytes(jpeg_file(number))
     (tmp_path / "images" / "class0" / "bad.jpg").write_bytes(b"no image")
     made = convert(tmp_path / "images", tmp_path / "s", max_bad_frac=0.1)
     rows = all_rows(tmp_path / "s")
     assert (len(rows), made.num_bad) == (20, 1)
-    assert rows[0]["image"] == picture(0)
+    assert rows[0]["image"] == jpeg_file(0)
     assert {(row["label"], row["height"], row["width"]) for row in rows} == {("class0", 48, 64), ("class1", 48, 64)}
     convert(tmp_path / "images", tmp_path / "t", max_bad_frac=0.1, pixels="decoded", size=(24, 32))
     images = Store(tmp_path / "t").take([0])["image"]
-    want = np.asarray(Image.open(io.BytesIO(picture(0))).convert("RGB").reduce(2))
+    want = np.asarray(Image.open(io.BytesIO(jpeg_file(0))).convert("RGB").reduce(2))
     assert np.array_equal(images[0], want)
 
 
 def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(picture(0))
-    (tmp_path / "images" / "b.jpg").write_bytes(picture(0, (32, 32)))
+    (tmp_path / "images" / "a.jpg").write_bytes(jpeg_file(0))
+    (tmp_path / "images" / "b.jpg").write_bytes(jpeg_file(0, (32, 32)))
     with pytest.raises(DataError, match="the images have different sizes"):
         convert(tmp_path / "images", tmp_path / "s", pixels="decoded")
 
@@ -247,7 +247,7 @@ def test_webdataset(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for number in range(20):
             for ending, data in (
-                ("jpg", picture(number)),
+                ("jpg", jpeg_file(number)),
                 ("cls", str(number).encode()),
                 ("json", json.dumps({"a": number}).encode()),
                 ("txt", f"é{number}".encode()),
@@ -257,7 +257,7 @@ def test_webdataset(tmp_path: Path) -> None:
                 archive.addfile(member, io.BytesIO(data))
     convert(tmp_path / "a.tar", tmp_path / "s")
     rows = all_rows(tmp_path / "s")
-    assert rows[3] == {"__key__": "folder/003", "jpg": picture(3), "cls": 3, "json": {"a": 3}, "txt": "é3"}
+    assert rows[3] == {"__key__": "folder/003", "jpg": jpeg_file(3), "cls": 3, "json": {"a": 3}, "txt": "é3"}
     assert len(rows) == 20
 
 
@@ -321,7 +321,7 @@ job.convert(sys.argv[1], sys.argv[2], processes=1)
 
 @contextmanager
 def slow_conversion(source: Path, store: Path) -> Iterator[subprocess.Popen[str]]:
-    """A conversion of small units in a process of its own, which prints the number of each when it is done."""
+    """Run a conversion of small units in its own process, which prints the number of each completed unit."""
     command = [sys.executable, "-c", KILLED, str(source), str(store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -338,7 +338,7 @@ def kill_after(process: subprocess.Popen[str], units: int) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
-def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_conversion_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "UNIT_BYTES", 3_001)
     records = write_jsonl(tmp_path / "a.jsonl", 500)
     with slow_conversion(tmp_path / "a.jsonl", tmp_path / "s") as process:
@@ -361,7 +361,7 @@ jsonl.UNIT_BYTES = 3001
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 def patch(moment):
-    if moment == "bad records aside":
+    if moment == "bad records written":
         job.publish_written = die
     elif moment == "shards moved":
         publish.write_atomically = die
@@ -382,7 +382,7 @@ for moment in sys.argv[2:]:
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-MOMENTS = ["bad records aside", "some shards moved", "shards moved", "published"]
+MOMENTS = ["bad records written", "some shards moved", "shards moved", "published"]
 
 
 def test_bad_records_are_found_whenever_the_publisher_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,9 +411,7 @@ def test_bad_records_are_found_whenever_the_publisher_was_killed(tmp_path: Path,
             convert(tmp_path / "a.jsonl", store, processes=1)
 
 
-def test_bad_records_of_a_conversion_that_nobody_took_up_are_cleaned_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_records_of_an_abandoned_conversion_are_cleaned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl(tmp_path / "a.jsonl", 200)
     (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text() + "one\n")
     kept = convert(tmp_path / "b.jsonl", tmp_path / "s", processes=1).quarantine
@@ -430,7 +428,7 @@ def test_bad_records_of_a_conversion_that_nobody_took_up_are_cleaned_away(
     assert list((tmp_path / "s" / "quarantine").iterdir()) == [kept]
 
 
-def test_a_source_that_changed_is_converted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changed_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "UNIT_BYTES", 3_001)
     write_jsonl(tmp_path / "a.jsonl", 500)
     with slow_conversion(tmp_path / "a.jsonl", tmp_path / "s") as process:
@@ -464,7 +462,7 @@ def test_conversions_append(tmp_path: Path) -> None:
     assert all_rows(tmp_path / "s") == [*first, {"id": 9, "text": "b", "tags": [], "score": 1.0}]
 
 
-def test_kinds_are_found_and_doubts_are_told(tmp_path: Path) -> None:
+def test_formats_are_detected_and_ambiguous_ones_are_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", 3)
     (tmp_path / "b.csv").write_text("a\n1\n")
     assert reader_for(tmp_path / "a.jsonl").name == "jsonl"

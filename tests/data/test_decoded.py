@@ -1,4 +1,4 @@
-"""Image files of a batch are decoded into one array, in memory that is used again, and what cannot be is named."""
+"""The image files of a batch are decoded into one array in reused memory, and errors name the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hasten.data.pictures import decode
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]], **columns: Any) -> Path:
-    """A store of JPEG files of these sizes; a size of nothing is a damaged file."""
+    """Write a store of JPEG files of these sizes. A size of None is a damaged file."""
     image = pytest.importorskip("PIL.Image")
     files = []
     for number, size in enumerate(sizes):
@@ -42,17 +42,17 @@ def test_image_files_are_decoded_into_one_tensor_a_batch(tmp_path: Path, workers
             assert isinstance(batch["image"], torch.Tensor)
             assert batch["image"].shape == (batch.num_rows, *(size or (48, 64)), 3)
             held.append(batch)
-    for batch in held:  # all held: the memory of none was used again
+    for batch in held:  # all batches are referenced, so no memory was reused
         for number, pixels in zip(batch["number"].to_pylist(), batch["image"].numpy(), strict=True):
             assert np.array_equal(pixels, decode(files[number]["image"], size))
 
 
-def test_memory_of_decoded_pictures_is_used_again(tmp_path: Path) -> None:
+def test_memory_of_decoded_images_is_reused(tmp_path: Path) -> None:
     stream = Stream(photos(tmp_path, [(200, 200)] * 12), batch_size=2, transform=DecodeImages("image", form="numpy"))
     assert len({batch["image"].ctypes.data for batch in stream}) <= 2
 
 
-def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_image_that_cannot_be_decoded(tmp_path: Path) -> None:
     sizes = [(40, 40), (40, 40), (0, 0)]
     store = photos(tmp_path, sizes, path=["a.jpg", "b.jpg", "c.jpg"])
     with pytest.raises(DataError, match=r"^c\.jpg cannot be used: the image cannot be decoded.* Convert the folder again"):

@@ -1,4 +1,4 @@
-"""Frameworks take a stream where they take an iterable dataset, and a store where they take a map-style one."""
+"""Frameworks accept a stream as an iterable dataset, and a store as a map-style dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 class Linear(nn.Module):
-    """Learns the sum."""
+    """Learn the sum of the inputs."""
 
     def __init__(self) -> None:
         super().__init__()

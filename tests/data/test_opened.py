@@ -1,4 +1,4 @@
-"""What has to come from the disk is asked for before it is needed, and nothing else is."""
+"""Blocks that must be read from disk are requested ahead of time, and other blocks are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hasten.data.stream.samples import RowSamples, Samples
 
 
 class Blocks(Samples):
-    """Blocks of one sample, of which some have to be read; it tells what was done with each."""
+    """Provide blocks of one sample, some of them on disk, and record the calls for each."""
 
     def __init__(self, on_disk: set[int]) -> None:
         self.counts = np.ones(6, np.int64)
@@ -61,7 +61,7 @@ def test_windows_are_asked_for_early_once_one_had_to_be_read(
 
 
 def resident(mapped: LocalMap, start: int, end: int) -> bool:
-    """Whether the pages of a range are in memory."""
+    """Return True if the pages of a range are in memory."""
     first = start - start % 4096
     pages = np.zeros(-(-(end - first) // 4096), np.uint8)
     ask = ctypes.CDLL(None, use_errno=True).mincore
@@ -83,11 +83,11 @@ def test_a_range_of_a_file_comes_into_memory(tmp_path: Path, act: str) -> None:
     getattr(mapped, act)(1_000_001, len(data))
     deadline = time.monotonic() + 20
     while not resident(mapped, 1_000_001, len(data)) and time.monotonic() < deadline:
-        assert act == "hint"  # what is needed is there at once
+        assert act == "hint"  # needed ranges are available at once
         time.sleep(0.01)
     assert resident(mapped, 1_000_001, len(data))
     assert np.array_equal(np.frombuffer(mapped.view, np.uint8), data)
-    getattr(mapped, act)(5, 5)  # nothing
+    getattr(mapped, act)(5, 5)  # an empty range
 
 
 def test_an_empty_file_has_nothing_to_read(tmp_path: Path) -> None:
@@ -99,17 +99,17 @@ def test_an_empty_file_has_nothing_to_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A store of 40 blocks of 104 rows."""
+    """Write a store of 40 blocks of 104 rows."""
     with StoreWriter(tmp_path / "store", block_rows=104) as writer:
         writer.write({"text": [f"{number} " * 50 for number in range(4160)], "pixels": np.zeros((4160, 8), np.uint8)})
     return Store(tmp_path / "store")
 
 
-def test_no_more_is_asked_for_than_should_be_in_memory_early(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_stays_within_its_limit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(LocalMap, "hint", lambda _self, start, end: asked.append(end - start))
     RowSamples(store, ["pixels"], []).hint(np.arange(10))
-    assert not asked  # no Arrow blocks are read for these
+    assert not asked  # these columns need no Arrow blocks
     RowSamples(store, None, []).hint(np.arange(10))
     assert len(asked) == 10
     monkeypatch.setattr(reading, "_MOST_HINTED_BYTES", sum(asked[:3]))
@@ -133,6 +133,6 @@ def test_an_epoch_from_the_disk_is_the_same(store: Store, workers: int, monkeypa
         hint(mapped, start, end)
 
     monkeypatch.setattr(LocalMap, "hint", counted)
-    monkeypatch.setattr("hasten.data.stream.opened._FROM_DISK_SECONDS", 0)  # as if each was read from the disk
+    monkeypatch.setattr("hasten.data.stream.opened._FROM_DISK_SECONDS", 0)  # as if every block was read from disk
     assert epoch() == warm
     assert len(set(asked)) == 40

@@ -1,4 +1,4 @@
-"""An order is what it always was, however it is drawn: states of older runs depend on it."""
+"""The order of samples must never change, because the states of older runs depend on it."""
 
 from __future__ import annotations
 

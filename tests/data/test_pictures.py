@@ -1,4 +1,4 @@
-"""Images are decoded and resized to the same pixels by whichever package does it."""
+"""All image libraries decode and resize images to the same pixels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encoded(height: int, width: int, kind: str = "JPEG", **settings: Any) -> byt
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which package decodes JPEG files."""
+    """Select the package that decodes JPEG files."""
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
@@ -52,7 +52,7 @@ def test_jpeg_pixels_are_those_of_pillow(kind: str, size: tuple[int, int]) -> No
     out = np.zeros(want.shape, np.uint8)
     assert decode(memoryview(arrow.as_buffer()), out=out) is out
     np.testing.assert_array_equal(out, want)
-    if size[0] % 2 == size[1] % 2 == 0:  # never decoded at a smaller size unless asked for
+    if size[0] % 2 == size[1] % 2 == 0:  # never decoded at a smaller size by default
         half = np.asarray(Image.open(io.BytesIO(data)).convert("RGB").reduce(2))
         np.testing.assert_array_equal(decode(data, (size[0] // 2, size[1] // 2)), half)
 
@@ -107,7 +107,7 @@ def test_a_mean_over_squares_is_rounded_half_up_as_pillow_does(
     np.testing.assert_array_equal(resize(pixels, (24, 40)), want)
 
 
-def test_rows_seen_in_place_are_reduced_without_a_copy_of_their_own() -> None:
+def test_read_only_rows_are_reduced() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 48, 3), dtype=np.uint8)
-    pixels.setflags(write=False)  # as rows of a mapped store are
+    pixels.setflags(write=False)  # like rows of a mapped store
     np.testing.assert_array_equal(reduced(pixels[1], 2), np.asarray(Image.fromarray(pixels[1]).reduce(2)))

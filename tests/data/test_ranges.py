@@ -1,4 +1,4 @@
-"""Rows picked from several blocks at once are those of the blocks put together."""
+"""Rows picked from several blocks at once equal rows of the concatenated blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[pa.DataType, Any]] = {
 def test_any_rows_of_several_blocks(kind: str, nulls: bool) -> None:
     of, make = KINDS[kind]
     values = [None if nulls and n % 7 == 0 else make(n) for n in range(900)]
-    blocks = [pa.array(values[start : start + 300], of) for start in (600, 0, 300)]  # not as they lie in memory
+    blocks = [pa.array(values[start : start + 300], of) for start in (600, 0, 300)]  # not in the order of memory
     rows = np.random.default_rng(1).integers(0, 900, 2000)
     picked = picker(blocks).take(rows, rows // 300)
     picked.validate(full=True)
@@ -59,7 +59,7 @@ def test_picked_rows_outlive_their_blocks() -> None:
     blocks = [pa.array(["a" * 400] * 2000)]
     picked = picker(blocks).take(np.arange(2000), np.zeros(2000, np.int64))
     del blocks
-    other = pa.array(["b" * 400] * 2000)  # would lie where the rows did
+    other = pa.array(["b" * 400] * 2000)  # would reuse the memory of the rows
     assert picked.to_pylist() == ["a" * 400] * 2000
     assert len(other) == 2000
 

@@ -1,4 +1,4 @@
-"""A store behind a URL: the same rows, each part fetched once, through stalls and failures."""
+"""A store behind a URL returns the same rows and fetches each part once, despite stalls and failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server(folder: Path) -> Iterator[FileServer]:
 
 
 def flat(lists: list[list[int]]) -> list[int]:
-    """The items of lists, in one."""
+    """Flatten lists into one."""
     return list(itertools.chain.from_iterable(lists))
 
 
@@ -64,7 +64,7 @@ def test_rows_come_over_http_each_part_once(folder: Path, server: FileServer, tm
     before = len(server.requests)
     other = Store(Url(f"{server.url}/store", cache_dir=tmp_path))
     assert ids(Stream(other, batch_size=100, seed=2)) == ids(Stream(folder / "store", batch_size=100, seed=2))
-    assert len(server.requests) == before + 1  # the manifest alone
+    assert len(server.requests) == before + 1  # only the manifest
     assert verify(other) == []
 
 
@@ -86,7 +86,7 @@ def test_failures_are_tried_again(server: FileServer, tmp_path: Path) -> None:
     assert store.take([0], ["id"])["id"].to_pylist() == [0]
 
 
-def test_a_request_that_hangs_is_given_up_and_made_again(server: FileServer, tmp_path: Path) -> None:
+def test_a_hanging_request_is_abandoned_and_repeated(server: FileServer, tmp_path: Path) -> None:
     store = Store(Url(f"{server.url}/store", cache_dir=tmp_path, patience=Patience(answer_s=0.3, gone_s=20)))
     server.stall_s = 30.0
     timer = threading.Timer(0.5, lambda: setattr(server, "stall_s", 0.0))
@@ -98,25 +98,27 @@ def test_a_request_that_hangs_is_given_up_and_made_again(server: FileServer, tmp
     server.released.set()
     until = time.monotonic() + 30
     while any(thread.name.startswith("hasten-remote") for thread in threading.enumerate()) and time.monotonic() < until:
-        time.sleep(0.02)  # the request that was given up has a thread of its own, which ends with its answer
+        time.sleep(0.02)  # the thread of the abandoned request ends with its response
 
 
 def test_training_goes_on_when_the_store_comes_back(folder: Path, server: FileServer, tmp_path: Path) -> None:
     store = Store(Url(f"{server.url}/store", cache_dir=tmp_path, patience=QUICK))
     seen = []
-    near: dict[str, Any] = {"window_blocks": 1, "read_ahead": 1}  # so that the first batch needs little of the store
+    near: dict[str, Any] = {"window_blocks": 1, "read_ahead": 1}  # the first batch needs only a small part of the store
     for number, batch in enumerate(Stream(store, batch_size=100, seed=1, **near)):
         seen.append(batch["id"].to_pylist())
         if number == 0:
             server.stop()
             back, asked = threading.Timer(1.0, server.start), len(server.requests)
             back.start()
-    back.join()  # else it starts a server that nobody stops
+    back.join()  # otherwise it would start a server that is never stopped
     assert len(server.requests) > asked
     assert seen == ids(Stream(folder / "store", batch_size=100, seed=1, **near))
 
 
-def test_a_store_that_is_gone_is_told_and_what_was_read_is_kept(folder: Path, server: FileServer, tmp_path: Path) -> None:
+def test_an_unavailable_store_fails_clearly_and_fetched_data_is_kept(
+    folder: Path, server: FileServer, tmp_path: Path
+) -> None:
     store = Store(Url(f"{server.url}/store", cache_dir=tmp_path, patience=Patience(answer_s=0.5, gone_s=0.6)))
     stream = Stream(store, batch_size=100, seed=1)
     seen: list[list[int]] = []
@@ -132,14 +134,14 @@ def test_a_store_that_is_gone_is_told_and_what_was_read_is_kept(folder: Path, se
     assert seen + ids(again) == ids(Stream(folder / "store", batch_size=100, seed=1))
 
 
-def test_what_is_no_store_is_told(server: FileServer, tmp_path: Path) -> None:
+def test_a_url_without_a_store_is_refused(server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"/nothing is not a store: it has no manifest\.json"):
         Store(Url(f"{server.url}/nothing", cache_dir=tmp_path))
     with pytest.raises(DataError, match="cache_bytes must be above 0"):
         Url(f"{server.url}/store", cache_dir=tmp_path, cache_bytes=0)
 
 
-def test_bytes_that_are_not_what_was_written_are_told(folder: Path, server: FileServer, tmp_path: Path) -> None:
+def test_modified_and_missing_files_are_refused(folder: Path, server: FileServer, tmp_path: Path) -> None:
     path = folder / "store" / Store(folder / "store").manifest.shards[0].file("").path
     whole = path.read_bytes()
     try:
@@ -154,7 +156,7 @@ def test_bytes_that_are_not_what_was_written_are_told(folder: Path, server: File
         path.write_bytes(whole)
 
 
-def test_a_damaged_cache_is_fetched_anew(server: FileServer, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_fetched_again(server: FileServer, tmp_path: Path) -> None:
     Store(Url(f"{server.url}/store", cache_dir=tmp_path)).take(np.arange(ROWS))
     for part in tmp_path.glob("*.part"):
         data = bytearray(part.read_bytes())
@@ -179,7 +181,7 @@ def read_all(url: str, cache: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_ranks_share_the_cache_and_no_part_is_fetched_twice(server: FileServer, tmp_path: Path) -> None:
-    server.stall_s = 0.02  # so that they meet
+    server.stall_s = 0.02  # long enough for the processes to overlap
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=read_all, args=(f"{server.url}/store", tmp_path)) for _ in range(2)]
     for rank in ranks:
@@ -205,8 +207,8 @@ def test_a_killed_reader_leaves_a_cache_that_serves(server: FileServer, tmp_path
     read_all(f"{server.url}/store", tmp_path)
 
 
-def laid_in_a_bucket(folder: Path, url: str) -> dict[str, Any]:
-    """Put the store into a bucket of an S3 server; what it takes to read it there."""
+def put_into_bucket(folder: Path, url: str) -> dict[str, Any]:
+    """Copy the store to a bucket of an S3 server, and return the options to read it."""
     import s3fs
 
     endpoint = {"endpoint_url": url, "region_name": "us-west-1"}
@@ -225,7 +227,7 @@ def test_rows_come_from_s3(folder: Path, tmp_path: Path) -> None:
     s3.start()
     try:
         host, port = s3.get_host_and_port()
-        options = laid_in_a_bucket(folder, f"http://{host}:{port}")
+        options = put_into_bucket(folder, f"http://{host}:{port}")
         store = Store(Url("s3://bucket/store", options=options, cache_dir=tmp_path, patience=QUICK))
         assert ids(Stream(store, batch_size=100, seed=1)) == ids(Stream(folder / "store", batch_size=100, seed=1))
         with pytest.raises(DataError, match="s3://bucket/other is not a store"):
@@ -252,7 +254,7 @@ def test_s3_that_stands_still_for_a_while_loses_nothing(folder: Path, tmp_path: 
             until = time.monotonic() + 60
             while not answers(port) and time.monotonic() < until:
                 time.sleep(0.1)
-            options = laid_in_a_bucket(folder, f"http://127.0.0.1:{port}")
+            options = put_into_bucket(folder, f"http://127.0.0.1:{port}")
             patience = Patience(answer_s=0.5, gone_s=60)
             store = Store(Url("s3://bucket/store", options=options, cache_dir=tmp_path, patience=patience))
             seen = []

@@ -1,4 +1,4 @@
-"""What is written is read, whole or not at all."""
+"""A store contains exactly the rows that were written, or nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hasten.data import ShardWriter, Store, StoreWriter, publish_written
 from hasten.data.store.publish import clean
 from hasten.data.store.verify import verify
 
-NOBODY = 65534
+NOBODY_UID = 65534
 
 
 def rows(first: int, count: int) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def test_a_killed_writer_is_never_seen_and_is_swept_away(tmp_path: Path) -> None
     while not list((tmp_path / "s").glob("writing/*/*.raw")):
         assert writer.poll() is None
         time.sleep(0.05)
-    assert clean(tmp_path / "s") == []  # it lives
+    assert clean(tmp_path / "s") == []  # its process is running
     os.kill(writer.pid, signal.SIGKILL)
     writer.wait()
     assert len(Store(tmp_path / "s")) == 10
@@ -245,7 +245,7 @@ def test_any_flipped_bit_is_found_and_its_shard_named(tmp_path: Path, seed: int)
     assert [(damage.shard, damage.path) for damage in verify(Store(tmp_path / "s"))] == [(shard.name, file.path)]
 
 
-def test_a_cut_file_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
+def test_truncated_and_missing_files_have_different_errors(tmp_path: Path) -> None:
     write(tmp_path / "s", 20, block_rows=8)
     store = Store(tmp_path / "s")
     path = tmp_path / "s" / store.manifest.shards[0].file("").path
@@ -261,19 +261,19 @@ def test_a_cut_file_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
 
 @contextmanager
 def without_rights() -> Iterator[None]:
-    """As a user who owns nothing: root may read and write what forbids it."""
+    """Drop root's privileges, because root can read and write files without permission."""
     if os.geteuid():
         yield
         return
-    os.seteuid(NOBODY)
+    os.seteuid(NOBODY_UID)
     try:
         yield
     finally:
         os.seteuid(0)
 
 
-def test_a_lost_permission_is_told_and_costs_nothing() -> None:
-    with tempfile.TemporaryDirectory(prefix="hasten-test-") as folder:  # pytest's own folders let nobody pass
+def test_a_lost_permission_is_an_error_and_loses_no_data() -> None:
+    with tempfile.TemporaryDirectory(prefix="hasten-test-") as folder:  # pytest's folders are not accessible to other users
         Path(folder).chmod(0o755)
         path = Path(folder) / "s"
         write(path, 20, block_rows=8)

@@ -1,4 +1,4 @@
-"""Every sample once an epoch, in one order, whatever the workers and ranks are, and wherever it stopped."""
+"""Every sample comes once per epoch, in the same order for any workers, ranks and interruptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hasten.data.stream.packed import best_fit
 
 @functools.cache
 def folder() -> Path:
-    """Stores made once for all tests of this process."""
+    """Create stores once for all tests of this process."""
     import tempfile
 
     return Path(tempfile.mkdtemp(prefix="hasten-test-"))
@@ -54,7 +54,7 @@ def documents(count: int) -> Store:
 
 
 def flat(lists: Any) -> list[Any]:
-    """The items of lists, in one."""
+    """Flatten lists into one."""
     return list(itertools.chain.from_iterable(lists))
 
 
@@ -68,14 +68,14 @@ def rest(stream: Stream) -> list[list[int]]:
 
 
 def global_batches(store: Store, ranks: int, batch: int, **more: Any) -> list[list[int]]:
-    """The batches of an epoch over all ranks, put together again."""
+    """Return the batches of an epoch, merged over all ranks."""
     streams = [Stream(store, batch_size=batch, rank=rank, world_size=ranks, **more) for rank in range(ranks)]
     return [flat(parts) for parts in zip(*(rest(stream) for stream in streams), strict=True)]
 
 
 @functools.cache
 def uninterrupted(count: int, batch: int, **more: Any) -> list[list[int]]:
-    """The batches of an epoch that nothing stops."""
+    """Return the batches of an uninterrupted epoch."""
     return global_batches(numbers(count), 1, batch, **more)
 
 
@@ -106,7 +106,7 @@ def test_without_shuffling_samples_come_as_stored() -> None:
 @given(st.data())
 def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -> None:
     count = data.draw(st.sampled_from([40, 97, 180, 256]))
-    whole = data.draw(st.sampled_from([4, 12, 24]))  # samples of a global batch: what the number of ranks must divide
+    whole = data.draw(st.sampled_from([4, 12, 24]))  # size of a global batch, which the number of ranks must divide
     before = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if whole % n == 0]))
     after = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if whole % n == 0]))
     common = {
@@ -139,7 +139,7 @@ def test_a_run_goes_on_where_it_stopped_under_any_workers_and_ranks(data: Any) -
     seen += [flat(batches) for batches in zip(*parts, strict=True)]
     assert sorted(flat(seen)) == list(range(count))
     if common["bucket_by"] is None:
-        assert seen[: len(want) - 2] == want[: len(want) - 2]  # batch for batch, but where the end is shared out
+        assert seen[: len(want) - 2] == want[: len(want) - 2]  # equal batches, except at the end of the epoch
         assert flat(seen) == flat(want)
     else:
         assert [sorted(batch) for batch in seen[: len(want) - 2]] == [sorted(batch) for batch in want[: len(want) - 2]]
@@ -195,7 +195,7 @@ print(json.dumps([kills, code]))
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_a_process_that_is_killed_goes_on_from_what_it_saved_last(tmp_path: Path, workers: str) -> None:
-    """What was learnt after the last saved state dies with the process; nothing else is lost, and nothing comes twice."""
+    """Progress after the last saved state is lost with the process. No other progress is lost, and no sample comes twice."""
     store = folder() / "numbers-333-16"
     numbers(333)
     command = [sys.executable, "-c", KILLED, str(store), str(tmp_path / "state.json"), workers]
@@ -228,9 +228,9 @@ def test_more_ranks_than_samples_are_refused() -> None:
         Stream(numbers(10), batch_size=1, rank=0, world_size=16)
 
 
-def test_more_ranks_than_are_left_give_empty_batches_and_nobody_waits() -> None:
+def test_more_ranks_than_samples_left_give_empty_batches_and_no_rank_waits() -> None:
     stream = Stream(numbers(41), batch_size=2, seed=1)
-    state = [stream.state_dict() for _ in stream][-2]  # one sample is left
+    state = [stream.state_dict() for _ in stream][-2]  # one sample left
     parts = []
     for rank in range(4):
         resumed = Stream(numbers(41), batch_size=2, seed=1, rank=rank, world_size=4)
@@ -257,7 +257,7 @@ def test_processes_of_a_dataloader_give_the_same_batches(workers: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_hear_of_the_epoch(persistent: bool) -> None:
+def test_workers_receive_the_epoch(persistent: bool) -> None:
     stream = Stream(numbers(333), batch_size=16, seed=2, form="torch")
     loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=persistent)
     for epoch in (0, 3, 1, 1):
@@ -286,8 +286,8 @@ def test_a_stateful_dataloader_goes_on_where_it_stopped(workers: int) -> None:
     assert seen + [batch["id"].tolist() for batch in again] == want
 
 
-def test_a_worker_goes_on_by_its_own_state() -> None:
-    """What a StatefulDataLoader asks of the copy in each worker process."""
+def test_a_worker_resumes_from_its_own_state() -> None:
+    """Load and save the state in each worker process, as a StatefulDataLoader does."""
     from torch.utils.data import _utils
 
     stream = Stream(numbers(333), batch_size=16, seed=2)
@@ -325,16 +325,16 @@ def plain() -> Stream:
 
 
 def in_workers(stream: Any, seeds: list[int], workers: int, *, persistent: bool, stop: int = 10**6) -> list[Any]:
-    """Each epoch's batches as copies of a stream in the workers of a loader give them; stand-ins for its processes."""
+    """Return each epoch's batches from copies of a stream, which represent the worker processes of a loader."""
     from torch.utils.data import _utils
 
     copies: list[Any] = []
     epochs = []
     for seed in seeds:
         if not copies or not persistent:
-            copies = [copy.copy(stream) for _ in range(workers)]  # shares memory, as a forked process does
+            copies = [copy.copy(stream) for _ in range(workers)]  # the copies share memory, like forked processes
         running: list[Iterator[Any]] = []
-        for number in reversed(range(workers)):  # in whatever order they get to it
+        for number in reversed(range(workers)):  # workers can start in any order
             worker = _utils.worker.WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=stream)
             _utils.worker._worker_info = worker
             try:
@@ -355,7 +355,7 @@ def flat_lazily(lists: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("seeds", [[5, 6, 7, 8], [5, 5, 5, 5], [5, 6, 5, 6]])
 @pytest.mark.parametrize("stop", [10**6, 5])
-def test_epochs_go_on_in_workers_that_nobody_tells(made: Any, persistent: bool, seeds: list[int], stop: int) -> None:
+def test_epochs_continue_in_workers_without_set_epoch(made: Any, persistent: bool, seeds: list[int], stop: int) -> None:
     one = made()
     want = [[batch["id"].tolist() for batch in itertools.islice(one, stop)] for _ in seeds]
     assert want[0] != want[1] != want[2]
@@ -396,7 +396,7 @@ def test_a_worker_that_gives_epoch_after_epoch_is_followed_from_its_first_one() 
 
     stream = plain()
     first: list[Any] = []
-    for number, epochs in ((0, 3), (1, 1)):  # worker 1 begins when worker 0 is in its third epoch
+    for number, epochs in ((0, 3), (1, 1)):  # worker 1 starts when worker 0 is in its third epoch
         mine = copy.copy(stream)
         _utils.worker._worker_info = _utils.worker.WorkerInfo(id=number, num_workers=2, seed=7 + number, dataset=stream)
         try:
@@ -422,7 +422,7 @@ def test_worker_processes_that_live_one_epoch_go_on_with_the_next(made: Any) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_worker_processes_count_epochs_that_are_broken_off_too(start: str, persistent: bool) -> None:
+def test_worker_processes_count_epochs_that_were_stopped_early(start: str, persistent: bool) -> None:
     one = plain()
     loader = DataLoader(
         plain(), batch_size=None, num_workers=2, multiprocessing_context=start, persistent_workers=persistent
@@ -469,7 +469,7 @@ def test_forms() -> None:
     assert isinstance(arrow["text"], pa.Array)
     arrays = next(iter(Stream(numbers(100), batch_size=4, shuffle=False, form="numpy")))
     assert arrays["id"].tolist() == [0, 1, 2, 3]
-    arrays["id"][0] = 7  # it is the reader's own
+    arrays["id"][0] = 7  # the memory belongs to the caller
     tensors = next(iter(Stream(numbers(100), batch_size=4, shuffle=False, form="torch", strings=["text"])))
     assert torch.equal(tensors["raw"], torch.arange(4, dtype=torch.int32))
     assert tensors["text"] == ["0000", "00010001", "000200020002", "0003" * 4]
@@ -482,9 +482,9 @@ def test_batches_that_are_held_keep_their_content() -> None:
     held = [batch["image"] for batch in stream]
     assert [image[:, 0].tolist() for image in held] == [[2 * n, 2 * n + 1] for n in range(32)]
     assert all((image == image[:, :1]).all() for image in held)
-    large = Stream(folder() / "images", batch_size=8, form="torch")  # too large to be gathered with others
+    large = Stream(folder() / "images", batch_size=8, form="torch")  # too large for a shared buffer
     addresses = {batch["image"].data_ptr() for batch in large}
-    assert len(addresses) <= 3  # let go, they are used again
+    assert len(addresses) <= 3  # released buffers are reused
 
 
 def test_views_are_the_rows_in_place() -> None:
@@ -496,7 +496,7 @@ def test_views_are_the_rows_in_place() -> None:
         Stream(numbers(100), batch_size=1, views=["text"])
 
 
-def test_a_damaged_block_is_an_error_and_no_crash(tmp_path: Path) -> None:
+def test_a_damaged_block_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "store", block_rows=64) as writer:
         writer.write({"text": [f"{number:05d}" for number in range(128)]})
     offsets = np.arange(0, 5 * 65, 5, dtype=np.int32).tobytes()
@@ -549,7 +549,7 @@ def test_an_error_of_the_transform_comes_where_its_batch_would_have() -> None:
         assert len(seen) == 5
 
 
-def test_times_are_told() -> None:
+def test_times_are_measured() -> None:
     stream = Stream(numbers(100), batch_size=10, transform=lambda batch: batch)
     list(stream)
     times = stream.times
@@ -572,7 +572,7 @@ def test_one_window_of_all_blocks_serves_every_epoch(monkeypatch: pytest.MonkeyP
     assert first != second
     assert len(opened) == 1
     assert flat(map(ids, pickle.loads(pickle.dumps(stream)))) not in (first, second)
-    assert len(opened) == 2  # another process opens its own
+    assert len(opened) == 2  # another process opens its own window
     list(Stream(numbers(100), batch_size=10, window_blocks=2))
     assert set(opened[2:]) == {1, 2}
 
@@ -588,7 +588,7 @@ def test_bucketed_batches_hold_samples_of_one_length() -> None:
     assert waste(bucket_by="text") < 0.1
     order = [ids(batch) for batch in Stream(numbers(1000), batch_size=16, bucket_by="text", seed=1)]
     means = [np.mean([number % 9 for number in batch]) for batch in order]
-    assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4  # long ones do not come last
+    assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4  # long samples do not come last
 
 
 @settings(max_examples=100, deadline=None)
@@ -598,7 +598,7 @@ def test_packing_uses_every_length_once_and_no_row_overflows(lengths: list[int])
     assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
     assert all(sum(lengths[number] for number in row) <= 100 for row in rows)
     if lengths:
-        assert len(rows) <= 1 + 1.7 * sum(lengths) / 100  # best fit decreasing stays near the least there can be
+        assert len(rows) <= 1 + 1.7 * sum(lengths) / 100  # best fit decreasing is close to the optimum
 
 
 def pieces(batch: Any) -> list[tuple[int, ...]]:
@@ -676,7 +676,7 @@ def test_a_mixture_follows_its_weights_even_as_they_change() -> None:
         for number, source in zip(ids(batch), batch["source"].to_pylist(), strict=True)
         if source == 0
     ]
-    assert sorted(first[:100]) == list(range(100))  # each store's own epochs are whole
+    assert sorted(first[:100]) == list(range(100))  # each store completes its own epochs
     assert len({tuple(first[:100]), tuple(first[100:200])}) == 2
 
 
