@@ -26,8 +26,8 @@ Out = TypeVar("Out")
 def cached(cache: Cache, *, version: str | None = None) -> Callable[[Callable[Given, Out]], Callable[Given, Out]]:
     """Cache the results of a deterministic function.
 
-    The key contains the function's source, its arguments by content, and the version. Change the version when anything
-    else that the function depends on changes, such as a function it calls or a file it reads.
+    The key contains the arguments by content, and the function's source or, if given, the version. Use a version to cover
+    other things that the result depends on, such as functions it calls or files it reads, and change it with them.
 
     Args:
         cache: Where results are stored.

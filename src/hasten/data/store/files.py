@@ -46,7 +46,7 @@ class ShardFileWriter(io.RawIOBase):
         """Write raw bytes.
 
         Raises:
-            DataError: The disk is full.
+            OSError: The disk is full.
         """
         view = memoryview(data)
         self._file.write(view)
