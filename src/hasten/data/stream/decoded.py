@@ -28,7 +28,7 @@ class DecodeImages:
         column: Column with the bytes of the files.
         size: Height and width to resize to; None requires all images of a batch to have the same size.
         form: Type of the pixel array.
-        scale: Decode JPEG files at 1/2, 1/4 or 1/8 of their size before resizing: faster, but with slightly different pixels.
+        scale: Decode JPEG files at 1/2, 1/4 or 1/8 of their size before resizing: faster, with slightly different pixels.
 
     Raises:
         DataError: An argument is invalid, the column is missing, a file is damaged, or image sizes differ.
