@@ -114,7 +114,7 @@ def test_a_packed_batch_is_refused() -> None:
             return torch.cat(samples)[None], hasten.Packing.of([len(sample) for sample in samples])
 
     loop = Loop(build(Packed(), Plan(optimizations=(Microbatch(),)), device=CPU))
-    with pytest.raises(JobError, match="cannot cut a packed batch"):
+    with pytest.raises(JobError, match="cannot split a packed batch"):
         loop.run(1)
 
 
@@ -135,7 +135,7 @@ def test_what_is_cut_and_what_is_not() -> None:
     ("batch", "message"),
     [
         ((torch.zeros(4, 2), torch.zeros(7, 2)), r"tensor of shape \(7, 2\), whose first dimension is not the samples"),
-        ((torch.tensor(1.0), "text"), "no tensor whose first dimension is its samples"),
+        ((torch.tensor(1.0), "text"), "no tensor whose first dimension is the samples"),
         (["a", "b", "c", "d"], "no tensor"),
         ({"rows": torch.zeros(4), "packing": hasten.Packing.of([1, 3])}, "packed batch"),
     ],

@@ -142,7 +142,7 @@ def test_a_checkpoint_that_is_whole_is_not_written_again(tmp_path: Path) -> None
 
 def test_a_run_that_begins_anew_does_so_in_a_folder_of_its_own(tmp_path: Path) -> None:
     train(Everything(), Plan(), tmp_path, max_updates=3, options=RunOptions(pace=Pace(every=1)))
-    with pytest.raises(DataError, match=r"has checkpoints of a run, up to update 3: go on with it \(--resume\)"):
+    with pytest.raises(DataError, match=r"has checkpoints of a run, up to update 3: resume it \(--resume\)"):
         train(Everything(), Plan(), tmp_path, max_updates=3, options=RunOptions(pace=Pace(every=1)))
 
 

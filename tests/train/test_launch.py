@@ -73,7 +73,7 @@ def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(t
     die = f"1:13:SIGKILL:{tmp_path / 'mark'}"
     done = hasten("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)
     assert done.returncode == 0, done.stderr
-    told = "rank 1 was ended by SIGKILL after update 13; all ranks go on from the newest checkpoint (restart 1 of 2)"
+    told = "rank 1 was ended by SIGKILL after update 13. All ranks resume from the newest checkpoint (restart 1 of 2)"
     assert told in done.stderr
     went_on = int(done.stdout.partition("Went on from update ")[2].partition(".")[0])
     assert 2 <= went_on <= 12  # the epoch's end waited for the first checkpoint
@@ -228,10 +228,10 @@ def test_a_rank_that_ignores_the_signal_is_killed_soon_after_another_died_of_it(
     ("ended", "before", "left", "why"),
     [
         (Ended(status=137, update=4), None, 1, ""),
-        (Ended(status=137, update=4), None, 0, "as often as --restarts says"),
+        (Ended(status=137, update=4), None, 0, "the limit of --restarts is reached"),
         (Ended(status=1, update=4), Ended(status=137, update=3), 3, ""),
-        (Ended(status=1, update=4), Ended(status=137, update=4), 3, "the second time in a row at this place"),
-        (Ended(status=1), Ended(status=1), 3, "the second time in a row at this place"),
+        (Ended(status=1, update=4), Ended(status=137, update=4), 3, "at the same update twice in a row"),
+        (Ended(status=1), Ended(status=1), 3, "at the same update twice in a row"),
         (Ended(status=1), Ended(status=1, update=1), 3, ""),
     ],
 )
@@ -261,8 +261,8 @@ def test_ranks_know_that_they_were_restarted_and_how_far_they_came_is_known(tmp_
         patch.chdir(ROOT)
         assert launch(1, [sys.executable, "-c", script], restarts=3, say=said.append) == 0
     assert said == [
-        "rank 0 failed (5) after update 3; all ranks go on from the newest checkpoint (restart 1 of 3)",
-        "rank 0 failed (5) after update 4; all ranks go on from the newest checkpoint (restart 2 of 3)",
+        "rank 0 failed (5) after update 3. All ranks resume from the newest checkpoint (restart 1 of 3)",
+        "rank 0 failed (5) after update 4. All ranks resume from the newest checkpoint (restart 2 of 3)",
     ]
 
 

@@ -463,7 +463,7 @@ def test_an_iterable_dataset_that_is_spent_is_named() -> None:
 
     loop = make(Spent())
     loop.run(1)
-    with pytest.raises(JobError, match="gave no sample in epoch 1"):
+    with pytest.raises(JobError, match="gave no samples in epoch 1"):
         loop.run(1)
 
 
@@ -513,9 +513,9 @@ def _with_loss(value: Any) -> Job:
         (lambda _: hasten.Loss(1.0, 2), "returned float; return a scalar tensor"),  # type: ignore[arg-type]
         (lambda _: None, "returned NoneType"),
         (lambda out: out, r"shape \(4, 1\); take the mean"),
-        (lambda out: out.mean().detach(), "without a gradient; look for .detach"),
-        (lambda out: hasten.Loss(out.sum(), None), "a NoneType for a weight"),  # type: ignore[arg-type]
-        (lambda out: out.mean() * float("nan"), "The very first loss is nan. Look at the data"),
+        (lambda out: out.mean().detach(), "without a gradient; check for .detach"),
+        (lambda out: hasten.Loss(out.sum(), None), "a weight of type NoneType"),  # type: ignore[arg-type]
+        (lambda out: out.mean() * float("nan"), "The first loss is nan. Check the data"),
     ],
 )
 def test_a_loss_that_is_none_is_refused(value: Any, message: str) -> None:

@@ -95,7 +95,7 @@ def test_a_run_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
         train(Torn(), Plan(), tmp_path)
     (part,) = parts(tmp_path)
     assert part["outcome"] == "failed"
-    assert part["error"].startswith("LossError: The very first loss is nan.")
+    assert part["error"].startswith("LossError: The first loss is nan.")
     assert "\n" not in part["error"]
     assert "failed at update 1 of 12: LossError" in (tmp_path / "log.txt").read_text()
 

@@ -215,7 +215,7 @@ def _job(name: str, value: Any) -> Job:
         (_job("valid_data", None), r"has no held-out data: write valid_data\(self\)"),
         (_job("valid_data", TensorDataset(torch.zeros(0, 5))), r"valid_data\(\) has 0 samples"),
         (_job("metric", {"f1": 0.5}), "metric 'f1' must be hasten.Mean"),
-        (_job("metric", {"f1": hasten.Mean(0.0, 0)}), "metric 'f1' has the total weight 0"),
+        (_job("metric", {"f1": hasten.Mean(0.0, 0)}), "metric 'f1' has total weight 0"),
         (_job("metric", 0.5), "metric returned float; return a dict"),
         (_job("metric", {"map": hasten.Gathered([1])}), r"has no whole_metric: write `def whole_metric"),
         (_job("loss", None), "loss returned NoneType"),

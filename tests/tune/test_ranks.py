@@ -402,5 +402,5 @@ def test_another_number_of_ranks_than_torchrun_started_is_refused(monkeypatch: p
     monkeypatch.setenv("WORLD_SIZE", "4")
     stay_with_launcher(4)
     stay_with_launcher(1)
-    with pytest.raises(MachineError, match="--ranks says 2, and 4 were started"):
+    with pytest.raises(MachineError, match="--ranks is 2, but 4 ranks were started"):
         stay_with_launcher(2)

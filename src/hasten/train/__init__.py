@@ -1,1 +1,1 @@
-"""The training loop: right before it is fast, and the host in which optimizations act on our own jobs."""
+"""The training loop, correct before fast, and the host in which optimizations act on jobs."""

@@ -1,4 +1,4 @@
-"""Bring a job to life under a plan: open the seams in their order and apply what belongs at each."""
+"""Build the live job of a job under a plan: open the seams in order, and apply the optimizations at each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hasten.core.system import started_with
 
 
 def pick_device() -> torch.device:
-    """The accelerator of this process where there is one, else the CPU; under torchrun, each local rank has its own."""
+    """Return the accelerator of this process, or the CPU if there is none. Under torchrun, each local rank has its own."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return torch.device("cpu")
@@ -33,17 +33,17 @@ def pick_device() -> torch.device:
 
 
 def build(job: Job, plan: Plan | None = None, *, seed: int | None = None, device: torch.device | None = None) -> LiveJob:
-    """Make the live job.
+    """Build the live job.
 
     Args:
-        job: What to train.
+        job: The job to train.
         plan: The optimizations to apply; None or an empty plan changes nothing.
         seed: Overrides the job's seed.
-        device: Overrides the choice of device.
+        device: Overrides the default device.
 
     Raises:
-        JobError: The job hands out something that cannot be trained; says what and how to mend it.
-        PlanError: The plan requires variables that this process was not started with.
+        JobError: A method of the job returned something that cannot be trained. Says what, and how to fix it.
+        PlanError: The plan requires environment variables that this process was not started with.
     """
     check_job(job)
     if plan is not None:
@@ -74,7 +74,7 @@ def _check_environment(plan: Plan) -> None:
         needed = " ".join(f"{name}={value}" for name, value in missing.items())
         raise PlanError(
             f"The plan's {names} can work only in a process that was started with {needed}. `hasten run`, `tune` and "
-            f"`compare` see to it by themselves; elsewhere put it before the command: {needed} python ..."
+            f"`compare` set it automatically; for other commands, set it yourself: {needed} python ..."
         )
 
 
@@ -103,7 +103,7 @@ def _open_dataset(live: LiveJob) -> None:
 
 
 class _Load:
-    """Read one sample and prepare what is the same at each visit."""
+    """Read one sample and apply the deterministic transform."""
 
     def __init__(self, job: Job, dataset: Any) -> None:
         self.job, self.dataset = job, dataset
@@ -121,7 +121,7 @@ def _length(dataset: Any, name: str) -> int:
             f"write __len__, or make it an IterableDataset."
         ) from error
     if length == 0:
-        raise JobError(f"{name}.train_data() has 0 samples. Look at the path or the filter it reads with.")
+        raise JobError(f"{name}.train_data() has 0 samples. Check the path and the filter that it uses.")
     return int(length)
 
 
@@ -142,10 +142,10 @@ def _open_optimizer(live: LiveJob) -> None:
 
 
 def sample_order(num_samples: int, batch_size: int, seed: int, *, shuffle: bool) -> Callable[[int], list[list[int]]]:
-    """The plain order: a permutation per epoch, cut into batches; the last batch may be short."""
+    """Return the default order: a permutation per epoch, cut into batches. The last batch may be short."""
 
     def batches(epoch: int) -> list[list[int]]:
         order = epoch_permutation(num_samples, seed, epoch) if shuffle else list(range(num_samples))
-        return [order[at : at + batch_size] for at in range(0, num_samples, batch_size)]
+        return [order[start : start + batch_size] for start in range(0, num_samples, batch_size)]
 
     return batches

@@ -1,11 +1,11 @@
-"""Split the time of an update into phases, for about a tenth of a microsecond a phase.
+"""Split the time of an update into phases, with an overhead of about 0.1 microseconds per phase.
 
-On a CPU the laps are wall time. On an accelerator the host runs ahead, so the laps are read from events on the device's
-own stream after the run, without ever waiting for them inside it; GPU and CPU clocks are never mixed in one share.
+On a CPU, laps are wall time. On an accelerator, the host runs ahead, so laps are read from events on the device's stream
+after the run, without waiting for them during the run. GPU and CPU clocks are never mixed in one share.
 
-A run times only some of its updates (`SampledClock`). How many follows from what timing one costs and how long one takes, so
-that all of it stays within a share of the training time. Which ones is random: every tenth update, say, would always or
-never be one that reads the loss.
+A run times only some of its updates (`SampledClock`). Their number follows from the overhead of timing an update and the
+time of an update, so that the total overhead stays within a share of the training time. They are chosen at random: timing
+every tenth update, for example, would either always or never hit those that read the loss.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ import torch
 
 PHASES = ("data", "transfer", "forward", "backward", "sync", "optimizer", "logging")
 COST_FRAC = 0.001
-"""Share of the training time that timing may take."""
+"""Largest share of the training time that timing may take."""
 _SKIPPED = 2
-"""Updates at the start that say nothing: kernels are chosen and memory is fetched in them."""
+"""Number of first updates that are not timed: they select kernels and allocate memory."""
 _CALIBRATED = 20
+"""Number of updates simulated to measure the overhead of timing one."""
 _WAITING = 8
-"""Timed updates of an accelerator that may be waiting for their last event."""
+"""Largest number of timed updates on an accelerator that may wait for their last event."""
 
 
 class Clock(Protocol):
-    """What the loop tells at the end of each phase."""
+    """The interface through which the loop reports the end of each phase."""
 
     def start(self) -> None:
         """Begin an update."""
 
     def lap(self, phase: str) -> None:
-        """Give the time since the last lap to `phase`."""
+        """Add the time since the last lap to `phase`."""
 
 
 class NoClock:
-    """Measures nothing, costs nothing."""
+    """A clock that measures nothing and has no overhead."""
 
     def start(self) -> None:
         """Begin an update."""
@@ -52,7 +53,7 @@ class PhaseClock:
 
     Attributes:
         seconds: Phase name -> seconds so far.
-        updates: How many updates were timed.
+        updates: Number of timed updates.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class PhaseClock:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `seconds` can be had without waiting."""
+        """Whether `seconds` can be read without waiting."""
         return True
 
     def start(self) -> None:
@@ -71,17 +72,17 @@ class PhaseClock:
         self._last = perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Give the time since the last lap to `phase`."""
+        """Add the time since the last lap to `phase`."""
         now = perf_counter()
         self.seconds[phase] += now - self._last
         self._last = now
 
 
 class CudaClock:
-    """Device time by phase, read from events once the run is over.
+    """Device time by phase, read from events after the run.
 
     Attributes:
-        updates: How many updates were timed.
+        updates: Number of timed updates.
     """
 
     def __init__(self) -> None:
@@ -94,17 +95,17 @@ class CudaClock:
         self._mark(None)
 
     def lap(self, phase: str) -> None:
-        """Give the device time since the last lap to `phase`."""
+        """Add the device time since the last lap to `phase`."""
         self._mark(phase)
 
     @property
     def is_ready(self) -> bool:
-        """Whether `seconds` can be had without waiting."""
+        """Whether `seconds` can be read without waiting."""
         return not self._events or self._events[-1][1].query()
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Phase name -> seconds so far; waits for the last event."""
+        """Phase name -> seconds so far. Waits for the last event."""
         total = dict.fromkeys(PHASES, 0.0)
         if self._events:
             self._events[-1][1].synchronize()
@@ -120,28 +121,28 @@ class CudaClock:
 
 
 def make_clock(device: torch.device) -> PhaseClock | CudaClock:
-    """The clock that fits the device."""
+    """Return a clock for the device."""
     return CudaClock() if device.type == "cuda" else PhaseClock()
 
 
 class SampledClock:
-    """A clock for the loop that times an update now and then.
+    """A clock for the loop that times a random sample of the updates.
 
     Args:
-        device: Where the model lives.
-        cost_frac: Share of the training time that timing may take.
-        cost_s: What timing one update costs; measured unless given.
+        device: The device of the model.
+        cost_frac: Largest share of the training time that timing may take.
+        cost_s: Overhead of timing one update, in seconds; measured unless given.
 
     Attributes:
-        cost_s: What timing one update costs.
-        gap: Updates from one that is timed to the next, on average.
-        updates: How many were timed.
+        cost_s: Overhead of timing one update, in seconds.
+        gap: Average number of updates from one timed update to the next.
+        updates: Number of timed updates.
     """
 
     def __init__(self, device: torch.device, *, cost_frac: float = COST_FRAC, cost_s: float | None = None) -> None:
         self._device, self._cost_frac = device, cost_frac
         self.cost_s = _cost_s(device) if cost_s is None else cost_s
-        self._random = Random(0)  # noqa: S311  which updates are timed is no secret
+        self._random = Random(0)  # noqa: S311  the choice of timed updates needs no cryptographic randomness
         self._left = _SKIPPED + 1
         self._now: PhaseClock | CudaClock | None = None
         self._ended: deque[PhaseClock | CudaClock] = deque(maxlen=_WAITING)
@@ -167,7 +168,7 @@ class SampledClock:
             self._now.lap(phase)
 
     def take_shares(self) -> dict[str, float]:
-        """The phases' shares of the updates timed since the last call; empty where none was. Call it between updates."""
+        """Return each phase's share of the updates timed since the last call; empty if none. Call it between updates."""
         if self._now is not None:
             self._ended.append(self._now)
             self._now = None
@@ -178,7 +179,7 @@ class SampledClock:
         return shares
 
     def _collect(self) -> None:
-        """Add up what is known by now; a device that runs behind is not waited for."""
+        """Add up the finished measurements, without waiting for the device."""
         while self._ended and self._ended[0].is_ready:
             seconds = self._ended.popleft().seconds
             for phase, value in seconds.items():
@@ -189,7 +190,7 @@ class SampledClock:
 
 
 def _cost_s(device: torch.device) -> float:
-    """Seconds that timing one update takes on this machine."""
+    """Measure the overhead of timing one update on this machine, in seconds."""
     started = perf_counter()
     for _ in range(_CALIBRATED):
         clock = make_clock(device)

@@ -1,4 +1,4 @@
-"""The initial state of a run, kept in memory, so that the same run can be started again."""
+"""Keep the initial state of a run in memory, so that the run can be restarted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hasten.core.live import LiveJob
 
 
 class InitialState:
-    """The start of a run, kept to go back to."""
+    """A copy of a run's initial state."""
 
     def __init__(self, live: LiveJob) -> None:
         self.model = {name: _cloned(value) for name, value in live.model.state_dict().items()}
@@ -25,16 +25,16 @@ class InitialState:
         self.scaler = copy.deepcopy(live.scaler.state_dict()) if live.scaler else None
 
     def restore(self, live: LiveJob) -> None:
-        """Bring the job back to it."""
+        """Restore the live job to this state."""
         live.optimizer.zero_grad(set_to_none=True)
         live.model.load_state_dict(self.model)
         with torch.no_grad():
-            for name, value in live.model.named_buffers():  # those that are not persistent too
+            for name, value in live.model.named_buffers():  # including buffers that are not persistent
                 if name in self.buffers and value.shape == self.buffers[name].shape:
                     value.copy_(self.buffers[name])
         live.optimizer.state.clear()
         live.optimizer.state.update(_copied_state(self.state))
-        if type(live.scheduler) is self.schedule:  # else an undo put another schedule in place, with its own rates
+        if type(live.scheduler) is self.schedule:  # otherwise an undo has set another schedule, with its own rates
             for group, saved in zip(live.optimizer.param_groups, self.groups, strict=True):
                 group.update(copy.deepcopy(saved))
             if live.scheduler and self.scheduler is not None:
@@ -44,7 +44,7 @@ class InitialState:
 
 
 _NOT_STATE = ("params", "fused", "foreach")
-"""What a parameter group says of its implementation, not of where training stands."""
+"""Keys of a parameter group that select an implementation and are not part of the training state."""
 
 
 def _cloned(value: Any) -> Any:
@@ -52,5 +52,5 @@ def _cloned(value: Any) -> Any:
 
 
 def _copied_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Copy what an optimizer keeps per parameter; some (Adagrad) keep it from the start."""
-    return {parameter: copy.deepcopy(kept) for parameter, kept in state.items()}
+    """Copy the optimizer's state per parameter. Some optimizers (Adagrad) have state before the first step."""
+    return {parameter: copy.deepcopy(entries) for parameter, entries in state.items()}

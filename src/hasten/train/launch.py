@@ -1,13 +1,17 @@
-"""Start the ranks of a run on this machine, stop them together, and start them again if one of them died.
+"""Start the ranks of a run on this machine, stop them together, and restart them if one dies.
 
-A rank that dies takes the others with it, which would wait for it forever. A stop signal (SIGTERM, SIGUSR1, Ctrl-C) is sent
-to every rank once; the ranks agree on an update, save and exit.
+If a rank dies, the others are killed, because they would wait for it forever. A stop signal (SIGTERM, SIGUSR1, Ctrl-C) is
+sent to every rank once. The ranks then agree on an update, save and exit.
 
-torchrun's agent (torch.distributed.elastic, torch 2.13) does not replace this module. It starts ranks again and ends them
-together, but cannot keep three promises: a run that was asked to stop and saved exits with 0 (the agent raises
-SignalException, and torchrun exits with 1); when a rank dies the others are killed (the agent sends SIGTERM, at which they
-would try to save with a rank that is gone); a run that fails twice at the same update is not started a third time. A signal
-that arrives while it starts ranks also misses the one just started. `hasten run` works under torchrun without them.
+torchrun's agent (torch.distributed.elastic, torch 2.13) does not replace this module. It restarts ranks and ends them
+together, but lacks three guarantees:
+
+- A run that was asked to stop and has saved exits with 0. The agent raises SignalException, and torchrun exits with 1.
+- If a rank dies, the others are killed. The agent sends SIGTERM, and they would try to save with a missing rank.
+- A run that fails twice at the same update is not started a third time.
+
+A signal that arrives while the agent starts ranks also misses the most recent one. `hasten run` works under torchrun without
+these guarantees.
 """
 
 from __future__ import annotations
@@ -25,12 +29,13 @@ from hasten.train.process_group import ATTEMPT, LAUNCHER, PROGRESS, PROGRESS_BYT
 from hasten.train.signals import StopRequest
 
 POLL_S = 0.05
+"""Seconds between two checks of the ranks."""
 STOP_S = 60.0
-"""How long the other ranks may take to save and exit once all were asked to stop and one has exited."""
+"""Seconds for the other ranks to save and exit, after all were asked to stop and one has exited."""
 BROKEN_S = 5.0
-"""The same if that one was ended by a signal: the others cannot save together with it."""
+"""The same in seconds if that rank was ended by a signal: the others cannot save without it."""
 SIGNALED = 128
-"""What a shell adds to the number of the signal that ended a process."""
+"""The number that a shell adds to the signal number for the exit status of a process ended by a signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +43,10 @@ class Ended:
     """How a group of ranks ended.
 
     Attributes:
-        status: Exit status, as a shell has it: of the rank that failed first, else 0.
-        rank: The one that failed first; None where none did.
-        update: The last update that some rank ended; None before the first one.
-        asked: A signal asked for the end.
+        status: Exit status as in a shell: that of the rank that failed first, or 0.
+        rank: The rank that failed first; None if none failed.
+        update: The last update that any rank completed; None before the first.
+        asked: Whether a signal asked the group to stop.
     """
 
     status: int
@@ -51,7 +56,7 @@ class Ended:
 
     @property
     def words(self) -> str:
-        """What happened."""
+        """A description of what happened."""
         number = self.status - SIGNALED
         how = f"was ended by {signal.Signals(number).name}" if number in list(signal.Signals) else f"failed ({self.status})"
         where = "before its first update" if self.update is None else f"after update {self.update}"
@@ -59,13 +64,13 @@ class Ended:
 
 
 def launch(world: int, command: Sequence[str], *, restarts: int = 0, say: Callable[[str], None] = print) -> int:
-    """Run a command as a group of `world` ranks, and return its exit status: of the rank that failed first, else 0.
+    """Run a command as a group of `world` ranks. Return the exit status of the rank that failed first, or 0.
 
     Args:
-        world: Ranks.
-        command: What each of them runs. When they are started again, `restarted` of hasten.train.process_group says so.
-        restarts: How often they are started again at most, where one died.
-        say: Told why they are started again, or not.
+        world: Number of ranks.
+        command: The command that each rank runs. After a restart, `hasten.train.process_group.restarted` returns True.
+        restarts: Largest number of restarts after a rank died.
+        say: Called with the reason for a restart, or for not restarting.
     """
     before: Ended | None = None
     for attempt in range(restarts + 1):
@@ -74,33 +79,33 @@ def launch(world: int, command: Sequence[str], *, restarts: int = 0, say: Callab
             return ended.status
         why_not = why_no_restart(ended, before, restarts - attempt)
         if why_not:
-            say(f"{ended.words}, and is not started again: {why_not}")
+            say(f"{ended.words}. It is not restarted: {why_not}")
             return ended.status
-        say(f"{ended.words}; all ranks go on from the newest checkpoint (restart {attempt + 1} of {restarts})")
+        say(f"{ended.words}. All ranks resume from the newest checkpoint (restart {attempt + 1} of {restarts})")
         before = ended
     raise AssertionError("the last attempt returns")
 
 
 def why_no_restart(ended: Ended, before: Ended | None, left: int) -> str:
-    """Why a group that failed is not started again; empty where it is.
+    """Return why a failed group is not restarted; empty if it is restarted.
 
     Args:
         ended: How it ended.
-        before: How the attempt before it ended; None where there was none.
-        left: How often it may be started again.
+        before: How the previous attempt ended; None if there was none.
+        left: Number of restarts left.
     """
     if before is not None and before.update == ended.update:
-        return "it is the second time in a row at this place. Mend what it says above, then go on with --resume"
-    return "" if left else "it was, as often as --restarts says. The same command with --resume goes on"
+        return "it failed at the same update twice in a row. Fix the error above, then continue with --resume"
+    return "" if left else "the limit of --restarts is reached. Run the same command with --resume to continue"
 
 
 def run_group(world: int, command: Sequence[str], *, attempt: int = 0) -> Ended:
     """Run a command once as a group of ranks, until all have exited or one has failed.
 
     Args:
-        world: Ranks.
-        command: What each of them runs.
-        attempt: How often they were started before.
+        world: Number of ranks.
+        command: The command that each rank runs.
+        attempt: Number of earlier attempts.
     """
     store = open_store()
     ranks: list[subprocess.Popen[bytes]] = []
@@ -116,11 +121,11 @@ def run_group(world: int, command: Sequence[str], *, attempt: int = 0) -> Ended:
         try:
             for rank in range(world):
                 if stop.signal is not None:
-                    break  # those that were started wait for the rest, and are told in `_first_failure`
-                # In sessions of their own: a terminal's Ctrl-C then reaches them once, through us.
+                    break  # the ranks already started wait for the rest; `_first_failure` sends them the signal
+                # Each rank gets its own session, so a terminal's Ctrl-C reaches it only once, through this process.
                 environ = rank_environment(rank, world, store.port, ours)
                 ranks.append(
-                    subprocess.Popen(  # noqa: S603  the command of our caller
+                    subprocess.Popen(  # noqa: S603  the caller's command
                         list(command), env=environ, start_new_session=True, pass_fds=[progress.fileno()]
                     )
                 )
@@ -139,16 +144,17 @@ def run_group(world: int, command: Sequence[str], *, attempt: int = 0) -> Ended:
         return Ended(status=0, update=update, asked=asked)
 
 
-def say_on_stderr(words: str) -> None:
-    """Say something as `hasten` does."""
-    sys.stderr.write(f"hasten: {words}\n")
+def say_on_stderr(message: str) -> None:
+    """Print a message of `hasten` to stderr."""
+    sys.stderr.write(f"hasten: {message}\n")
     sys.stderr.flush()
 
 
 def _first_failure(ranks: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> int | None:
-    """Wait until all ranks exited well (None) or one failed, and return which; ranks ended by a signal come first.
+    """Wait until all ranks have exited with 0 or one has failed. Return the failed rank, or None.
 
-    A stop signal is sent from here, not from a signal handler, so each rank gets it exactly once, whenever it was started.
+    Ranks ended by a signal come before others. A stop signal is sent from here, not from a signal handler, so each rank gets
+    it exactly once, regardless of when it was started.
     """
     is_sent, deadline = False, float("inf")
     while True:
@@ -168,7 +174,7 @@ def _first_failure(ranks: Sequence[subprocess.Popen[bytes]], stop: StopRequest) 
 
 
 def _patience_s(codes: Sequence[int | None]) -> float:
-    """How long to wait for the ranks that still run, after a stop signal: forever while all of them do."""
+    """Return the seconds to wait for the running ranks after a stop signal; infinite while all of them run."""
     ended = [code for code in codes if code is not None]
     if not ended:
         return float("inf")
@@ -176,7 +182,7 @@ def _patience_s(codes: Sequence[int | None]) -> float:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kill the ranks that still run; the writer process finishes a checkpoint under way."""
+    """Kill the ranks that still run. The writer process finishes a checkpoint in progress."""
     for process in ranks:
         process.kill()
     for process in ranks:

@@ -1,9 +1,10 @@
-"""The training loop: right before it is fast.
+"""The training loop, correct before fast.
 
-Gradients are normalised by the total weight of the accumulation window over all ranks; the last partial window of an
-epoch is flushed with its true size; the schedule counts optimizer updates, and an update that the gradient scaler skips
-counts for nothing; the order is scale, backward, unscale once, clip, step, update. Losses stay on the device until they
-are read, every `read_every` updates.
+- Gradients are normalised by the total weight of the accumulation window over all ranks.
+- The last partial window of an epoch is flushed with its true size.
+- The schedule counts optimizer updates. Updates skipped by the gradient scaler do not count.
+- The order is scale, backward, unscale once, clip, step, update.
+- Losses stay on the device until they are read, every `read_every` updates.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MicroBatch = tuple[Any, int]
 
 @dataclass
 class Position:
-    """Where a run stands: updates done, samples seen, and the epoch it is in."""
+    """The position of a run: updates completed, samples seen on this rank, and the current epoch."""
 
     update: int = 0
     samples: int = 0
@@ -40,21 +41,21 @@ class Position:
 
 
 class Loop:
-    """Trains a live job, some updates at a time.
+    """Trains a live job, a number of updates at a time.
 
     Args:
-        live: The job.
-        clock: Told the end of each phase; None measures nothing.
-        ranks: The process group; found by itself when None.
-        rewinds: Keep a copy of model and optimizer in memory, to go back to.
+        live: The live job.
+        clock: Measures the phases; None measures nothing.
+        ranks: The process group; None detects it.
+        rewinds: Keep a copy of model and optimizer in memory, for `rewind`.
 
     Attributes:
-        live: The job.
-        position: Where the run stands.
-        losses: The loss of each update that was read so far, in order.
-        skipped: Updates that the gradient scaler skipped.
-        steps_optimizer: Whether updates step; where not, nothing is trained.
-        keeps_gradients: Whether an update leaves its gradients, normalised over the window and all ranks, where they are.
+        live: The live job.
+        position: The position of the run.
+        losses: The losses read so far, one per update, in order.
+        skipped: Number of updates that the gradient scaler skipped.
+        steps_optimizer: Whether updates run the optimizer step; if not, nothing is trained.
+        keeps_gradients: Whether gradients, normalised over the window and all ranks, are kept after an update.
     """
 
     def __init__(
@@ -76,22 +77,22 @@ class Loop:
         self._start = InitialState(live) if rewinds else None
         self._stand_in = PlaceholderBatch(live, self.ranks)
         self._parameters = [p for group in live.optimizer.param_groups for p in group["params"]]
-        # The same on every rank, also on one that has no sample: sums over ranks must agree on it.
+        # Sums over ranks need the same dtype on every rank, including ranks without samples.
         self._sum_dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._parameters) else torch.float32
         self._begin()
 
     def run(
         self, num_updates: int, *, batches: Sequence[MicroBatch] | None = None, on_update: Callable[[], None] | None = None
     ) -> None:
-        """Do `num_updates` optimizer updates and read what is pending.
+        """Run `num_updates` optimizer updates and read the pending losses.
 
         Args:
-            num_updates: How many.
-            batches: Replays these micro-batches in a circle instead of the job's data; a window never ends early then.
+            num_updates: Number of updates.
+            batches: Micro-batches to repeat instead of the job's data. Accumulation windows are then never cut short.
             on_update: Called after each update, on the host.
 
         Raises:
-            LossError: The loss is no scalar, has no gradient, or is NaN or infinite.
+            LossError: The loss is not a scalar, has no gradient, or is NaN or infinite.
         """
         source = self._real_batches() if batches is None else _circle(batches)
         self.live.model.train()
@@ -102,13 +103,13 @@ class Loop:
         self.read_losses()
 
     def rewind(self) -> None:
-        """Put model, optimizer, schedule, randomness and data back to the start of the run.
+        """Reset model, optimizer, schedule, randomness and data to the start of the run.
 
         Raises:
-            HastenError: The loop was told to keep no start.
+            HastenError: The loop was created with `rewinds=False`.
         """
         if self._start is None:
-            raise HastenError("this loop kept no start to go back to: make it with rewinds=True.")
+            raise HastenError("This loop cannot rewind, because it did not keep its initial state: use rewinds=True.")
         self._start.restore(self.live)
         self.position = Position()
         self.losses.clear()
@@ -120,51 +121,51 @@ class Loop:
         self._begin()
 
     def upcoming(self, num_updates: int) -> list[list[int]]:
-        """The sample indices of the next batches that are computed; empty for an iterable dataset."""
+        """Return the sample indices of the next batches to compute; empty for an iterable dataset."""
         if self.live.order is None:
             return []
-        found: list[list[int]] = []
+        batches: list[list[int]] = []
         wanted = num_updates * self.live.batches_per_update
         epoch, done = self.position.epoch, self._taken
-        while len(found) < wanted:
-            found += self.live.batches(epoch)[done:]
+        while len(batches) < wanted:
+            batches += self.live.batches(epoch)[done:]
             done, epoch = 0, epoch + 1
-        return found[:wanted]
+        return batches[:wanted]
 
     @property
     def taken(self) -> int:
-        """Micro-batches of the present epoch that were taken."""
+        """Number of micro-batches taken from the current epoch."""
         return self._taken
 
     @property
     def unit(self) -> float:
-        """What objectives are divided by where gradients are summed before the window's weight is known."""
+        """The divisor of objectives if gradients are summed before the window's weight is known."""
         return float(self._unit)
 
     def go_to(self, position: Position, *, taken: int, unit: float, skipped: int) -> None:
-        """Go on from where another run stood: its weights, state and random numbers are there already.
+        """Continue at the position of another run, whose weights, state and random numbers are already restored.
 
         Args:
-            position: Where it stood.
-            taken: Micro-batches of the present epoch that it had taken.
-            unit: As `unit` was.
-            skipped: Updates that its gradient scaler had skipped.
+            position: The position of that run.
+            taken: Number of micro-batches it had taken from the current epoch.
+            unit: The value of its `unit`.
+            skipped: Number of updates that its gradient scaler had skipped.
         """
         self.stream.close()
         self._batches = None
         self.position, self._taken, self.skipped = position, taken, skipped
         self._first_update = position.update
-        # As `_finish` leaves it: a tensor's division rounds otherwise than a number's.
+        # A tensor, as `_finish` sets it: division by a tensor rounds differently from division by a number.
         learnt = position.update > 0 and self.live.sync is not None
         self._unit = torch.tensor(unit, dtype=self._sum_dtype, device=self.live.device) if learnt else unit
         self.losses.clear()
         self._pending.clear()
 
     def read_losses(self) -> None:
-        """Bring the pending losses to the host and check them.
+        """Copy the pending losses to the host and check them.
 
         Raises:
-            LossError: One of them is NaN or infinite.
+            LossError: A loss is NaN or infinite.
         """
         if not self._pending:
             return
@@ -177,14 +178,14 @@ class Loop:
             self.losses.append(value)
 
     def close(self) -> None:
-        """Let loader workers go."""
+        """Stop the loader workers."""
         self.stream.close()
         self._batches = None
 
     def _begin(self) -> None:
         seed_everything(mix(self.live.seed, 0x100 + self.ranks.rank))
-        # What objectives are divided by where gradients are summed before the window's weight is known: any number will do,
-        # if all ranks take the same; near the weight of one pass it keeps gradients in the range of 16-bit numbers.
+        # The divisor of objectives if gradients are summed before the window's weight is known. Any number works if all
+        # ranks use the same. A number near the weight of one pass keeps gradients in the range of 16-bit numbers.
         self._unit = max(self.live.job.batch_size / self.ranks.world, 1.0)
 
     def _real_batches(self) -> Iterator[MicroBatch | None]:
@@ -193,7 +194,7 @@ class Loop:
         return self._batches
 
     def _endless(self) -> Iterator[MicroBatch | None]:
-        """Micro-batches of epoch after epoch; None marks the end of an epoch."""
+        """Yield the micro-batches of all epochs; None marks the end of an epoch."""
         while True:
             for item in self.stream.epoch(self.position.epoch, self._taken):
                 self._taken += 1
@@ -216,7 +217,7 @@ class Loop:
             if item is None:
                 item = next(source)
                 if item is None:
-                    raise LossError("An epoch brought no batch at all.", update=self.position.update)
+                    raise LossError("An epoch had no batches. Check the training data.", update=self.position.update)
             batch, size = item
             clock.lap("data")
             self.position.samples += size
@@ -235,7 +236,7 @@ class Loop:
                 mean = loss if isinstance(loss, torch.Tensor) else None
                 part = Loss(loss * piece_size, piece_size) if isinstance(loss, torch.Tensor) else loss
                 if first is None:
-                    first = _at_least_something(part.weight) if live.sync is None else self._unit
+                    first = _nonzero(part.weight) if live.sync is None else self._unit
                 alone = wanted == 1 and len(pieces) == 1 and live.sync is None
                 objective = mean if mean is not None and alone else part.total / first
                 clock.lap("forward")
@@ -249,13 +250,13 @@ class Loop:
         clock.lap("logging")
 
     def _count_merged(self, size: int) -> None:
-        """Note a batch, and whether it holds more than this rank's share of a micro-batch."""
+        """Count a batch, and whether it is larger than this rank's share of a micro-batch."""
         live = self.live
         live.count("batches_computed")
         live.count("batches_merged", size > -(-live.job.batch_size // self.ranks.world))
 
     def _pieces(self, batch: Any, size: int) -> list[MicroBatch]:
-        """The batch in the parts that the plan asks for; as it is where it asks for none."""
+        """Return the batch, split into parts if the plan requires it."""
         live, parts = self.live, self._parts(batch, size)
         if parts == 1:
             return [(batch, size)]
@@ -265,11 +266,11 @@ class Loop:
         return pieces
 
     def _parts(self, _batch: Any, _size: int) -> int:
-        """In how many parts a batch is computed."""
+        """Return the number of parts in which a batch is computed."""
         return self.live.micro_parts
 
     def _backward(self, objective: torch.Tensor, *, last: bool) -> bool:
-        """Run a backward pass; returns whether the gradients are the mean over the ranks now."""
+        """Run a backward pass, and return whether the gradients are now the mean over the ranks."""
         live, clock = self.live, self.clock
         objective = live.scaler.scale(objective) if live.scaler else objective
         if live.sync is None or not (last or live.sync.each_pass):
@@ -281,7 +282,7 @@ class Loop:
         return True
 
     def _stand_by(self, *, last: bool) -> bool:
-        """Take part in the passes of the ranks that have samples, where gradients are averaged meanwhile; weighs nothing."""
+        """Join the passes of the ranks that have samples, with weight 0, if gradients are averaged during the passes."""
         sync = self.live.sync
         if sync is None or not (last or sync.each_pass):
             return False
@@ -291,7 +292,14 @@ class Loop:
             return self._backward(total * 0.0, last=last)
 
     def _finish(self, sums: list[Loss], first: Any, mean: torch.Tensor | None, *, averaged: bool) -> None:
-        """Normalise the window's gradients, step, and note the window's loss; `mean`: the last loss, if it was one."""
+        """Normalise the window's gradients, step, and store the window's loss.
+
+        Args:
+            sums: The losses of the window's parts.
+            first: The divisor of the objectives; None if this rank had no samples.
+            mean: The last loss, if it was a scalar mean.
+            averaged: Whether the gradients are already the mean over the ranks.
+        """
         live, dtype = self.live, self._sum_dtype
         if len(sums) == 1 and self.ranks.world == 1 and live.sync is None:
             self._pending.append((sums[0].total / sums[0].weight if mean is None else mean.detach()).to(dtype))
@@ -305,11 +313,11 @@ class Loop:
             gradients = [shard(p.grad) for p in self._parameters if p.grad is not None]
             if gradients and first is not None:
                 torch._foreach_mul_(gradients, first / both[1])
-            # Still scaled: an infinite gradient of one rank must be seen, and skipped, by the scalers of all.
+            # Gradients are still scaled: if one rank has an infinite gradient, the scalers of all ranks must skip the step.
             if not averaged:
                 self.ranks.sum_gradients(self._parameters)
             if live.sync is not None:
-                self._unit = _at_least_something(both[1]) / (live.batches_per_update * self.ranks.world)
+                self._unit = _nonzero(both[1]) / (live.batches_per_update * self.ranks.world)
         if self.ranks.world > 1:
             self.clock.lap("sync")
         if self.steps_optimizer:
@@ -349,20 +357,20 @@ class Loop:
             hint = "take the mean over the batch, or return hasten.Loss(total, weight)"
             raise LossError(f"{name}.loss returned a tensor of shape {shape}; {hint}.", update=self.position.update)
         if not total.requires_grad:
-            hint = "look for .detach(), .item(), torch.no_grad() or frozen parameters"
+            hint = "check for .detach(), .item(), torch.no_grad() or frozen parameters"
             raise LossError(f"{name}.loss returned a loss without a gradient; {hint}.", update=self.position.update)
         if not isinstance(loss, Loss):
             return total.reshape(())
         weight: Any = loss.weight
         if not isinstance(weight, torch.Tensor | float | int):
-            hint = f"a {type(weight).__name__} for a weight; give a number or a scalar tensor"
-            raise LossError(f"{name}.loss returned {hint}.", update=self.position.update)
+            kind, hint = type(weight).__name__, "use a number or a scalar tensor"
+            raise LossError(f"{name}.loss returned a weight of type {kind}; {hint}.", update=self.position.update)
         weight = weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else weight
         return Loss(total.reshape(()), weight)
 
 
-def _at_least_something(weight: Number) -> Number:
-    """A weight to divide by: 1 where a micro-batch, or a rank's part of one, holds no valid item."""
+def _nonzero(weight: Number) -> Number:
+    """Return a weight to divide by: 1 if a micro-batch, or a rank's part of it, has no valid items."""
     if isinstance(weight, torch.Tensor):
         return torch.where(weight > 0, weight, torch.ones_like(weight))
     return weight if weight > 0 else 1
@@ -376,7 +384,7 @@ def _circle(batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
 def _not_finite(value: float, update: int) -> str:
     if update == 0:
         return (
-            f"The very first loss is {value}. Look at the data for NaN, at divisions by zero and logarithms of zero "
-            f"in the loss, and at the initialisation of the model."
+            f"The first loss is {value}. Check the data for NaN, the loss for divisions by zero and logarithms of zero, "
+            f"and the initialisation of the model."
         )
-    return f"The loss became {value} at update {update}. Lower the learning rate, clip gradients, or look at that batch."
+    return f"The loss became {value} at update {update}. Lower the learning rate, clip gradients, or check that batch."

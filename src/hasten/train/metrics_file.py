@@ -1,4 +1,4 @@
-"""Write one line per metric report to a file: at once, or in a thread so that training does not wait for the disk.
+"""Write one line per metric report to a file, at once or in a background thread to keep the disk out of training.
 
 No line is dropped. An error in the thread is raised by the next call.
 """
@@ -20,7 +20,7 @@ class MetricsFile:
         path: The file.
         append: Continue the existing file instead of replacing it.
         background: Write in a thread.
-        count: Called with `reports_in_background` for each line that the thread has written.
+        count: Called with `reports_in_background` for each line written by the thread.
 
     Raises:
         MachineError: The file cannot be opened or written. An error in the thread is raised by the next call of any method.
@@ -43,7 +43,7 @@ class MetricsFile:
         self._pending: deque[Future[None]] = deque()
 
     def write(self, make_line: Callable[[], str]) -> None:
-        """Write the line that `make_line` returns; it is called by the thread if there is one."""
+        """Write the line that `make_line` returns. The thread calls `make_line`, if there is one."""
         if self._thread is None:
             self._write(make_line)
             return
@@ -61,7 +61,7 @@ class MetricsFile:
             self._pending.popleft().result()
 
     def close(self) -> None:
-        """Write the remaining lines and close the file. Safe to call again."""
+        """Write the remaining lines and close the file. Can be called more than once."""
         try:
             if self._thread is not None:
                 self._thread.shutdown()
@@ -85,4 +85,4 @@ class MetricsFile:
             raise self._failure(error) from error
 
     def _failure(self, error: OSError) -> MachineError:
-        return MachineError(f"Cannot write {self._path}: {error}. Make room there, or choose another folder with --out.")
+        return MachineError(f"Cannot write {self._path}: {error}. Free some space, or choose another folder with --out.")

@@ -1,4 +1,4 @@
-"""Split a batch along its samples, so that a step needs the memory of one part at a time."""
+"""Split a batch along its samples, so that a step only needs the memory of one part."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _OUT = "take it out of the plan"
 
 
 def split_batch(batch: Any, size: int, parts: int) -> list[tuple[Any, int]]:
-    """Cut a batch of `size` samples into at most `parts` pieces of like size, each with its number of samples.
+    """Split a batch of `size` samples into at most `parts` pieces of similar size, each with its number of samples.
 
-    Tensors `[size, ...]` are cut along their first dimension (views, nothing is copied), lists of `size` strings or
-    numbers likewise; scalar tensors, strings, numbers and None go into every piece.
+    Tensors `[size, ...]` are split along their first dimension (as views, without copies), and so are lists of `size`
+    strings or numbers. Scalar tensors, strings, numbers and None go into every piece.
 
     Raises:
-        JobError: The batch is packed, holds no tensor of samples, or a tensor whose first dimension is not the samples.
+        JobError: The batch is packed, has no tensor of samples, or has a tensor whose first dimension is not the samples.
     """
     if _is_packed(batch):
-        raise JobError(f"microbatch cannot cut a packed batch, whose samples lie in one row: {_OUT}.")
+        raise JobError(f"microbatch cannot split a packed batch, because its samples are in one row: {_OUT}.")
     shapes = [tuple(tensor.shape) for tensor in iter_tensors(batch) if tensor.dim() > 0]
     other = next((shape for shape in shapes if shape[0] != size), None)
     if other is not None:
         raise JobError(
-            f"microbatch cannot cut this batch of {size} samples: it holds a tensor of shape {other}, whose first "
+            f"microbatch cannot split this batch of {size} samples: it has a tensor of shape {other}, whose first "
             f"dimension is not the samples: {_OUT}."
         )
     if not shapes:
-        raise JobError(f"microbatch cannot cut this batch: it holds no tensor whose first dimension is its samples: {_OUT}.")
+        raise JobError(f"microbatch cannot split this batch: it has no tensor whose first dimension is the samples: {_OUT}.")
     step = -(-size // parts)
-    bounds = [(at, min(at + step, size)) for at in range(0, size, step)]
+    bounds = [(begin, min(begin + step, size)) for begin in range(0, size, step)]
     return [(_cut(batch, size, begin, end), end - begin) for begin, end in bounds]
 
 
@@ -46,7 +46,7 @@ def _cut(batch: Any, size: int, begin: int, end: int) -> Any:
 
 
 def _cut_lists(batch: Any, size: int, begin: int, end: int) -> Any:
-    """Cut lists of what is no tensor; tensors are cut already."""
+    """Split lists of strings and numbers. Tensors are already split."""
     if isinstance(batch, list) and len(batch) == size and all(isinstance(item, str | int | float) for item in batch):
         return batch[begin:end]
     if type(batch) in (list, tuple):

@@ -1,6 +1,6 @@
-"""The periodic work of a run beside its updates: metric reports, weights, validation passes.
+"""The periodic work of a run around its updates: metric reports, saving weights, validation passes.
 
-`hasten run` drives it, a trial times it, and a trace rehearses it. How each is done is what `LiveJob.around` says.
+`hasten run` drives it, a trial times it, and a trace rehearses it. `LiveJob.around` defines how each is done.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from hasten.train.weights_file import WeightsFile
 
 METRICS, WEIGHTS = "metrics.jsonl", "model.pt"
 MOST_REPORTS_FRAC = 0.0025
-"""Share of the training time that reports may take: dear ones come less often than they were asked for."""
+"""Largest share of the training time that reports may take. Slow reports are written less often than requested."""
 REHEARSED_BATCHES = 2
+"""Number of batches in a rehearsed validation pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a run stands.
+    """The state of a run.
 
     Attributes:
-        update: Updates done.
-        planned: Updates in all.
-        epoch: The present epoch, counted from 1.
+        update: Updates completed.
+        planned: Updates of the whole run.
+        epoch: The current epoch, counted from 1.
         loss: The last loss that was read; NaN before the first.
-        samples_per_s: Since the last report.
-        held_out: Held-out metrics, right after an epoch.
-        samples: Seen by all ranks.
-        seconds: Of the run, its earlier parts included, up to the updates they are continued from.
+        samples_per_s: Samples per second since the last report.
+        held_out: Held-out metrics, directly after an epoch; otherwise empty.
+        samples: Samples seen by all ranks.
+        seconds: Seconds of the run. For a resumed run, includes the earlier parts up to the updates they were resumed from.
         memory_bytes: Main memory of this process.
-        device_bytes: GPU memory that this process reserved; None without a GPU.
-        phases: Shares of the updates that were timed since the last report; empty where none was.
+        device_bytes: GPU memory reserved by this process; None without a GPU.
+        phases: Phase name -> share of the updates timed since the last report; empty if none was timed.
     """
 
     update: int
@@ -61,20 +62,21 @@ class Report:
 
 
 class PeriodicWork:
-    """Does the periodic work of a loop. A context manager: leaving it waits for pending writes.
+    """Does the periodic work of a loop. As a context manager, it waits for pending writes on exit.
 
     Args:
         loop: The loop.
-        out: Folder for `metrics.jsonl` (a line a report) and `model.pt` (a state_dict, loads with `weights_only=True`).
+        out: Folder for `metrics.jsonl` (one line per report) and `model.pt` (a state_dict that loads with
+            `weights_only=True`).
         planned: Updates of the whole run.
-        on_report: Told each report; by the thread that writes the lines, where they are written in the background.
-        held_out: The held-out data; looked for in the job where it is not given.
-        append: Go on behind the reports of an earlier part of the run.
-        seconds_before: Of the earlier parts.
-        writes: Whether this rank is the one that reports and saves; the others take part in what needs all.
+        on_report: Called with each report. If lines are written in the background, the thread that writes them calls it.
+        held_out: The held-out data; by default that of the job.
+        append: Append to the reports of an earlier part of the run.
+        seconds_before: Seconds of the earlier parts.
+        writes: Whether this rank reports and saves. The other ranks only take part in collective operations.
 
     Raises:
-        HastenError: Something could not be written; from the call that met it or, for background work, from the next one.
+        HastenError: A file could not be written. Errors of background work are raised by the next call.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class PeriodicWork:
         self._due = self._last_report + self._every_s
 
     def after_update(self) -> None:
-        """Report where it is time to, and raise what went wrong in the background."""
+        """Write a report if one is due, and raise errors of background work."""
         if self._may_fail_later:
             self._metrics.check()
             self.checkpoint.check()
@@ -114,7 +116,7 @@ class PeriodicWork:
             self._due = max(now + self._every_s, done + (done - now) / MOST_REPORTS_FRAC) if self._every_s else now
 
     def report(self, held_out: dict[str, float] | None = None) -> None:
-        """Report how the run stands, with held-out metrics where there are new ones."""
+        """Report the state of the run, with held-out metrics if there are new ones."""
         if not self._writes:
             return
         now, position = perf_counter(), self._loop.position
@@ -134,29 +136,29 @@ class PeriodicWork:
             phases=self._loop.clock.take_shares() if isinstance(self._loop.clock, SampledClock) else {},
         )
         self._last_report, self._last_samples = now, position.samples
-        self._metrics.write(lambda: self._told(report))
+        self._metrics.write(lambda: self._line(report))
 
     def went_back(self) -> None:
-        """The run stands at an earlier update now: count from there."""
+        """Restart the throughput count after a rollback to an earlier update."""
         self._last_report, self._last_samples = perf_counter(), self._loop.position.samples
 
     def save(self) -> None:
-        """Save the weights as they are now; the old file stays until the new one is whole."""
+        """Save the current weights. The old file stays until the new one is complete."""
         state = self._loop.live.whole_state()
         if self._writes:
             self.checkpoint.save(state)
 
     def validate(self, *, max_batches: int | None = None) -> dict[str, float]:
-        """Measure the held-out data; empty where the job has none."""
+        """Measure the held-out data, and return its metrics; empty if the job has none."""
         return {} if self.held_out is None else self.held_out.measure(max_batches=max_batches)
 
     def wait(self) -> None:
-        """Wait until every line is written and the checkpoint is durable."""
+        """Wait until every line is written and the weights are on disk."""
         self._metrics.flush()
         self.checkpoint.wait()
 
     def close(self) -> None:
-        """Wait for all that is on its way, and let the files go."""
+        """Wait for pending writes, and close the files."""
         try:
             self._metrics.close()
         finally:
@@ -168,16 +170,16 @@ class PeriodicWork:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _told(self, report: Report) -> str:
+    def _line(self, report: Report) -> str:
         self._on_report(report)
         return json.dumps(vars(report))
 
 
 def rehearse(loop: Loop) -> None:
-    """Do once, in a temporary folder, each kind of work that a plan does in its own way: its counters then tell of it.
+    """Do each kind of periodic work that a plan changes once, in a temporary folder, so that its counters show it.
 
     Args:
-        loop: The loop; neither its position nor its model changes.
+        loop: The loop. Its position and its model do not change.
     """
     settings = loop.live.around
     writes = settings.checkpoint_background

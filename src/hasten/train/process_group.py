@@ -1,8 +1,8 @@
-"""Processes that train together on one machine: what each is told, how they find each other, and who ends with whom.
+"""Processes that train together on one machine: their environment, rendezvous, and lifetime.
 
-The variables are those of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so a process that torchrun
-started and one that we started join their group in the same way. The one who starts the others keeps the store through
-which they meet, on a port of the loopback that the system chose: no two groups can take the same.
+The environment variables are those of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so processes
+started by torchrun and by Hasten join their group in the same way. The launcher keeps the rendezvous store on a loopback
+port chosen by the system, so no two groups can use the same port.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from hasten.train.rendezvous import meet
 from hasten.train.signals import STOP_SIGNALS
 
 PR_SET_PDEATHSIG = 1
+"""The `prctl` option that sends a signal to a process when its parent dies (linux/prctl.h)."""
 LAUNCHER = "HASTEN_LAUNCHER"
-"""Holds the process id of who launched the ranks of `hasten run`."""
+"""Environment variable with the process id of the launcher of the ranks."""
 PROGRESS = "HASTEN_PROGRESS"
-"""Names the open file where ranks tell their launcher how far they came."""
+"""Environment variable with the file descriptor through which ranks report their progress to the launcher."""
 PROGRESS_BYTES = 8
-"""Of each rank's number there."""
+"""Size in bytes of each rank's update number in that file."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-"""How often the ranks were started again, by torchrun or by us."""
+"""Environment variable with the number of restarts, set by torchrun or by Hasten."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Says that whoever started the ranks keeps the store through which they meet."""
+"""Environment variable that says that the launcher, not a rank, keeps the rendezvous store."""
 LOOPBACK = "127.0.0.1"
 
 
 def die_with_parent() -> None:
-    """End when the parent does, even while frozen, and let all processes forked from this one do so too (Linux)."""
+    """Make this process end when its parent does, even while frozen, and all processes forked from it too (Linux only)."""
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -48,18 +49,18 @@ def die_with_parent() -> None:
 
 
 def open_store() -> Any:
-    """The store through which a group meets, on a free port of the loopback; it lives as long as it is held."""
+    """Return a rendezvous store on a free loopback port. It exists as long as the returned object."""
     return dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def rank_environment(rank: int, world: int, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of one rank of a group on this machine: `environ`, who it is, and its fair share of the cores.
+    """Return the environment of one rank on this machine: `environ`, its rank, and its share of the cores.
 
     Args:
-        rank: Which one.
-        world: Ranks in all.
-        port: Where the store listens, see `open_store`.
-        environ: Ours. Thread counts that it sets stay as they are.
+        rank: Index of the rank.
+        world: Number of ranks.
+        port: Port of the store, see `open_store`.
+        environ: The environment of this process. Thread counts set in it are kept.
     """
     return {
         **shared_environment(world, environ),
@@ -68,12 +69,12 @@ def rank_environment(rank: int, world: int, port: int, environ: Mapping[str, str
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        AGENT_STORE: "True",  # no rank opens the store: whoever started the group did
+        AGENT_STORE: "True",  # the launcher opened the store; no rank does
     }
 
 
 def shared_environment(world: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` for one of `world` processes that share this machine: threads for its share of the cores, loopback only."""
+    """Return `environ` for one of `world` processes that share this machine: threads for its share of cores, loopback."""
     share = read_cores(environ={"LOCAL_WORLD_SIZE": str(world)}).value
     loopback = "lo" if sys.platform == "linux" else "lo0"
     ours = {"OMP_NUM_THREADS": str(share), "GLOO_SOCKET_IFNAME": loopback}
@@ -81,24 +82,24 @@ def shared_environment(world: int, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def read_shared_machine(world: int) -> Machine:
-    """This machine as one of `world` ranks has it: cores and threads are one rank's share, and say so."""
+    """Return this machine as seen by one of `world` ranks: cores and threads are the share of one rank."""
     if world == 1:
         return read_machine()
     environ = shared_environment(world, os.environ)
     named = environ["OMP_NUM_THREADS"]
-    why = "as the environment says" if "OMP_NUM_THREADS" in os.environ else f"a fair share for each of {world} ranks"
+    why = "set in the environment" if "OMP_NUM_THREADS" in os.environ else f"the share of each of {world} ranks"
     threads = Reading(int(named) if named.isdecimal() else torch.get_num_threads(), f"OMP_NUM_THREADS={named}, {why}")
     return replace(read_machine(environ=environ), threads=threads)
 
 
 def is_member(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this process was started as one of several ranks, by torchrun or by us."""
+    """Whether this process was started as one of several ranks, by torchrun or by Hasten."""
     environ = os.environ if environ is None else environ
     return "RANK" in environ and int(environ.get("WORLD_SIZE", "1")) > 1
 
 
 def join_group() -> None:
-    """Join the process group that the environment names: gloo for the CPU, with NCCL beside it where there are GPUs.
+    """Join the process group named in the environment, with gloo for the CPU, and NCCL if there are GPUs.
 
     Raises:
         MachineError: There are GPUs, but fewer than ranks on this machine.
@@ -110,7 +111,7 @@ def join_group() -> None:
         local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local >= count:
             raise MachineError(
-                f"Rank {local} has no GPU: there are {count} here, and NCCL takes one a rank. Ask for at most {count} "
+                f"Rank {local} has no GPU: this machine has {count}, and NCCL needs one per rank. Use at most {count} "
                 f"ranks, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to train on the CPU."
             )
         torch.cuda.set_device(local)
@@ -122,19 +123,19 @@ def join_group() -> None:
 
 
 def leave_group() -> None:
-    """Leave the process group, where there is one: the other ranks are told that this is no crash."""
+    """Leave the process group, if there is one, so that the other ranks do not treat the exit as a crash."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def end_rank(status: int) -> NoReturn:
-    """End the process of a rank with all that Python does at the end of a program, but for its own teardown.
+    """End the process of a rank as Python does at exit, except for the teardown of the interpreter.
 
-    gloo's threads outlive the process group wherever DistributedDataParallel was used (torch 2.13), and about one process
-    of a hundred is aborted when they meet an interpreter that is being torn down. So threads are joined, exit handlers run
-    and output is flushed, as multiprocessing does it for its children, and then the process is gone.
+    gloo's threads outlive the process group if DistributedDataParallel was used (torch 2.13). About one process in a hundred
+    aborts when they run during the teardown of the interpreter. So this function joins threads, runs exit handlers and
+    flushes output, as multiprocessing does for its children, and then exits directly.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  the interpreter's own call; there is no public one
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  used by the interpreter; there is no public function
     atexit._run_exitfuncs()  # noqa: SLF001  as above
     sys.stdout.flush()
     sys.stderr.flush()
@@ -147,37 +148,37 @@ def was_launched() -> bool:
 
 
 def restarted() -> bool:
-    """Whether this rank was started again after the group died, by torchrun or by us."""
+    """Whether this rank was restarted after the group died, by torchrun or by Hasten."""
     return "RANK" in os.environ and int(os.environ.get(ATTEMPT, "0")) > 0
 
 
 def progress_for_launcher() -> Callable[[int], None]:
-    """What tells our launcher of the last update that ended; it does nothing where this process has none."""
+    """Return a function that reports the last completed update to the launcher. Without a launcher, it does nothing."""
     if PROGRESS not in os.environ or not was_launched():
         return lambda _: None
-    handle, place = int(os.environ[PROGRESS]), PROGRESS_BYTES * int(os.environ["RANK"])
+    handle, offset = int(os.environ[PROGRESS]), PROGRESS_BYTES * int(os.environ["RANK"])
 
-    def tell(update: int) -> None:
-        os.pwrite(handle, update.to_bytes(PROGRESS_BYTES, "little"), place)
+    def report(update: int) -> None:
+        os.pwrite(handle, update.to_bytes(PROGRESS_BYTES, "little"), offset)
 
-    return tell
+    return report
 
 
 def stay_with_launcher(asked: int) -> None:
-    """End with the process that launched this rank; one that torchrun started stays as torchrun has it.
+    """Make this rank end when its Hasten launcher does. Ranks started by torchrun are not changed.
 
     Args:
-        asked: Ranks that the command asks for; 1 where it says nothing.
+        asked: Number of ranks requested on the command line; 1 if not given.
 
     Raises:
-        MachineError: Another number of ranks was started.
+        MachineError: A different number of ranks was started.
     """
     world = int(os.environ["WORLD_SIZE"]) if is_member() else 1
     if asked not in (1, world):
-        raise MachineError(f"--ranks says {asked}, and {world} were started: leave --ranks out under torchrun.")
+        raise MachineError(f"--ranks is {asked}, but {world} ranks were started: omit --ranks under torchrun.")
     if was_launched():
         die_with_parent()
-        # Until training handles them: torch waits for other ranks in C++, where Python's own handler would not run. Ray's
-        # workers block SIGINT, and their children inherit that.
+        # Used until training handles signals: torch waits for other ranks in C++, where Python's handler would not run.
+        # Ray's workers block SIGINT, and their children inherit the mask.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -1,4 +1,4 @@
-"""The collective operations that the loop needs of torch.distributed. With a single process each is the identity."""
+"""The collective operations that the loop needs from torch.distributed. With a single process, each is the identity."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hasten.core.seeding import kept_random_state
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together."""
+    """The rank of this process in its group, with the group's collective operations."""
 
     rank: int = 0
     world: int = 1
 
     def share(self, indices: Sequence[int]) -> Sequence[int]:
-        """This rank's part of a batch; the parts of all ranks are the batch, none twice."""
+        """Return this rank's part of a batch. Each sample belongs to exactly one rank."""
         return indices[self.rank :: self.world]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Ranks:
         return values
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum every gradient over all ranks, as one message; a parameter that no rank used keeps no gradient."""
+        """Sum every gradient over all ranks, as one message. A parameter that no rank used gets no gradient."""
         if self.world == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
@@ -43,71 +43,71 @@ class Ranks:
         flat = torch.cat([*((torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in trained), used])
         dist.all_reduce(flat)
         *parts, used = flat.split([*(p.numel() for p in trained), len(trained)])
-        # Only a rank that lacks a gradient has to ask whether another one had it.
+        # Only a rank that lacks a gradient must check whether another rank has one.
         by_any = used.tolist() if any(p.grad is None for p in trained) else [1.0] * len(trained)
         for parameter, part, number in zip(trained, parts, by_any, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype) if number else None
 
     def agreed(self, value: float) -> float:
-        """Rank 0's value, on every rank: what all must do alike (how many updates) may not hang on clocks of their own."""
+        """Return rank 0's value on every rank, for decisions that must not depend on each rank's own clock."""
         return float(self.broadcast(value))
 
     def broadcast(self, value: Any) -> Any:
-        """What rank 0 brings, on every rank."""
-        brought: list[Any] = [value]
+        """Return rank 0's object on every rank."""
+        values: list[Any] = [value]
         if self.world > 1:
-            dist.broadcast_object_list(brought, src=0)
-        return brought[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
-        """The largest of each number over all ranks; every rank must bring as many."""
+        """Return the maximum of each number over all ranks. Every rank must pass the same number of values."""
         return [max(each) for each in zip(*self.gather(list(seconds)), strict=True)]
 
     def straggler(self, seconds: float) -> float:
-        """The largest of a number over its mean, over all ranks: 1.0 where all are alike."""
-        found = self.gather(seconds)
-        mean = sum(found) / len(found)
-        return max(found) / mean if mean > 0 else 1.0
+        """Return the maximum of a number over all ranks, divided by its mean: 1.0 if all are equal."""
+        values = self.gather(seconds)
+        mean = sum(values) / len(values)
+        return max(values) / mean if mean > 0 else 1.0
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank brings, by rank."""
+        """Return the objects of all ranks, by rank."""
         gathered: list[Any] = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(gathered, value)
         return gathered
 
     def union(self, names: Iterable[str]) -> list[str]:
-        """Every name that some rank has, sorted; the same list on all ranks."""
+        """Return the sorted union of the names of all ranks, the same list on every rank."""
         return sorted({name for part in self.gather(list(names)) for name in part})
 
 
 def current_ranks() -> Ranks:
-    """The process group that is initialised, or one process alone."""
+    """Return the initialised process group, or a single process."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
     return Ranks()
 
 
 class PlaceholderBatch:
-    """This rank's part of an early batch of the run, fetched when it is first needed."""
+    """This rank's part of an early batch of the run, fetched on first use."""
 
     def __init__(self, live: LiveJob, ranks: Ranks) -> None:
         self._live, self._ranks = live, ranks
         self._batch: Any = None
 
     def batch(self) -> Any:
-        """The batch, on the device.
+        """Return the batch on the device.
 
         Raises:
-            JobError: The data can only be read in order.
+            JobError: The dataset is iterable.
         """
         if self._batch is None:
             live = self._live
             if live.order is None:
                 raise JobError(
                     f"{type(live.job).__name__} reads an iterable dataset whose last batch has fewer samples than there are "
-                    f"ranks: take what sums gradients during the backward pass out of the plan, or let the dataset end on "
-                    f"a full batch."
+                    f"ranks: remove optimizations that sum gradients during the backward pass from the plan, or end the "
+                    f"dataset with a full batch."
                 )
             indices = max(live.batches(0)[:2], key=len)
             self._batch = live.pipeline.fetch(0, self._ranks.share(indices) or indices)
@@ -115,6 +115,6 @@ class PlaceholderBatch:
 
     @contextmanager
     def changing_nothing(self) -> Iterator[None]:
-        """Let neither running statistics nor the run's random numbers notice."""
+        """Restore running statistics and the random number generators at the end of the block."""
         with kept_buffers(self._live.model), kept_random_state():
             yield

@@ -1,11 +1,11 @@
-"""Ranks on the machines of a Ray cluster: the same command on each, told who it is by torchrun's variables.
+"""Run ranks on the machines of a Ray cluster: the same command on each, with torchrun's environment variables.
 
-Ray places the ranks and says when one has ended; training itself knows nothing of it. All machines must see the job, the
-plan and the run's folder under the same paths, as they must under torchrun.
+Ray places the ranks and reports when one has ended. The training code does not use Ray. As under torchrun, all machines must
+see the job, the plan and the run's folder under the same paths.
 
 Ray's actors are used directly, not Ray Train. Its trainer (Ray 2.60) took 26 s to start two ranks on a small machine, with
-one actor that controls, one that cleans up and one that watches; without Ray's dashboard it prints a warning every few
-seconds; and it turns an exit status into an exception. Each rank's environment and their meeting place would still be ours.
+three extra actors. Without Ray's dashboard it prints a warning every few seconds, and it turns an exit status into an
+exception. Hasten would still have to set each rank's environment and rendezvous.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from hasten.train.process_group import LAUNCHER, LOOPBACK
 from hasten.train.signals import StopRequest
 
 _POLL_S = 0.2
+"""Seconds between two checks of the ranks."""
 _PASSED_ON = ("HASTEN_", "PYTHONPATH", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "PATH", "VIRTUAL_ENV")
-"""Beginnings of the variables that ranks are given from here; all others are those of their machines."""
+"""Prefixes of environment variables that are passed to the ranks. All others come from the rank's machine."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Place:
     """Where a rank will run.
 
     Attributes:
-        node: Ray's name of the machine.
-        address: Of the machine, for the other ranks.
-        port: A free one there, for the ranks to meet if this is rank 0.
-        cores: Of the machine, for Ray's work.
+        node: Ray's id of the machine.
+        address: Address of the machine for the other ranks.
+        port: A free port on the machine, used for the rendezvous if this is rank 0.
+        cores: Cores of the machine that this process may use.
     """
 
     node: str
@@ -50,7 +51,7 @@ class Place:
 
 
 class RankHost:
-    """An actor that starts one rank, waits for it, and passes a stop signal on. Its methods run in threads."""
+    """An actor that starts one rank, waits for it, and forwards stop signals. Its methods run in threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +59,7 @@ class RankHost:
         self._signal: int | None = None
 
     def place(self) -> Place:
-        """Where this is."""
+        """Return where this actor runs."""
         ray = _ray()
         with socket.socket() as free:
             free.bind(("", 0))
@@ -67,16 +68,16 @@ class RankHost:
         return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), port, cores)
 
     def run(self, command: Sequence[str], folder: str, environment: Mapping[str, str]) -> int:
-        """Run the command to its end; its exit status. The rank ends with this actor."""
+        """Run the command to its end, and return its exit status. The rank ends with this actor."""
         ours = {**os.environ, **environment, LAUNCHER: str(os.getpid())}
         with self._lock:
-            self._process = subprocess.Popen(list(command), cwd=folder, env=ours)  # noqa: S603  the user's own
+            self._process = subprocess.Popen(list(command), cwd=folder, env=ours)  # noqa: S603  the user's command
             if self._signal is not None:
                 self._process.send_signal(self._signal)
         return self._process.wait()
 
     def stop(self, number: int) -> None:
-        """Send a signal to the rank, as soon as it is started."""
+        """Send a signal to the rank, now or as soon as it is started."""
         with self._lock:
             self._signal = number
             if self._process is not None:
@@ -84,14 +85,16 @@ class RankHost:
 
 
 def launch_on_ray(world: int, command: Sequence[str]) -> int:
-    """Run a command as a group of `world` ranks on a Ray cluster: that of `RAY_ADDRESS`, or a local one made for it.
+    """Run a command as a group of `world` ranks on a Ray cluster: that of `RAY_ADDRESS`, or a new local one.
+
+    If a rank fails, the others are killed, because they would wait for it forever. A stop signal is sent to every rank; they
+    save and exit.
 
     Returns:
-        The exit status of the first rank that failed, else 0; 1 where its machine was lost. When one fails the others, which
-        would wait for it forever, are killed. A stop signal is sent to every rank; they save and exit.
+        The exit status of the first rank that failed, or 0; 1 if its machine was lost.
 
     Raises:
-        MachineError: Ray is not installed, or the cluster has no room for so many ranks.
+        MachineError: Ray is not installed, or the cluster has too few cores for the ranks.
     """
     ray = _ray()
     mine = not ray.is_initialized()
@@ -107,7 +110,7 @@ def launch_on_ray(world: int, command: Sequence[str]) -> int:
         free = ray.cluster_resources().get("CPU", 0)
         if free < world:
             raise MachineError(
-                f"The Ray cluster has {free:.0f} cores, and {world} ranks need one each. Ask for fewer (--ranks)."
+                f"The Ray cluster has {free:.0f} cores, but {world} ranks need one each. Use fewer ranks (--ranks)."
             )
         kind = ray.remote(RankHost).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=2)
         hosts = [kind.remote() for _ in range(world)]
@@ -120,24 +123,24 @@ def launch_on_ray(world: int, command: Sequence[str]) -> int:
 
 
 def environments(places: Sequence[Place], environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """What each rank is told: who it is, where all meet, its fair share of its machine.
+    """Return the environment variables of each rank: its rank, the rendezvous, its share of its machine.
 
     Args:
-        places: By rank.
-        environ: Ours; some of it is passed on.
+        places: The place of each rank.
+        environ: The environment of this process. Variables with certain prefixes are passed on.
     """
     given = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
     on_node = Counter(place.node for place in places)
     alone = len(on_node) == 1
-    seen: Counter[str] = Counter()
-    found = []
+    local_ranks: Counter[str] = Counter()
+    result = []
     for rank, place in enumerate(places):
         together = on_node[place.node]
         variables = {
             "OMP_NUM_THREADS": str(max(1, place.cores // together)),
             **given,
             "RANK": str(rank),
-            "LOCAL_RANK": str(seen[place.node]),
+            "LOCAL_RANK": str(local_ranks[place.node]),
             "WORLD_SIZE": str(len(places)),
             "LOCAL_WORLD_SIZE": str(together),
             "MASTER_ADDR": LOOPBACK if alone else places[0].address,
@@ -145,13 +148,13 @@ def environments(places: Sequence[Place], environ: Mapping[str, str]) -> list[di
         }
         if alone:
             variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-        seen[place.node] += 1
-        found.append(variables)
-    return found
+        local_ranks[place.node] += 1
+        result.append(variables)
+    return result
 
 
 def _outcome(ray: Any, hosts: Sequence[Any], running: dict[Any, int], stop: StopRequest) -> int:
-    """Wait until all ranks have ended, or one has failed; after a stop signal, until all have ended or `STOP_S` is over."""
+    """Wait until all ranks have ended or one has failed. After a stop signal, wait at most `STOP_S` once one has ended."""
     failed, is_sent, deadline = 0, False, float("inf")
     while running and monotonic() < deadline and not stop.is_urgent:
         if stop.signal is not None and not is_sent:
@@ -170,7 +173,7 @@ def _outcome(ray: Any, hosts: Sequence[Any], running: dict[Any, int], stop: Stop
 
 
 def _status(ray: Any, result: Any, rank: int) -> int:
-    """The exit status of a rank that ended, as a shell has it; 1 if it was lost."""
+    """Return the exit status of a rank that ended, as in a shell; 1 if it was lost."""
     try:
         status = int(ray.get(result))
     except ray.exceptions.RayError as error:
@@ -181,7 +184,7 @@ def _status(ray: Any, result: Any, rank: int) -> int:
 
 def _ray() -> Any:
     try:
-        import ray  # noqa: PLC0415  of the extra `ray`
+        import ray  # noqa: PLC0415  in the extra `ray`
     except ImportError as error:
         raise MachineError("--ray needs Ray: pip install 'hasten[ray]'.") from error
     return ray

@@ -1,9 +1,9 @@
-"""Where the ranks of one attempt meet, in a store that outlives attempts.
+"""Rendezvous of the ranks of one attempt, in a store that is shared by several attempts.
 
-torchrun keeps one store over all restarts, and what gloo and NCCL left there under an earlier attempt is taken for the
-present one: ranks then connect to processes that are gone (https://github.com/pytorch/pytorch/issues/135712). No count of
-restarts helps, since the agents of several machines count for themselves. So each rank puts a number of its own there that
-nobody had before, rank 0 says whose numbers it sees, and whoever finds its own among them meets the others under rank 0's.
+torchrun keeps one store over all restarts. Entries that gloo and NCCL wrote there in an earlier attempt are mistaken for
+current ones, and ranks connect to processes that no longer exist (https://github.com/pytorch/pytorch/issues/135712). A
+restart count does not help, because the agents of several machines count separately. So each rank writes a unique id to the
+store, and rank 0 publishes the ids it sees. A rank that finds its own id among them joins the others under rank 0's id.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ import torch.distributed as dist
 from hasten.core.errors import MachineError
 
 _WAIT_S = 300.0
+"""Time limit in seconds for all ranks to arrive."""
 _POLL_S = 0.02
+"""Seconds between two checks of the store."""
 
 
 def fresh_part(store: Any, rank: int, world: int, *, wait_s: float = _WAIT_S) -> str:
-    """The name of a part of a store that is of this attempt alone, the same for all its ranks.
+    """Return a prefix for store keys that only this attempt uses, the same for all its ranks.
 
     Args:
         store: A `torch.distributed.Store`.
-        rank: Which one this is.
-        world: Ranks in all.
-        wait_s: How long the others may take to come.
+        rank: The rank of this process.
+        world: Number of ranks.
+        wait_s: Time limit in seconds for the other ranks to arrive.
 
     Raises:
-        MachineError: They did not come.
+        MachineError: They did not arrive in time.
     """
     mine = uuid.uuid4().hex
     numbers = [f"hasten/number/{other}" for other in range(world)]
@@ -44,18 +46,18 @@ def fresh_part(store: Any, rank: int, world: int, *, wait_s: float = _WAIT_S) ->
             if store.check([f"hasten/{mine}/{other}" for other in range(1, world)]):
                 return mine
         if rank != 0 and store.check(["hasten/attempt"]):
-            seen: list[str] = json.loads(store.get("hasten/attempt"))
-            if len(seen) == world and seen[rank] == mine:
-                store.set(f"hasten/{seen[0]}/{rank}", "here")
-                return seen[0]
+            published: list[str] = json.loads(store.get("hasten/attempt"))
+            if len(published) == world and published[rank] == mine:
+                store.set(f"hasten/{published[0]}/{rank}", "here")
+                return published[0]
         time.sleep(_POLL_S)
     raise MachineError(
-        f"Rank {rank} waited {wait_s:.0f} s for {world - 1} others: look whether they started, and what they say."
+        f"Rank {rank} waited {wait_s:.0f} s for {world - 1} other ranks. Check whether they started, and their output."
     )
 
 
 def meet(backend: str) -> None:
-    """Join the process group of torchrun's present attempt."""
+    """Join the process group of torchrun's current attempt."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]

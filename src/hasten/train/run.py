@@ -1,4 +1,4 @@
-"""Train a job from start to end: metrics to a file as they come, held-out results after each epoch, weights at the end."""
+"""Train a job from start to end: write metrics continuously, held-out results after each epoch, weights at the end."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from hasten.train.records.record import PLAN, Origin, RunRecord, part_of
 from hasten.train.trainer import Result, Trainer
 
 STARTED_AGAIN = "HASTEN_STARTED_AGAIN"
-"""Set in a process that started itself again, so that it does so once."""
+"""Environment variable set in a process that has restarted itself, so that it does so only once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run is saved and taken up.
+    """How a run is saved and resumed.
 
     Attributes:
-        resume: Go on from the newest whole checkpoint, where there is one.
-        anyway: Even where the job's code or data changed since.
+        resume: Resume from the newest intact checkpoint, if there is one.
+        anyway: Resume even if the job's code or data changed since the checkpoint.
         pace: How often to save; None saves no checkpoints.
-        non_finite: What is done about losses and gradients that are no numbers.
-        limits: When the guards speak.
-        say: Told what a person must know.
+        non_finite: How to handle NaN and infinite losses and gradients.
+        limits: Thresholds of the guards.
+        say: Called with messages for the user.
     """
 
     resume: bool = False
@@ -62,14 +62,14 @@ class RunOptions:
 
 
 def start_under(plan: Plan) -> None:
-    """Start this very command again, once, with the variables the plan requires, unless they are in force.
+    """Restart the current command once with the environment variables that the plan requires, unless they are set.
 
     The process keeps its id, arguments, folder, open files and the rest of its environment, so a launcher (torchrun) that
-    waits for it sees one process. Call it before anything is done that must not be done twice.
+    waits for it sees one process. Call it before any work that must not be done twice.
 
     Raises:
-        PlanError: The variables are not in force though the process was started again, or the plan contradicts itself.
-        MachineError: This machine lacks what a variable must name.
+        PlanError: The variables are still not set after the restart, or the plan requires different values of one.
+        MachineError: This machine lacks a file that a variable must name.
     """
     again = os.environ.pop(STARTED_AGAIN, "")
     required = required_environment(plan.optimizations)
@@ -78,7 +78,7 @@ def start_under(plan: Plan) -> None:
         return
     if again:
         raise PlanError(
-            f"This process started itself again with {', '.join(missing)}, and still lacks it. Look whether something "
+            f"This process restarted itself with {', '.join(missing)}, but it is still not set. Check whether something "
             f"changes the environment while Python starts (a wrapper script, sitecustomize), or set it in the shell."
         )
     sys.stdout.flush()
@@ -97,25 +97,25 @@ def train(
     options: RunOptions | None = None,
     origin: Origin | None = None,
 ) -> Result:
-    """Train.
+    """Train a job under a plan.
 
     Args:
-        job: What to train.
-        plan: Under which plan.
-        out: Folder for `metrics.jsonl` (a line a report), `model.pt` (a state_dict, loads with `weights_only=True`),
-            `hasten.toml`, `run.toml` (where it was trained, from what, and how it ended), `log.txt` (what was said),
+        job: The job to train.
+        plan: The plan to train under.
+        out: Folder for `metrics.jsonl` (one line per report), `model.pt` (a state_dict that loads with
+            `weights_only=True`), `hasten.toml`, `run.toml` (machine, code and outcome of the run), `log.txt` (messages),
             `incidents.jsonl` and `checkpoints/`. The weights are saved after each epoch and at the end.
-        max_updates: Stop earlier.
-        on_report: Told how the run stands, at most a few times a second; under `async_logging` by another thread.
-        options: How it is saved and taken up; None saves no checkpoints.
-        origin: How it was called, for the record; the job's own name unless given.
+        max_updates: Stop after this number of updates, if the run is longer.
+        on_report: Called with the state of the run, at most a few times a second; under `async_logging` by another thread.
+        options: How the run is saved and resumed; None saves no checkpoints.
+        origin: How the run was started, for the record; by default the job's name.
 
     Raises:
-        JobError: The job says no length: an iterable dataset without num_updates.
-        DataError: The run cannot be taken up: the model, the code or the data is another one; or it would begin anew, beside
+        JobError: The length of the run is unknown: an iterable dataset without num_updates.
+        DataError: The run cannot be resumed, because the model, the code or the data changed; or a new run would mix with
             the checkpoints of an earlier one.
-        LossError: The loss became NaN or infinite, and the run is to stop then.
-        MachineError: Memory ran out with a single sample, or where an update cannot be done again.
+        LossError: The loss became NaN or infinite, and the policy is to stop.
+        MachineError: Memory ran out with a single sample, or in an update that cannot be repeated.
         HastenError: Metrics, weights or checkpoints could not be written.
     """
     options = options or RunOptions()
@@ -130,7 +130,7 @@ def train(
     incidents = Incidents(out / INCIDENTS if leads else None, log)
     loop = GuardedLoop(live, incidents, non_finite=options.non_finite)
     record: RunRecord | None = None
-    before_s, seen = 0.0, list[dict[str, float]]()
+    before_s, earlier = 0.0, list[dict[str, float]]()
     with ExitStack() as stack:
         stack.callback(log.close)
         stack.callback(loop.close)
@@ -145,7 +145,7 @@ def train(
             log.open(out / LOG, append=options.resume)
             plan.save(out / PLAN)
             if saved is not None:
-                before_s, seen = keep_reports(out / METRICS, saved.update)
+                before_s, earlier = keep_reports(out / METRICS, saved.update)
             origin = origin or Origin(target=f"{type(job).__module__}:{type(job).__qualname__}")
             part = part_of(live, plan, origin, planned=planned, world=loop.ranks.world, facts=facts)
             record = RunRecord(
@@ -155,18 +155,18 @@ def train(
             loop.clock = SampledClock(live.device)
         mine = out if leads else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hasten-")))
 
-        def told(report: Report) -> None:
+        def note(report: Report) -> None:
             if report.held_out:
                 log.note(f"epoch {report.epoch}, update {report.update:,}: held-out {metrics_words(report.held_out)}")
             on_report(report)
 
         work = PeriodicWork(
-            loop, mine, planned=planned, on_report=told, append=saved is not None, seconds_before=before_s, writes=leads
+            loop, mine, planned=planned, on_report=note, append=saved is not None, seconds_before=before_s, writes=leads
         )
         guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=options.limits)
         back = Rollback(loop, out, options.non_finite, incidents, log)
         drive = Trainer(
-            loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned, seen=seen
+            loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned, seen=earlier
         )
         result = drive.run()
         if record is not None and result.stopped_by is not None and result.updates < planned:
@@ -175,27 +175,28 @@ def train(
 
 
 def keep_reports(path: Path, update: int) -> tuple[float, list[dict[str, float]]]:
-    """Take back the reports of updates that will be done again.
+    """Remove the reports of updates after `update`, which will be repeated.
 
     Returns:
-        Of those that stay: the seconds of training at the last one, and all held-out results.
+        The seconds of training at the last remaining report, and all remaining held-out results.
     """
     if not path.exists():
         return 0.0, []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["update"] <= update]
     write_atomically(path, "".join(kept))
-    read = [json.loads(line) for line in kept]
-    return (float(read[-1].get("seconds", 0.0)) if read else 0.0), [line["held_out"] for line in read if line["held_out"]]
+    reports = [json.loads(line) for line in kept]
+    seconds = float(reports[-1].get("seconds", 0.0)) if reports else 0.0
+    return seconds, [report["held_out"] for report in reports if report["held_out"]]
 
 
 def metrics_words(metrics: Mapping[str, float]) -> str:
-    """Metrics on one line, such as `loss 0.4213  accuracy 0.9120`."""
+    """Format metrics on one line, such as `loss 0.4213  accuracy 0.9120`."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
 def _saver_of(loop: GuardedLoop, out: Path, facts: Mapping[str, Any], options: RunOptions, log: RunLog) -> Saver | None:
-    """What saves the run, where it is to be saved."""
+    """Return the saver of the run; None if it is not to be saved."""
     if options.pace is None:
         return None
     if not options.resume:
@@ -204,10 +205,10 @@ def _saver_of(loop: GuardedLoop, out: Path, facts: Mapping[str, Any], options: R
 
 
 def _refuse_to_mix(out: Path) -> None:
-    """Refuse to begin anew beside checkpoints: the newest would be the one with the most updates, of either run."""
-    there = CheckpointFolder(out).all()
-    if there:
+    """Refuse to start a new run in a folder with checkpoints: the newest checkpoint could be of either run."""
+    checkpoints = CheckpointFolder(out).all()
+    if checkpoints:
         raise DataError(
-            f"{out} has checkpoints of a run, up to update {there[-1].update:,}: go on with it (--resume), or choose "
+            f"{out} has checkpoints of a run, up to update {checkpoints[-1].update:,}: resume it (--resume), or choose "
             f"another folder (--out)."
         )

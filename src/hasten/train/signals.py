@@ -1,7 +1,7 @@
-"""Signals that ask a run to stop: it stops between two updates, where everything is consistent.
+"""Handle signals that ask a run to stop. It stops between two updates, where its state is consistent.
 
-SIGTERM and SIGUSR1 are how schedulers announce that a machine will be taken away, SIGINT is Ctrl-C. The first signal asks
-the run to stop; a second SIGINT stops it at once.
+Schedulers send SIGTERM or SIGUSR1 before they take a machine away; SIGINT is Ctrl-C. The first signal asks the run to stop.
+A second SIGINT stops it immediately.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """While entered, records stop signals instead of acting on them. Outside the main thread it records none.
+    """A context manager that records stop signals instead of acting on them. Outside the main thread, it records none.
 
     Args:
-        raises: Raise KeyboardInterrupt at a second SIGINT; if False, only `is_urgent` is set.
+        raises: Raise KeyboardInterrupt on a second SIGINT. If False, only `is_urgent` is set.
 
     Attributes:
         signal: The first signal received; None before that.

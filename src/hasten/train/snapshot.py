@@ -1,7 +1,7 @@
-"""Copies of tensors in host memory, in buffers that are used again, so that training may go on while they are written.
+"""Copy tensors to reusable buffers in host memory, so that training can continue while they are written.
 
-Storages are copied, not tensors: tensors that share memory in the model (tied weights, views) share it in the copy too, and
-the file written from it is as large as the plain one.
+Storages are copied, not tensors. Tensors that share memory in the model (tied weights, views) also share it in the copy, so
+the file written from it does not grow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hasten.core.batch import iter_tensors, map_tensors
 
 
 class StorageBuffers:
-    """Host memory that is used again: pages that are mapped already are filled much faster than new ones.
+    """A pool of reusable host memory buffers. Pages that are already mapped are filled much faster than new ones.
 
-    Keeps at most twice the size of the largest snapshot so far. Any thread may call it.
+    Keeps at most 2x the size of the largest snapshot so far. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class StorageBuffers:
         self._lock = threading.RLock()
 
     def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Copy a storage; the copy is pinned if it comes from a GPU and its buffer is new.
+        """Copy a storage. A new buffer is pinned if the storage is on a GPU.
 
         Raises:
             RuntimeError: There is not enough memory.
@@ -64,7 +64,7 @@ class StorageBuffers:
 
 
 class StateSnapshot:
-    """One snapshot of a state_dict at a time, in buffers that are used again."""
+    """One snapshot of a state_dict at a time, in reusable buffers."""
 
     def __init__(self) -> None:
         self._buffers = StorageBuffers()
@@ -74,7 +74,7 @@ class StateSnapshot:
         """Copy `state` to host memory. The copy is valid until the next call.
 
         Args:
-            state: A state_dict: tensors by name, and whatever else modules put there (`_extra_state`).
+            state: A state_dict: tensors by name, and other objects that modules add (`_extra_state`).
 
         Returns:
             A container of the same kind, with the attributes of the original (`_metadata`).
@@ -99,9 +99,9 @@ class StateSnapshot:
 
 
 def on_cpu(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`state` as it is written: itself where its tensors are on the CPU, else a copy in host memory.
+    """Return `state` if its tensors are on the CPU, otherwise a copy in host memory.
 
-    So a checkpoint loads on a machine without the accelerator as well.
+    Checkpoints written from it can also be loaded on a machine without the accelerator.
     """
     if all(tensor.device.type == "cpu" for tensor in iter_tensors(dict(state))):
         return state
@@ -109,7 +109,7 @@ def on_cpu(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a view of a storage and nothing else."""
+    """Whether a tensor is only a strided view of a storage."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided

@@ -1,8 +1,8 @@
-"""Bring the batches of an epoch, with any number of workers or threads, the same every time.
+"""Fetch the batches of an epoch with any number of workers or threads. The result is always the same.
 
-Workers are torch's own DataLoader workers. What they are handed is a whole batch (epoch, indices), so that sample
-randomness, caches and padding rules live in one place: `Pipeline.fetch`. Threads share the three random generators of the
-process with the training, so they are handed only what draws no random numbers; the rest is done as the batch is taken.
+Workers are torch's DataLoader workers. Each request is for a whole batch (epoch, indices), so that sample randomness, caches
+and padding are handled in one place: `Pipeline.fetch`. Threads share the three random number generators of the process with
+the training, so they only do work that draws no random numbers. The rest is done when the batch is taken.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Request: TypeAlias = tuple[int, tuple[int, ...]]
 """An epoch and the sample indices of one batch."""
 
 Batches: TypeAlias = Generator[tuple[Any, int], None, None]
-"""Pairs of a batch and its number of samples on this rank; (None, 0) where the rank has none."""
+"""Pairs of a batch and its number of samples on this rank; (None, 0) if the rank has none."""
 
 THREAD_NAME = "hasten-loader"
 
 _READING = 3
-"""Salt of the random numbers that an iterable dataset draws."""
+"""Seed salt for the random numbers that an iterable dataset draws."""
 
 
 class _Fetcher(Dataset[Any]):
-    """A dataset of batches: its "index" is a request."""
+    """A dataset of batches. Its "index" is a request."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -47,7 +47,7 @@ class _Fetcher(Dataset[Any]):
 
 
 class _Requests:
-    """The requests of the present epoch; a sampler whose content changes between epochs."""
+    """The requests of the current epoch: a sampler whose content changes between epochs."""
 
     def __init__(self) -> None:
         self.now: list[Request] = []
@@ -70,7 +70,7 @@ class Stream:
         self._iterator: Any = None
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, int]]:
-        """Yield (batch, its number of samples on this rank) for one epoch, from its batch `start` on."""
+        """Yield (batch, number of samples on this rank) for one epoch, starting at batch `start`."""
         settings = self._live.loader
         batches = self._fetched(epoch, start)
         if settings.pin_memory:
@@ -105,33 +105,35 @@ class Stream:
         return (self._pinned(self._live.pipeline.fetch(epoch, indices)), len(indices)) if indices else (None, 0)
 
     def _by_threads(self, requests: list[Request]) -> Batches:
-        """Read batches ahead in threads; what may draw random numbers is done here, as a batch is taken."""
+        """Prefetch batches in threads. Work that may draw random numbers is done here, when a batch is taken."""
         live, pipeline, settings = self._live, self._live.pipeline, self._live.loader
         if pipeline.load_is_random:
-            raise JobError("Reading a sample may draw random numbers, which threads share: set num_threads to 0.")
+            raise JobError(
+                "Reading a sample may draw random numbers, but threads share the generators: set num_threads to 0."
+            )
         whole = not (pipeline.finish_is_random or pipeline.collate_is_random)
         pool = ThreadPoolExecutor(settings.num_threads, THREAD_NAME)
 
-        def ask(request: Request) -> Future[Any]:
+        def submit(request: Request) -> Future[Any]:
             return pool.submit(self._fetch, request) if whole else pool.submit(pipeline.read, request[1])
 
         try:
             waiting_requests = iter(requests)
-            waiting = deque((request, ask(request)) for request in islice(waiting_requests, max(settings.ahead, 1)))
+            waiting = deque((request, submit(request)) for request in islice(waiting_requests, max(settings.ahead, 1)))
             while waiting:
                 (epoch, indices), future = waiting.popleft()
-                found = future.result()
-                waiting.extend((request, ask(request)) for request in islice(waiting_requests, 1))
+                result = future.result()
+                waiting.extend((request, submit(request)) for request in islice(waiting_requests, 1))
                 live.count("batches_by_threads")
                 if whole:
-                    yield found
+                    yield result
                 else:
-                    yield (self._pinned(pipeline.complete(epoch, indices, found)), len(indices)) if indices else (None, 0)
+                    yield (self._pinned(pipeline.complete(epoch, indices, result)), len(indices)) if indices else (None, 0)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _pinned(self, batch: Any) -> Any:
-        """The batch in page-locked memory, where that is asked for."""
+        """Return the batch in page-locked memory if `pin_memory` is set."""
         if not self._live.loader.pin_memory:
             return batch
         return map_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
@@ -144,11 +146,11 @@ class Stream:
                 yield batch, size
 
     def _copied_ahead(self, batches: Batches) -> Batches:
-        """Start to copy a batch to the device before the one in front of it is trained on.
+        """Start copying each batch to the device before the previous one is trained on.
 
-        The copies have a CUDA stream of their own. The stream that trains waits for the copy of its own batch and not
-        for the one under way, and the allocator is told that it uses that memory too (`record_stream`), or the memory
-        of a batch could be handed to a later copy while it is still read.
+        The copies use a separate CUDA stream. The training stream waits for the copy of its own batch, but not for the copy
+        in progress. `record_stream` registers the training stream with the allocator, which could otherwise reuse the memory
+        of a batch for a later copy while it is still being read.
         """
         device = self._live.device
         copies = torch.cuda.Stream(device)
@@ -159,27 +161,27 @@ class Stream:
 
         with closing(batches):
             first = next(batches, None)
-            under_way = None if first is None else start(first)
-            while under_way is not None:
-                present, trains = under_way, torch.cuda.current_stream(device)
-                trains.wait_stream(copies)
-                for tensor in iter_tensors(present[0]):
+            copying = None if first is None else start(first)
+            while copying is not None:
+                current, training = copying, torch.cuda.current_stream(device)
+                training.wait_stream(copies)
+                for tensor in iter_tensors(current[0]):
                     if tensor.is_cuda:
-                        tensor.record_stream(trains)
+                        tensor.record_stream(training)
                 item = next(batches, None)
-                under_way = None if item is None else start(item)
+                copying = None if item is None else start(item)
                 self._live.count("batches_copied_ahead")
-                yield present
+                yield current
 
     def workers_alive(self) -> int:
-        """How many worker processes of this stream are running now."""
+        """Return the number of running worker processes of this stream."""
         return sum(process.is_alive() for process in self._workers())
 
     def _workers(self) -> list[Any]:
         return list(getattr(self._iterator, "_workers", []))
 
     def close(self) -> None:
-        """Let the workers go; the next epoch starts new ones."""
+        """Stop the workers. The next epoch starts new ones."""
         self._loader = self._iterator = None
 
     def _make_loader(self) -> DataLoader[Any]:
@@ -192,7 +194,7 @@ class Stream:
             prefetch_factor=settings.prefetch_factor,
             persistent_workers=settings.persistent,
             pin_memory=settings.pin_memory,
-            generator=torch.Generator(),  # else each epoch draws the workers' seed from the stream that dropout draws from
+            generator=torch.Generator(),  # otherwise each epoch draws the workers' seed from the generator of dropout
         )
 
     def _read_in_order(self, epoch: int, start: int) -> Batches:
@@ -203,19 +205,19 @@ class Stream:
             state = get_random_state()
         position, size, number = 0, job.batch_size, 0
         while True:
-            with kept_random_state():  # a generator draws its random numbers here, not in iter()
+            with kept_random_state():  # a generator function draws its random numbers here, not in iter()
                 set_random_state(state)
                 taken = list(islice(samples, size))
                 state = get_random_state()
             if not taken and position == 0:
-                raise JobError(f"{type(job).__name__}.train_data() gave no sample in epoch {epoch}: look at its __iter__.")
+                raise JobError(f"{type(job).__name__}.train_data() gave no samples in epoch {epoch}: check its __iter__.")
             if not taken:
                 return
             number += 1
-            if number <= start:  # read again, as nothing else tells where an iterable dataset stands
+            if number <= start:  # skip by reading: an iterable dataset has no other way to reach a position
                 position += len(taken)
                 continue
-            loaded = {position + at: job.deterministic_transform(sample) for at, sample in enumerate(taken)}
+            loaded = {index: job.deterministic_transform(sample) for index, sample in enumerate(taken, position)}
             mine = self._ranks.share(range(position, position + len(taken)))
             reader = Pipeline(
                 load=loaded.__getitem__, finish=pipeline.finish, collate=pipeline.collate, adjust=pipeline.adjust,

@@ -1,7 +1,7 @@
-"""Look at one training step operator by operator, without changing the run: the loop is rewound before and after.
+"""Trace one training step operator by operator without changing the run: the loop is rewound before and after.
 
-Two lenses. A dispatch mode sees every operator with its dtype and memory layout (compiled code is run eagerly under it);
-the profiler sees how much of the step each operator takes.
+A dispatch mode records every operator with its dtype and memory layout; compiled code runs eagerly under it. The profiler
+measures each operator's share of the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def trace_step(loop: Loop) -> StepTrace:
-    """Trace one update from the start of the run. The loop stands at the start afterwards, its caches filled."""
+    """Trace one update from the start of the run. Afterwards, the loop is at the start, with filled caches."""
     loop.rewind()
     loop.live.counters.clear()
     batches = first_batches(loop, loop.live.batches_per_update)
@@ -50,7 +50,7 @@ def trace_step(loop: Loop) -> StepTrace:
 
 
 def first_batches(loop: Loop, count: int) -> list[MicroBatch]:
-    """Fetch the first batches that the run computes, in this process, without moving the loop; caches serve a second one."""
+    """Fetch the first batches of the run in this process without advancing the loop. They come from filled caches."""
     live = loop.live
     if live.order is None:
         epochs = (loop.stream.epoch(epoch) for epoch in itertools.count())
@@ -60,7 +60,7 @@ def first_batches(loop: Loop, count: int) -> list[MicroBatch]:
         wanted += [(epoch, indices) for indices in live.batches(epoch)]
         if len(wanted) >= count:
             break
-    # Where a batch has fewer samples than there are ranks, one rank takes it whole: an empty batch shows nothing.
+    # If a batch has fewer samples than ranks, a rank without a share takes all of it: an empty batch shows nothing.
     mine = [(epoch, loop.ranks.share(indices) or indices) for epoch, indices in wanted[:count]]
     for epoch, indices in mine:
         live.pipeline.fetch(epoch, indices)
@@ -68,15 +68,15 @@ def first_batches(loop: Loop, count: int) -> list[MicroBatch]:
 
 
 def op_shares(live: LiveJob, batch: MicroBatch) -> tuple[dict[str, float], dict[str, int]]:
-    """Share of operator time, and number of calls, of each operator in one forward and backward pass.
+    """Return the share of operator time and the number of calls of each operator in one forward and backward pass.
 
-    Gradients are left as they were: absent.
+    Leaves no gradients behind.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if live.device.type == "cuda" else [])
     moved = live.to_device(batch[0])
     loop = Loop(live)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the profiler warns about its own set-up
+        warnings.simplefilter("ignore")  # the profiler warns about its own setup
         with profile(activities=activities) as profiler:
             loss = live.compute_loss(moved)
             total = loss if isinstance(loss, torch.Tensor) else loss.total
@@ -86,11 +86,11 @@ def op_shares(live: LiveJob, batch: MicroBatch) -> tuple[dict[str, float], dict[
 
 
 def read_shares(profiler: profile, *, on_device: bool) -> tuple[dict[str, float], dict[str, int]]:
-    """Share of operator time, and number of calls, of each operator that a finished profiler saw.
+    """Return the share of operator time and the number of calls of each operator recorded by a finished profiler.
 
     Args:
         profiler: The profiler.
-        on_device: Count the device's time: one clock for all shares, the device's where there is one.
+        on_device: Use the device's time instead of the CPU's, so that all shares come from one clock.
     """
     times: Counter[str] = Counter()
     counts: Counter[str] = Counter()

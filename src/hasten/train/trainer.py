@@ -1,4 +1,4 @@
-"""Train from where a run stands to its end: updates, validation, reports, checkpoints, rollbacks, stop signals."""
+"""Train a run from its current position to its end: updates, validation, reports, checkpoints, rollbacks, stop signals."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hasten.train.signals import StopRequest
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        updates: Done, those of earlier parts of the run included.
-        samples: Seen in them.
-        seconds: Of this part, until all was written, validation included.
+        updates: Completed updates, including those of earlier parts of the run.
+        samples: Samples seen in these updates.
+        seconds: Seconds of this part until everything was written, including validation.
         held_out: The last held-out metrics.
-        stopped_by: The signal that ended it before its end; None where none did.
-        went_on_from: The update it went on from; None where it began anew.
+        stopped_by: The signal that stopped it early; None if none did.
+        went_on_from: The update it was resumed from; None for a new run.
     """
 
     updates: int
@@ -40,21 +40,21 @@ class Result:
     went_on_from: int | None = None
 
 
-class _Stopped(Exception):  # noqa: N818  no error: somebody asked for it
-    """A signal asked the run to end, and it stands between two updates."""
+class _Stopped(Exception):  # noqa: N818  not an error: a stop was requested
+    """A signal asked the run to stop, and it is between two updates."""
 
 
 class Trainer:
-    """Drives a run. All ranks together.
+    """Drives a run. All ranks must use it together.
 
     Args:
-        loop: The run.
-        periodic: Its reports, weights and validation.
-        saver: Its checkpoints; None where it has none.
-        guards: What looks after it.
-        way_back: What takes it back to a checkpoint.
+        loop: The loop of the run.
+        periodic: Writes reports and weights, and validates.
+        saver: Saves checkpoints; None if there are none.
+        guards: Watches the run.
+        way_back: Rolls the run back to a checkpoint.
         planned: Updates of the whole run.
-        seen: Held-out results of an earlier part of the run, in their order: the best may be among them.
+        seen: Held-out results of earlier parts of the run, in order. The best may be among them.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Trainer:
         self._stop = StopRequest()
 
     def run(self) -> Result:
-        """Train to the end, or until a signal asks for it; what it came to."""
-        started, found = perf_counter(), dict[str, float]()
+        """Train to the end, or until a signal asks to stop, and return the result."""
+        started, held_out = perf_counter(), dict[str, float]()
         loop = self._loop
         self._tell_launcher(loop.position.update)
         with self._stop:
             try:
                 if loop.position.update >= self._planned:
-                    self._periodic.save()  # it was killed after its last checkpoint, and maybe before its weights were there
+                    self._periodic.save()  # it was killed after its last checkpoint, possibly before saving its weights
                 while loop.position.update < self._planned and not self._asked:
-                    found = self._epoch() or found
+                    held_out = self._epoch() or held_out
             except _Stopped:
                 with self._guards.during("last checkpoint"):
                     self._periodic.save()
@@ -99,17 +99,17 @@ class Trainer:
                 self._periodic.wait()
             seconds = perf_counter() - started
             samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=loop.live.device)))
-            heard = loop.ranks.union([self._stop.signal.name] if self._stop.signal else [])  # by name SIGINT comes first
+            received = loop.ranks.union([self._stop.signal.name] if self._stop.signal else [])  # sorted: SIGINT first
             return Result(
                 updates=loop.position.update,
                 samples=samples,
                 seconds=seconds,
-                held_out=found,
-                stopped_by=signal.Signals[heard[0]] if heard else None,
+                held_out=held_out,
+                stopped_by=signal.Signals[received[0]] if received else None,
             )
 
     def _epoch(self) -> dict[str, float]:
-        """Train to the end of the epoch, validate and save; the held-out metrics. Empty where the run went back instead."""
+        """Train to the end of the epoch, validate and save. Return the held-out metrics; empty after a rollback."""
         loop = self._loop
         due = self._per_epoch - loop.position.update % self._per_epoch
         try:
@@ -120,13 +120,13 @@ class Trainer:
             self._periodic.went_back()
             return {}
         with self._guards.during("validation"):
-            found = self._periodic.validate()
+            held_out = self._periodic.validate()
         with self._guards.during("checkpoint"):
-            self._periodic.report(found)
+            self._periodic.report(held_out)
             self._periodic.save()
             if self._saver is not None:
-                self._saver.save(best=self._best.is_better(found))
-        return found
+                self._saver.save(best=self._best.is_better(held_out))
+        return held_out
 
     def _after_update(self) -> None:
         self._guards.after_update()
@@ -135,41 +135,41 @@ class Trainer:
         self._tell_launcher(update)
         turn = self._agree()
         if update % self._per_epoch == 0 or update >= self._planned:
-            return  # at the end of an epoch it is saved with its held-out results
+            return  # at the end of an epoch, the run is saved with its held-out results
         if self._saver is not None:
             self._saver.after_update(turn)
         if self._asked:
             raise _Stopped
 
     def _agree(self) -> Turn | None:
-        """Learn whether any rank was asked to end, and what is to be done about checkpoints: the same on all ranks."""
+        """Agree over all ranks whether to stop, and return what to do about checkpoints; None for a single rank."""
         ranks, asked = self._loop.ranks, self._stop.signal is not None
         if ranks.world == 1:
             self._asked = asked
             return None
         mine = Turn(written=True, due=False) if self._saver is None else self._saver.turn()
-        told = [float(asked), float(not mine.written), float(ranks.rank == 0 and mine.due)]
-        both = ranks.sum(torch.tensor(told, device=self._loop.live.device)).tolist()
-        self._asked, any_writes, due = (number > 0 for number in both)
+        flags = [float(asked), float(not mine.written), float(ranks.rank == 0 and mine.due)]
+        sums = ranks.sum(torch.tensor(flags, device=self._loop.live.device)).tolist()
+        self._asked, any_writes, due = (number > 0 for number in sums)
         return Turn(written=not any_writes, due=due and not any_writes)
 
 
 class Best:
-    """Whether held-out results are the best until now, by the metric that the job's quality names.
+    """Tracks the best held-out result so far, by the metric of the job's quality.
 
     Args:
-        job: The job; without a quality nothing is best.
+        job: The job. Without a quality, no result is best.
     """
 
     def __init__(self, job: Job) -> None:
         self._quality = job.quality
         self._value: float | None = None
 
-    def is_better(self, found: Mapping[str, float]) -> bool:
-        """Compare, and remember."""
-        if self._quality is None or self._quality.metric not in found:
+    def is_better(self, held_out: Mapping[str, float]) -> bool:
+        """Return whether a result is better than all earlier ones, and remember it."""
+        if self._quality is None or self._quality.metric not in held_out:
             return False
-        value = found[self._quality.metric] * (1.0 if self._quality.direction == "min" else -1.0)
+        value = held_out[self._quality.metric] * (1.0 if self._quality.direction == "min" else -1.0)
         if self._value is not None and not value < self._value:
             return False
         self._value = value

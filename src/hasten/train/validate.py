@@ -1,4 +1,4 @@
-"""Measure a model on the held-out data: weighted means, no gradients, nothing of the training disturbed."""
+"""Measure a model on the held-out data: weighted means, without gradients, without side effects on the training."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from hasten.core.seeding import kept_random_state, seed_sample
 from hasten.train.ranks import Ranks, current_ranks
 
 _HELD_OUT = 4
-"""Salt of the random numbers that reading a held-out sample may draw: the same at every measurement."""
+"""Seed salt for the random numbers that reading a held-out sample may draw, the same in every measurement."""
 
 
 class HeldOut:
-    """The held-out data of a job, read once and measured as often as asked.
+    """The held-out data of a job, which can be measured any number of times.
 
     Args:
         live: The live job.
-        ranks: Those that measure together; those of this process unless given.
-        data: The data; the job's own unless given.
-        as_written: Measure by the job as it was named, whatever form of it is at work.
+        ranks: The ranks that measure together; by default the current process group.
+        data: The held-out data; by default that of the job.
+        as_written: Measure with the job as named on the command line, not with the form in use.
 
     Raises:
-        JobError: The job has none, or it is empty.
+        JobError: The job has no held-out data, or it is empty.
     """
 
     def __init__(self, live: LiveJob, ranks: Ranks | None = None, data: Any = None, *, as_written: bool = False) -> None:
@@ -48,22 +48,22 @@ class HeldOut:
 
     @classmethod
     def where_given(cls, live: LiveJob) -> Self | None:
-        """The held-out data of a job that has some; None for one that has none."""
+        """Return the held-out data of a job, or None if it has none."""
         data = live.job.valid_data()
         return None if data is None else cls(live, data=data)
 
     @property
     def num_batches(self) -> int:
-        """How many batches of the training's size a whole pass holds."""
+        """Number of batches of a whole pass, in training batches."""
         return -(-self._count // self._live.job.batch_size)
 
     def measure(self, *, max_batches: int | None = None, plain: bool = False) -> dict[str, float]:
-        """Give `loss` and the job's own metrics over the data and all ranks.
+        """Return `loss` and the job's own metrics over the data and all ranks.
 
         Args:
-            max_batches: Stop after the samples of so many batches of the training's size; None measures all.
-            plain: Leave the plan's forward contexts, packing and ways of validating out, so that every plan is measured
-                with the same ruler.
+            max_batches: Stop after the samples of this number of training batches; None measures all.
+            plain: Measure without the plan's forward contexts, packing and validation settings, so that all plans are
+                measured in the same way.
 
         Raises:
             JobError: The metric is neither `Mean` nor `Gathered`, or the total weight is 0.
@@ -84,22 +84,22 @@ class HeldOut:
                 for number, indices in enumerate(self._batches(max_batches, plain=plain)):
                     mine = self._ranks.share(indices)
                     if len(mine) == 0 and live.sync is not None and live.sync.each_pass:
-                        self._measure_batch(number, indices, None, collate)  # the others cannot pass without this rank
+                        self._measure_batch(number, indices, None, collate)  # the other ranks' passes need this rank
                     else:
                         self._measure_batch(number, mine, tally, collate)
                 return tally.result(live.device)
         finally:
             tally.drop()
             live.job, live.forward_contexts = at_work, contexts
-            for module, training in modes:  # a part that the user froze in eval mode stays so
+            for module, training in modes:  # submodules that the user keeps in eval mode stay in it
                 module.training = training
 
     def _batches(self, max_batches: int | None, *, plain: bool) -> list[range]:
-        """The samples of each batch, several training batches in one where the plan says so."""
+        """Return the samples of each batch. A plan may combine several training batches into one."""
         training, together = self._live.job.batch_size, 1 if plain else self._live.around.validation_batches
         count = self._count if max_batches is None else min(self._count, max_batches * training)
         size = training * together
-        return [range(at, min(at + size, count)) for at in range(0, count, size)]
+        return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
     def _measure_batch(
         self, number: int, indices: Any, tally: MetricTotals | None, collate: Callable[[list[Any]], Any]
@@ -131,11 +131,11 @@ class HeldOut:
 
 
 MAX_IN_FLIGHT = 4
-"""Batches whose metrics may be at work in threads; each keeps what the model gave for it in memory."""
+"""Largest number of batches whose metrics may run in threads. Each keeps the model's output for it in memory."""
 
 
 class MetricTotals:
-    """Adds up one pass."""
+    """The sums of the metrics of one validation pass."""
 
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self._job, self._ranks = job, ranks
@@ -143,37 +143,37 @@ class MetricTotals:
         self._items: dict[str, list[tuple[int, list[Any]]]] = {}
         self._open: deque[tuple[int, Future[Any]]] = deque()
 
-    def add(self, number: int, loss: Loss, found: Any) -> None:
+    def add(self, number: int, loss: Loss, metrics: Any) -> None:
         """Add a batch.
 
         Args:
-            number: Of the batch.
-            loss: Its loss.
-            found: What the job's `metric` returned.
+            number: Index of the batch.
+            loss: The loss of the batch.
+            metrics: The result of the job's `metric`.
 
         Raises:
-            JobError: It returned something else than it may.
+            JobError: `metric` returned an object of the wrong type.
         """
         self._merge(number, {"loss": loss})
-        if not isinstance(found, Future):
-            self._merge(number, found)
+        if not isinstance(metrics, Future):
+            self._merge(number, metrics)
             return
-        self._open.append((number, found))
+        self._open.append((number, metrics))
         if len(self._open) > MAX_IN_FLIGHT:
             self._wait_for_one()
 
     def result(self, device: torch.device) -> dict[str, float]:
-        """Wait for all threads, and give the metrics over all ranks.
+        """Wait for all threads, and return the metrics over all ranks.
 
         Raises:
-            JobError: The weights of a metric sum to 0, or the job makes no numbers of what it gathered.
+            JobError: The weights of a metric sum to 0, or `whole_metric` did not return numbers by name.
         """
         while self._open:
             self._wait_for_one()
         return {**self._means(device), **self._whole()}
 
     def drop(self) -> None:
-        """Wait for the threads of a pass that failed; what they find is lost."""
+        """Wait for the threads of a failed pass, and discard their results."""
         for _, future in self._open:
             future.cancel()
         wait([future for _, future in self._open])
@@ -182,11 +182,11 @@ class MetricTotals:
         number, future = self._open.popleft()
         self._merge(number, future.result())
 
-    def _merge(self, number: int, found: Any) -> None:
-        if not isinstance(found, Mapping):
-            kind = type(found).__name__
+    def _merge(self, number: int, metrics: Any) -> None:
+        if not isinstance(metrics, Mapping):
+            kind = type(metrics).__name__
             raise JobError(f"{type(self._job).__name__}.metric returned {kind}; return a dict of hasten.Mean.")
-        for name, value in found.items():
+        for name, value in metrics.items():
             if isinstance(value, Gathered):
                 self._items.setdefault(name, []).append((number, list(value.items)))
                 continue
@@ -204,19 +204,19 @@ class MetricTotals:
             mine = torch.tensor(self._sums.get(name, [0.0, 0.0]), dtype=kind, device=device)
             total, weight = self._ranks.sum(mine).tolist()
             if weight == 0:
-                raise JobError(f"metric {name!r} has the total weight 0 over the held-out data: it cannot be a mean.")
+                raise JobError(f"metric {name!r} has total weight 0 over the held-out data, so it has no mean.")
             means[name] = total / weight
         return means
 
     def _whole(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         where = type(self._job).__name__
         for name in self._ranks.union(self._items):
             by_rank = self._ranks.gather(self._items.get(name, []))
             parts = [(number, rank, some) for rank, mine in enumerate(by_rank) for number, some in mine]
             in_order = [item for *_, some in sorted(parts, key=itemgetter(0, 1)) for item in some]
-            made: Any = self._job.whole_metric(name, in_order)
-            if not isinstance(made, Mapping):
-                raise JobError(f"{where}.whole_metric returned {type(made).__name__}; return a dict of numbers by name.")
-            found.update({key: float(value) for key, value in made.items()})
-        return found
+            whole: Any = self._job.whole_metric(name, in_order)
+            if not isinstance(whole, Mapping):
+                raise JobError(f"{where}.whole_metric returned {type(whole).__name__}; return a dict of numbers by name.")
+            metrics.update({key: float(value) for key, value in whole.items()})
+        return metrics

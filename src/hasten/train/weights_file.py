@@ -1,7 +1,7 @@
-"""Save weights so that a crash at any moment leaves a whole file: the old one or the new one.
+"""Save weights atomically: after a crash at any moment, the file is either the complete old one or the complete new one.
 
-A file is written beside its name, flushed to the disk and renamed, and the folder is flushed too. A copy of the weights may
-be written by another thread while training goes on.
+A temporary file is written next to the target, flushed to disk and renamed, and the folder is flushed too. Optionally, a
+background thread writes a copy of the weights while training continues.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hasten.train.snapshot import StateSnapshot, on_cpu
 
 
 class WeightsFile:
-    """Writes one checkpoint after another under one name; at most one is on its way at any time.
+    """Writes one version of the weights after another to the same file, at most one at a time.
 
     Args:
-        path: The file, in the run's folder. It is always whole.
+        path: The file, in the run's folder. It is always complete.
         settings: How it is written.
-        count: Told `checkpoints_in_background`, where that is so.
+        count: Called with `checkpoints_in_background` for each file written in the background.
 
     Raises:
-        MachineError: A folder cannot be made or written; from any method, at the latest from the one after it happened.
+        MachineError: The folder cannot be created or written. Errors of background writes are raised by the next call.
     """
 
     def __init__(self, path: Path, settings: AroundSettings, count: Callable[[str], None] = lambda _: None) -> None:
@@ -39,9 +39,9 @@ class WeightsFile:
         remove_parts(path)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Save `state` as it is now; it may be changed as soon as this returns.
+        """Save the current `state`. The caller may change it as soon as this returns.
 
-        Waits for the checkpoint before, where that is still on its way.
+        Waits for the previous write, if it is still in progress.
         """
         self.wait()
         if self._settings.checkpoint_background:
@@ -51,12 +51,12 @@ class WeightsFile:
             self._write(on_cpu(state))
 
     def check(self) -> None:
-        """Raise what went wrong in the background."""
+        """Raise the error of a background write, if one failed."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the durable file is whole."""
+        """Wait until the file is complete and on disk."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -72,4 +72,4 @@ class WeightsFile:
             with replaced(self.path) as file:
                 torch.save(state, file)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            raise MachineError(f"Cannot write {self.path}: {error}. Make room there, or choose another folder.") from error
+            raise MachineError(f"Cannot write {self.path}: {error}. Free some space, or choose another folder.") from error
