@@ -94,9 +94,9 @@ def test_optimizers_that_are_made_anew_neither_lead_nor_fill_the_memory() -> Non
     places = [leader.stepped("outer")]
     for task in range(3 * MAX_KNOWN):
         places += [leader.stepped(("inner", task)), leader.stepped("outer")]
-    assert places == ["leads", *["beside", "leads"] * (3 * MAX_KNOWN)]
+    assert places == ["leads", *["extra", "leads"] * (3 * MAX_KNOWN)]
     assert len(leader._counts) <= MAX_KNOWN
-    assert [leader.stepped("next") for _ in range(STEPS_ALONE)] == ["beside"] * (STEPS_ALONE - 1) + ["takes over"]
+    assert [leader.stepped("next") for _ in range(STEPS_ALONE)] == ["extra"] * (STEPS_ALONE - 1) + ["takes over"]
 
 
 def test_a_step_is_split_into_its_phases(script: Script) -> None:

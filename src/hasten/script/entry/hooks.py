@@ -130,7 +130,7 @@ class Finder:
         try:
             importlib.import_module("hasten.core.own_imports").install(gives_back=True)
             importlib.import_module(self.config.get("module", "hasten.script.watch.session")).install(self.config)
-        except Exception:  # noqa: BLE001 - the script continues whatever the failure
+        except Exception:  # noqa: BLE001 - the script continues after any failure
             note_failure(self.config)
 
 

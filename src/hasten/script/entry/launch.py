@@ -36,7 +36,7 @@ ELSEWHERE_WORDS = (
     "the script's process (one rank, without multiprocessing), or start its ranks with torchrun and profile that command."
 )
 GRACE_S = 15.0
-"""Seconds that a script gets to end by itself before it is terminated."""
+"""Seconds that a script gets to end before it is terminated."""
 
 Mode = Literal["observe", "profile", "replay", "silent", "cut"]
 

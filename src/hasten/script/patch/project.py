@@ -126,7 +126,7 @@ class Project:
             return self._star(name, scope.module, depth)
         key = (found[0], name)
         if key not in self._names:
-            self._names[key] = None  # ends the recursion for a name defined by itself
+            self._names[key] = None  # ends the recursion for a name that its own definition uses
             meanings = {self._bound(bind, found[0], depth) for bind in found[1]}
             self._names[key] = meanings.pop() if len(meanings) == 1 else None  # with several meanings, it is unknown
         return self._names[key]

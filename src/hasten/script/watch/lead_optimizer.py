@@ -13,7 +13,7 @@ STEPS_ALONE = 8
 MAX_KNOWN = 4096
 """Limit of known optimizers, for scripts that create new ones at every step."""
 
-Place = Literal["leads", "takes over", "beside"]
+Place = Literal["leads", "takes over", "extra"]
 
 
 class Serials:
@@ -69,7 +69,7 @@ class Leader:
             return "leads"
         steps = self._alone[optimizer] = self._alone.get(optimizer, 0) + 1
         if steps < STEPS_ALONE:
-            return "beside"
+            return "extra"
         self._leader, self._counts = optimizer, {optimizer: steps}
         self._alone.clear()
         return "takes over"

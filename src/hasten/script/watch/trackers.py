@@ -115,7 +115,7 @@ class Trackers:
             return
         try:
             self._act(tracker, owner)
-        except Exception:  # noqa: BLE001 - the script continues whatever the failure
+        except Exception:  # noqa: BLE001 - the script continues after any failure
             self._on_failure()
 
 

@@ -21,7 +21,7 @@ def _begin() -> None:
             hooks = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(hooks)
             hooks.begin(str(HERE))
-    except Exception as error:  # noqa: BLE001 - the script continues whatever the failure
+    except Exception as error:  # noqa: BLE001 - the script continues after any failure
         sys.stderr.write(f"hasten: the script is not watched: {error!r}\n")
 
 
