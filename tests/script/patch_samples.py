@@ -1,4 +1,4 @@
-"""Training scripts of many shapes, tiny: each trains one epoch of two steps and prints what it saw as JSON."""
+"""Tiny training scripts in many forms. Each trains one epoch of two steps and prints its observations as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hasten.script.patch import Patch, suggest
 
 
 def swapped(text: str, *pairs: tuple[str, str]) -> str:
-    """A text with the first occurrence of each old part changed; each must be there."""
+    """Return a text with the first occurrence of each old part replaced. Each part must exist."""
     for old, new in pairs:
         assert old in text, old
         text = text.replace(old, new, 1)
@@ -341,13 +341,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def plan(*names: str, **settings: dict[str, Any]) -> Plan:
-    """A plan of the techniques above, or of those named."""
+    """Return a plan of the given techniques, or of all the techniques above."""
     chosen = {name: SETTINGS.get(name, {}) for name in names or ([] if settings else SETTINGS)} | settings
     return Plan.from_dict(chosen, catalogue())
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
-    """Write a sample; returns its script."""
+    """Write a sample and return its script."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text.encode())
@@ -357,7 +357,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 def made(
     monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, str] | str, *names: str, **settings: dict[str, Any]
 ) -> Patch:
-    """The patch of a sample, seen from its folder."""
+    """Return the patch of a sample, created in its folder."""
     script = write(folder, {"train.py": files} if isinstance(files, str) else files)
     monkeypatch.chdir(folder)
     return suggest(plan(*names, **settings), Path(script.name))
@@ -367,23 +367,23 @@ def apply(folder: Path, diff: str, tool: str) -> None:
     """Apply a diff with a real tool, `patch` or `git`."""
     (folder / "hasten.patch").write_bytes(diff.encode())
     command = ["patch", "-p1", "-s", "-i", "hasten.patch"] if tool == "patch" else ["git", "apply", "hasten.patch"]
-    nowhere = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}  # as in a folder that is no repository
+    nowhere = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}  # as in a folder outside of any repository
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=nowhere)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{diff}"
     (folder / "hasten.patch").unlink()
 
 
 def patched(folder: Path, patch: Patch) -> str:
-    """The text of `train.py` with the patch in it."""
+    """Return the text of `train.py` after applying the patch."""
     apply(folder, patch.diff, "patch")
     return (folder / "train.py").read_text()
 
 
 def added(patch: Patch) -> list[str]:
-    """The lines that a patch adds, without their indentation."""
+    """Return the lines that a patch adds, without indentation."""
     return [line[1:].strip() for line in patch.diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
 
 
 def at(text: str, part: str) -> str:
-    """`train.py:12`, the line where a part first stands."""
+    """Return the location of a part's first occurrence, such as `train.py:12`."""
     return f"train.py:{text[: text.index(part)].count(chr(10)) + 1}"

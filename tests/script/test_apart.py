@@ -1,4 +1,4 @@
-"""A measured run leaves every file and folder as it was, however it writes and however it ends."""
+"""A measured run leaves every file and folder unchanged, however it writes and however it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROFILE = Watch(mode="profile", updates=40, seconds=20.0)
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """Every path below a folder, with its kind, rights and time, and what is in it."""
+    """Return every path below a folder, with its type, permissions, time and content."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
@@ -42,7 +42,7 @@ def tree(folder: Path) -> dict[str, object]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of the user's, in which the working folder is."""
+    """A project of the user that contains the working folder."""
     home = tmp_path / "home"
     (home / "kept").mkdir(parents=True)
     (home / "old_run").mkdir()
@@ -54,13 +54,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         database.execute("CREATE TABLE runs (step)")
     shutil.copy(SCRIPT, home / "train.py")
     monkeypatch.chdir(home)
-    time.sleep(0.15)  # the clock of a file system is coarse
+    time.sleep(0.15)  # file systems have a coarse clock
     return home
 
 
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where scratch folders of this test lie, and of no other that runs meanwhile."""
+    """A separate location for this test's scratch folders."""
     with tempfile.TemporaryDirectory(dir=apart.SCRATCH) as folder:
         monkeypatch.setattr(apart, "SCRATCH", Path(folder))
         yield Path(folder)
@@ -68,18 +68,18 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that allows no mounts."""
+    """A machine that does not permit mounts."""
     monkeypatch.setattr(apart, "why_not", lambda *_: ("not permitted", ()))
 
 
 def allowed() -> bool:
-    """Whether this machine allows mounts."""
+    """Return whether this machine permits mounts."""
     found = Apart((str(SCRIPT),), [], os.environ)
     found.end()
     return found.private
 
 
-needs_mounts = pytest.mark.skipif(not allowed(), reason="this machine allows no mounts of one's own")
+needs_mounts = pytest.mark.skipif(not allowed(), reason="this machine does not permit mounts")
 
 
 @needs_mounts
@@ -95,7 +95,7 @@ def test_a_profiling_run_leaves_nothing(
     assert seen.ranks[0]["steps"] == 40
     assert capfd.readouterr().out == "written\n"
     assert tree(tmp_path) == before
-    assert not list(scratch.iterdir()), "the scratch folder is left"
+    assert not list(scratch.iterdir()), "the scratch folder was not removed"
 
 
 @pytest.mark.long
@@ -157,7 +157,7 @@ def test_a_launcher_that_is_killed_leaves_a_scratch_folder_until_the_next_run(ho
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == b"written\n"
         launcher.kill()
-        assert launcher.stdout.read() == b"", "the script has ended with it"
+        assert launcher.stdout.read() == b"", "the script did not end with the launcher"
     assert tree(home) == before
     assert list(scratch.iterdir())
     Apart(("train.py",), [], os.environ).end()

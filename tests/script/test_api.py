@@ -1,4 +1,4 @@
-"""`hasten.attach` and `hasten.step`: a loop watched from inside, and nothing left behind."""
+"""`hasten.attach` and `hasten.step` watch a loop from inside, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 def train(
     wait_s: float = 0.0, *, epochs: int = 2, each: Callable[[nn.Module, torch.optim.Optimizer], None] = lambda *_: None
 ) -> str:
-    """Train a little, and give the fingerprint of the weights."""
+    """Train for a few steps and return the fingerprint of the weights."""
     model, optimizer = make()
     for _ in range(epochs):
         for x, y in DataLoader(Rows(wait_s), batch_size=8, shuffle=True):
@@ -72,7 +72,7 @@ def train(
 
 
 def entries() -> list[Any]:
-    """Every place where a seam may stand."""
+    """Return every attribute that a seam may replace."""
     hooks = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
     return [
         nn.Module.__call__, torch.Tensor.item, torch.Tensor.to, torch.Tensor.backward, torch.autograd.backward, torch.save,
@@ -97,7 +97,7 @@ def test_a_loop_is_profiled_and_named(tmp_path: Path) -> None:
         assert sum(watched.phases().values()) == pytest.approx(1.0)
     found = watched.profile()
     assert found["bottleneck"]["name"] == "input"
-    assert found["steps"] == 9  # of 12: the first has no beginning, two more warm up
+    assert found["steps"] == 9  # of 12: the first one has no beginning, and two are warm-up
     assert found["ceilings"] == {}
     assert sum(found["phases"].values()) == pytest.approx(1.0)
     assert (found["where"][0]["what"], Path(found["where"][0]["file"])) == ("dataset", Path(__file__))
@@ -176,7 +176,7 @@ def by_hand(steps: int) -> None:
 
 
 def test_steps_without_an_optimizer_are_marked() -> None:
-    hasten.step()  # nobody watches
+    hasten.step()  # no one is watching
     with hasten.attach() as watched:
         by_hand(4)
     found = watched.profile()
@@ -221,7 +221,7 @@ def test_marks_stand_above_the_steps_of_optimizers() -> None:
     calls = iter(range(100))
     with hasten.attach() as watched:
         train(each=lambda *_: hasten.step() if next(calls) % 3 == 2 else None)
-    assert watched.profile()["steps"] == 3  # of 12 updates, 4 marks
+    assert watched.profile()["steps"] == 3  # 12 updates, but 4 marks
 
 
 def test_importing_us_and_marking_steps_imports_no_torch() -> None:
@@ -233,11 +233,11 @@ def test_importing_us_and_marking_steps_imports_no_torch() -> None:
 def test_a_forked_process_is_not_watched(tmp_path: Path) -> None:
     target = tmp_path / "profile.json"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking with threads
+        warnings.simplefilter("ignore")  # about forking in a multi-threaded process
         with hasten.attach(json=target) as watched:
             train()
             child = os.fork()
-            if child == 0:  # the child leaves the block too, and ends by a code that says what it met
+            if child == 0:  # the child leaves the block too; its exit code tells what it saw
                 seen = nn.Module.__call__.__name__ == "_wrapped_call_impl" and not steps._LISTENERS
                 watched.__exit__(None, None, None)
                 os._exit(0 if seen and not target.exists() else 7)
@@ -245,7 +245,7 @@ def test_a_forked_process_is_not_watched(tmp_path: Path) -> None:
             train()
     assert (
         json.loads(target.read_text())["steps"] == 13
-    )  # the second training counts from where its optimizer is known to have followed
+    )  # the second training counts from the point where its optimizer takes the lead
 
 
 def test_what_of_ours_fails_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

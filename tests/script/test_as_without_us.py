@@ -1,7 +1,7 @@
-"""What a script changes reaches its batches under every technique that acts on its data, as it does without us.
+"""Changes that a script makes reach its batches as without Hasten, under every technique that acts on its data.
 
-Each route by which a Python program changes what a batch depends on, under each such technique, over 0 to 2 workers of the
-script's own: batches and final weights are held bit for bit against those of the script alone.
+Each way in which a Python program can change a batch is tested under each such technique, with 0 to 2 workers of the script.
+Batches and final weights must be bitwise equal to those of the unchanged script.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hasten.script.plan.live import script_live
 
 NUM, BATCH, EPOCHS, CHANGED_AT = 48, 8, 4, 2
 SCALE = 1.0
-"""The global of the route `global`."""
+"""Changed by the route `global`."""
 VARIABLE = "AS_WITHOUT_US"
 
 
@@ -56,7 +56,7 @@ class Compose:
 
 
 class Padded:
-    """A collate function with a setting, as in progressive resizing."""
+    """A collate function with a setting, as used for progressive resizing."""
 
     width, noise = 4, 0.0
 
@@ -66,7 +66,7 @@ class Padded:
 
 
 class Rows(Dataset[Any]):
-    """A sample depends on everything that a program can change."""
+    """Samples that depend on everything a program can change."""
 
     def __init__(self, path: Path, num: int = NUM) -> None:
         made = np.random.default_rng(0)
@@ -180,7 +180,7 @@ def attached(items: tuple[Optimization, ...]) -> Iterator[Attached]:
 
 
 def train(script: Script, change: Route, *, at_step: int | None = None) -> list[Any]:
-    """Train, and change something at an epoch, or at a step: batches, the states of the generators, the weights."""
+    """Train, make a change at an epoch or step, and return batches, generator states and weights."""
     seed_everything(7)
     optimizer, seen, step = torch.optim.SGD(script.model.parameters(), 0.1), [], 0
     for epoch in range(EPOCHS):
@@ -202,7 +202,7 @@ def train(script: Script, change: Route, *, at_step: int | None = None) -> list[
 def held_against(
     path: Path, route: str, technique: str, workers: int = 0, *, persistent: bool = False, at_step: int | None = None
 ) -> Attached:
-    """Train alone and under a technique; both must see the same, and a change must have been one."""
+    """Train with and without a technique. Both must give the same result, and the change must have an effect."""
     threads = threading.active_count()
     alone = train(Script(path / "scale", workers, persistent), ROUTES[route], at_step=at_step)
     with attached(TECHNIQUES[technique]) as found:
@@ -224,7 +224,7 @@ def test_a_change_between_epochs_reaches_what_is_kept(tmp_path: Path, technique:
     found = held_against(tmp_path, route, technique)
     kept = TECHNIQUES[technique][-1].card.name
     assert found.live.counters[f"{kept}_hits"] > 0
-    draws = "collate" in route  # the samples themselves stay as they are
+    draws = "collate" in route  # the samples themselves do not change
     assert (kept in found.loading.stopped) == (route != "nothing" and not draws)
     assert found.loading.stale == ""
 
@@ -276,7 +276,7 @@ def test_a_change_of_every_sample_within_an_epoch_is_loud(tmp_path: Path, techni
     assert "earlier batches of this epoch may contain outdated samples" in found.loading.stale
     assert found.why[technique] == found.loading.stale
     differ = [bool(difference(one, other)) for one, other in zip(alone[0], ours[0], strict=True)]
-    assert sum(differ) <= 2  # batches of 8: one sample in 16 is compared
+    assert sum(differ) <= 2  # one sample in 16 is compared, in batches of 8
 
 
 def test_a_table_is_gathered_as_it_is_now() -> None:
@@ -322,7 +322,7 @@ def test_the_gate_tries_an_epoch_after_a_change(tmp_path: Path, technique: str, 
         for _ in range(2):
             list(script.loader)
         assert found.loading.boundary() == ""
-        if technique == "sample_cache":  # a cache that compares nothing is found out
+        if technique == "sample_cache":  # a cache without comparisons must be detected
             monkeypatch.setattr(PureLoad, "begin_epoch", lambda _: None)
             monkeypatch.setattr(PureLoad, "_chosen", lambda *_: [])
             assert "differs" in found.loading.boundary()

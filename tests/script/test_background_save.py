@@ -1,6 +1,6 @@
-"""`torch.save` in the background: the same file, when it is asked for, and nothing half written."""
+"""`torch.save` in the background gives the same file, which is complete whenever it is accessed."""
 # ruff: noqa: PTH104, PTH105, PTH110, PTH116, PTH202, PTH207, PTH208, PTH211
-# The functions of `os` are what is tested.
+# The functions of `os` are tested on purpose.
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from hasten.train.snapshot import StorageBuffers
 
 
 class Gate:
-    """Holds the thread before a file is whole, for as long as it is shut."""
+    """Blocks the writer thread before a file is complete, while the gate is shut."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -81,7 +81,7 @@ def count(saving: BackgroundSaving) -> int:
 
 
 class Uncopied:
-    """Whoever makes a copy of it the Python way is told off."""
+    """Raises an error when it is deep-copied."""
 
     def __init__(self) -> None:
         self.weight = torch.arange(3.0)
@@ -150,7 +150,7 @@ def test_what_is_written_is_what_was_there_at_the_call(saving: BackgroundSaving,
 
 
 def begun(saving: BackgroundSaving) -> None:
-    """Wait until the thread writes something."""
+    """Wait until the thread starts to write a file."""
     for _ in range(1000):
         if saving._writer._begun is not None:
             return
@@ -179,7 +179,7 @@ def test_a_path_that_was_written_just_now_rests_until_somebody_asks(
     torch.save(torch.zeros(1), "a.pt")
     saving.finish()
     torch.save(torch.ones(1), "a.pt")
-    torch.save(torch.ones(1), "b.pt")  # another one is not kept waiting
+    torch.save(torch.ones(1), "b.pt")  # another path does not have to wait
     for _ in range(1000):
         if len(saving._writer.waiting) == 1:
             break
@@ -224,7 +224,7 @@ def is_left_of_its_folder(path: Path) -> bool:
 
 
 def done(act: Callable[..., None], *paths: Any) -> Path:
-    """The last of the paths, after something was done to them."""
+    """Apply an action to paths, and return the last one."""
     act(*paths)
     return Path(paths[-1])
 
@@ -251,7 +251,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", READERS)
-def test_whoever_asks_for_the_file_waits_until_it_is_there(saving: BackgroundSaving, gate: Gate, how: str) -> None:
+def test_access_to_a_file_waits_until_it_is_written(saving: BackgroundSaving, gate: Gate, how: str) -> None:
     Path("out").mkdir()
     path = Path("out/a.pt").absolute()
     gate.shut()
@@ -279,7 +279,7 @@ def test_a_worker_of_a_loader_is_not_kept_waiting(saving: BackgroundSaving, gate
     gate.shut()
     torch.save(torch.ones(1), "a.pt")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking in a multi-threaded process
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(4)), num_workers=1)
         assert [batch[0].item() for batch in loader] == [0, 1, 2, 3]
         assert len(saving._writer.waiting) == 1
@@ -290,7 +290,7 @@ def test_a_worker_of_a_loader_is_not_kept_waiting(saving: BackgroundSaving, gate
     assert gate.opened.is_set()
 
 
-def test_nobody_waits_for_other_files(saving: BackgroundSaving, gate: Gate) -> None:
+def test_other_files_are_not_waited_for(saving: BackgroundSaving, gate: Gate) -> None:
     Path("other.txt").write_text("here")
     gate.shut()
     torch.save(torch.ones(1), "a.pt")
@@ -325,7 +325,7 @@ def test_open_files_and_the_old_format_are_written_as_without_us(saving: Backgro
 def test_where_ranks_train_together_and_where_the_plan_does_not_ask_it_is_plain(
     saving: BackgroundSaving,
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:  # one of its own: undoing the other would leave the folder
+    with pytest.MonkeyPatch.context() as patch:  # a separate context: undoing the fixture's would leave the folder
         patch.setattr("hasten.script.output.background_save._ranks", lambda: 2)
         torch.save(torch.ones(1), "a.pt")
     assert count(saving) == 0
@@ -345,7 +345,7 @@ def test_a_link_stays_a_link_and_permissions_stay(saving: BackgroundSaving, tmp_
     assert Path("a.pt").is_symlink()
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
     assert count(saving) == 1
-    os.link(target, "b.pt")  # a file of two names is written in place
+    os.link(target, "b.pt")  # a file with two hard links is written in place
     torch.save(torch.zeros(1), "b.pt")
     assert loads(target) == [0.0]
     torch.save(torch.zeros(1), os.devnull)
@@ -386,7 +386,7 @@ def test_what_fails_in_the_thread_is_raised_by_the_next_save(
     assert "a.pt was saved" in raised.value.__notes__[0]
     assert os.listdir() == ["a.pt"]
     assert torch.load("a.pt").item() == 1.0
-    torch.save(torch.zeros(1), "b.pt")  # once
+    torch.save(torch.zeros(1), "b.pt")  # the error is raised only once
     assert torch.load("b.pt").item() == 0.0
 
 
@@ -539,7 +539,7 @@ ENDS = {
 
 
 QUICK = {"it raises", "it forks", "a handler saves"}
-"""Ends of `make test`."""
+"""Ways to end that `make test` covers."""
 
 
 @pytest.mark.slow
@@ -634,7 +634,7 @@ def test_a_run_that_saves_in_the_background_prints_and_leaves_the_same(tmp_path:
 
 
 def _said(errors: str) -> str:
-    """Without the traceback, whose first frames differ, and what the launcher says of a script that left at once."""
+    """Return stderr without the traceback, whose first frames differ, and without the launcher's own message."""
     return errors.partition("Traceback")[0].partition("hasten:")[0]
 
 

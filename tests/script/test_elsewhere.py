@@ -1,4 +1,4 @@
-"""Limits hold wherever a script trains: in another thread there is a result, in processes of its own a plain word."""
+"""Limits apply to every script: training in another thread is profiled, training in child processes is reported."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_steps_in_a_thread_of_autograd_count_while_it_goes_back() -> None:
             optimizer.step()
             done.set()
 
-        _thread.start_new_thread(steps, ())  # as an accelerator's, which no Python code starts
+        _thread.start_new_thread(steps, ())  # like the threads that an accelerator's autograd starts without Python
         done.wait()
 
     model.bias.register_post_accumulate_grad_hook(step)
@@ -139,7 +139,7 @@ def test_training_in_forked_processes_ends_with_a_plain_word_within_the_limit(sc
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["spawn", "forkserver", "mp.spawn"])
-def test_training_in_processes_that_were_started_anew_does_too(script: str, how: str) -> None:
+def test_training_in_spawned_processes_does_too(script: str, how: str) -> None:
     with pytest.raises(TrialError, match="child processes that it starts itself"):
         profile_script((script, how), Study(seconds=1.0))
 

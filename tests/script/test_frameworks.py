@@ -1,4 +1,4 @@
-"""Scripts of Lightning, Accelerate and Transformers, and of our own three lines, attached from outside."""
+"""Scripts of Lightning, Accelerate and Transformers, and one that uses `hasten.attach`, all attached from outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "transformers, accumulation in bfloat16": (("fw_transformers.py", "--accumulate", "2", "--precision", "bf16"), 5),
     "our own lines": (("fw_api.py",), 11),
 }
-"""Script and arguments, and the steps that are seen: one fewer than it makes."""
+"""Script and arguments, and the number of observed steps, which is one fewer than the script makes."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -74,7 +74,7 @@ def test_a_block_that_fails_in_an_attached_script_says_what_it_says_alone(tmp_pa
 
 
 def profiled(tmp_path: Path, framework: str, slow: str) -> dict[str, Any]:
-    """What `hasten profile` says of the script of a framework that is slow in one place."""
+    """Return the profile of a framework's script that is slow in one place."""
     path = tmp_path / "found.json"
     done = run(
         "-m", "hasten", "profile", f"fw_{framework}.py", "--json", str(path), "--seconds", "0.3",

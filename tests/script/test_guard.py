@@ -1,4 +1,4 @@
-"""What is kept of samples that change after all is noticed, and the script gets fresh ones."""
+"""Cached samples that change are detected, and the script gets fresh ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ManyRows(Rows):
 
 
 class Kept:
-    """A load that keeps everything."""
+    """A cache that keeps all samples."""
 
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
@@ -107,7 +107,7 @@ def test_as_many_are_compared_as_find_a_change_of_one_percent() -> None:
 @pytest.mark.parametrize("num", [100, 1500, 12000])
 def test_every_epoch_begins_with_comparisons_and_goes_on_with_as_many(num: int, many: bool) -> None:
     guarded = Guarded((ManyRows if many else Rows)(num), many=many, copies=False)
-    assert len(guarded.epoch(32)) == guarded.dataset.visits == num  # nothing is kept yet
+    assert len(guarded.epoch(32)) == guarded.dataset.visits == num  # nothing is cached yet
     for _ in range(2 if num < 10000 else 1):
         before = guarded.dataset.visits
         guarded.load.begin_epoch()
@@ -142,7 +142,7 @@ def test_a_change_of_all_within_an_epoch_reaches_every_batch(batch: int) -> None
     assert all(value(sample) % 1 == 0.5 for sample in guarded.load.__getitems__(list(range(batch))))
     ((reason, given),) = guarded.lost
     assert re.fullmatch(r"when read again, sample \d+\[0\] differs", reason)
-    assert given  # others of the epoch, which were not compared
+    assert given  # the script has received samples of this epoch that were not compared
 
 
 def test_a_trial_pays_for_the_comparisons_of_a_start_that_it_does_not_see() -> None:
@@ -175,7 +175,7 @@ def test_a_sample_that_is_the_same_but_draws_is_noticed_and_nothing_has_moved(be
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_batch_with_one_that_differs_is_read_anew_whole(many: bool) -> None:
+def test_a_batch_with_one_that_differs_is_read_again_whole(many: bool) -> None:
     guarded = Guarded((ManyRows if many else Rows)(), many=many)
     guarded.load.__getitems__([0, 1, 2])
     guarded.dataset.noise = 0.5

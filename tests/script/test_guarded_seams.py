@@ -1,4 +1,4 @@
-"""A fault in any function of ours that a seam reaches leaves what the loop computes untouched, and is told."""
+"""An error in any of Hasten's functions that a seam calls does not change the loop's results, and is reported."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from hasten.script.watch.trained import Trained
 
 ACTING = ("hasten.script.watch", "hasten.script.plan", "hasten.script.data", "hasten.script.output",
           "hasten.script.entry.overlay", "hasten.script.source_lines")  # fmt: skip
-"""Where what seams call is written."""
+"""Modules whose functions are called by seams."""
 
 IN_THE_BACKGROUND = {
     *(f"FileWriter.{name}" for name in ("_serve", "_due", "_pause_s", "_finish")),
     *("hasten.script.output.file_writer._flush", "hasten.script.output.zip_snapshot._write"),
     *("ZipSnapshot.write", "ZipSnapshot.release"),
 }
-"""In the thread that writes, which meets full disks too: what it could not write is told (`test_background_save.py`)."""
+"""These run in the writer thread, which reports all its errors, including full disks (`test_background_save.py`)."""
 
 STAND_INS = {
     *(f"ScriptIterator.{name}" for name in ("stop", "_next_index", "_next_data", "_begin", "_from_workers", "_plain_batch")),
     *("PureLoad._known", "PureLoad._taken", "Reads.many", "Reads._note"),
 }
-"""Known limitation: the iterator and the dataset that stand in place of the script's have no guard around all of them."""
+"""Known limitation: the iterator and the dataset that replace those of the script are not guarded as a whole."""
 
 
 class Fault:
-    """Stands in place of a function of ours: notes that it is called, or raises. It is code of ours, as this file is not."""
+    """Replaces a function of Hasten by one that records its call or raises an error. Its code counts as Hasten's."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name, self.where = owner, name, f"{owner.__name__}.{name}"
         self.own = vars(owner)[name]
         self.called = self.armed = False
         space: dict[str, Any] = {"fault": self, "own": self.own}
-        exec(compile(FAULTY, hasten.script.__file__, "exec"), space)  # noqa: S102 - as written there
+        exec(compile(FAULTY, hasten.script.__file__, "exec"), space)  # noqa: S102 - code that appears to be Hasten's
         self.faulty = space["faulty"]
 
     def __enter__(self) -> Self:
@@ -76,14 +76,14 @@ def faulty(*args, **kwargs):
 
 
 def functions() -> Iterator[tuple[Any, str]]:
-    """Owner and name of every function of ours that a seam may call."""
+    """Yield owner and name of every function of Hasten that a seam may call."""
     for found in pkgutil.walk_packages(hasten.script.__path__, "hasten.script."):
         if not found.name.startswith(ACTING) or found.ispkg:
             continue
         module = importlib.import_module(found.name)
         for name, item in vars(module).items():
             if isinstance(item, FunctionType):
-                yield module, name  # those it has imported too: each is looked up where it is used
+                yield module, name  # includes imported functions, because each is looked up where it is used
             elif inspect.isclass(item) and item.__module__ == module.__name__:
                 for method, inner in vars(item).items():
                     if isinstance(inner, FunctionType) and (not method.startswith("__") or method == "__init__"):
@@ -91,7 +91,7 @@ def functions() -> Iterator[tuple[Any, str]]:
 
 
 def train(folder: Path) -> tuple[list[float], torch.Tensor]:
-    """A loop that passes every seam: losses and final weights."""
+    """Run a loop that passes all seams. Return losses and final weights."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -110,12 +110,12 @@ def train(folder: Path) -> tuple[list[float], torch.Tensor]:
             net.train()
         torch.save(net.state_dict(), folder / "model.pt")
         losses.append(sum(float(value.sum()) for value in torch.load(folder / "model.pt").values()))
-        print(f"{losses[-1]:.6f}")  # noqa: T201 - a seam of ours too
+        print(f"{losses[-1]:.6f}")  # noqa: T201 - passes a seam too
     return losses, torch.cat([value.flatten() for value in net.state_dict().values()])
 
 
 def watching(failed: Callable[[], None]) -> Callable[[], None]:
-    """Put on everything that looks on; gives what takes it off."""
+    """Install all observing seams. Return a function that removes them."""
     recorder = Recorder(updates=0, seconds=0.0, rests=False)
     seams = Seams(recorder, Fetch(recorder, Trained(), None, Padding()))
     seams.on_failure = failed
@@ -124,7 +124,7 @@ def watching(failed: Callable[[], None]) -> Callable[[], None]:
 
 
 def acting(failed: Callable[[], None]) -> Callable[[], None]:
-    """Put on everything that acts; gives what takes it off."""
+    """Install all acting seams. Return a function that removes them."""
     host = Host(Plan.from_dict({"background_checkpoint": {}, "sample_cache": {}}, catalogue()))
     host.on_failure = failed
     host.begin()
@@ -138,7 +138,7 @@ def test_a_fault_in_whatever_a_seam_calls_changes_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hasten.script.watch.record.LOOK_S", 0.0)  # else lines are looked for when enough time has passed
+    monkeypatch.setattr("hasten.script.watch.record.LOOK_S", 0.0)  # otherwise lines are only searched now and then
     expected, weights = train(tmp_path)
     printed, told = capsys.readouterr().out, list[str]()
 
@@ -167,7 +167,7 @@ def test_a_fault_in_whatever_a_seam_calls_changes_nothing(
 
 
 def ours(body: str) -> Callable[[Any], Any]:
-    """What makes a seam of ours, with this in it."""
+    """Return a builder for a seam of Hasten with this body."""
     space: dict[str, Any] = {"let_pass": let_pass}
     text = f"def make(original):\n  def seam(value):\n    {body}\n  return seam"
     exec(compile(text, hasten.script.__file__, "exec"), space)  # noqa: S102 - as above
@@ -207,7 +207,7 @@ def test_what_the_function_raises_is_what_the_script_gets(body: str) -> None:
 
 @pytest.mark.parametrize("body", ["return original(value)", "try:\n      original(value)\n    finally:\n      1 / 0"])
 def test_an_error_that_passes_keeps_nothing_alive(body: str) -> None:
-    """Else an iterator lives on behind its end, and workers that are forked then complain of those it had."""
+    """Otherwise an iterator would stay alive after its end, and forked workers would complain about its own workers."""
 
     def theirs(value: object) -> None:
         raise StopIteration
@@ -228,7 +228,7 @@ def test_an_error_that_passes_keeps_nothing_alive(body: str) -> None:
 
 def test_errors_of_the_users_code_and_ends_of_loaders_pass() -> None:
     def users() -> None:
-        raise ZeroDivisionError  # as the handler of a signal may, wherever it comes
+        raise ZeroDivisionError  # a signal handler may raise an error anywhere
 
     for body, kind in (
         ("original(value); value()", ZeroDivisionError),

@@ -1,4 +1,4 @@
-"""Nothing of ours stands in a script's way: it keeps the names of its own modules, and ours still get Python's."""
+"""Hasten does not interfere with a script's modules: the script keeps its own names, and Hasten imports Python's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from hasten.script.entry.launch import Watch, run_under, run_watched
 
-BESIDE = ("resource", "plan", "tomllib", "shlex", "psutil")
-"""Modules of the project that are named like some that ours import; others that torch itself imports would stop it too."""
+SAME_NAMES = ("resource", "plan", "tomllib", "shlex", "psutil")
+"""Names of project modules that Hasten's imports also use. Names that torch itself imports would break torch as well."""
 TRAIN = f"""
 import sys, os
 import torch
@@ -22,18 +22,18 @@ net = torch.nn.Linear(4, 2)
 opt = torch.optim.SGD(net.parameters(), 0.05)
 for step in range(8):
     loss = net(torch.ones(8, 4)).sum(); opt.zero_grad(); loss.backward(); opt.step()
-import {", ".join(BESIDE)}
-print(statistics.NAME, *(module.NAME for module in ({", ".join(BESIDE)})))
+import {", ".join(SAME_NAMES)}
+print(statistics.NAME, *(module.NAME for module in ({", ".join(SAME_NAMES)})))
 """
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with a script, modules beside it, and one that it puts on the path later."""
+    """A folder with a script, modules next to it, and one that the script adds to the path later."""
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "statistics.py").write_text("NAME = 'statistics of the project'")
-    for name in BESIDE:
+    for name in SAME_NAMES:
         (tmp_path / f"{name}.py").write_text(f"NAME = '{name} of the project'")
     return tmp_path
 
@@ -47,7 +47,7 @@ def test_a_project_keeps_its_own_names(project: Path, capfd: pytest.CaptureFixtu
     ran = run_under(command, {}, env=os.environ)
     assert (ran.code, ran.failures) == (0, {})
     assert ran.ranks[0]["steps"] == 8
-    expected = " ".join(f"{name} of the project" for name in ("statistics", *BESIDE))
+    expected = " ".join(f"{name} of the project" for name in ("statistics", *SAME_NAMES))
     assert capfd.readouterr().out.splitlines() == [expected] * 2
 
 

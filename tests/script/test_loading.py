@@ -1,4 +1,4 @@
-"""Loaders of a script, read as a plan wants it: the same batches, the same random numbers, and nothing left behind."""
+"""A script's loaders under a plan give the same batches and random numbers, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NUM = 26
 
 
 class Visits:
-    """Counts where it is not seen: a dataset that counts openly is refused."""
+    """Counts outside of the dataset, because datasets with their own counter are refused."""
 
     __slots__ = ("count",)
 
@@ -62,7 +62,7 @@ class Visits:
 
 
 class Rows(Dataset[Any]):
-    """Pure, and counts what this process reads of it."""
+    """A pure dataset that counts the samples read in this process."""
 
     def __init__(self) -> None:
         self._visits = Visits()
@@ -81,7 +81,7 @@ class Rows(Dataset[Any]):
 
 
 class Augmented(Rows):
-    """Draws from every generator, and gives another sample each time."""
+    """Draws from every generator, and returns a different sample each time."""
 
     def __getitem__(self, index: int) -> Any:
         noise = torch.rand(3) + random.random() + np.random.rand()  # noqa: NPY002
@@ -89,14 +89,14 @@ class Augmented(Rows):
 
 
 class ListRows(Rows):
-    """Takes lists of indices."""
+    """Accepts lists of indices."""
 
     def __getitem__(self, index: Any) -> Any:
         return torch.tensor(index, dtype=torch.float)
 
 
 class Shuffled(Sampler[Any]):
-    """A batch sampler of a script's own, that draws its order at once from the generator that dropout draws from."""
+    """A custom batch sampler that draws its whole order at once, from the generator that dropout uses."""
 
     def __init__(self, data: Any) -> None:
         self.order = list(range(len(data)))
@@ -110,7 +110,7 @@ class Shuffled(Sampler[Any]):
 
 
 class AsItGoes(Sampler[int]):
-    """Draws each index when it is asked for it: what the training draws in between decides the order."""
+    """Draws each index on demand, so that random numbers drawn by the training affect the order."""
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(NUM):
@@ -123,7 +123,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Refused:
-    """What on_failure was told."""
+    """Records the calls of on_failure."""
 
     def __init__(self) -> None:
         self.why: dict[str, str] = {}
@@ -163,14 +163,14 @@ def attached(*items: Optimization) -> Iterator[Attached]:
 
 
 def note(seen: list[Any], batch: Any) -> None:
-    """A step of training: look at the batch and at the generators, and draw from each of them, as dropout does."""
+    """Simulate a training step: record the batch and the generators, and draw from each generator, as dropout does."""
     python, numpy, cpu = get_random_state()
     seen.append((batch, hash((python, numpy[1].tobytes(), numpy[2:], cpu.numpy().tobytes()))))
     torch.rand(2), random.random(), np.random.rand()  # noqa: NPY002
 
 
 def train(loader: DataLoader[Any], epochs: int = 3) -> list[Any]:
-    """Whole epochs, one that is broken off, one within another, and a few batches by hand."""
+    """Read whole epochs, an interrupted one, one inside another one, and a few single batches."""
     seed_everything(11)
     seen: list[Any] = []
     for epoch in range(epochs):
@@ -233,13 +233,13 @@ WORKERS = {
 
 
 def compare(case: str, items: tuple[Optimization, ...]) -> Attached:
-    """Train with and without a plan, and hold every batch and every generator's state against the other."""
+    """Train with and without a plan, and compare every batch and generator state."""
     alone = train(LOADERS[case]())
     with attached(*items) as found:
         ours = train(LOADERS[case]())
     assert difference(alone, ours) == ""
     for item in items:
-        # An epoch within another moves the one generator that both draw from as they go: that cannot be predicted.
+        # Two nested epochs draw alternately from the one generator that they share, which cannot be predicted.
         why = found.why.get(item.card.name, "")
         told = case == "replacement" and "the sampler gave a different batch" in why
         assert told or not why or (case == "a batch sampler of its own" and "PyTorch's samplers" in why)
@@ -280,7 +280,7 @@ def test_what_is_seen_is_told() -> None:
         assert [len(batch) for batch in live.order(0)] == [4] * 6
         assert (live.num_samples, live.job.batch_size, live.job.shuffle) == (NUM, 4, True)
         assert (live.loader.num_workers, live.loader.pin_memory) == (0, False)
-        assert live.pipeline.load_is_random  # nobody needed to know: nothing was read for it
+        assert live.pipeline.load_is_random  # no plan needed to know it, so nothing was read for it
         assert difference(live.pipeline.load(3), dataset[3]) == ""
         assert live.pipeline.collate is loader.collate_fn
         assert dataset.visits == 26
@@ -344,7 +344,7 @@ class Kind(DataLoader[Any]):
 
 
 class Counting(Rows):
-    """Becomes another dataset after an epoch, by its own count of what was read."""
+    """Returns different samples after an epoch, based on its own counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ class Counting(Rows):
 
 
 class Collating:
-    """Does so as a collate function."""
+    """A collate function that counts its calls."""
 
     calls = 0
 
@@ -366,7 +366,7 @@ class Collating:
 
 
 class OwnNoise(Rows):
-    """Draws from a generator of its own, which workers would each begin from."""
+    """Draws from its own generator, of which each worker would have a copy in the same state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -423,7 +423,7 @@ def test_what_cannot_be_is_refused_and_the_loop_goes_on(case: str) -> None:
         assert name not in [item.card.name for item, _ in found.live.applied]
         assert first is not None
         assert found.live.loader.num_workers == loader.num_workers
-        del loader, first  # with the workers that it keeps
+        del loader, first  # together with the persistent workers
 
 
 def test_a_spawned_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,14 +485,14 @@ def test_workers_draw_what_the_seed_of_the_script_says() -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_raises_nothing_in_the_script() -> None:
-    list(DataLoader(Rows(), num_workers=1))  # torch's handler of a child's end is in place from here
+    list(DataLoader(Rows(), num_workers=1))  # installs torch's SIGCHLD handler
     with attached(LoaderWorkers(num_workers=1)) as found:
         iterator = iter(DataLoader(Rows(), batch_size=2))
         next(iterator)
         worker = multiprocessing.active_children()[0]
         os.kill(worker.pid or 0, signal.SIGKILL)
         worker.join(30)
-        time.sleep(0.1)  # where the script is meanwhile, nothing may be raised
+        time.sleep(0.1)  # no error may be raised in the script in the meantime
         assert len(list(iterator)) == 12
         assert "loader_workers" in found.why
 
@@ -541,7 +541,7 @@ def test_samples_that_become_random_are_noticed_when_workers_make_them() -> None
 
 
 class Faulty(Rows):
-    """Raises for one sample; in a worker process it may end that."""
+    """Raises an error for one sample, or ends the worker process."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -557,7 +557,7 @@ class Faulty(Rows):
 
 
 def take(loader: DataLoader[Any]) -> list[Any]:
-    """Batches of two, going on after what is raised."""
+    """Return batches of two, continuing after errors."""
     found: list[Any] = []
     iterator = iter(loader)
     while True:
@@ -571,7 +571,7 @@ def take(loader: DataLoader[Any]) -> list[Any]:
 
 @pytest.mark.slow
 def test_what_the_dataset_raises_is_raised_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hasten.script.data.describe.SOME", 4)  # else the broken sample is met when they are measured
+    monkeypatch.setattr("hasten.script.data.describe.SOME", 4)  # otherwise the purity test would read the broken sample
     expected = [[at, at + 1] if at != 12 else "LookupError('sample 13 is broken') None" for at in range(0, NUM, 2)]
     with attached(LoaderWorkers()) as found:
         loader = DataLoader(Faulty("everywhere"), batch_size=2)
@@ -593,7 +593,7 @@ def test_what_fails_in_a_worker_alone_ends_that_and_not_the_loop(monkeypatch: py
 
 
 class Places(Dataset[Any]):
-    """Tells which process made a sample, and how the dataset was set there."""
+    """Returns the process that made a sample, and the dataset's setting in that process."""
 
     epoch = 0
 
@@ -611,7 +611,7 @@ def pids(loader: DataLoader[Any]) -> tuple[set[int], set[int]]:
 
 @pytest.mark.slow
 def test_workers_are_forked_for_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hasten.script.data.iterator.difference", lambda *_: "")  # here batches differ by who made them
+    monkeypatch.setattr("hasten.script.data.iterator.difference", lambda *_: "")  # batches contain their process id
     monkeypatch.setattr("hasten.script.data.purity.difference", lambda *_: "")
     handler = signal.getsignal(signal.SIGCHLD)
     with attached(LoaderWorkers(num_workers=2, persistent=True)) as found:
@@ -710,7 +710,7 @@ def test_the_next_batches_can_be_kept_before_they_come() -> None:
         for _ in range(3):
             next(iterator)
         assert found.counters["sample_cache_hits"] == 12
-        assert rows.visits == visits + 12  # each looked at, by the cache itself or by the guard
+        assert rows.visits == visits + 12  # each sample was read, by the cache or for a comparison
         assert found.loading.prime(100) == 10
 
 
@@ -739,7 +739,7 @@ def test_samples_read_in_one_call_are_kept_so_too() -> None:
         with attached(*items) as found:
             loader = DataLoader(rows, batch_size=4)
             assert difference(list(loader), list(loader)) == ""
-            assert tuple(filter(lambda size: size > 1, rows.calls)) == (4, 4, 4, 4, 4, 4, 2)  # and singly, to compare
+            assert tuple(filter(lambda size: size > 1, rows.calls)) == (4, 4, 4, 4, 4, 4, 2)  # single reads are comparisons
             assert found.counters["sample_cache_hits"] == NUM
             assert found.why == {}
 
@@ -821,7 +821,7 @@ def test_batches_are_page_locked(items: tuple[Optimization, ...], workers: int) 
 
 
 class Padded(Dataset[Any]):
-    """Token ids of different lengths with their labels, padded to 32 by the collate function."""
+    """Token ids of different lengths with labels, padded to 32 by the collate function."""
 
     def __len__(self) -> int:
         return 24
@@ -851,7 +851,7 @@ def test_padding_that_can_be_seen_is_cut_but_for_one_column(multiple: int, worke
     with attached(TrimPadding(multiple=multiple)) as found:
         cut = list(padded_loader(num_workers=workers))
         with torch.no_grad():
-            assert next(iter(padded_loader(num_workers=workers)))["ids"].shape == (4, 32)  # what is evaluated stays
+            assert next(iter(padded_loader(num_workers=workers)))["ids"].shape == (4, 32)  # evaluation is not trimmed
         assert found.why == {}
         assert found.loading.applied == ["trim_padding"]
     for before, after in zip(plain, cut, strict=True):
@@ -876,7 +876,7 @@ def test_batches_whose_ends_are_no_padding_stay_as_they_are(name: str) -> None:
         elif name == "pairs":
             batch["mask"] = torch.ones(len(rows), 32, 32)
         elif made > 1:
-            batch["ids"][batch["ids"] == 0] = 7  # the first batch said that padding is 0
+            batch["ids"][batch["ids"] == 0] = 7  # the first batch has shown that 0 is padding
         return batch
 
     with attached(TrimPadding()) as found:
@@ -887,7 +887,7 @@ def test_batches_whose_ends_are_no_padding_stay_as_they_are(name: str) -> None:
 
 
 class Reader(torch.nn.Module):
-    """Sums what it reads; `masked` leaves the padding out, dropout draws random numbers."""
+    """Sums its input. `masked` ignores padding; dropout draws random numbers."""
 
     def __init__(self, *, masked: bool, dropout: float) -> None:
         super().__init__()
@@ -989,7 +989,7 @@ def test_the_loader_whose_batches_are_trained_on_is_found_behind_one_that_is_rea
         assert live.dataset is first
         for _ in DataLoader(second, batch_size=2):
             loading.trained = True
-        list(DataLoader(third, batch_size=2))  # once it is known, no other one is taken
+        list(DataLoader(third, batch_size=2))  # the training loader is known by now and is not replaced
         assert live.dataset is second
         assert loading.applied == [item.card.name for item, _ in live.applied] == ["sample_cache"]
         assert moved == ["sample_cache"]

@@ -1,4 +1,4 @@
-"""The batches of PyTorch's samplers are computed ahead, and neither the sampler nor any generator moves."""
+"""The batches of PyTorch's samplers are predicted without changing the sampler or any generator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = Rows()
 
 
 class Own(Sampler[Any]):
-    """A sampler of the script's own."""
+    """A custom sampler."""
 
     def __iter__(self) -> Iterator[Any]:
         order = list(range(NUM))
@@ -48,7 +48,7 @@ class Own(Sampler[Any]):
 
 
 class Epochs(DistributedSampler[Any]):
-    """Sets its own epoch, as some do."""
+    """Sets its own epoch, as some samplers do."""
 
     def __iter__(self) -> Iterator[Any]:
         self.set_epoch(self.epoch + 1)
@@ -79,7 +79,7 @@ def test_batches_are_computed_ahead_and_nothing_moves(case: str) -> None:
     assert why_unpredictable(sampler) == ""
     for _ in range(3):  # epochs
         given = iter(sampler)
-        torch.rand(1)  # a loader draws the seed of its workers here
+        torch.rand(1)  # a loader draws its workers' seed here
         before = get_random_state()
         lookahead = Lookahead(sampler)
         some = lookahead.peek(3)

@@ -1,4 +1,4 @@
-"""What is computed only to be read belongs to the reading; a file that goes to the disk belongs to what wrote it."""
+"""Time spent computing a value only to read it counts as reading; flushing a file counts for the phase that wrote it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_what_is_computed_between_two_readings_is_logging(clock: Clock) -> None:
-    assert clock.read(2, 0.5) == 0.5  # what came before the first may be anything
+    assert clock.read(2, 0.5) == 0.5  # the time before the first reading may have any purpose
     assert clock.read(3, 0.5) == 3.5
     assert clock.read(4, 0.5) == 4.5
     clock.now += 8

@@ -1,4 +1,4 @@
-"""Steps that a loop marks itself, closures of optimizers, and methods of frameworks, all by a clock that the test moves."""
+"""Explicit step marks, optimizer closures and framework methods, measured by a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hasten.script.watch.seams import with_timed_closure
 
 
 class Clock:
-    """A recorder whose clock stands still but for `passes`."""
+    """A recorder whose clock advances only by `passes`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -88,7 +88,7 @@ def test_the_optimizer_of_the_next_fold_makes_the_steps(clock: Clock) -> None:
             clock.recorder.before_step()
             clock.passes(1)
             clock.recorder.after_step(optimizer)
-    assert [sum(step) for step in clock.recorder.steps] == [1] * 19  # 11, and 4 of each that followed
+    assert [sum(step) for step in clock.recorder.steps] == [1] * 19  # 11, and 4 for each following fold
 
 
 def test_optimizers_that_take_turns_do_not_follow_one_another(clock: Clock) -> None:
@@ -98,7 +98,7 @@ def test_optimizers_that_take_turns_do_not_follow_one_another(clock: Clock) -> N
                 clock.recorder.before_step()
                 clock.passes(1)
                 clock.recorder.after_step(optimizer)
-    assert [sum(step) for step in clock.recorder.steps].count(8) == 3  # a turn of the maker and a step of the judge
+    assert [sum(step) for step in clock.recorder.steps].count(8) == 3  # one turn of the generator and one critic step
     assert len(clock.recorder.steps) == 39
 
 
@@ -111,15 +111,15 @@ def test_a_mark_inside_a_phase_or_of_another_thread_ends_nothing(clock: Clock) -
     assert clock.recorder.num_steps == 0
 
 
-def test_marks_reach_who_listens_and_nobody_else() -> None:
-    heard: list[str] = []
+def test_marks_reach_listeners_only() -> None:
+    received: list[str] = []
 
     def first() -> None:
-        heard.append("first")
-        steps.unlisten(first)  # as a watch that has seen enough
+        received.append("first")
+        steps.unlisten(first)  # like a watch that has seen enough
 
     def second() -> None:
-        heard.append("second")
+        received.append("second")
 
     steps.listen(first)
     steps.listen(second)
@@ -128,11 +128,11 @@ def test_marks_reach_who_listens_and_nobody_else() -> None:
     steps.unlisten(second)
     steps.unlisten(second)
     steps.step()
-    assert heard == ["first", "second", "second"]
+    assert received == ["first", "second", "second"]
 
 
 def step(clock: Clock, closure: Callable[[], float], *, positional: bool) -> Any:
-    """What an optimizer does with a closure, between its hooks."""
+    """Simulate an optimizer with a closure, between its hooks."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     given = ((optimizer, closure), {}) if positional else ((optimizer,), {"closure": closure})
     clock.recorder.before_step()
@@ -149,7 +149,7 @@ def step(clock: Clock, closure: Callable[[], float], *, positional: bool) -> Any
 def test_what_a_closure_does_belongs_to_its_phases(clock: Clock, positional: bool) -> None:
     def closure() -> float:
         clock.seam(FORWARD, 3, FORWARD)
-        clock.passes(10)  # a loss, written as a function
+        clock.passes(10)  # a loss computed by a plain function
         clock.seam(LOGGING, 5)
         clock.seam(BACKWARD, 4, GAP)
         clock.passes(0.5)
@@ -185,7 +185,7 @@ def test_only_closures_are_wrapped(clock: Clock) -> None:
 
 @pytest.fixture
 def framework(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Any:
-    """A framework whose trainer evaluates, and saves within the evaluation."""
+    """A framework whose trainer evaluates and saves during the evaluation."""
 
     class Trainer:
         def evaluate(self) -> str:
@@ -215,7 +215,7 @@ def test_what_a_framework_evaluates_and_saves_is_told_apart(clock: Clock, framew
     seams.install()
     wrapped = framework.evaluate
     seams.install()
-    assert framework.evaluate is wrapped  # once, however often it is asked for
+    assert framework.evaluate is wrapped  # wrapped only once
     clock.recorder.mark()
     assert framework().evaluate() == "evaluated"
     clock.recorder.mark()

@@ -1,4 +1,4 @@
-"""Memory that grows with every step is told from what grows for a while."""
+"""Memory that grows with every step is distinguished from memory that grows for a while."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_a_leak_is_told_with_its_size_and_what_is_left() -> None:
         [500 + 100 * min(number, 5) for number in range(20)],  # filled once
         [500 + 100 * (number % 2) for number in range(20)],  # up and down
         [900 - number for number in range(20)],
-        [500 + 0.1 * number for number in range(20)],  # full in a day
-        [500 + 8 * number for number in range(7)],  # too few to tell
+        [500 + 0.1 * number for number in range(20)],  # full after a day
+        [500 + 8 * number for number in range(7)],  # too few samples
     ],
 )
 def test_what_does_not_grow_for_ever_is_no_leak(used: list[float]) -> None:
@@ -56,7 +56,7 @@ def test_where_nobody_tells_the_limit_nothing_is_said() -> None:
 
 def test_memory_is_read_as_it_is() -> None:
     before = memory_in_use()
-    kept = torch.ones(96 * MIB // 4)  # more than malloc ever serves from what was freed before
+    kept = torch.ones(96 * MIB // 4)  # too large for malloc to reuse freed memory
     assert memory_in_use() - before > 64 * MIB
     assert kept.numel()
     assert memory_limit() > memory_in_use()

@@ -1,4 +1,4 @@
-"""What a seam takes of its own is what it takes, not what a clock around it takes."""
+"""The measured cost of a seam is its own cost, not that of the clock around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEAM_S = 2e-4
 
 
 class _Slow:
-    """A clock whose seams take some time."""
+    """A clock with slow seams."""
 
     passed = 0
 

@@ -1,6 +1,6 @@
-"""A trial run writes beside the user's files, and the script finds what it wrote."""
+"""A trial writes to copies of the user's files, and the script finds what it wrote."""
 # ruff: noqa: PTH101, PTH105, PTH107, PTH108, PTH110, PTH116, PTH121, PTH123, PTH202, PTH204, PTH207, PTH208, PTH211
-# The functions of `os` are what is tested.
+# The functions of `os` are tested on purpose.
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from hasten.script.patches import Patches
 
 OLD = "as it was"
 SCANDIR = os.scandir
-"""What is there in truth."""
+"""The original function, which shows the real files."""
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with files of the user's, in a process whose own writes go elsewhere."""
+    """A folder with the user's files, in a process whose writes are redirected."""
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     for folder in (home, scratch, home / "out", home / ".cache"):
         folder.mkdir()
@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     checkpoint = (home / "out" / "model.pt").read_bytes()
     monkeypatch.chdir(home)
     monkeypatch.setattr(overlay, "MARGIN_S", 0.015)
-    time.sleep(0.03)  # the clock of a file system is coarse
+    time.sleep(0.03)  # file systems have a coarse clock
     patches, found = Patches(), Overlay(scratch)
     found.install(patches)
     checkpoints = Checkpoints(found)
@@ -59,7 +59,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def written(path: Any) -> Any:
-    """What the script finds under a name, by several ways that must agree."""
+    """Return what the script finds under a name. Several ways of access must agree."""
     with open(path) as file:
         words = file.read()
     assert Path(path).read_text() == words
@@ -121,7 +121,7 @@ def test_an_exclusive_mode_finds_what_is_there(home: Path) -> None:
 
 
 def test_a_file_that_was_there_is_not_removed_but_may_be_again(home: Path) -> None:
-    for _ in range(2):  # as a rotation that lists the folder each time does
+    for _ in range(2):  # like a log rotation that lists the folder each time
         for path in glob.glob("out/*.json"):
             os.remove(path)
     Path("log.txt").unlink()

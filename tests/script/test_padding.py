@@ -1,4 +1,4 @@
-"""Padding is seen from outside, cut in a run of its own, and named as what holds a script back."""
+"""Padding is detected from outside, trimmed in a separate run, and reported as the bottleneck."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_the_longest_row_says_what_is_kept() -> None:
 @pytest.mark.parametrize(
     "batch",
     [
-        torch.zeros(4, 32),  # not whole numbers
-        torch.zeros(4, 32, dtype=torch.long),  # nothing in it
-        padded(3, width=32),  # one row
+        torch.zeros(4, 32),  # not integers
+        torch.zeros(4, 32, dtype=torch.long),  # only padding
+        padded(3, width=32),  # a single row
         padded(3, 7, width=8),  # too short for a sequence
         torch.zeros(4, 32, 2, dtype=torch.long),
         ["a", "b"],

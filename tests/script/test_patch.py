@@ -1,4 +1,4 @@
-"""A plan as a patch of the user's source: real tools apply it, and what runs then has the change in force."""
+"""Plans as patches of the user's source: real tools apply them, and the patched scripts have the changes active."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ for folder, script in zip(sys.argv[1::2], sys.argv[2::2]):
         os._exit(0)
     os.waitpid(child, 0)
 """
-"""Runs scripts one after the other, each in a fork of a process that has torch loaded."""
+"""Runs scripts one after another, each in a fork of a process that has loaded torch."""
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Patch, dict[str, Any], str]]:
-    """For each sample: its patch, what the patched script printed, and its errors."""
+    """Return, for each sample, its patch, the output of the patched script, and its errors."""
     found: dict[str, tuple[Patch, Path]] = {}
     for number, (name, files) in enumerate(SAMPLES.items()):
         folder = tmp_path_factory.mktemp("sample")
@@ -73,7 +73,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "nested": {"compiled": True, "input": False},
     "generator": {"input": False},
 }
-"""What a sample shows that differs from `ALL`, or goes beyond it."""
+"""Expected output of a sample that differs from `ALL` or is additional."""
 NO_ZEROS = {"zero_grad_to_none"}
 LEFT = {
     "helper": NO_ZEROS,
@@ -83,7 +83,7 @@ LEFT = {
     "nested": NO_ZEROS,
     "generator": NO_ZEROS,
 }
-"""What a sample leaves; nothing where it is not named."""
+"""Techniques that a sample does not write; none by default."""
 
 
 @pytest.mark.slow

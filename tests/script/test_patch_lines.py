@@ -1,4 +1,4 @@
-"""What a patch writes, line by line, and what it leaves, with the reason."""
+"""The lines that a patch writes, and the reasons for what it cannot write."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_a_large_folder_is_followed_in_little_work(monkeypatch: pytest.MonkeyPat
     assert "loader_workers" in patch.written
 
 
-# What is left.
+# Changes that cannot be written.
 
 
 @pytest.mark.parametrize(

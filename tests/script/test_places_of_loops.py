@@ -1,4 +1,4 @@
-"""Where the time goes is told as a line of the user's, also where torch itself does the work."""
+"""Time is attributed to lines of the user's code, even if torch itself does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hasten profile script.py`: the bottleneck of an unmodified script, and nothing left behind."""
+"""`hasten profile script.py` finds the bottleneck of an unmodified script and leaves nothing behind."""
 
 from __future__ import annotations
 

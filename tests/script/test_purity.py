@@ -1,4 +1,4 @@
-"""Samples that may be kept are told from those that may not, and the script is not touched by it."""
+"""Samples that may be cached are distinguished from those that may not, without affecting the script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hasten.script.plan.live import script_live
 
 
 class Made(Dataset[Any]):
-    """Samples that a function makes of their index."""
+    """Samples that a function creates from their index."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
@@ -252,7 +252,7 @@ def test_another_object_at_the_place_of_a_gone_one_is_a_change() -> None:
         dataset.turned = OwnGenerator()  # type: ignore[attr-defined]
         reused += id(dataset.turned) == place  # type: ignore[attr-defined]
         assert fingerprint(dataset) != before
-    assert reused  # else this tells nothing
+    assert reused  # otherwise the test proves nothing
 
 
 CALLS = 0
@@ -301,7 +301,7 @@ def by_closure() -> Callable[[int], Any]:
 
 
 class Kept:
-    """Keeps what it has made, and opens late: later samples do not depend on it."""
+    """Caches its samples and opens its file late. Later samples do not depend on it."""
 
     def __init__(self) -> None:
         self.kept: dict[int, Any] = {}
@@ -313,7 +313,7 @@ class Kept:
 
 
 class Silent(Made):
-    """Counts nothing."""
+    """A dataset without counters."""
 
     def __getitem__(self, index: int) -> Any:
         return self.make(index)
@@ -348,7 +348,7 @@ def sparse(at: int) -> torch.Tensor:
 
 
 NAN = float("nan")
-ALIKE: list[tuple[Any, Any]] = [
+EQUAL: list[tuple[Any, Any]] = [
     (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0])),
     (np.array([NAN]), np.array([NAN])),
     (NAN, NAN),
@@ -360,7 +360,7 @@ ALIKE: list[tuple[Any, Any]] = [
     (torch.zeros(0, 3), torch.zeros(0, 3)),
     (torch.ones(2, 2).t(), torch.ones(2, 2)),
 ]  # fmt: skip
-UNALIKE: list[tuple[Any, Any]] = [
+DIFFERENT: list[tuple[Any, Any]] = [
     (torch.tensor([0.0]), torch.tensor([-0.0])),
     (0.0, -0.0),
     (torch.ones(2), torch.ones(2).double()),
@@ -380,17 +380,17 @@ UNALIKE: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("pair", ALIKE)
-def test_alike_to_the_last_bit(pair: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("pair", EQUAL)
+def test_equal_to_the_last_bit(pair: tuple[Any, Any]) -> None:
     assert difference(*pair) == ""
 
 
-@pytest.mark.parametrize("pair", UNALIKE)
-def test_unalike_in_one_bit(pair: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("pair", DIFFERENT)
+def test_different_in_one_bit(pair: tuple[Any, Any]) -> None:
     assert difference(*pair) != ""
 
 
-def test_what_is_done_aside_ends_in_time() -> None:
+def test_a_test_in_a_separate_process_ends_in_time() -> None:
     with pytest.raises(ForkError, match="more than 0 s"):
         run_in_fork(lambda: time.sleep(30), limit_s=0.2)
     with pytest.raises(ForkError, match="ValueError: no"):

@@ -1,4 +1,4 @@
-"""What real scripts do and small ones do not: updates by hand, whole steps in a closure, loaders without end."""
+"""Behaviour found only in real scripts: manual updates, whole steps in a closure, endless loaders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ while True:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that stands still; the test puts it forward."""
+    """A clock that only the test advances."""
     clock = [100.0]
     monkeypatch.setattr(record, "perf_counter", lambda: clock[0])
     return clock
@@ -43,7 +43,7 @@ def test_many_backward_passes_without_a_step_end_the_watching(now: list[float]) 
     recorder = Recorder(seconds=2.0)
     for _ in range(record.BACKWARDS_WITHOUT + 10):
         recorder.after_backward()
-    assert recorder.active  # they came at once: steps may still follow
+    assert recorder.active  # no time has passed, so steps may still follow
     now[0] += 4.1
     recorder.after_backward()
     assert not recorder.active

@@ -1,4 +1,4 @@
-"""The clock: which phase a moment belongs to, and what a step is."""
+"""The assignment of time to phases, and the definition of a step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NAMES = list(PHASES)
 
 
 class Script:
-    """A scripted clock: each entry of `play` is a phase and what it takes."""
+    """A scripted clock. Each entry of `play` is a phase and its duration."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -85,11 +85,11 @@ def test_no_two_objects_have_one_serial_though_one_stands_where_the_other_was() 
         del thing
     assert len(numbers) == 3 * MAX_KNOWN > len(places)
     assert serials.of(kept) == first not in numbers
-    held = [Thing() for _ in range(MAX_KNOWN + 1)]  # all of them live, so none is forgotten
+    held = [Thing() for _ in range(MAX_KNOWN + 1)]  # all are alive, so none is forgotten
     assert [serials.of(thing) for thing in held] == [serials.of(thing) for thing in held]
 
 
-def test_optimizers_that_are_made_anew_neither_lead_nor_fill_the_memory() -> None:
+def test_optimizers_created_at_every_step_neither_lead_nor_fill_the_memory() -> None:
     leader = Leader()
     places = [leader.stepped("outer")]
     for task in range(3 * MAX_KNOWN):
@@ -104,7 +104,7 @@ def test_a_step_is_split_into_its_phases(script: Script) -> None:
     script.seam(FETCHED, 2, OTHER)
     script.now += 0.5
     script.seam(FORWARD, 3, FORWARD)
-    script.now += 0.25  # the loss, written as a function
+    script.now += 0.25  # a loss computed by a plain function
     script.seam(BACKWARD, 4, GAP)
     script.now += 0.125  # clipping
     script.seam(LOGGING, 1)
@@ -213,7 +213,7 @@ def test_what_a_forward_pass_is_for() -> None:
     model, teacher, trained = nn.Linear(2, 2), nn.Linear(2, 2).eval(), Trained()
     trained.learn(torch.optim.SGD(model.parameters(), lr=0.1))
     assert kind(trained, model, grad=True) == FORWARD
-    assert kind(trained, teacher, grad=False) == FORWARD  # a teacher is asked in every step
+    assert kind(trained, teacher, grad=False) == FORWARD  # a teacher runs in every step
     assert kind(trained, nn.Sequential(model).eval(), grad=False) == VALIDATION
     assert kind(trained, model.eval(), grad=True) == TENTATIVE
     assert kind(trained, nn.MSELoss(), grad=False, evaluating=True) == VALIDATION
@@ -224,20 +224,20 @@ def test_what_a_forward_pass_is_for() -> None:
 
 
 def test_a_module_is_known_by_its_identity() -> None:
-    class Alike(nn.Linear):
+    class Equal(nn.Linear):
         def __eq__(self, other: object) -> bool:
             return True
 
         def __hash__(self) -> int:
             return 1
 
-    mine, other, trained = Alike(2, 2), Alike(2, 2), Trained()
+    mine, other, trained = Equal(2, 2), Equal(2, 2), Trained()
     trained.learn(torch.optim.SGD(mine.parameters(), lr=0.1))
     assert trained.holds(mine)
     assert not trained.holds(other)
     assert trained.holds(mine)
     for _ in range(5000):
-        trained.holds(nn.Linear(1, 1))  # one that is gone is not taken for the next in its place
+        trained.holds(nn.Linear(1, 1))  # a freed module is not confused with the next one at its address
     assert not trained.holds(nn.Linear(1, 1))
     assert len(trained._known) <= 4096
 
@@ -259,12 +259,12 @@ def test_the_ceiling_of_the_input_is_what_the_replay_saved_and_at_most_the_phase
     assert ceilings(found(data=3), found(forward=2), None)["input"] == pytest.approx(2.0)
     assert ceilings(found(data=3), found(data=1), None)["input"] == pytest.approx(
         4.0
-    )  # what is left of the phase is free too
+    )  # the remaining time of the phase counts as free too
     busy = {"fetch_wait_frac": 0.0}
     assert ceilings({**found(data=3), **busy}, found(forward=0.5), None)["input"] == pytest.approx(4.0)
-    assert ceilings(found(data=3), found(forward=0.5), None)["input"] > 4.0  # after waiting, the rest is slower too
+    assert ceilings(found(data=3), found(forward=0.5), None)["input"] > 4.0  # after waiting, other phases are slower too
     workers = {**busy, "has_workers": True}
-    assert ceilings({**found(data=3), **workers}, found(forward=0.5), None)["input"] > 4.0  # they took cores from the rest
+    assert ceilings({**found(data=3), **workers}, found(forward=0.5), None)["input"] > 4.0  # workers took cores from others
     assert ceilings(found(data=3), found(forward=9), None)["input"] == 1.0
     assert ceilings(found(data=3), None, None)["input"] == pytest.approx(4.0)  # too few steps for a replay
 
@@ -345,7 +345,7 @@ def test_an_optimizer_that_steps_inside_of_backward_leaves_backward_its_time(
 
 
 class Fetched(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples that wait, or compute, for as long."""
+    """Samples that wait or compute for the same time."""
 
     def __init__(self, *, waits: bool) -> None:
         self.waits = waits
@@ -427,7 +427,7 @@ def test_what_is_passed_without_a_note_is_counted_and_costs(monkeypatch: pytest.
             optimizer.step()
     finally:
         seams.remove()
-    assert recorder.passed == 2 * 4  # inner modules of the two steps that count
+    assert recorder.passed == 2 * 4  # inner modules of the two counted steps
     monkeypatch.setattr(overhead, "of_seams", lambda make: (0.0, overhead.passing_s(make())))
     cost = report(recorder)["own_cost_frac"]
     assert 0 < cost < 1
@@ -455,7 +455,7 @@ def test_a_watch_that_rests_sees_one_step_of_four_and_everything_rare(monkeypatc
         if found := recorder.worth_a_look("optimizer", 1.0):
             places += found[0]
         recorder.after_step("a")
-        if step % 7 == 3:  # an evaluation, at the beginning of the next step
+        if step % 7 == 3:  # an evaluation at the beginning of the next step
             woken += recorder.light
             recorder.enter(VALIDATION)
             now += 16.0
@@ -467,7 +467,7 @@ def test_a_watch_that_rests_sees_one_step_of_four_and_everything_rare(monkeypatc
     assert full == pytest.approx((400 - RESTS_FROM) / FULL_ONE_IN, rel=0.15)
     assert woken > 30
     assert places == pytest.approx(400, rel=0.15)
-    assert sum(map(sum, steps)) == pytest.approx(now, rel=0.03)  # the first step, and what follows the last, are no steps
+    assert sum(map(sum, steps)) == pytest.approx(now, rel=0.03)  # the first step and the time after the last do not count
     total = {name: sum(step[at] for step in steps) for at, name in enumerate(PHASES)}
     assert total["validation"] == 16.0 * 57
     for name, seconds in (("data", 1), ("forward", 2), ("backward", 4), ("optimizer", 1)):

@@ -1,4 +1,4 @@
-"""Kept batches: what a script's loop reads when data is free, and what it reads afterwards."""
+"""The cached batches that a script's loop reads when data is free, and what it reads afterwards."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_epoch_of_kept_batches_begins_no_workers(watched: Seams) -> None:
     assert watched.recorder.current[:1] == [0.0]
 
 
-def test_an_epoch_goes_on_with_the_loaders_own_batches_when_nobody_watches(watched: Seams) -> None:
+def test_an_epoch_continues_with_the_loaders_own_batches_once_watching_stops(watched: Seams) -> None:
     loader = loader_of(4, 1)
     list(loader)
     epoch = iter(loader)
@@ -84,7 +84,7 @@ def test_another_loader_and_an_evaluation_are_left_alone(watched: Seams) -> None
 
 
 class Numbers(Dataset[Rows]):
-    __slots__ = tuple(f"unused_{number}" for number in range(50))  # of a size that little else has: its place stays free
+    __slots__ = tuple(f"unused_{number}" for number in range(50))  # an unusual size, so that its address stays free
 
     def __init__(self, count: int) -> None:
         self.table = torch.arange(count)
@@ -104,7 +104,7 @@ def test_a_data_set_at_the_address_of_a_gone_one_is_another(watched: Seams) -> N
     gc.collect()
     tries = [Numbers(10) for _ in range(100)]
     there = next((data for data in tries if id(data) == address), None)
-    assert there is not None, "no data set came to lie where the first was"
+    assert there is not None, "no dataset was created at the address of the first one"
     assert rows(DataLoader(there, batch_size=2)) == list(range(10))
 
 

@@ -1,7 +1,8 @@
-"""Whole scripts end as without us: what they print, every file, and their weights, by the class of what acts on them.
+"""Whole scripts end as without Hasten: with the same output, files and weights, as far as each technique's class allows.
 
-Every shape of loop, with changes at an epoch by every route, over 0 to 2 workers that end with the epoch or stay: watched,
-measured, and under plans that hold together every technique that scripts allow. A difference is a fault.
+Every form of loop is combined with changes at an epoch in every way, with 0 to 2 workers that end with the epoch or persist.
+Scripts run watched, measured, and under plans that together contain every technique available to scripts. Any difference
+is a fault.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ EXACT: dict[str, Settings] = {
     "store": {**OF_EVERY_SCRIPT, "sample_store": {"max_gib": 0.1}},
     "workers": {**OF_EVERY_SCRIPT, "loader_workers": {"num_workers": 2, "persistent": True}},
 }
-"""Plans of techniques that change no bit. `allocator` needs a process of its own; see below."""
+"""Plans of techniques that change no bit. `allocator` needs a separate process, see below."""
 ROUNDED: Settings = {
     "fused_optimizer": {},
     "flush_denormals": {},
@@ -63,9 +64,9 @@ ALONE_IN_A_PLAN: dict[str, Settings] = {
 }
 ON_DATA = {"sample_cache", "sample_store", "loader_workers"}
 REFUSED = {"stream": ON_DATA, "sampler of its own": {"loader_workers"}}
-"""Shape -> what acts on data and is refused there: samples without an index, an order that cannot be computed ahead."""
+"""Form of script -> data techniques that it refuses: samples without an index, or an order that cannot be predicted."""
 TOLERANCE = {"rounded": 1e-4, "channels": 1e-4, "foreach": 1e-4, "compile": 1e-4, "bfloat16": 0.1}
-"""How far a loss and a weight may be off, of those plans that round."""
+"""Allowed deviations of a loss and of a weight under plans that round."""
 WORKERS = (["0", "-"], ["1", "-"], ["2", "-"], ["2", "kept"])
 OBSERVE = {"mode": "observe", "updates": 50, "seconds": 0.0}
 BLIND = """
@@ -73,33 +74,33 @@ from hasten.script.data.guard import PureLoad
 PureLoad.begin_epoch = lambda _: None
 PureLoad._chosen = lambda *_: []
 """
-"""A fault: what is kept is compared with nothing."""
+"""An injected fault: cached samples are not compared."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended."""
+    """The outcome of a run."""
 
     job: Job
 
     def told(self, name: str) -> str:
-        """A file that was left beside the folder."""
+        """Return a file that the run left next to its folder."""
         return Path(self.job.told, name).read_text(encoding="utf-8")
 
     @property
     def applied(self) -> dict[str, Any]:
-        """What a plan told."""
+        """Return the report of a plan."""
         found: dict[str, Any] = json.loads(self.told("applied-0.json"))
         return found
 
     def files(self) -> dict[str, bytes | None]:
-        """Every path of the project, with what is in it."""
+        """Return every path of the project with its content."""
         folder = Path(self.job.folder)
         return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 class Runs:
-    """Runs of scripts that one process starts."""
+    """Runs of scripts in one process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.jobs = folder, list[Job]()
@@ -113,7 +114,7 @@ class Runs:
         config: Mapping[str, Any] | None = None,
         first: str = "",
     ) -> Ended:
-        """Note a run; gives what can be read when it has ended."""
+        """Add a run. Return its outcome, to be read after the run."""
         here = self.folder / str(len(self.jobs))
         job = Job(str(here / "project"), str(here / "told"), mode, arguments, dict(config or {}), first)
         job.write(shape, route)
@@ -121,7 +122,7 @@ class Runs:
         return Ended(job)
 
     def start(self) -> None:
-        """Run all of them."""
+        """Execute all runs."""
         path = self.folder / "jobs.json"
         path.write_text(json.dumps([job.to_dict() for job in self.jobs]), encoding="utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -129,7 +130,7 @@ class Runs:
 
 
 def difference(alone: Ended, ours: Ended) -> str:
-    """What differs between two ends; "" if nothing does."""
+    """Describe the difference between two outcomes; "" if there is none."""
     for name in ("code.txt", "err.txt", "out.txt"):
         if alone.told(name) != ours.told(name):
             return f"{name}:\n{alone.told(name)[-500:]}\nother\n{ours.told(name)[-500:]}"
@@ -138,7 +139,7 @@ def difference(alone: Ended, ours: Ended) -> str:
 
 
 def far(alone: Ended, ours: Ended, tolerance: float) -> str:
-    """What differs by more than the rounding of numbers; "" if nothing does."""
+    """Describe a difference larger than rounding; "" if there is none."""
     if alone.told("code.txt") + alone.told("err.txt") != ours.told("code.txt") + ours.told("err.txt"):
         return ours.told("err.txt")
     one, other = alone.files(), ours.files()
@@ -157,7 +158,7 @@ def far(alone: Ended, ours: Ended, tolerance: float) -> str:
 
 
 def assert_measured_leaves_nothing(ended: Ended, before: dict[str, bytes | None]) -> None:
-    """Assert that a measured run saw steps and left the project as it was."""
+    """Assert that a measured run observed steps and left the project unchanged."""
     assert (ended.told("code.txt"), ended.told("err.txt"), ended.told("left.txt")) == ("0", "", "")
     assert json.loads(ended.told("seen-0.json"))["steps"] == 6
     assert ended.files() == before
@@ -194,7 +195,7 @@ def test_scripts_end_as_without_us(tmp_path: Path) -> None:
     for alone, ours in pairs:
         assert difference(alone, ours) == "", ours.job
         assert alone.told("code.txt") == "0"
-    assert "out.txt" in difference(pairs[0][0], blind), "the test does not see a fault"
+    assert "out.txt" in difference(pairs[0][0], blind), "the test does not detect a fault"
 
 
 @pytest.mark.long
@@ -259,7 +260,7 @@ def test_plans_that_need_a_process_or_a_tolerance_of_their_own(tmp_path: Path, n
     for number, words in enumerate((["train.py"], under)):
         ended = runs.add("validation between", "closure", "alone", WORKERS[0])
         ends.append(ended)
-        if name == "compile":  # compiled dropout draws numbers of its own
+        if name == "compile":  # compiled dropout draws different numbers
             path = Path(ended.job.folder, "train.py")
             path.write_text(path.read_text(encoding="utf-8").replace("Dropout(0.1)", "Dropout(0.0)"), encoding="utf-8")
         Plan.from_dict(plan, catalogue()).save(Path(ended.job.folder, "../plan.toml"))

@@ -1,4 +1,4 @@
-"""Lines that a profile names are the user's, whatever library stands between them and what took the time."""
+"""A profile names lines of the user's code, regardless of libraries in between."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Samples(Dataset):
 
 
 def library() -> dict[str, Any]:
-    """What an installed module holds."""
+    """Return the content of an installed module."""
     found: dict[str, Any] = {"__name__": "somelib.loops", "Dataset": Dataset, "torch": torch, "WAIT": LOOK_S}
-    exec(compile(LIBRARY, INSTALLED, "exec"), found)  # noqa: S102 - a module that is not there
+    exec(compile(LIBRARY, INSTALLED, "exec"), found)  # noqa: S102 - a module without a file
     return found
 
 
 def here() -> int:
-    """The line that calls this."""
+    """Return the calling line."""
     return inspect.stack()[1].lineno
 
 

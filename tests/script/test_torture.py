@@ -1,4 +1,4 @@
-"""Scripts of every kind behave as without us: what they print, how they exit, and the weights they end with."""
+"""All kinds of scripts behave as without Hasten: same output, exit code and final weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def watched(
 
 
 QUICK = {"workers"}
-"""Cases of `make test`; the others are for `make test-all`."""
+"""Cases of `make test`; the others belong to `make test-all`."""
 
 
 @pytest.mark.slow
@@ -84,10 +84,10 @@ Ended = TypeVar("Ended")
 
 
 def unless_aborted(start: Callable[[], Ended], stderr: Callable[[Ended], str]) -> Ended:
-    """What `start` gives, begun again (thrice at most) while torch aborts a rank at its end.
+    """Return the result of `start`. Retry up to three times if torch aborts a rank at its end.
 
-    Seen with torch 2.13 on a busy machine, without us, now and then: gloo's threads outlive
-    `destroy_process_group` where `DistributedDataParallel` was used, and the process may die of SIGABRT as it ends.
+    Observed occasionally with torch 2.13 on a busy machine, also without Hasten: gloo's threads outlive
+    `destroy_process_group` if `DistributedDataParallel` was used, and the process may die of SIGABRT as it ends.
     """
     for _ in range(3):
         ended = start()
@@ -133,7 +133,7 @@ def test_a_signal_that_arrives_while_the_script_is_started_reaches_it(
         until = time.monotonic() + 20
         while not ready.exists() and time.monotonic() < until:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)  # before the launcher has the process
+        os.kill(os.getpid(), signal.SIGTERM)  # before the launcher has received the process
         return process
 
     monkeypatch.setattr("hasten.script.entry.launch.subprocess.Popen", start)
@@ -196,4 +196,4 @@ def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
     scratch.mkdir()
     done, _ = watched((PLAIN, "--end", "killed"), tmp_path, env={"TMPDIR": str(scratch)})
     assert done.returncode == -signal.SIGKILL
-    assert list(scratch.glob("hasten*")) == []  # torch leaves a folder of its own
+    assert list(scratch.glob("hasten*")) == []  # torch leaves its own folder

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases in a script: seen as logging, kept out of the user's folders, never imported by us."""
+"""TensorBoard and Weights & Biases in a script: timed as logging, isolated from user folders, never imported by Hasten."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 @pytest.fixture
 def standins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The stand-ins can be imported, and are forgotten again."""
+    """Make the stand-ins importable, and forget them afterwards."""
     monkeypatch.syspath_prepend(SCRIPTS / "standins")
     before = list(sys.meta_path)
     yield

@@ -1,11 +1,11 @@
-"""Whole training scripts: shapes of loops times ways to change what a sample depends on; and a process that runs them.
+"""Generate whole training scripts from forms of loops and ways to change samples, and run them in one process.
 
-Each script trains a tiny model for four epochs, changes something before the third, prints its losses, writes a log and
-checkpoints, and tells at the end a hash of its weights and what its generators would draw next.
+Each script trains a tiny model for four epochs, makes a change before the third, prints its losses, and writes a log and
+checkpoints. At the end it reports a hash of its weights and the next random numbers.
 
     python whole_scripts.py JOBS.json
 
-runs jobs one after the other, each in a fork of a process that has torch loaded; those without Hasten come before Hasten is
+runs jobs one after another, each in a fork of a process that has loaded torch. Jobs without Hasten run before Hasten is
 imported. A job is a `Job` as a dictionary.
 """
 
@@ -306,18 +306,18 @@ ROUTES = {
     "environment": "os.environ['LEVEL'] = '0.5'",
     "callback": "data.callbacks.append(torch.neg)",
 }
-"""Name -> what changes the samples."""
+"""Name -> code that changes the samples."""
 Mode = Literal["alone", "watched", "measured", "plan"]
 SESSION = {
     "watched": "hasten.script.watch.session",
     "measured": "hasten.script.watch.session",
     "plan": "hasten.script.plan.session",
 }
-"""What sets to work in the process of a script."""
+"""The module that is installed in the script's process, by mode."""
 
 
 def script(shape: str, route: str) -> str:
-    """The text of a script."""
+    """Return the text of a script."""
     return HEAD.replace("{change}", ROUTES[route]) + SHAPES[shape] + TAIL
 
 
@@ -327,11 +327,11 @@ class Job:
 
     Attributes:
         folder: The user's project.
-        told: A folder for what Hasten tells, beside it.
-        mode: `alone` is without Hasten, `watched` to the end, `measured` as a profile measures, `plan` under a plan.
-        arguments: Of the script.
-        config: For Hasten.
-        first: Python code that comes before the script.
+        told: A folder next to it for Hasten's reports.
+        mode: `alone` runs without Hasten, `watched` until the end, `measured` like a profile, `plan` under a plan.
+        arguments: Arguments of the script.
+        config: Configuration of Hasten.
+        first: Python code to run before the script.
     """
 
     folder: str
@@ -342,18 +342,18 @@ class Job:
     first: str = ""
 
     def write(self, shape: str, route: str) -> None:
-        """Make the folders."""
+        """Create the folders."""
         for folder in (self.folder, self.told):
             Path(folder).mkdir(parents=True)
         Path(self.folder, "train.py").write_text(script(shape, route), encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the job as JSON data."""
         return asdict(self)
 
 
 def run(job: Job, scratch: str = "") -> None:
-    """Be the script, to the end of this process; `scratch` is that of a view of the file system of its own."""
+    """Run the script until this process ends. `scratch` is the folder of a separate file system view, if any."""
     if scratch:
         importlib.import_module("hasten.script.entry.mounts").cover(
             scratch, **json.loads(Path(scratch, "plan.json").read_text(encoding="utf-8"))
@@ -364,14 +364,14 @@ def run(job: Job, scratch: str = "") -> None:
     config = {**job.config, "folder": job.told, "rank": 0, "ranked": False}
     if job.mode != "alone":
         importlib.import_module(SESSION[job.mode]).install(config)
-    exec(job.first, {})  # noqa: S102 - a fault that a test puts in
+    exec(job.first, {})  # noqa: S102 - a fault injected by a test
     sys.path[0], sys.argv = job.folder, ["train.py", *job.arguments]
     try:
         runpy.run_path("train.py", run_name="__main__")
-    except BaseException:  # noqa: BLE001 - told as Python tells it
+    except BaseException:  # noqa: BLE001 - reported as Python does
         traceback.print_exc()
         os._exit(1)
-    threading._shutdown()  # type: ignore[attr-defined]  # as Python ends, but for taking torch apart, which takes a second
+    threading._shutdown()  # type: ignore[attr-defined]  # Python would also tear down torch, which takes a second
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -380,7 +380,7 @@ def run(job: Job, scratch: str = "") -> None:
 
 def main(path: str) -> None:
     """Run jobs, those without Hasten first."""
-    importlib.import_module("torch._dynamo")  # loaded once for all
+    importlib.import_module("torch._dynamo")  # loaded once for all jobs
     jobs = [Job(**found) for found in json.loads(Path(path).read_text(encoding="utf-8"))]
     for job in sorted(jobs, key=lambda job: job.mode != "alone"):
         apart: Any = None
@@ -391,7 +391,7 @@ def main(path: str) -> None:
         if job.mode == "measured":
             os.chdir(job.folder)
             apart = importlib.import_module("hasten.script.entry.apart").Apart(("train.py",), [Path(job.told)], os.environ)
-        gc.freeze()  # what torch has brought need not be looked through by each script's collector
+        gc.freeze()  # each script's collector can skip torch's objects
         child = os.fork()
         if child == 0:
             run(job, apart.prefix[-1] if apart and apart.private else "")

@@ -1,4 +1,4 @@
-"""What the scripts share: a small model, its data, and a fingerprint of the weights."""
+"""Shared by the scripts: a small model, its data, and a fingerprint of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerate: a loop of one's own, with gradient accumulation, clipping, an evaluation and saved states."""
+"""Accelerate: a custom loop with gradient accumulation, clipping, an evaluation and saved states."""
 
 from __future__ import annotations
 

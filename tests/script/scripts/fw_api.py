@@ -1,4 +1,4 @@
-"""A loop that watches itself with `hasten.attach`, and says where its steps end."""
+"""A loop that watches itself with `hasten.attach` and marks the ends of its steps."""
 
 from __future__ import annotations
 

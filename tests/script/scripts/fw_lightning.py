@@ -1,4 +1,4 @@
-"""Lightning: a module with validation and checkpoints, as its users write one."""
+"""Lightning: a typical module with validation and checkpoints."""
 
 from __future__ import annotations
 

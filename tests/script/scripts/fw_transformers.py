@@ -65,7 +65,7 @@ def main() -> None:
             eval_dataset=Tokens(16),
         )  # fmt: skip
         trainer.slow = options.slow
-        trainer.remove_callback(PrinterCallback)  # what it prints has times in it
+        trainer.remove_callback(PrinterCallback)  # its output contains times
         trainer.train()
     kept = ("loss", "eval_loss", "grad_norm", "step")
     print([{name: entry[name] for name in kept if name in entry} for entry in trainer.state.log_history[-4:]])

@@ -1,4 +1,4 @@
-"""Loops of other shapes: the first argument names one."""
+"""Other forms of training loops, selected by the first argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain loop, with options that each end it in another way."""
+"""A plain loop, with options for different ways to end."""
 
 from __future__ import annotations
 

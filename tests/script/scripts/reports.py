@@ -1,4 +1,4 @@
-"""Reports its loss at every step to the tracker that is named first; the stand-ins are found beside it."""
+"""Reports its loss at every step to the tracker named by the first argument. Uses the stand-ins next to this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops with one known cost each: the first argument names it. They train until they are ended."""
+"""Loops with one known cost each, selected by the first argument. They train until they are terminated."""
 
 from __future__ import annotations
 

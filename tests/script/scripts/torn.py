@@ -1,4 +1,4 @@
-"""A module whose `__hash__` fails: torch itself cannot list its parameters, but it trains."""
+"""A module whose `__hash__` fails: torch cannot list its parameters, but it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes in every way it can beside itself, resumes from what it wrote, and trains."""
+"""Writes files next to itself in every possible way, resumes from them, and trains."""
 # ruff: noqa: PTH103, PTH104, PTH105, PTH107, PTH110, PTH123, PTH211, S602 - these ways to write are what is tested
 
 import os

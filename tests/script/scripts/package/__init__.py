@@ -1,1 +1,1 @@
-"""A package with a training module that is run with -m."""
+"""A package with a training module that is run with `-m`."""

@@ -1,4 +1,4 @@
-"""Found by a relative import."""
+"""Data that is found through a relative import."""
 
 from __future__ import annotations
 

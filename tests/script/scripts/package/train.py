@@ -1,4 +1,4 @@
-"""Reads its data by a relative import; reads a line from stdin."""
+"""Imports its data relatively, and reads a line from stdin."""
 
 from __future__ import annotations
 

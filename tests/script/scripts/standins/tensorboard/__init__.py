@@ -1,4 +1,4 @@
-"""Stands for TensorBoard: enough for `torch.utils.tensorboard`, whose protocol buffers are loose objects here."""
+"""A stand-in for TensorBoard, sufficient for `torch.utils.tensorboard`. Its protocol buffers are loose objects."""
 
 from __future__ import annotations
 

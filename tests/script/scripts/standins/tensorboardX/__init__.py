@@ -1,3 +1,3 @@
-"""Stands for tensorboardX."""  # noqa: N999 - its name
+"""A stand-in for tensorboardX."""  # noqa: N999 - its name
 
 from .writer import SummaryWriter as SummaryWriter

@@ -1,4 +1,4 @@
-"""Writes a line for a scalar, and takes its time."""
+"""Writes one line for each scalar, slowly."""
 
 from __future__ import annotations
 

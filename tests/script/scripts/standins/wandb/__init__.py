@@ -1,4 +1,4 @@
-"""Stands for Weights & Biases: `wandb.log` is the method of the run that was begun last."""
+"""A stand-in for Weights & Biases: `wandb.log` is the method of the latest run."""
 
 from __future__ import annotations
 

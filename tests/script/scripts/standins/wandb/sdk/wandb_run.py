@@ -1,4 +1,4 @@
-"""A run: takes its time."""
+"""A run whose methods are slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a line for an event, and takes its time."""
+"""Writes one line for each event, slowly."""
 
 from __future__ import annotations
 
