@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with names of frames
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with file names of frames
 """The folder of this package."""
 FOREIGN = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,  # noqa: PTH100, PTH120 - as above
@@ -36,7 +36,7 @@ def is_library(file: str) -> bool:
 
 def calling_line(depth: int = 3) -> tuple[str, int] | None:
     """Return the user's file and line that called the seam, directly or through a library. None if torch called it."""
-    frame = sys._getframe(depth)  # noqa: SLF001 - the documented way to one frame, without the cost of the whole stack
+    frame = sys._getframe(depth)  # noqa: SLF001 - gets one frame without the cost of the whole stack
     return None if frame.f_code.co_filename.startswith(FOREIGN[0]) else _nearest(frame)
 
 

@@ -35,7 +35,7 @@ def after_a_change(loader: Any, planned: Callable[[], Any]) -> str:
     try:
         return run_in_fork(lambda: _tried(loader, planned), limit_s=LIMIT_S)[0]
     except (ForkError, OSError) as error:
-        return f"an epoch after a change could not be tried: {error}"
+        return f"an epoch after a change could not be tested: {error}"
 
 
 def _tried(loader: Any, planned: Callable[[], Any]) -> str:

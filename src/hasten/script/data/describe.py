@@ -35,7 +35,7 @@ def describe(live: LiveJob, loader: Any) -> None:
     if not isinstance(size, int) and live.num_samples and batches:
         size = max(round(live.num_samples / batches), 1)
     if isinstance(size, int):
-        live.job.batch_size = size  # type: ignore[misc]  # of this script; a class variable of jobs that users write
+        live.job.batch_size = size  # type: ignore[misc]  # per script; users' jobs define it as a class variable
     live.job.shuffle = type(loader.sampler) is not SequentialSampler  # type: ignore[misc]  # as above
     live.order = None if live.num_samples is None else _Batches(live.num_samples, live.job.batch_size, batches)
 

@@ -48,7 +48,7 @@ def run_in_fork(task: Callable[[], T], *, limit_s: float) -> tuple[T, bool]:
         os.close(reader)
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        with suppress(ChildProcessError):  # a script may collect its children itself
+        with suppress(ChildProcessError):  # the script may wait for its children itself
             os.waitpid(process, 0)
     if data is None:
         raise ForkError(f"it took more than {limit_s:.0f} s")

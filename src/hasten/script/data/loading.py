@@ -86,7 +86,7 @@ class Loading:
         self._caching: list[str] = []
         self._using_workers: list[str] = []
         self._cached: PureLoad | None = None
-        self.trimming = Trimming(live, lambda iterator: self._trains(iterator._dataset), self._not_trimmed)  # noqa: SLF001 - torch has no other name for it
+        self.trimming = Trimming(live, lambda iterator: self._trains(iterator._dataset), self._not_trimmed)  # noqa: SLF001 - torch has no public name for it
         self._trust = Trust(self._lost)
         self._overrides = LoaderOverrides()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -101,7 +101,7 @@ class Loading:
             self.trimming.install(patches)
         if any(item.card.seam is Seam.DATASET for item in reached(self._plan)):
             Gathering(self._live, self._trains).install(patches)
-        patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass there
+        patches.put(torchs._MultiProcessingDataLoaderIter, "_next_data", self._counting)  # noqa: SLF001 - all its batches pass through it
 
     def close(self) -> None:
         """Stop prefetching, undo the applied optimizations, and restore the script's loaders."""
@@ -144,7 +144,7 @@ class Loading:
             return ""
         return after_a_change(loader, lambda: ScriptIterator(loader, sources))
 
-    # The seams.
+    # Seams.
 
     def _iterating(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)
@@ -166,7 +166,7 @@ class Loading:
         @functools.wraps(original)
         def next_seam(iterator: Any) -> Any:
             batch = original(iterator)
-            if iterator._pin_memory and self._own.num_workers and self._dataset is iterator._dataset and self._here():  # noqa: SLF001 - torch has no other name for it
+            if iterator._pin_memory and self._own.num_workers and self._dataset is iterator._dataset and self._here():  # noqa: SLF001 - torch has no public name for it
                 tensors = list(iter_tensors(batch))
                 self._live.count("pinned_batches", bool(tensors) and all(tensor.is_pinned() for tensor in tensors))
             return batch
@@ -220,7 +220,7 @@ class Loading:
         self._loaders.clear()
         self._trust, self._cached, self._dataset, self._latest, self.stale = Trust(self._lost), None, None, None, ""
 
-    # Once.
+    # First use of the training loader.
 
     def _open(self, loader: Any) -> None:
         """Describe the training loader to the live job, and apply the plan to it."""
@@ -315,7 +315,7 @@ class Loading:
             return f"samples depend on state that each worker would start from separately: {self.purity.reason}"
         return self._why_counted()
 
-    # At each epoch.
+    # Start of each epoch.
 
     def _prepare(self, loader: Any) -> Sources | None:
         wanted = self._live.loader

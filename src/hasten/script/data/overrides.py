@@ -27,7 +27,7 @@ def why_not(loader: Any, own: LoaderSettings, wanted: LoaderSettings, handle: st
     """
     if all(getattr(own, name) == getattr(wanted, name) for name in _WORKERS):
         return ""
-    if type(loader)._get_iterator is not DataLoader._get_iterator:  # noqa: SLF001 - torch has no other name for it
+    if type(loader)._get_iterator is not DataLoader._get_iterator:  # noqa: SLF001 - torch has no public name for it
         return f"{type(loader).__name__} creates its own kind of iterator"
     if own.num_workers:
         return _why_not_others(loader, wanted)

@@ -45,7 +45,7 @@ class Trimming:
 
     def install(self, patches: Patches) -> None:
         """Wrap the method through which all batches pass."""
-        patches.put(torchs._BaseDataLoaderIter, "__next__", self._adjusting)  # noqa: SLF001 - the one place all batches pass
+        patches.put(torchs._BaseDataLoaderIter, "__next__", self._adjusting)  # noqa: SLF001 - all batches pass through it
 
     def _adjusting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)

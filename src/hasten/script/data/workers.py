@@ -80,7 +80,7 @@ class WorkerEpoch:
             )
             self._iterator: Any = iter(ours)
         # Detect a dead worker when waiting for its batch. Torch would raise an error at any point of the script.
-        if self._iterator._worker_pids_set:  # noqa: SLF001 - torch has no other way
+        if self._iterator._worker_pids_set:  # noqa: SLF001 - torch has no public way
             torch._C._remove_worker_pids(id(self._iterator))  # noqa: SLF001 - as above
             self._iterator._worker_pids_set = False  # noqa: SLF001 - as above
         self.stopped = False
@@ -142,7 +142,7 @@ def _no_warnings() -> Iterator[None]:
 @contextmanager
 def _own_signals() -> Iterator[None]:
     """Keep the script's handler of SIGCHLD, which torch would replace permanently."""
-    was_set, handler = signal_handling._SIGCHLD_handler_set, signal.getsignal(signal.SIGCHLD)  # noqa: SLF001 - torch has no other name
+    was_set, handler = signal_handling._SIGCHLD_handler_set, signal.getsignal(signal.SIGCHLD)  # noqa: SLF001 - torch has no public name
     try:
         yield
     finally:

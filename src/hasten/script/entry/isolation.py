@@ -63,7 +63,7 @@ class Checkpoints:
 
 
 def moving(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `os.rename` and `os.replace`: two covered folders may be one file system for the script, but are two here."""
+    """Wrap `os.rename` and `os.replace` to move files between covered folders, which are separate file systems here."""
 
     @functools.wraps(original)
     def moving_seam(src: Any, dst: Any, **kwargs: Any) -> Any:

@@ -103,7 +103,7 @@ def reaches(project: Project, place: Place, depth: int = 0) -> Iterator[Place]:
 
 
 def training_line(project: Project, statement: ast.stmt, scope: Scope) -> int | None:
-    """Return the first training line of a statement's function, outside of loops around the statement; None if none."""
+    """Return the first line that trains in a statement's function, ignoring loops around the statement; None if none."""
     lines = []
     around = set(scope.source.up(statement))
     for start in backward_calls(project):

@@ -26,7 +26,7 @@ class ScriptJob(Job):
     """
 
     def __init__(self) -> None:
-        self.batch_size = 1  # type: ignore[misc]  # of this script; a class variable of jobs that users write
+        self.batch_size = 1  # type: ignore[misc]  # per script; users' jobs define it as a class variable
 
     def model(self) -> nn.Module:
         """Raise an error, because the script creates the model."""

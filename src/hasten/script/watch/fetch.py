@@ -33,7 +33,7 @@ def _clock_of_fetching(iterator: Any) -> Callable[[], float | None]:
 
     The function returns None if there is no such worker or if the system does not tell its CPU time.
     """
-    if not iterator._num_workers:  # noqa: SLF001 - the iterator is torch's, and has no other names for these
+    if not iterator._num_workers:  # noqa: SLF001 - torch has no public name for it
         return thread_time
     try:
         worker = iterator._task_info[iterator._rcvd_idx][0]  # noqa: SLF001 - as above
@@ -44,7 +44,7 @@ def _clock_of_fetching(iterator: Any) -> Callable[[], float | None]:
     def on_core() -> float | None:
         try:
             return time.clock_gettime(clock)
-        except OSError:  # it has ended
+        except OSError:  # the worker has ended
             return None
 
     return on_core if sys.platform == "linux" else _nobody
@@ -144,7 +144,7 @@ class Fetch:
         if worth is None:
             return
         times, seconds = worth
-        reading = reading_line(iterator._dataset)  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        reading = reading_line(iterator._dataset)  # noqa: SLF001 - torch has no public name for it
         if reading is not None:
             self.recorder.note("dataset", *reading, seconds, times)
         elif (loop := users_line()) is not None:

@@ -56,7 +56,7 @@ Place = tuple[str, str, int]
 
 def is_autograds() -> bool:
     """Return whether autograd started this thread. On accelerators, optimizer steps inside backward run in such threads."""
-    return isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - it has no other name
+    return isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - threading has no public name for it
 
 
 def is_light(step: int) -> bool:

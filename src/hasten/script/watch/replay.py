@@ -45,7 +45,7 @@ class Replay:
         Raises:
             StopIteration: The epoch has reached its usual number of batches.
         """
-        data = iterator._dataset  # noqa: SLF001 - the iterator is torch's, and has no other name for it
+        data = iterator._dataset  # noqa: SLF001 - torch has no public name for it
         if self._source is None or (not self._recorder.num_steps and not self._is_source(data)):
             self._source, self._kept, self._bytes, self._replaying = _reference(data), [], 0, False
         if not self._is_source(data):

@@ -88,7 +88,7 @@ class Seams:
                 register_optimizer_step_post_hook(harmless(self.after_step, self.failed)),
             ]
         put(Module, "__call__", functools.partial(_forward, self), guards=False)
-        put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - the one place all batches pass
+        put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - all batches pass through it
         if self._fetch.replay is not None:
             put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
         starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
