@@ -20,8 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
-	"$(BIN)/python" -m pip install -q -c constraints.txt torch==2.13.0
-	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[dev,examples,recipes]'
+	.ci/install torch==2.13.0 -e '.[dev,examples,recipes]'
 	@touch "$(STAMP)"
 
 demo: setup  ## see Hasten profile and tune an example
@@ -42,21 +41,21 @@ lint: setup  ## rules, format, types and floors
 	$(BIN)/lint-imports
 
 bench: setup  ## measure again what benchmarks/results holds for this machine
-	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench]'
+	.ci/install -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 bench-groundtruth: setup  ## score Hasten on scripts whose bottleneck is known
 	$(BIN)/python -m benchmarks groundtruth
 
 bench-data: setup  ## measure the data layer against the libraries people use
-	"$(BIN)/python" -m pip install -q -c constraints.txt -e '.[bench-data]'
+	.ci/install -e '.[bench-data]'
 	@# Of what LitData asks for, torchvision would bring another torch, and text and tokens need neither it nor obstore.
-	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps litdata
+	.ci/install --no-deps litdata
 	$(BIN)/python -m benchmarks data
 
 bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); HASTEN_DATA names the data
 	@# Only docTR's maker of target maps is run, which needs nothing of what docTR asks for.
-	"$(BIN)/python" -m pip install -q -c constraints.txt --no-deps python-doctr
+	.ci/install --no-deps python-doctr
 	$(BIN)/python -m benchmarks recipes
 
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)

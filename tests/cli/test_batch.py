@@ -109,6 +109,7 @@ def test_an_error_is_one_line_and_a_bad_exit(tmp_path: Path, job: str, more: tup
     assert "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_search_without_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "found.json"

@@ -313,7 +313,12 @@ class J(Good):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long),
+    ],
 )
 def test_a_run_that_is_asked_to_end_saves_and_exits_as_is_usual(tmp_path: Path, number: Any, code: int) -> None:
     out = tmp_path / "out"

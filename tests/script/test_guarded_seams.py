@@ -40,10 +40,11 @@ IN_THE_BACKGROUND = {
 """These run in the writer thread, which reports all its errors, including full disks (`test_background_save.py`)."""
 
 STAND_INS = {
-    *(f"ScriptIterator.{name}" for name in ("stop", "_next_index", "_next_data", "_begin", "_from_workers", "_plain_batch")),
-    *("PureLoad._known", "PureLoad._taken", "Reads.many", "Reads._note"),
+    *(f"ScriptIterator.{name}" for name in ("_next_index", "_next_data", "_begin", "_from_workers", "stop")),
+    *("PureLoad._get", "PureLoad._from_cache", "Reads.unnoted"),
 }
-"""Known limitation: the iterator and the dataset that replace those of the script are not guarded as a whole."""
+"""The functions that replace the script's iterator and dataset themselves. Everything that they call is guarded."""
+
 
 
 class Fault:

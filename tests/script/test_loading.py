@@ -255,7 +255,7 @@ def test_the_loop_sees_the_same(case: str, plan: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", WORKERS)
+@pytest.mark.parametrize("plan", ["workers", pytest.param("another prefetch", marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", LOADERS)
 def test_the_loop_sees_the_same_with_worker_processes(case: str, plan: str) -> None:
     compare(case, (WORKERS[plan],))
@@ -1008,6 +1008,33 @@ def test_loaders_that_are_read_side_by_side_do_not_take_turns() -> None:
         for _ in zip(DataLoader(Rows(), batch_size=2), DataLoader(Rows(), batch_size=2), strict=True):
             loading.trained = True
         assert moved == []
+        assert loading.applied == ["sample_cache"]
+    finally:
+        loading.close()
+        patches.restore()
+
+
+class Slow(Rows):
+    """Reading takes a while, as labelled images do beside a table of unlabelled rows."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_of_loaders_that_are_read_side_by_side_the_slow_one_is_cached(place: int) -> None:
+    patches = Patches()
+    live = script_live()
+    loading = Loading(live, Plan(optimizations=(SampleCache(),)), lambda *_: None)
+    loading.install(patches)
+    try:
+        data = [Rows(), Rows()]
+        data[place] = Slow()
+        for one, other in zip(*(DataLoader(item, batch_size=2) for item in data), strict=True):
+            loading.trained = True
+            assert torch.equal(one["y"], other["y"])
+        assert live.dataset is data[place]
         assert loading.applied == ["sample_cache"]
     finally:
         loading.close()

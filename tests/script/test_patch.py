@@ -115,7 +115,10 @@ PLANS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("script", OTHERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(path, id=path.stem, marks=pytest.mark.long if number % 3 else ()) for number, path in enumerate(OTHERS)],
+)
 @pytest.mark.parametrize("which", ["usual", pytest.param("other", marks=pytest.mark.long)])
 def test_any_script_gives_a_patch_that_applies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: Path, which: str

@@ -121,7 +121,7 @@ class J(Good):
         pytest.param("raised", Plan(), id="raised-flat"),
         pytest.param("raised", buckets(), id="raised-buckets", marks=pytest.mark.long),
         pytest.param("killed", Plan(), id="killed-flat", marks=pytest.mark.long),
-        pytest.param("killed", buckets(), id="killed-buckets"),
+        pytest.param("killed", buckets(), id="killed-buckets", marks=pytest.mark.long),
         pytest.param("nan", Plan(), id="nan-flat", marks=pytest.mark.long),
         pytest.param("nan", buckets(), id="nan-buckets", marks=pytest.mark.long),
     ],
@@ -212,7 +212,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.long
 @SLOW
 @pytest.mark.skipif(sys.platform != "linux", reason="a frozen process learns of its parent's death on Linux only")
 def test_a_frozen_group_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LOOP = str(Path(__file__).parent / "scripts" / "loop.py")
 BUDGET_S = 240.0
 """What the candidates and the proof may need by estimate, on a busy machine too; the session ends far earlier."""
-PROOF_UPDATES = 24
+PROOF_UPDATES = 12
 
 
 def request_of(folder: Path, *arguments: str, ranks: int = 1, only: tuple[str, ...] = ()) -> TuneRequest:

@@ -42,6 +42,7 @@ def trial_of(folder: Path, *arguments: str, plan: Plan | None = None, seed: int 
     assert not list((folder / "trials").glob("script-*")), "the private folder of the trial is left"
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others(tmp_path: Path) -> None:
     losses = []
     for seed in (0, 0, 1):

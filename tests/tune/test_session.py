@@ -19,7 +19,7 @@ from hasten.core.target import load_job
 from hasten.optimizations import catalogue
 from hasten.report import schema
 from hasten.report.evidence import load
-from hasten.tune import baseline, subject
+from hasten.tune import baseline, budget, subject
 from hasten.tune import session as module
 from hasten.tune.proof.compare import NEIGHBOUR
 from hasten.tune.request import TuneRequest
@@ -47,6 +47,10 @@ class J(Good):
 """
 
 
+PROOF_UPDATES = 48
+"""Number of updates per arm of the proof: one update of the plain job takes 24 ms."""
+
+
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offer three candidates only: one that pays, one whose trial dies, one that does not fit."""
@@ -57,7 +61,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None) -> None:
+def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
     out, before = tmp_path / "out", children()
     said: list[str] = []
     target = write_job(tmp_path, SLOW_TO_READ)

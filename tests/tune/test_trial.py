@@ -102,7 +102,9 @@ class J(Good):
 }
 
 
-@pytest.mark.parametrize("kind", DYING)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind in {"nan", "out_of_memory"} else ()) for kind in DYING]
+)
 def test_a_dying_trial_is_an_outcome(tmp_path: Path, kind: str) -> None:
     body, words = DYING[kind]
     error = failure(setting_of(tmp_path, body), updates=40)

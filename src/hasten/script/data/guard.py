@@ -90,6 +90,10 @@ class Reads:
     def many(self, indices: Sequence[Any]) -> list[Any]:
         """Read several samples, in one call if the dataset supports it."""
         self._note(indices)
+        return self.unnoted(indices)
+
+    def unnoted(self, indices: Sequence[Any]) -> list[Any]:
+        """Read several samples as torch does, without recording them."""
         if self.in_one_call:
             return list(self.dataset.__getitems__(indices))
         return [self.dataset[index] for index in indices]
@@ -144,15 +148,19 @@ class PureLoad:
         self._random = random.Random(0)  # noqa: S311 - selects samples to compare; the script's generators stay untouched
 
     def __getitem__(self, index: Any) -> Any:
-        if self._trust.reason or not self._known(index):
-            return self._reads.one(index)
-        return self._taken([index], lambda: [self._reads.one(index)])[0]
+        return self._get([index], lambda: [self._reads.dataset[index]])[0]
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
         """Return several samples, in order."""
-        if self._trust.reason or not all(map(self._known, indices)):
-            return self._reads.many(indices)
-        return self._taken(indices, lambda: self._reads.many(indices))
+        return self._get(indices, lambda: self._reads.unnoted(indices))
+
+    def _get(self, indices: Sequence[Any], fresh: Callable[[], list[Any]]) -> list[Any]:
+        samples, why = self._from_cache(indices)
+        if samples is None:
+            samples = fresh()  # raises the dataset's own errors, as without Hasten
+            if why:
+                self._trust.lose(why, given=self._given > 0)
+        return samples
 
     def begin_epoch(self) -> None:
         """Compare a random selection of cached samples before any of them is used."""
@@ -176,21 +184,24 @@ class PureLoad:
         """Raise the comparison rate, so that a trial, which sees part of an epoch, bears its share of an epoch's checks."""
         self._rate = min(epoch_compared_frac(self._num), 1.0)
 
-    def _known(self, index: Any) -> bool:
-        return type(index) in (int, np.int64, np.int32) and 0 <= index < self._num
-
-    def _taken(self, indices: Sequence[Any], fresh: Callable[[], list[Any]]) -> list[Any]:
-        numbers, before = [int(index) for index in indices], get_random_state()
+    def _from_cache(self, indices: Sequence[Any]) -> tuple[list[Any] | None, str]:
+        """Return samples, or None and the reason why the cache must not be used any more; "" if it may be used again."""
+        before = None
         try:
-            samples, why = self._try(numbers, before)
-        except Exception as error:  # noqa: BLE001 - an error in Hasten: errors of the dataset are raised below
+            if self._trust.reason or not all(map(self._known, indices)):
+                return None, ""
+            before = get_random_state()
+            samples, why = self._try([int(index) for index in indices], before)
+        except Exception as error:  # noqa: BLE001 - an error in Hasten
             samples, why = [], _words(error)
         if not why:
-            return samples
-        set_random_state(before)
-        samples = fresh()  # raises the dataset's own errors, as without Hasten
-        self._trust.lose(why, given=self._given > 0)
-        return samples
+            return samples, ""
+        if before is not None:
+            set_random_state(before)
+        return None, why
+
+    def _known(self, index: Any) -> bool:
+        return type(index) in (int, np.int64, np.int32) and 0 <= index < self._num
 
     def _try(self, numbers: list[int], before: RandomState) -> tuple[list[Any], str]:
         """Return samples, cached or read, and the reason why they must not be used; "" if they may."""

@@ -66,6 +66,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         self._workers: WorkerEpoch | None = None
         self._indices: list[Any] = []
         self._from_others, self._owed = 0, 0.0
+        self._failure = ""
         super().__init__(loader)
         self._profile_name = f"enumerate(DataLoader)#{_SingleProcessDataLoaderIter.__name__}.__next__"
         self._plain = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
@@ -83,7 +84,10 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         """Take no more batches from workers. The loop may continue."""
         workers, self._workers = self._workers, None
         if workers is not None:
-            workers.stop()
+            try:
+                workers.stop()
+            except Exception as error:  # noqa: BLE001 - an error in Hasten: the workers end with this process
+                self._sources.give_up(_reason(error))
 
     def __del__(self) -> None:
         if getattr(self, "_workers", None) is not None:
@@ -102,7 +106,10 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
             raise
         batch = self._from_workers(index)
         if batch is MISSED:
-            batch = self._plain_batch(index)
+            self._indices.append(index)
+            batch = super()._next_data()  # type: ignore[no-untyped-call]  # as below; raises the script's own errors
+            if self._failure:
+                self._end_failed_workers()
         if self._counts_pinned:
             tensors = list(iter_tensors(batch))
             self._sources.live.count("pinned_batches", bool(tensors) and all(tensor.is_pinned() for tensor in tensors))
@@ -131,6 +138,22 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
 
     def _from_workers(self, index: Any) -> Any:
         """Return the batch that a worker made for `index`, or `MISSED` if it has to be made in this process."""
+        before, self._failure = None, ""
+        try:
+            before = get_random_state()
+            return self._taken(index)
+        except Exception as error:  # noqa: BLE001 - of Hasten or of the script; making the batch in this process decides
+            if before is not None:
+                set_random_state(before)
+            self._failure = _reason(error)
+            return MISSED
+
+    def _end_failed_workers(self) -> None:
+        """Use no more batches from workers: they failed to make one that this process could make."""
+        self.stop()
+        self._sources.give_up(self._failure)
+
+    def _taken(self, index: Any) -> Any:
         workers, sources = self._workers, self._sources
         if sources.start_workers is None:
             if self._lookahead is not None:
@@ -139,33 +162,13 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         if workers is None or workers.stopped or sources.trust.reason:
             self.stop()
             return MISSED
-        failure: Exception | None = None
-        try:
-            made = workers.take(index)
-        except Exception as error:  # noqa: BLE001 - of Hasten or of the script; making the batch here decides
-            failure = error
-        if failure is not None:  # outside the handler, so that an error of the script does not get this one as its context
-            return self._made_here(index, failure)
+        made = workers.take(index)
         if made is MISSED:
-            self.stop()
-            sources.give_up("the sampler gave a different batch than expected")
-            return MISSED
+            raise HastenError("the sampler gave a different batch than expected")
         return self._checked(index, made)
 
-    def _made_here(self, index: Any, error: Exception) -> Any:
-        """Make the batch that failed in a worker. An error of the script is raised as it would be without workers."""
-        batch = self._plain_batch(index)
-        self.stop()
-        self._sources.give_up(_reason(error))
-        return batch
-
-    def _plain_batch(self, index: Any) -> Any:
-        """Make a batch as PyTorch does."""
-        self._indices.append(index)
-        return super()._next_data()  # type: ignore[no-untyped-call]  # as above
-
     def _checked(self, index: Any, made: Made) -> Any:
-        """Return a worker's batch. If a comparison shows a difference, make the batch here and stop using workers."""
+        """Return a worker's batch; `MISSED` if a comparison shows a difference, which is the end of using workers."""
         given, self._from_others = self._from_others, self._from_others + 1
         if not self._sources.comparable or not self._compares(index, made, first=not given):
             return made.batch
@@ -176,7 +179,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         set_random_state(before)
         self.stop()
         self._sources.trust.lose(why, given=given > 0)
-        return self._plain_batch(index)
+        return MISSED
 
     def _compares(self, index: Any, made: Made, *, first: bool) -> bool:
         """Return whether this batch is compared: the first of an epoch, then `COMPARED_FRAC` of all samples."""

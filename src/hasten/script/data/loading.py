@@ -1,11 +1,12 @@
 """Describe a script's training loader to the live job, and read its data as a plan requires.
 
-The training loader is the first one that is iterated with gradients enabled and whose batches lead to optimizer steps. A
-plan may cache its samples (`guard`), make its batches in worker processes (`workers`), and pin them in memory. The loop
-gets the same batches in the same order, and each random number of the script is drawn at the same moment as without Hasten
-(`iterator`). The only exception: if samples are random themselves, workers draw other random numbers for them. Changes that
-the script makes between epochs affect its batches as usual, because workers are forked for each epoch and cached samples
-are compared at the start of each.
+The training loader is the first one that is iterated with gradients enabled and whose batches lead to optimizer steps. If a
+script reads several loaders side by side, it is the one whose batches take the longest to make. A plan may cache its
+samples (`guard`), make its batches in worker processes (`workers`), and pin them in memory. The loop gets the same batches
+in the same order, and each random number of the script is drawn at the same moment as without Hasten (`iterator`). The only
+exception: if samples are random themselves, workers draw other random numbers for them. Changes that the script makes
+between epochs affect its batches as usual, because workers are forked for each epoch and cached samples are compared at the
+start of each.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torchs
 from torch.utils.data._utils.collate import default_collate
 
@@ -44,6 +45,8 @@ from hasten.script.data.workers import WorkerEpoch, WorkerLoader
 from hasten.script.patches import Patches
 from hasten.script.plan.reach import reached, why_beyond
 
+SLOWER = 1.5
+"""Of loaders that are read side by side, a later one counts as slower from this ratio of the seconds of a batch."""
 READ_IN_ORDER = "the dataset is iterable-style: it has no indexed samples that could be cached or read ahead"
 
 
@@ -185,7 +188,7 @@ class Loading:
         if not self._here() or isinstance(loader, WorkerLoader):
             return None
         try:
-            if torch.is_grad_enabled() and loader.dataset is not self._dataset and self._was_no_training():
+            if torch.is_grad_enabled() and loader.dataset is not self._dataset and self._is_preferred(loader):
                 self._move_away()
             if self._dataset is None and torch.is_grad_enabled():
                 self._loaders.add(loader)
@@ -200,16 +203,24 @@ class Loading:
             self._give_up_all(error)
             return None
 
-    def _was_no_training(self) -> bool:
-        """Return whether batches of the supposed training loader were fetched but no optimizer step followed.
+    def _is_preferred(self, loader: Any) -> bool:
+        """Return whether this loader is more likely to be for training than the supposed training loader.
 
-        A script may read a loader for statistics, or to inspect a batch. If nothing was fetched yet, the script reads two
-        loaders in parallel.
+        If batches of that one were fetched but no optimizer step followed, the script read it for statistics, or to inspect
+        a batch. If nothing was fetched yet, the script reads both side by side, and the slower one matters.
         """
         if self.trained or self._dataset is None:
             return False
         epoch = self._epoch()
-        return epoch is None or getattr(epoch, "_num_yielded", 1) > 0
+        if epoch is None or getattr(epoch, "_num_yielded", 1) > 0:
+            return True
+        return all(self._batch_s(loader) > SLOWER * self._batch_s(known) for known in self._loaders)
+
+    def _batch_s(self, loader: Any) -> float:
+        """Return the seconds to make a batch; 0 if that is unknown."""
+        sampler = getattr(loader, "batch_sampler", None)
+        size = loader.batch_size or getattr(sampler, "batch_size", 1) or 1
+        return size * self._measure(loader).sample_s
 
     def _move_away(self) -> None:
         """Undo what was applied to a loader that turned out not to be for training, and forget the loader."""
@@ -260,7 +271,7 @@ class Loading:
             )
 
     def _measure(self, loader: Any) -> Purity:
-        if self._live.order is None:
+        if isinstance(loader.dataset, IterableDataset):
             return Purity(reason=READ_IN_ORDER)
         batched = loader.batch_sampler is not None
         return measure_purity(loader.dataset, loader.collate_fn, some_indices(loader), batched=batched)

@@ -47,6 +47,7 @@ class Purity:
         sample_bytes: Bytes of one sample: its tensors, plus the rest of it pickled; None if it cannot be pickled.
         load_frac: Share of the time of making a batch that is spent reading samples.
         wait_frac: Share of that time in which the process used no CPU.
+        sample_s: Seconds to read one sample and to collate it with the others.
     """
 
     pure: bool = False
@@ -58,6 +59,7 @@ class Purity:
     sample_bytes: int | None = None
     load_frac: float = 0.0
     wait_frac: float = 0.0
+    sample_s: float = 0.0
 
 
 def measure_purity(
@@ -125,6 +127,7 @@ def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *,
             sample_bytes=_bytes(frozen[0]),
             load_frac=load_s / wall if wall else 0.0,
             wait_frac=max(0.0, 1.0 - (process_time() - on_core) / wall) if wall else 0.0,
+            sample_s=wall / len(first),
         )
         counts = counted(untouched, fingerprint(dataset, collate))
         kept = copy.deepcopy(batches)
