@@ -93,7 +93,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("job", "more", "words"),
     [
-        pytest.param("Streamed", (), "reads an iterable dataset", marks=pytest.mark.long),
+        pytest.param("Streamed", (), "has an iterable dataset", marks=pytest.mark.long),
         ("Nothing", (), "has no `Nothing`"),
         ("J", ("--budget", "soon"), "is no duration"),
         ("J", ("--plan", "no.toml"), "Cannot read the plan no.toml"),

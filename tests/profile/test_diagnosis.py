@@ -53,7 +53,7 @@ def test_secondary_causes_follow_in_words_the_largest_first() -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize(("wait_frac", "words"), [(0.9, "mostly waits"), (0.1, "keeps a core busy")])
+@pytest.mark.parametrize(("wait_frac", "words"), [(0.9, "mostly waits"), (0.1, "is CPU-bound")])
 def test_input_says_whether_fetching_waits_or_works(wait_frac: float, words: Any) -> None:
     phases = {"data": 0.8, "forward": 0.2}
     assert words in diagnose(phases, NONE, wait_frac=wait_frac).words

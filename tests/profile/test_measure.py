@@ -136,7 +136,7 @@ def test_a_profile_adds_up_and_leaves_the_loop_at_the_start() -> None:
         assert torch.equal(value, start[name]), name
     loop.run(3)
     assert loop.losses == expected
-    assert {"warming up", "validation", "checkpoint", "operators", "our own cost"} <= set(said)
+    assert {"warming up", "validation", "checkpoint", "operators", "Hasten's own overhead"} <= set(said)
     assert profile.to_dict()["bottleneck"]["name"] == profile.diagnosis.name
 
 
@@ -145,7 +145,7 @@ def test_a_quick_profile_leaves_out_what_no_plan_changes() -> None:
     profile = profile_loop(loop_of(Plain()), slice_s=0.02, quick=True, progress=said.append)
     assert profile.phases["validation"] == profile.phases["checkpoint"] == profile.own_cost_frac == 0.0
     assert profile.facts.bf16_matmul_gain is None
-    assert not {"validation", "checkpoint", "operators", "our own cost"} & set(said)
+    assert not {"validation", "checkpoint", "operators", "Hasten's own overhead"} & set(said)
 
 
 def test_held_out_data_is_counted_in_batches() -> None:

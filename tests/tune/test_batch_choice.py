@@ -176,7 +176,7 @@ def test_the_own_size_does_not_stay_where_another_is_faster() -> None:
 
 
 def test_what_does_not_fit_or_was_not_timed_is_not_chosen() -> None:
-    untimed = MeasuredSize(size=64, fits=True, peak_bytes=1, why="fits, not timed: the time was up")
+    untimed = MeasuredSize(size=64, fits=True, peak_bytes=1, why="fits, but not timed: the time ran out")
     found = choose([sized(4, 100.0), sized(8, 500.0, fits=False, why="out of memory"), untimed])
     assert found is not None
     assert found.size == 4

@@ -176,10 +176,10 @@ def test_the_jobs_own_size_may_be_too_large() -> None:
 
 def test_head_room_is_kept() -> None:
     lab = Played(peaks={8: 905, 16: 950})
-    assert why(search_batch(lab))[8] == "leaves 9.5% of the memory free, less than the head-room of 10.0%"
+    assert why(search_batch(lab))[8] == "leaves 9.5% of the memory free, less than the required headroom of 10.0%"
     found = search_batch(lab, head_room_frac=0.07)
     assert found.candidates[3].fits
-    assert found.candidates[4].why == "leaves 5.0% of the memory free, less than the head-room of 7.0%"
+    assert found.candidates[4].why == "leaves 5.0% of the memory free, less than the required headroom of 7.0%"
     assert (found.head_room_frac, found.limit_bytes) == (0.07, 1000)
 
 
@@ -190,8 +190,8 @@ def test_a_winner_that_does_not_hold_for_longer_gives_way_to_the_next() -> None:
     )
     found = search_batch(lab)
     assert chosen(found) == 4
-    assert why(found)[16] == "did not hold in a longer run: out of memory"
-    assert why(found)[8] == "did not hold in a longer run: words of the trial"
+    assert why(found)[16] == "failed in a longer run: out of memory"
+    assert why(found)[8] == "failed in a longer run: words of the trial"
     assert [item.fits for item in found.candidates] == [True, True, True, False, False]
 
 
@@ -240,7 +240,7 @@ def test_a_plan_that_excludes_a_size_is_a_reason() -> None:
 def test_smaller_sizes_that_are_far_behind_are_not_tried() -> None:
     lab = Played(batch_size=16, accumulation=1, speeds={8: 90.0, 4: 40.0, 16: 100.0})
     found = search_batch(lab)
-    assert why(found)[2] == "not tried: 4 takes more than 2 times as long as 16 already"
+    assert why(found)[2] == "not tried: 4 is already more than 2 times slower than 16"
     assert [size for size, _ in lab.held[:-1]] == [16, 8, 4]
 
 
@@ -266,7 +266,7 @@ def test_with_little_time_the_slowest_take_no_turns_and_the_jobs_own_size_does()
     found = search_batch(lab, budget=Budget(1000.0, monotonic() - 499.0))
     assert lab.raced[0][0] == [4, 8]
     assert chosen(found) == 8
-    assert why(found)[16] == f"fits, not timed: {batch_search.LATE}"
+    assert why(found)[16] == f"fits, but not timed: {batch_search.LATE}"
     assert found.candidates[4].fits
 
 
@@ -342,7 +342,7 @@ def test_looking_moves_no_random_numbers() -> None:
 def test_data_that_cannot_be_asked_is_refused() -> None:
     with pytest.raises(JobError, match="iterable dataset"):
         find_longest(build(Streamed(), device=CPU), most=4, seconds=1.0)
-    with pytest.raises(JobError, match=re.escape("22 samples, which do not fill one optimizer batch (batch_size 4 x")):
+    with pytest.raises(JobError, match=re.escape("22 samples, too few for one optimizer batch (batch_size 4 x")):
         find_longest(build(Plain(), device=CPU), most=23, seconds=1.0)
 
 

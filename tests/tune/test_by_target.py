@@ -128,9 +128,9 @@ def test_pruning_takes_out_others_but_not_what_no_update_can_judge(play: Callabl
 @pytest.mark.parametrize(
     ("found", "outcome", "words", "numerics"),
     [
-        (compared(jittered(1.0)), "refused", "no sooner at the target", "pending"),
+        (compared(jittered(1.0)), "refused", "does not reach the target sooner", "pending"),
         (compared([(curve(falling(end=0.25)), curve(falling(0.5)))] * 3), "refused", "ends worse", "failed"),
-        (compared(jittered(2.0), Quality(margin=1e-9)), "applied", "sooner at the target", "pending"),
+        (compared(jittered(2.0), Quality(margin=1e-9)), "applied", "reaches the target sooner", "pending"),
         (compared(jittered(2.0, pairs=2)), "undecided", "only 2 clean pairs", "pending"),
     ],
 )
@@ -152,7 +152,7 @@ def test_every_outcome_has_its_reason(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Screening(comparison=measured(1.0), gate=PASSED, evidence=[]), "not seen at work"),
+        (Screening(comparison=measured(1.0), gate=PASSED, evidence=[]), "no visible effect"),
         (screened(GateVerdict(numerics=Numerics.TRAINING, verdict="failed", why="the loss rose")), "the loss rose"),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_budget_without_room_says_what_would_do(play: Callable[[Any], Asked]) 
     assert outcomes(search) == {"cycle": "undecided", "good": "applied"}
     words = reason(search, "cycle")
     assert words.startswith(f"{NOT_TRIED}: a whole run takes {RUN_S:.0f} s")
-    assert "3 pairs of them, and 3 more for the final proof, do not fit in the budget; give --budget 1m" in words
+    assert "3 pairs and 3 more for the final proof do not fit into the budget; use --budget 1m" in words
 
 
 @pytest.mark.parametrize(("seconds", "looks"), [(1e6, (5, 7, 10)), (50.0, (5,)), (40.0, (3,)), (36.0, None)])
@@ -224,7 +224,7 @@ def test_where_memory_is_wanted_it_is_not_tried(play: Callable[[Any], Asked]) ->
     configure(search, objective=Objective(goal=Goal.MEMORY))
     search.run()
     assert asked == []
-    assert "lowers no peak memory" in reason(search, "cycle")
+    assert "does not lower peak memory" in reason(search, "cycle")
 
 
 # The final proof.
@@ -303,7 +303,7 @@ def test_what_the_whole_runs_do_not_prove_is_taken_out_and_the_rest_proved(
     final = load(record.out / "evidence.json").final
     cycle, zero = record.candidates
     assert (cycle.outcome, zero.outcome) == (outcome, "applied")
-    assert "taken out again because the final proof by time to target says" in cycle.reason
+    assert "removed again because the final proof by time to target says" in cycle.reason
     assert (cycle.proof is None) == (found.interval is None)
     assert final is not None
     assert final.time_to_target is None

@@ -122,7 +122,7 @@ def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
     proof.prove(STATE)
     assert (designs[0].updates == planned) == whole
     assert designs[1].updates != planned  # what is left changes no mathematics: no whole runs are needed
-    assert ("Whole runs would say more: --budget" in proof.record.candidates[0].reason) == (not whole)
+    assert ("Whole runs would be more conclusive: --budget" in proof.record.candidates[0].reason) == (not whole)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def said(tuned: list[float], *, whole_runs: bool = True) -> str:
 
 
 def test_a_proof_of_beginnings_is_sent_to_whole_runs() -> None:
-    assert said([0.5, 0.6, 0.4], whole_runs=False) == f". Whole runs would say more: --budget {LOOKS[0]}h"
+    assert said([0.5, 0.6, 0.4], whole_runs=False) == f". Whole runs would be more conclusive: --budget {LOOKS[0]}h"
 
 
 def test_a_few_pairs_more_are_named_with_the_budget_of_the_next_look() -> None:
@@ -170,7 +170,7 @@ def test_a_few_pairs_more_are_named_with_the_budget_of_the_next_look() -> None:
 
 def test_a_metric_that_no_proof_can_hold_is_told_so() -> None:
     words = said([-0.4, 0.3, 0.0, -0.2, 0.2])
-    assert "would steady the metric" in words
+    assert "would make the metric more stable" in words
     assert "--budget" not in words
 
 

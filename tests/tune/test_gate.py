@@ -21,7 +21,7 @@ SOME = {
     "fused_without_groups": "weight_decay",
     "frozen_worker_seeds": "one of the next",
     "fixed_batch_loss": "gradient error",
-    "sample_cache": "of the next epoch too",
+    "sample_cache": "including one of the next epoch",
     "foreach_optimizer": "cosine 1.0",
     "channels_last": "cosine",
 }

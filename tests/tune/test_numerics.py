@@ -193,7 +193,7 @@ def test_exact_means_equal_gradients_too_where_they_were_sampled() -> None:
     other[-1, 3] = np.nextafter(other[-1, 3], np.float32(9.0))
     verdict = judge_exact(CURVE, CURVE, base, other)
     assert verdict.verdict == "failed"
-    assert "not the gradients" in verdict.why
+    assert "not all sampled gradients" in verdict.why
 
 
 def test_one_wrong_batch_is_no_average() -> None:
@@ -229,7 +229,7 @@ def sample(**changes: Any) -> UpdateSample:
         ({"moved": [[0.1, 0.1], [0.0, 0.0], [0.1, 0.1]]}, "update 1 moved no parameter"),
         ({"moved": [[0.1, 0.0]] * 3}, "bias no longer moves"),
         ({"settings": [[{"lr": 0.1, "weight_decay": 0.0}] * 2] * 3}, "weight_decay is 0 instead of 0.01"),
-        ({"settings": [[{"lr": 0.1}, {}]] * 3}, "bias at update 0: the optimizer no longer holds it"),
+        ({"settings": [[{"lr": 0.1}, {}]] * 3}, "bias at update 0: the optimizer no longer has it"),
         ({"settings": [[{"lr": 0.1}] * 2, [{"lr": 0.2}] * 2]}, "at update 1: lr is 0.2"),
     ],
 )

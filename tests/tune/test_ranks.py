@@ -376,7 +376,7 @@ def test_a_death_is_the_cause_and_else_the_first_failure() -> None:
     assert failure_of({0: OK, 2: torn, 1: lost}, "run")["message"] == "rank 2: torn"
     dead = failure_of({0: lost, 1: answer("killed", ended_words(-9))}, "run")
     assert dead["kind"] == "killed"
-    assert dead["message"] == "rank 1, during `run`: was ended by SIGKILL, perhaps by the system for lack of memory"
+    assert dead["message"] == "rank 1, during `run`: was ended by SIGKILL, perhaps because the system ran out of memory"
     assert ended_words(3) == "exited with code 3"
 
 

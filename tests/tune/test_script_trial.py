@@ -128,7 +128,7 @@ def test_a_script_that_ends_after_it_was_seen_as_it_is_has_a_profile_of_that(tmp
 
 
 def test_the_end_of_the_script_is_told_with_its_steps(tmp_path: Path) -> None:
-    with trial_of(tmp_path, "--epochs", "2") as trial, pytest.raises(TrialError, match="came to its end after 16 steps"):
+    with trial_of(tmp_path, "--epochs", "2") as trial, pytest.raises(TrialError, match="ended after 16 steps"):
         trial.call("run", updates=30)
 
 
@@ -190,7 +190,7 @@ def test_a_short_script_has_shorter_turns_and_too_short_a_one_is_refused(tmp_pat
         assert {sample.updates for sample in found.comparison.samples} == {2}
         processes.setting = setting_of(tmp_path, "--epochs", "2")
         processes.most_steps = 16
-        with pytest.raises(TrialError, match="more to do, with more data or epochs"):
+        with pytest.raises(TrialError, match="Give the script more data or more epochs"):
             screen.screen(None, Plan(), 100)
     finally:
         screen.close()

@@ -281,7 +281,7 @@ def test_a_ceiling_below_the_floor_is_refused_without_a_run() -> None:
     search.run()
     assert screen.tried == []
     assert outcomes(search) == {"tiny": "refused"}
-    assert "1.02x at most" in reason(search, "tiny")
+    assert "at most 1.02x" in reason(search, "tiny")
 
 
 def test_a_technique_that_does_not_fit_is_refused_in_its_own_words() -> None:
@@ -319,10 +319,10 @@ def test_a_failed_trial_is_recorded_and_climbing_goes_on() -> None:
 @pytest.mark.parametrize(
     ("screening", "words"),
     [
-        (Screening(comparison=measured(3.0), gate=PASSED, evidence=[]), "not seen at work (no check)"),
+        (Screening(comparison=measured(3.0), gate=PASSED, evidence=[]), "no visible effect (no check)"),
         (
             Screening(comparison=measured(3.0), gate=PASSED, evidence=[{"name": "fused op", "passed": False, "seen": "0"}]),
-            "not seen at work (fused op: 0)",
+            "no visible effect (fused op: 0)",
         ),
         (
             Screening(comparison=measured(3.0), gate=FAILED, evidence=[{"name": "x", "passed": True, "seen": "1"}]),
@@ -347,8 +347,8 @@ def test_speed_without_proof_is_refused(screening: Any, words: Any) -> None:
 @pytest.mark.parametrize(
     ("comparison", "outcome", "words"),
     [
-        (measured(0.7), "refused", "slower here"),
-        (measured(1.0), "refused", "brings nothing here"),
+        (measured(0.7), "refused", "slower on this job"),
+        (measured(1.0), "refused", "no gain: "),
         (measured(1.1, noise=0.3), "undecided", "no gain was shown"),
         (Comparison(why="only 1 clean turns"), "undecided", "only 1 clean turns"),
     ],
@@ -415,7 +415,7 @@ def test_what_fresh_processes_leave_open_gets_a_longer_look_when_all_else_was_tr
     assert outcomes(search) == {"slight": outcome, "large": "applied"}
     assert ("slight" in screen.plan.names) == (outcome == "applied")
     assert "fresh processes leave it open" in reason(search, "slight")
-    assert "a second, longer look: " in reason(search, "slight")
+    assert "in a longer measurement: " in reason(search, "slight")
     assert search.state.newest == ("slight" if outcome == "applied" else "large")
 
 
@@ -523,7 +523,7 @@ def test_pruning_is_skipped_when_the_budget_is_spent() -> None:
 
 def test_settled_candidates_of_an_earlier_session_are_not_tried_again() -> None:
     old = Candidate(
-        name="slow", settings={}, outcome="refused", reason="slower here", comparison=measured(0.7).to_evidence()
+        name="slow", settings={}, outcome="refused", reason="slower on this job", comparison=measured(0.7).to_evidence()
     )
     screen = FakeScreen()
     search = make([technique("slow"), technique("new")], screen, candidates=[old])
@@ -602,7 +602,7 @@ def test_a_setting_that_cannot_be_started_again_has_failed_and_the_next_is_kept(
     search = make([sized("knob", (1, 2))], screen)
     search.run()
     assert kept_sizes(search) == {1: "failed", 2: "applied"}
-    assert "when it was started again: It crashed." in search.state.candidates[0].reason
+    assert "when it was restarted: It crashed." in search.state.candidates[0].reason
 
 
 def test_for_memory_the_first_setting_that_saves_enough_stays() -> None:

@@ -226,8 +226,8 @@ def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[st
 @pytest.mark.parametrize(
     ("asked", "tried", "reason"),
     [
-        ({"without": ("cpu_threads",)}, {"sample_cache", "zero_grad_to_none"}, "--without names it"),
-        ({"only": ("sample_cache", "cpu_threads"), "without": ("cpu_threads",)}, {"sample_cache"}, "--only names others"),
+        ({"without": ("cpu_threads",)}, {"sample_cache", "zero_grad_to_none"}, "named in --without"),
+        ({"only": ("sample_cache", "cpu_threads"), "without": ("cpu_threads",)}, {"sample_cache"}, "not named in --only"),
     ],
 )
 def test_what_is_left_out_is_told_and_not_tried(

@@ -114,7 +114,7 @@ def test_sooner_at_the_target_is_faster() -> None:
     assert found.interval.ratio == pytest.approx(2.0, rel=0.02)
     assert found.interval.pairs == 5
     assert decide_to_target(found)[0] == "applied"
-    assert decide_to_target(found)[1].startswith("sooner at the target: 1.99x")
+    assert decide_to_target(found)[1].startswith("reaches the target sooner: 1.99x")
 
 
 @pytest.mark.parametrize(("speed", "verdict"), [(0.9, Verdict.SLOWER), (1.0, Verdict.SAME)])
@@ -133,7 +133,7 @@ def test_what_never_reaches_the_target_is_censored_and_never_faster() -> None:
     assert found.interval.ratio > 1.0
     assert found.verdict is Verdict.UNDECIDED
     assert found.hopeless
-    assert decide_to_target(found) == ("refused", "1 of 5 whole runs never reached the target, which the base's reach")
+    assert decide_to_target(found) == ("refused", "1 of 5 whole runs never reached the target that the base reaches")
     run = next(run for run in found.runs if run.arm == "B" and not run.reached)
     assert run.seconds_to_target == run.curve.seconds[-1]
 
@@ -179,7 +179,7 @@ def test_the_lower_end_must_clear_the_floor() -> None:
     assert found.interval is not None
     assert found.interval.ratio > 1.49 > found.interval.low
     assert found.verdict is Verdict.UNDECIDED
-    assert "does not clear the floor of 49.0%" in found.why
+    assert "is not above the noise floor of 49.0%" in found.why
 
 
 def test_spoilt_pairs_are_not_counted() -> None:

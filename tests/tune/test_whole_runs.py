@@ -103,7 +103,7 @@ def test_a_passed_deadline_ends_after_the_pair(play: Play) -> None:
     found, played = play(Played(lambda _: 2.0), deadline=monotonic() - 1.0)
     assert len(played.asked) == 1
     assert found.verdict is Verdict.UNDECIDED
-    assert "the time was up" in found.why
+    assert "the time ran out" in found.why
 
 
 @pytest.mark.parametrize(("pairs", "looks"), [(3, (3,)), (4, (4,)), (5, (5,)), (6, (5,)), (9, (5, 7)), (10, (5, 7, 10))])

@@ -1,1 +1,1 @@
-"""Where the time of a training job goes, what each cost is worth at most, and what holds it back, in words."""
+"""Where the time of a training job goes, the largest possible gain per cost, and a diagnosis in words."""

@@ -1,4 +1,4 @@
-"""What another form of a part of the update would bring, measured on that part alone; and what garbage collection takes."""
+"""Measure the gain of other implementations of single parts of an update, and the cost of garbage collection."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from hasten.core.system import count_denormals_kept, take_denormals_for_zero
 Form = Callable[[], AbstractContextManager[bool]]
 
 MAX_COPIED_BYTES = 1 << 25
-"""Of parameters; of a larger model so much is copied, and stands for the rest. All forms take twelve times that."""
+"""Maximum bytes of parameters to copy. Of a larger model this part represents the rest. All forms together use 12x this."""
 ROUNDS, ENOUGH_S = 15, 0.3
+"""Maximum number of timed runs, and seconds after which no further run starts."""
 FORM_WORDS = {
-    "flushed": "what if denormal numbers were zero",
+    "flushed": "what if denormal numbers were flushed to zero",
     "threads": "what if there were as many threads as cores",
-    "attention": "what if attention had a fused kernel",
+    "attention": "what if attention used a fused kernel",
 }
 FORMS = {"fused": {"fused": True, "foreach": False}, "foreach": {"foreach": True}}
 
 
 class Collecting:
-    """Seconds that Python's garbage collector took while this context lasted."""
+    """Measures the seconds of Python's garbage collector within this context."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -53,10 +54,10 @@ class Collecting:
 
 
 def process_forms(device: str, cores: int, op_counts: Mapping[str, int]) -> dict[str, Form]:
-    """Other states of the process that a few updates are worth being tried in; each is a context that says if it was had.
+    """Return other process states worth measuring. Each is a context that yields whether the state could be set.
 
-    On a CPU they are `flushed`, and `threads` where there are not as many as cores; where attention runs by the plain
-    formula, `attention` allows the fused kernels.
+    On a CPU these are `flushed`, and `threads` if the number of threads differs from that of cores. If attention uses the
+    plain formula, `attention` enables the fused kernels.
     """
     found: dict[str, Form] = {}
     if device == "cpu":
@@ -70,14 +71,14 @@ def process_forms(device: str, cores: int, op_counts: Mapping[str, int]) -> dict
 
 @contextmanager
 def fused_attention() -> Iterator[bool]:
-    """Fused attention kernels wherever there is one, meanwhile."""
+    """Allow fused attention kernels within this context."""
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
         yield True
 
 
 @contextmanager
 def threads_for(cores: int) -> Iterator[bool]:
-    """As many threads within an operator as there are cores, meanwhile."""
+    """Use one operator thread per core within this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(cores)
     try:
@@ -88,7 +89,7 @@ def threads_for(cores: int) -> Iterator[bool]:
 
 @contextmanager
 def denormals_as_zero() -> Iterator[bool]:
-    """Take denormal numbers for zero meanwhile; False where this processor cannot."""
+    """Flush denormal numbers to zero within this context; yields False if this processor cannot."""
     before = count_denormals_kept(1) == 0
     can = take_denormals_for_zero(on=True)
     try:
@@ -98,15 +99,15 @@ def denormals_as_zero() -> Iterator[bool]:
 
 
 def optimizer_gains(live: LiveJob, present_s: float) -> dict[str, float]:
-    """How much faster the optimizer's step would be in each form that it has: `fused`, `foreach`.
+    """Return how much faster the optimizer's step would be in each available implementation: `fused`, `foreach`.
 
-    Each form steps copies of the parameters, with gradients of our own; nothing of the job is touched. The present form is
-    not timed so: it makes temporary tensors, and what these cost depends on what else the job has allocated. Empty for an
-    optimizer that is none of torch's, and for one that has no such forms.
+    Each implementation steps copies of the parameters with synthetic gradients, so the job is not affected. The present one
+    is not timed this way: it creates temporary tensors, whose cost depends on the job's other allocations. Empty for an
+    optimizer that is not PyTorch's, and for one without such implementations.
 
     Args:
         live: The job.
-        present_s: Seconds of its step as it is, as they were seen.
+        present_s: Observed seconds of its present step.
     """
     kind: Any = type(live.optimizer)
     accepted = inspect.signature(kind).parameters
@@ -123,7 +124,7 @@ def optimizer_gains(live: LiveJob, present_s: float) -> dict[str, float]:
 
 
 def typical_s(act: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a typical run of `act`, of a few."""
+    """Return the median seconds of a few runs of `act`."""
     started, taken = perf_counter(), list[float]()
     while len(taken) < ROUNDS and perf_counter() - started < ENOUGH_S:
         before = perf_counter()
@@ -135,7 +136,7 @@ def typical_s(act: Callable[[], object], device: torch.device) -> float:
 
 
 def _copy(old: Optimizer, flags: dict[str, bool]) -> Optimizer | None:
-    """An optimizer like `old` over copies of its parameters; None where it cannot be had, as where memory is short."""
+    """Return an optimizer like `old` over copies of its parameters; None if that fails, for instance for lack of memory."""
     kind: Any = type(old)
     accepted = inspect.signature(kind).parameters
     defaults = {name: value for name, value in old.defaults.items() if name in accepted}
@@ -154,26 +155,26 @@ def _copy(old: Optimizer, flags: dict[str, bool]) -> Optimizer | None:
             if copies:
                 groups.append({**group, "params": copies, **flags})
         made: Optimizer = kind(groups, **{**defaults, **flags})
-    except (RuntimeError, TypeError, ValueError):  # no parameters, no memory, or a form that these have not
+    except (RuntimeError, TypeError, ValueError):  # no parameters, no memory, or an unsupported form
         return None
     return made
 
 
 def _stepping(made: Optimizer) -> Callable[[], object] | None:
-    """Its step without the hooks that look at every optimizer's; None where it fails."""
+    """Return its step without the hooks on all optimizers; None if it fails."""
     plain = getattr(type(made).step, "__wrapped__", type(made).step)
 
     def step() -> object:
         return plain(made)
 
     try:
-        step()  # makes its state
+        step()  # creates its state
     except RuntimeError:
         return None
     return step
 
 
 def _num_bytes(optimizer: Optimizer) -> int:
-    """Of the parameters that it trains."""
+    """Return the bytes of the parameters that it trains."""
     params = (param for group in optimizer.param_groups for param in group["params"] if param.requires_grad)
     return sum(param.numel() * param.element_size() for param in params)

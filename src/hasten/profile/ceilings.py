@@ -1,7 +1,7 @@
-"""Measure ceilings: what the job would do if one phase were free, by running it so.
+"""Measure ceilings: how fast the job would be if one phase were free, by running it that way.
 
-Every counterfactual does the same updates from the same start on the same batches; real runs stand before and after them,
-so that a drift of the machine falls on both sides.
+Every counterfactual does the same updates from the same start on the same batches. Real runs before and after them make a
+drift of the machine affect both sides.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from hasten.train.clock import make_clock
 from hasten.train.loop import Loop, MicroBatch
 
 MAX_CACHED_BYTES = 1 << 30
+"""Maximum bytes of batches kept for replay."""
 WORTH_A_RUN = 0.01
-"""A phase below this share is not worth a counterfactual run: its ceiling follows from its share."""
+"""A phase below this share gets no counterfactual run: its ceiling follows from its share."""
 NEVER = 1 << 60
+"""Value of `read_every` with which metrics are never read."""
 
 
 @dataclass(kw_only=True)
 class CeilingRun:
-    """What the runs gave.
+    """The result of the runs.
 
     Attributes:
         updates: Updates in each run.
@@ -35,7 +37,7 @@ class CeilingRun:
         phase_s: Phase name -> seconds of the real run, mean of two.
         data_s: Seconds of making the batches alone.
         ceilings: Counterfactual -> largest gain as a ratio, at least 1.
-        collecting_frac: Share of the real runs that Python's garbage collector took.
+        collecting_frac: Share of the real runs spent in Python's garbage collector.
     """
 
     updates: int
@@ -47,20 +49,20 @@ class CeilingRun:
 
 
 def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) -> CeilingRun:
-    """Run the job for real and against each counterfactual that applies. The loop stands at the start afterwards."""
+    """Run the job for real and with each counterfactual that applies. The loop is at the start afterwards."""
     run = CeilingRun(updates=updates)
     progress("fetching batches to replay")
     batches, run.data_s = _record(loop, updates)
-    progress("real steps")
+    progress("real updates")
     collecting = Collecting()
     first_s, first_phases = _timed_phases(loop, updates, collecting)
-    progress("replay: what if data were free")
+    progress("replay: what if data loading were free")
     replays = [_timed(loop, updates, batches)]
     padding_s = _padding(loop, updates, batches, progress)
     shares = {name: seconds / first_s for name, seconds in first_phases.items()}
     others = _others(loop, updates, batches, shares, progress)
     replays.append(_timed(loop, updates, batches))
-    progress("real steps again")
+    progress("real updates again")
     second_s, second_phases = _timed_phases(loop, updates, collecting)
     run.collecting_frac = min(collecting.seconds / (first_s + second_s), 1.0)
     run.real_s = (first_s + second_s) / 2
@@ -68,7 +70,7 @@ def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) 
     replay_s = sum(replays) / len(replays)
     run.ceilings["input"] = _ratio(run.real_s, replay_s)
     if loop.live.device.type == "cpu":
-        # On a CPU nothing overlaps with the data phase, so more than that phase cannot be saved; the rest is drift.
+        # On a CPU nothing overlaps with the data phase, so at most that phase can be saved; the rest is drift.
         run.ceilings["input"] = min(run.ceilings["input"], 1.0 / (1.0 - min(run.phase_s["data"] / run.real_s, 0.999)))
     run.ceilings["compute"] = _ratio(run.real_s, run.data_s)
     if padding_s is not None:
@@ -86,7 +88,7 @@ def _others(
     phase_frac: dict[str, float],
     progress: Callable[[str], None],
 ) -> dict[str, float]:
-    """Seconds without logging, without the optimizer, and with the batches already on the device."""
+    """Return the seconds without logging, without the optimizer, and with the batches already on the device."""
     found, live = {}, loop.live
     worth = {name: loop.ranks.agreed(phase_frac[name]) >= WORTH_A_RUN for name in ("logging", "optimizer")}
     if worth["logging"]:
@@ -100,14 +102,14 @@ def _others(
         found["optimizer"] = _timed(loop, updates, batches)
         loop.steps_optimizer = True
     if live.device.type != "cpu":
-        progress("what if batches were on the device")
+        progress("what if batches were already on the device")
         moved = [(map_tensors(batch, lambda tensor: tensor.to(live.device)), size) for batch, size in batches]
         found["transfer"] = _timed(loop, updates, moved)
     return found
 
 
 def _padding(loop: Loop, updates: int, batches: list[MicroBatch], progress: Callable[[str], None]) -> float | None:
-    """Seconds with every batch cut to the mean length of its samples; None where no length is known or nothing is padded."""
+    """Return the seconds with batches cut to the mean sample length; None if lengths are unknown or nothing is padded."""
     job, live = loop.live.job, loop.live
     wanted = loop.upcoming(updates)
     if not job.overrides("length") or not wanted:
@@ -136,7 +138,7 @@ def _cut(batch: Any, padded: tuple[int, int | None], keep: int) -> Any:
 
 
 def _record(loop: Loop, updates: int) -> tuple[list[MicroBatch], float]:
-    """Fetch the batches of the next updates; keeps at most a gibibyte of them, and says what all would have taken."""
+    """Fetch the batches of the next updates, at most `MAX_CACHED_BYTES` of them. Returns the estimated seconds of all."""
     loop.rewind()
     wanted = updates * loop.live.batches_per_update
     started = perf_counter()
@@ -157,7 +159,7 @@ def _record(loop: Loop, updates: int) -> tuple[list[MicroBatch], float]:
 
 
 def gain_within(loop: Loop, updates: int, form: Form) -> float:
-    """How much faster updates are in another state of the process; 1 where that cannot be had."""
+    """Return how much faster updates are in another process state; 1 if the state is not available."""
     before_s = _timed(loop, updates, None)
     with form() as can:
         within_s = _timed(loop, updates, None)

@@ -1,10 +1,10 @@
-"""Say in words what holds a job back: pure rules over measured phases and ceilings.
+"""Diagnose in words what limits a job: pure rules over measured phases and ceilings.
 
-Every sentence names the measurements behind it, and none is said without them.
+Every sentence names the measurements behind it; there is no sentence without them.
 
-Thresholds as shares of the wall time. Input, transfer, optimizer and communication count from 10 %, logging, validation
-and checkpoints from 5 %, padding from 20 % of the step; above 10 % that no phase explains, the answer is "other". Sources:
-TraceML and Kineto use 5 to 20 % for input; the others are ours.
+Thresholds are shares of the wall time. Input, transfer, optimizer and communication count from 10 %, logging, validation and
+checkpoints from 5 %, padding from 20 % of the step. If more than 10 % is not explained by any phase, the answer is "other".
+Sources: TraceML and Kineto use 5 to 20 % for input; the others are Hasten's own choice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ THRESHOLDS: Mapping[Bottleneck, float] = {
 }
 
 STRAGGLER = 1.1
-"""From here on the slowest rank, and not the exchange, is what the others wait for."""
+"""Ratio above which the others mostly wait for the slowest rank, not for the exchange."""
 
 _PHASES: Mapping[Bottleneck, str] = {
     Bottleneck.INPUT: "data",
@@ -40,25 +40,25 @@ _PHASES: Mapping[Bottleneck, str] = {
     Bottleneck.CHECKPOINT: "checkpoint",
     Bottleneck.OTHER: "other",
 }
-"""The phase whose share each of them is."""
+"""Bottleneck -> the phase whose share it is."""
 
 _WORDS: Mapping[Bottleneck, str] = {
     Bottleneck.INPUT: "Training waits for data {share:.0%} of the time.",
     Bottleneck.TRANSFER: "Moving batches to the device takes {share:.0%} of the time.",
-    Bottleneck.PADDING: "Padding: {share:.0%} of the time is spent computing positions that hold no data.",
+    Bottleneck.PADDING: "Padding: {share:.0%} of the time is spent computing positions without data.",
     Bottleneck.OPTIMIZER: "The optimizer step takes {share:.0%} of the time.",
-    Bottleneck.COMMUNICATION: "The ranks exchange gradients, and wait for one another, {share:.0%} of the time.",
+    Bottleneck.COMMUNICATION: "Exchanging gradients and waiting for other ranks take {share:.0%} of the time.",
     Bottleneck.LOGGING: "Reading, printing and logging metrics take {share:.0%} of the time.",
     Bottleneck.VALIDATION: "Validation takes {share:.0%} of the time.",
     Bottleneck.CHECKPOINT: "Saving checkpoints takes {share:.0%} of the time.",
-    Bottleneck.OTHER: "No measured phase explains {share:.0%} of the time.",
+    Bottleneck.OTHER: "{share:.0%} of the time is not explained by any measured phase.",
     Bottleneck.COMPUTE: "The model itself: forward and backward passes{real} take {share:.0%} of the time.",
 }
 _READ = "Reading metrics takes {share:.0%} of the time."
 _WRITTEN = "Printing, logging and reporting metrics take {share:.0%} of the time."
-"""Of logging that waits for values to be read, and that writes."""
+"""Sentences for logging that mostly waits for values to be read, and that mostly writes."""
 _REAL = " on real data"
-"""Said where padding was measured, and is not among it."""
+"""Inserted if padding was measured, because padding is then not included."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Sentence:
     """One sentence of a diagnosis.
 
     Attributes:
-        words: What it says.
-        measured: What was measured that says so, such as `phases.data` or `wait_frac`; at least one.
+        words: The sentence.
+        measured: The measurements behind it, such as `phases.data` or `wait_frac`; at least one.
     """
 
     words: str
@@ -76,13 +76,13 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What holds the job back.
+    """What limits the job.
 
     Attributes:
         name: The bottleneck.
         share: Its share of the wall time, 0 to 1.
         words: One or more sentences.
-        sentences: The same one by one, where it was made here.
+        sentences: The same sentences separately; empty for a diagnosis from another process.
     """
 
     name: Bottleneck
@@ -92,13 +92,13 @@ class Diagnosis:
 
     @classmethod
     def of(cls, name: Bottleneck, share: float, sentences: Sequence[Sentence]) -> Self:
-        """A diagnosis that says these sentences."""
+        """Create a diagnosis from sentences."""
         words = " ".join(sentence.words for sentence in sentences) or "No phase was measured."
         return cls(name=name, share=share, words=words, sentences=tuple(sentences))
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Self:
-        """One that another process made: its `name`, `share` and `words`."""
+        """Restore a diagnosis from another process: its `name`, `share` and `words`."""
         return cls(name=Bottleneck(told["name"]), share=told["share"], words=told["words"])
 
 
@@ -113,12 +113,12 @@ def diagnose(
     """Name the bottleneck.
 
     Args:
-        phases: Phase name -> share of wall time; those that were measured.
+        phases: Phase name -> share of wall time, for the measured phases.
         ceilings: Counterfactual -> measured largest gain as a ratio.
-        wait_frac: Share of the time of fetching in which its processes waited (storage, network, sleep) instead of
-            computing; None where that was not measured.
-        straggler: The slowest rank's time of computing over the mean of all ranks; None as above.
-        logging_writes: Most of the logging is what is written somewhere, not the reading of values it writes; None as above.
+        wait_frac: Share of the fetching time in which its processes waited (storage, network, sleep) instead of computing;
+            None if not measured.
+        straggler: Compute time of the slowest rank over the mean of all ranks; None if not measured.
+        logging_writes: Whether most of the logging time is spent writing, not reading values; None if not measured.
     """
     shares = recoverable(phases, ceilings)
     over = {name: share for name, share in shares.items() if share >= THRESHOLDS.get(name, 0.0)}
@@ -137,24 +137,24 @@ def diagnose(
     found = says(name)
     if name is Bottleneck.INPUT and wait_frac is not None:
         words = (
-            "Fetching mostly waits (for storage, the network or a sleep), so fetching ahead can hide it."
+            "Fetching mostly waits (for storage, the network or a sleep), so prefetching can hide it."
             if wait_frac > 0.5
-            else "Fetching keeps a core busy: it computes more than it waits."
+            else "Fetching is CPU-bound: it computes more than it waits."
         )
         found.append(Sentence(words, ("wait_frac",)))
     if name is Bottleneck.COMMUNICATION and straggler is not None and straggler >= STRAGGLER:
-        words = f"The slowest rank computes {straggler:.2f} times as long as the mean: the others mostly wait for it."
+        words = f"The slowest rank computes {straggler:.2f} times as long as the mean, so the others mostly wait for it."
         found.append(Sentence(words, ("straggler",)))
     rest = [item for item in over if item not in (name, Bottleneck.COMPUTE)]
     for item in sorted(rest, key=lambda item: -shares[item]):
-        found += says(item, "Besides: ")
+        found += says(item, "Also: ")
     if name is not Bottleneck.COMPUTE:
         found += says(Bottleneck.COMPUTE)
     return Diagnosis.of(name, shares[name], found)
 
 
 def recoverable(phases: Mapping[str, float], ceilings: Mapping[str, float]) -> dict[Bottleneck, float]:
-    """Share of the wall time each bottleneck accounts for: its phase; padding hides in the phases, so its counterfactual."""
+    """Return each bottleneck's share of wall time: its phase, or the counterfactual for padding, which is within phases."""
 
     def saved(name: str) -> float:
         return 1.0 - 1.0 / max(ceilings[name], 1.0)
@@ -167,7 +167,7 @@ def recoverable(phases: Mapping[str, float], ceilings: Mapping[str, float]) -> d
 
 
 def _measured(item: Bottleneck, phases: Mapping[str, float], ceilings: Mapping[str, float]) -> tuple[str, ...]:
-    """What was measured of a bottleneck's share."""
+    """Return the measurements behind a bottleneck's share."""
     passes = tuple(f"phases.{name}" for name in ("forward", "backward") if name in phases)
     padding = ("ceilings.padding",) if "padding" in ceilings else ()
     if item is Bottleneck.COMPUTE:

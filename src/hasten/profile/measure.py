@@ -1,4 +1,4 @@
-"""Profile a live job: phases, ceilings, bottleneck, memory, and what the measuring itself costs."""
+"""Profile a live job: phases, ceilings, bottleneck, memory, and the overhead of measuring."""
 
 from __future__ import annotations
 
@@ -31,14 +31,19 @@ from hasten.train.loop import Loop
 from hasten.train.trace import first_batches, op_shares
 
 MIN_UPDATES, MAX_UPDATES = 4, 400
+"""Updates of each measured run."""
 WARMUP_UPDATES = 2
 PROBE_BATCHES = 8
+"""Maximum number of batches in the input probe."""
 PROBE_SECONDS = 1.0
+"""Approximate length of the input probe in seconds."""
 COUNTED_BATCHES = 4
 COST_TURNS = 21
+"""Number of turns with and without the clock."""
 SHORT_UPDATE_S = 0.02
+"""Updates longer than this are not timed with and without the clock."""
 FORM_S = 0.5
-"""Updates of about so many seconds are run in another state of the process, and before and after that."""
+"""Approximate seconds of updates to run in another process state, and before and after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +51,12 @@ class Profile:
     """A profile, as `hasten profile` shows it.
 
     Attributes:
-        facts: All that a `fit` may look at.
+        facts: Everything that a `fit` may use.
         phases: Phase name -> share of wall time; sums to 1.
         diagnosis: The bottleneck.
-        own_cost_frac: What our clock adds to an update, as a share of it.
+        own_cost_frac: Overhead of Hasten's clock, as a share of an update.
         seconds: How long profiling took.
-        validation_batches: Held-out batches in one pass; 0 where there are none or it was not measured.
+        validation_batches: Held-out batches in one pass; 0 if there are none or they were not measured.
         validation_batch_s: Seconds of one of them.
     """
 
@@ -64,7 +69,7 @@ class Profile:
     validation_batch_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON: `bottleneck`, `phases`, `ceilings` as in the evidence file, and what else was measured."""
+        """Return it as JSON: `bottleneck`, `phases` and `ceilings` as in the evidence file, and all other measurements."""
         facts = self.facts
         return {
             "bottleneck": {"name": str(self.diagnosis.name), "share": self.diagnosis.share, "words": self.diagnosis.words},
@@ -96,14 +101,14 @@ def profile_loop(
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Profile:
-    """Profile the job of a loop. The loop stands at the start of its run afterwards.
+    """Profile the job of a loop. The loop is at the start of its run afterwards.
 
     Args:
         loop: The loop; its position is lost.
-        slice_s: About how long each measured run may take, in seconds.
-        quick: Leave out what no change of plan alters (validation, checkpoint, matrix products, operators).
-        folder: Where the run will write; the present folder unless given.
-        progress: Told what is being measured.
+        slice_s: Approximate seconds of each measured run.
+        quick: Skip everything that a change of plan does not alter (validation, checkpoint, matrix products, operators).
+        folder: Where the run will write; the current folder by default.
+        progress: Called with a message about the current measurement.
     """
     started = perf_counter()
     live, machine = loop.live, read_machine()
@@ -127,7 +132,7 @@ def profile_loop(
         progress("operators")
         op_frac, op_counts = op_shares(live, first_batches(loop, 1)[0])
         loop.rewind()
-        progress("the optimizer's other forms")
+        progress("other implementations of the optimizer step")
         forms = optimizer_gains(live, run.phase_s["optimizer"] / run.updates)
         few = min(updates, max(int(FORM_S / update_s), 2))
         for name, form in process_forms(live.device.type, machine.cores.value, op_counts).items():
@@ -172,7 +177,7 @@ def profile_loop(
 
 
 def phase_shares(run: CeilingRun, around: Around) -> dict[str, float]:
-    """Phase name -> share of the wall time of an epoch; the rest that no phase explains is `other`."""
+    """Return phase name -> share of an epoch's wall time; the share that no phase explains is `other`."""
     epoch_updates = around.epoch_updates or run.updates
     update_s = run.real_s / run.updates
     reports_s = around.reports_s(update_s)
@@ -186,12 +191,12 @@ def phase_shares(run: CeilingRun, around: Around) -> dict[str, float]:
 
 
 def own_cost_frac(loop: Loop, update_s: float, progress: Callable[[str], None]) -> float:
-    """What the phase clock adds to an update, as a share of it.
+    """Return the overhead of the phase clock, as a share of an update.
 
-    Short updates are run with and without the clock, in turns; for long ones the same turns would measure the machine's
-    noise, so there the clock's own calls are timed and set against the update.
+    Short updates run with and without the clock, in turns. For long ones the same turns would measure the machine's noise,
+    so the clock's own calls are timed and compared to the update.
     """
-    progress("our own cost")
+    progress("Hasten's own overhead")
     if update_s >= SHORT_UPDATE_S:
         clock, calls, laps = make_clock(loop.live.device), 2000, 6
         started = perf_counter()
@@ -224,7 +229,7 @@ def _probe(loop: Loop, run: CeilingRun) -> InputProbe:
 
 
 def _counted_frac(loop: Loop) -> float:
-    """Share of positions that count, over the first batches of the run; 1 where the job does not say."""
+    """Return the share of positions that the loss uses in the first batches of the run; 1 if the job does not define it."""
     if not loop.live.job.overrides("counted"):
         return 1.0
     return counted_frac(loop.live, [batch for batch, _ in first_batches(loop, COUNTED_BATCHES)])

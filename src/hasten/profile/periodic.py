@@ -1,4 +1,4 @@
-"""What stands around the updates of an epoch, measured: reports, the checkpoint and the validation pass."""
+"""Measure the work around the updates of an epoch: reports, the checkpoint and the validation pass."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from hasten.train.loop import Loop
 from hasten.train.periodic import MOST_REPORTS_FRAC, PeriodicWork
 
 VALIDATION_BATCHES = 4
+"""Number of held-out batches to measure."""
 REPORTS = 20
+"""Number of reports to measure."""
 SAVES = 3
+"""Maximum number of checkpoints to measure."""
 MAX_SAVES_S = 3.0
+"""Seconds after which no further checkpoint is measured."""
 
 
 @dataclass(kw_only=True)
 class Around:
-    """Seconds per epoch of what stands around the steps, and what the techniques that act there must know.
+    """Seconds per epoch of the work around the updates, and related facts for the techniques that change it.
 
     Attributes:
         validation_s: One pass over the held-out data.
-        validation_batches: Its batches.
+        validation_batches: Number of its batches.
         checkpoint_s: One checkpoint, until it is durable.
         checkpoint_bytes: Its size.
         report_s: One metric report.
-        report_every_s: Seconds between two of them.
-        epoch_updates: Updates of an epoch; None where that is not known.
+        report_every_s: Seconds between two reports.
+        epoch_updates: Updates of an epoch; None if unknown.
     """
 
     validation_s: float = 0.0
@@ -49,23 +53,23 @@ class Around:
         return self.validation_s / self.validation_batches if self.validation_batches else 0.0
 
     def reports_per_epoch(self, update_s: float) -> float:
-        """How many reports an epoch has: one at its end, and others as time goes by, at most one an update."""
+        """Return the number of reports in an epoch: one at its end, and others at intervals, at most one per update."""
         if self.epoch_updates is None:
             return 0.0
         return 1.0 + min(self.epoch_updates * update_s / self.report_every_s, self.epoch_updates)
 
     def reports_s(self, update_s: float) -> float:
-        """Seconds of an epoch's reports."""
+        """Return the seconds of an epoch's reports."""
         return self.report_s * self.reports_per_epoch(update_s)
 
     def epoch_s(self, update_s: float) -> float:
-        """Seconds of a whole epoch; 0 where its length is not known."""
+        """Return the seconds of a whole epoch; 0 if its length is unknown."""
         if self.epoch_updates is None:
             return 0.0
         return self.epoch_updates * update_s + self.reports_s(update_s) + self.checkpoint_s + self.validation_s
 
     def facts(self, update_s: float) -> dict[str, Any]:
-        """As fields of `Facts`. `update_s`: seconds of an update."""
+        """Return it as fields of `Facts`. `update_s`: seconds of an update."""
         return {
             "epoch_s": self.epoch_s(update_s),
             "report_s": self.report_s,
@@ -78,12 +82,12 @@ class Around:
 
 
 def measure_around(loop: Loop, progress: Callable[[str], None] = lambda _: None, *, folder: Path | None = None) -> Around:
-    """Time a few reports, a few checkpoints and a few validation batches, and reckon them per epoch.
+    """Time a few reports, a few checkpoints and a few validation batches, and extrapolate to an epoch.
 
     Args:
         loop: The loop; neither its position nor its model changes.
-        progress: Told what is being measured.
-        folder: Where the run will write; the present folder unless given. What is written is gone afterwards.
+        progress: Called with a message about the current measurement.
+        folder: Where the run will write; the current folder by default. Written files are removed afterwards.
     """
     live = loop.live
     around = Around(epoch_updates=epoch_updates(live), report_every_s=live.around.report_every_s)
@@ -101,7 +105,7 @@ def measure_around(loop: Loop, progress: Callable[[str], None] = lambda _: None,
 
 
 def epoch_updates(live: LiveJob) -> int | None:
-    """Updates between two checkpoints: an epoch, or the whole run where the data has no epochs; None where nothing says."""
+    """Return the updates between two checkpoints: an epoch, or the whole run if the data has no epochs; None if unknown."""
     return live.planned_updates if live.order is None else -(-len(live.order(0)) // live.job.accumulation)
 
 
@@ -137,6 +141,6 @@ def _measure_checkpoint(loop: Loop, work: PeriodicWork, around: Around) -> None:
 
 
 def _writable(folder: Path | None) -> Path:
-    """The folder that stands for the run's own; the system's temporary one where that cannot be written."""
+    """Return the run's own folder, or the system's temporary folder if that cannot be written to."""
     wanted = folder or Path.cwd()
     return wanted if wanted.is_dir() and os.access(wanted, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())

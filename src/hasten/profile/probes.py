@@ -26,16 +26,17 @@ from hasten.core.packing import packs_to_multiple
 from hasten.train.ranks import current_ranks
 
 OPTIONAL_PACKAGES = ("torchao",)
-"""What a technique may need that Hasten itself does not."""
+"""Packages that a technique may need but Hasten itself does not."""
 
 PATH_NAMES = ("root", "path", "folder", "directory", "data_dir", "data_path", "data_file", "file", "filename")
+"""Common names of the dataset attribute that contains the path of the data."""
 
 MATMUL_SIZE = 768
 MATMUL_ROUNDS = 5
 
 
 def bf16_matmul_gain(device: torch.device) -> float:
-    """Speed of a bfloat16 matrix product over float32 on `device`: interleaved, best of a few each."""
+    """Return the speed of a bfloat16 matrix product over float32 on `device`: interleaved, the best of a few each."""
     size = MATMUL_SIZE if device.type == "cpu" else 4 * MATMUL_SIZE
     generator = torch.Generator().manual_seed(0)
     plain = torch.randn(size, size, generator=generator).to(device)
@@ -56,11 +57,11 @@ class InputProbe:
     """How batches are made.
 
     Attributes:
-        load_frac: Share of the time that goes into loading and the deterministic transform.
-        wait_frac: Share of the time in which the process was not on a core; None where no batch was made.
-        sample_bytes: Bytes of one loaded sample: its tensors, and the rest of it pickled; None if that cannot be.
+        load_frac: Share of the time spent loading and in the deterministic transform.
+        wait_frac: Share of the time in which the process was not on a core; None if no batch was made.
+        sample_bytes: Bytes of one loaded sample: its tensors, and the rest of it pickled; None if it cannot be pickled.
         padding_frac: Share of positions that are padding.
-        excess_padding_frac: Share of positions past the longest sample of their batch.
+        excess_padding_frac: Share of positions beyond the longest sample of their batch.
     """
 
     load_frac: float = 0.0
@@ -71,7 +72,7 @@ class InputProbe:
 
 
 def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
-    """Make a few batches slowly enough to see where their time goes. `indices`: samples of each batch."""
+    """Make a few batches and measure where their time goes. `indices`: samples of each batch."""
     pipeline, load_s, positions, real, longest_sum = live.pipeline, 0.0, 0, 0, 0
     has_length = live.job.overrides("length")
     size: int | None = None
@@ -101,19 +102,19 @@ def probe_input(live: LiveJob, indices: list[list[int]]) -> InputProbe:
 
 
 def counted_frac(live: LiveJob, batches: Iterable[Any]) -> float:
-    """Share of the positions of these batches where the loss uses the model's output, by what the job says in `counted`."""
+    """Return the share of positions in these batches where the loss uses the model's output, from the job's `counted`."""
     masks = [counted_mask(live.job, live.to_device(batch)) for batch in batches]
     positions = sum(mask.numel() for mask in masks)
     return sum(int(mask.sum()) for mask in masks) / positions if positions else 1.0
 
 
 def installed_packages() -> tuple[str, ...]:
-    """Those of the optional packages that can be imported; none is."""
+    """Return the optional packages that are installed, without importing them."""
     return tuple(name for name in OPTIONAL_PACKAGES if find_spec(name) is not None)
 
 
 def job_facts(live: LiveJob) -> JobFacts:
-    """What a live job is made of, read without running it."""
+    """Return the facts about a live job that can be read without running it."""
     trained = [p for p in live.model.parameters() if p.requires_grad]
     updates = None
     if live.order is not None:
@@ -160,42 +161,42 @@ def job_facts(live: LiveJob) -> JobFacts:
 
 
 def _has_getitems(dataset: Any) -> bool:
-    """Whether a dataset reads several samples in one call; a Subset has the method always, and may only loop."""
+    """Return whether a dataset reads several samples in one call. A Subset always has the method, but may only loop."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def data_path(dataset: Any) -> str:
-    """The file or folder that a dataset reads, by the names such an attribute has in most of them; empty for none."""
+    """Return the file or folder that a dataset reads, from its attributes with common names; empty if there is none."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     attributes = getattr(dataset, "__dict__", {})
     for name in PATH_NAMES:
         value = attributes.get(name, attributes.get(f"_{name}"))
         if isinstance(value, str | Path) and str(value):
-            with suppress(OSError):  # a text that is no path, such as a very long one
+            with suppress(OSError):  # a text that is not a path, such as a very long one
                 if Path(value).exists():
                     return str(value)
     return ""
 
 
 _PURGE_ALL = b"arena.4096.purge"
-"""To jemalloc: what is free in all of its arenas."""
+"""Command to jemalloc that releases the free memory of all its arenas."""
 
 
 def reset_peak_memory() -> None:
-    """Start counting the peak memory of this process and its accelerator from now (Linux 4.0+; elsewhere from the start).
+    """Reset the peak memory of this process and its accelerator (Linux 4.0+; elsewhere the peak since the start remains).
 
-    What was freed goes back to the system first, where the allocator can do that (GNU's, tcmalloc, jemalloc): else what
-    earlier work needed, and left behind, would count.
+    Freed memory is returned to the system first if the allocator can do that (GNU's, tcmalloc, jemalloc). Otherwise memory
+    that earlier work needed would still count.
     """
     _give_back_freed()
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         try:
             reset.write_text("5", encoding="ascii")
-        except OSError:  # a locked-down container: the peak then counts from the start of the process
+        except OSError:  # a restricted container: the peak since the process started remains
             return
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -204,12 +205,12 @@ def reset_peak_memory() -> None:
 def _give_back_freed() -> None:
     ways = (("malloc_trim", (0,)), ("MallocExtension_ReleaseFreeMemory", ()), ("mallctl", (_PURGE_ALL, None, None, None, 0)))
     for name, arguments in ways:
-        with suppress(AttributeError, OSError, TypeError):  # another allocator, or a system whose libraries cannot be asked
+        with suppress(AttributeError, OSError, TypeError):  # another allocator, or a system that does not support this
             getattr(ctypes.CDLL(None), name)(*arguments)
 
 
 def peak_memory_bytes() -> int:
-    """Highest resident memory of this process since the reset; of the accelerator where one is used."""
+    """Return the highest resident memory of this process since the reset, or that of the accelerator if one is used."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")
@@ -222,13 +223,13 @@ def peak_memory_bytes() -> int:
 
 
 def memory_limit_bytes(device: torch.device, host_limit: int) -> int:
-    """What may be used where the model lives."""
+    """Return the memory limit of the device that the model is on."""
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else host_limit
 
 
 def _sample_bytes(sample: Any) -> int | None:
     try:
         tensors, rest = content(sample)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):  # the last one: a tensor that is not dense
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):  # RuntimeError: a tensor that is not dense
         return None
     return sum(len(data) for _, _, data in tensors) + len(rest)

@@ -1,4 +1,4 @@
-"""What must be known before any candidate is tried: where the plain job's time goes, and what trials of it cost."""
+"""Measure what must be known before the first candidate: where the plain job's time goes, and what its trials cost."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from hasten.tune.trials.trial import Trial, TrialSetting
 PROFILE_FRAC = 0.005
 """Share of the budget for each measured run of the profile."""
 VALIDATION_S = 3.0
+"""About how long a measurement of held-out data may take, in seconds."""
 EMPTY = Plan()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The plain job.
+    """What is known of the plain job.
 
     Attributes:
-        facts: What was measured of it.
+        facts: Its measured facts.
         diagnosis: Its bottleneck.
-        costs: What trials of it cost.
-        turns: Turns that both processes of a pair may take.
-        max_batches: Held-out batches that are measured; None for all.
+        costs: What its trials cost, in seconds.
+        turns: How many turns the two processes of a pair may take.
+        max_batches: How many held-out batches to measure; None for all.
     """
 
     facts: Facts
@@ -41,11 +42,11 @@ class Baseline:
 
 
 def measure_baseline(subject: Subject, setting: TrialSetting, seed: int, record: Record) -> Baseline:
-    """Profile the plain job in a process of its own, and keep the profile in the record.
+    """Profile the plain job in its own process, and store the profile in the record.
 
     Raises:
         TrialError: The plain job could not be run.
-        JobError: It does not give the metric that its quality names.
+        JobError: The job does not return the metric that its quality names.
     """
     started = monotonic()
     with Trial(setting, EMPTY, seed=seed) as trial:
@@ -73,10 +74,10 @@ def measure_baseline(subject: Subject, setting: TrialSetting, seed: int, record:
 def losses_of_another_seed(
     subject: Subject, setting: TrialSetting, seed: int, updates: int, costs: Costs
 ) -> tuple[list[float], Costs]:
-    """Losses of the plain job with another seed: what chance does to the curve.
+    """Return the losses of the plain job with another seed, which show how much chance moves the curve, and the costs.
 
-    The first process may have compiled kernels and prepared data; this one starts as all later ones do, so the costs that
-    are returned hold its time to start where that is less.
+    The first process may have compiled kernels and prepared data. This one starts as all later ones do, so the returned
+    costs contain its start time if that is shorter.
     """
     started = monotonic()
     with Trial(setting, EMPTY, seed=seed + 1) as trial:
@@ -86,5 +87,5 @@ def losses_of_another_seed(
 
 def _check_metric(subject: Subject, name: str, metrics: dict[str, float]) -> None:
     if name not in metrics:
-        words = f"quality names the metric {name!r}, but there are only {sorted(metrics)}"
-        raise JobError(f"{subject.name}.{words}. Let metric(model, batch) return it, or name another.")
+        message = f"quality names the metric {name!r}, but the job returns only {sorted(metrics)}"
+        raise JobError(f"{subject.name}.{message}. Let metric(model, batch) return it, or name another metric.")

@@ -1,4 +1,4 @@
-"""Keep to a time budget: what is left, and what the proof at the end will need."""
+"""Keep to a time budget: how much is left, and how much the final proof will need."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from time import monotonic
 
 FINAL_SHARE = 0.5
+"""Share of the budget that is planned for the final proof."""
 REPORT_S = 4.0
+"""Seconds reserved for writing the report."""
 MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
+"""Updates per process of a final comparison."""
 MIN_FINAL_S = 0.5
-"""Both processes together count at least so long: a few milliseconds prove nothing, and starting them costs far more."""
+"""Minimum seconds counted by both processes together: shorter runs prove nothing, and starting them costs far more."""
 PAIRS, LEAST_PAIRS = 5, 3
-"""What a proof is planned with, and with how few it may end where the time does not hold more."""
+"""Number of pairs planned for a proof, and the minimum with which it may end when time is short."""
 LEAST_PAIR_UPDATES = 6
-"""Updates of each process that a pair may be shortened to."""
+"""Minimum updates per process when a pair is shortened."""
 WARM_UPDATES = 4
-"""Updates of each process before any is counted, about."""
+"""Approximate number of uncounted warm-up updates per process."""
 SIDE_BY_SIDE = 1.5
-"""Two processes that load side by side take so many times what one alone takes."""
+"""Two processes that load at the same time take this many times as long as one."""
 MARGIN = 1.15
-"""An estimate is trusted this far."""
+"""Safety factor for estimates."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Budget:
 
     @classmethod
     def begin(cls, seconds: float) -> Budget:
-        """A budget that starts now."""
+        """Return a budget that starts now."""
         return cls(seconds, monotonic())
 
     @property
@@ -42,28 +45,28 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds left; negative once it is overdrawn."""
+        """Seconds left; negative if the budget is exceeded."""
         return self.seconds - self.spent
 
     def ask_for(self, more_s: float) -> str:
-        """A `--budget` that holds `more_s` seconds beside what is spent, in whole minutes."""
+        """Return a `--budget` option, in whole minutes, that covers the time spent so far plus `more_s` seconds."""
         return f"--budget {math.ceil((self.spent + more_s) / 60.0)}m"
 
     @property
     def deadline(self) -> float:
-        """The monotonic time at which measuring must end, the report still to be written."""
+        """The monotonic time at which measuring must stop so that the report can still be written."""
         return self.started + self.seconds - REPORT_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What things cost here, in seconds.
+    """What the steps of a tuning cost, in seconds.
 
     Attributes:
-        start_s: Starting a trial process and bringing the job to life.
+        start_s: Starting a trial process and loading the job.
         base_update_s: One update under the empty plan.
-        validation_s: Measuring the held-out data once, under the empty plan.
-        side_by_side: Both processes of a pair load at the same time.
+        validation_s: One measurement of the held-out data under the empty plan.
+        side_by_side: Whether both processes of a pair load at the same time.
     """
 
     start_s: float
@@ -72,36 +75,36 @@ class Costs:
     side_by_side: bool = False
 
     def pair_s(self, updates: int, update_s: float) -> float:
-        """One pair of fresh processes, the empty plan against one with updates of `update_s`, filling of caches included."""
+        """Return the seconds of a fresh pair: the empty plan against one with updates of `update_s`, with cache filling."""
         warm = WARM_UPDATES * (self.base_update_s + update_s)
         starts = SIDE_BY_SIDE if self.side_by_side else 2.0
         return starts * self.start_s + warm + updates * (self.base_update_s + update_s) + 2 * self.validation_s
 
     def final_updates(self, seconds: float, update_s: float) -> int:
-        """Updates per process so that `PAIRS` pairs fit into `seconds`."""
+        """Return the updates per process with which `PAIRS` pairs fit into `seconds`."""
         overhead = self.pair_s(0, update_s)
         both_s = self.base_update_s + update_s
         updates = int((seconds / PAIRS / MARGIN - overhead) / both_s)
         return min(max(updates, MIN_FINAL_UPDATES, int(MIN_FINAL_S / both_s)), MAX_FINAL_UPDATES)
 
     def whole_proof_s(self, updates: int, update_s: float, pairs: int = PAIRS) -> float:
-        """What a final comparison takes whose pairs train for so many updates, those of the whole run."""
+        """Return the seconds of a final comparison whose pairs train for `updates` updates, a whole run."""
         return pairs * self.pair_s(updates, update_s) * MARGIN
 
     def final_s(self, seconds: float, update_s: float) -> float:
-        """What the final comparison will take when about `seconds` are set aside for it."""
+        """Return the seconds that the final comparison will take if about `seconds` are reserved for it."""
         return PAIRS * self.pair_s(self.final_updates(seconds, update_s), update_s) * MARGIN
 
     def least_final_s(self, update_s: float) -> float:
-        """What the shortest final comparison takes that may say anything."""
+        """Return the seconds of the shortest final comparison that can reach a verdict."""
         both_s = self.base_update_s + update_s
         updates = min(max(LEAST_PAIR_UPDATES, int(MIN_FINAL_S / both_s)), self.final_updates(0.0, update_s))
         return LEAST_PAIRS * self.pair_s(updates, update_s) * MARGIN
 
     def whole_run_s(self, updates: int, update_s: float, points: int) -> float:
-        """One whole run in a fresh process, its warm-up and held-out measurements included."""
+        """Return the seconds of a whole run in a fresh process, warm-up and held-out measurements included."""
         return (self.start_s + (updates + 4) * update_s + (points + 1) * self.validation_s) * MARGIN
 
     def screening_s(self, turns: int, updates: int, update_s: float) -> float:
-        """Screening one candidate at a base update of `update_s`."""
+        """Return the seconds of screening one candidate if a base update takes `update_s`."""
         return 1.5 * self.start_s + 20 * update_s + 2 * turns * updates * update_s

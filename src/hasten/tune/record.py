@@ -1,7 +1,7 @@
-"""The record of a tuning: the evidence as it grows, and the files that hold it.
+"""The record of a tuning: the evidence as it grows, and the files that store it.
 
-Saved after every step, each file whole or not at all. What an earlier tuning left in the folder is moved to `previous/`
-before the first step, so no failing run destroys a good one.
+Everything is saved after every step, and each file is written atomically. Files of an earlier tuning in the same folder are
+moved to `previous/` before the first step, so a failing run never destroys a good result.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Record:
     """The evidence of one tuning, and where it is written.
 
     Args:
-        evidence: As it stands before the first step, see `new_evidence`.
+        evidence: The evidence before the first step, see `new_evidence`.
         machine: The machine.
-        out: The folder.
+        out: The output folder.
         budget: The time budget.
 
     Attributes:
-        candidates: What became of each candidate so far.
-        proved: Whether the final proof stands for the applied candidates.
-        retaken: Pairs of the proof that were run again.
+        candidates: The current record of each candidate.
+        proved: Whether the final proof holds for the applied candidates.
+        retaken: Number of pairs of the proof that were repeated.
     """
 
     def __init__(self, evidence: Evidence, machine: Machine, out: Path, budget: Budget) -> None:
@@ -58,12 +58,12 @@ class Record:
         self._earlier_s = 0.0
 
     def applied_plan(self) -> Plan:
-        """The plan of the candidates that are applied now."""
+        """Return the plan of the candidates that are applied now."""
         applied = {item.name: dict(item.settings) for item in self.candidates if item.outcome == "applied"}
         return Plan.from_dict(applied, catalogue())
 
     def move_previous(self) -> None:
-        """Move the files of an earlier tuning to `previous/`, in place of what is there."""
+        """Move the files of an earlier tuning to `previous/`, replacing what is there."""
         paths = [self.out / name for name in FILES if (self.out / name).exists()]
         if not paths:
             return
@@ -73,31 +73,31 @@ class Record:
             shutil.move(path, previous / path.name)
 
     def resume(self) -> None:
-        """Read the evidence of an earlier tuning, and keep the candidates that were measured.
+        """Read the evidence of an earlier tuning, and keep the candidates that it measured.
 
         Raises:
-            HastenError: There is none, or it belongs to another job or machine.
+            HastenError: There is no evidence, or it belongs to another job or machine.
         """
         path = self.out / "evidence.json"
         if not path.exists():
-            raise HastenError(f"There is nothing to resume: {path} does not exist. Leave --resume out to begin.")
+            raise HastenError(f"There is nothing to resume: {path} does not exist. Run again without --resume.")
         old = file.load(path)
         for what, before, now in (
             ("job", old.job.fingerprint, self.evidence.job.fingerprint),
             ("machine", old.machine.get("fingerprint"), self.evidence.machine.get("fingerprint")),
         ):
             if now != before:
-                words = f"{path} was measured on another {what} ({before}, now {now})"
-                raise HastenError(f"{words}. Leave --resume out to begin anew.")
+                message = f"{path} was measured on another {what} (fingerprint {before}, now {now})"
+                raise HastenError(f"{message}. Run again without --resume to start from scratch.")
         self.candidates += [item for item in old.rungs if item.comparison is not None or item.outcome == "failed"]
         self._earlier_s = float(old.seconds)
 
     def note(self, **parts: Any) -> None:
-        """Keep parts of the evidence, by field."""
+        """Replace fields of the evidence."""
         self.evidence = replace(self.evidence, **parts)
 
     def note_profile(self, profile: Mapping[str, Any], facts: Facts) -> None:
-        """Keep the profile of the plain job, as `Profile.to_dict` gives it."""
+        """Store the profile of the plain job, as `Profile.to_dict` returns it."""
         job = self.evidence.job
         known = {name: value for name, value in profile["job"].items() if name in ("batch_size", "num_params")}
         more = {name: value for name, value in profile["job"].items() if name not in known}
@@ -115,17 +115,17 @@ class Record:
         self.save()
 
     def note_noise(self, floor_frac: float, calibration: Screening, *, repeats: bool) -> str:
-        """Keep the comparison of the job with itself; returns in words what the floor rests on."""
+        """Store the comparison of the job with itself. Returns the basis of the noise floor as a phrase."""
         interval = calibration.comparison.interval
-        reason = "the least that counts; on so busy a machine the job could not be compared with itself"
+        reason = "the default; the machine was too busy to compare the job with itself"
         if interval is not None:
-            reason = f"the plain job against itself, {interval.pairs} turns"
+            reason = f"from {interval.pairs} turns of the job against itself"
         samples = calibration.comparison.to_evidence().samples
         self.note(noise=file.Noise(floor_frac=floor_frac, reason=reason, repeats=repeats, retaken=0, samples=samples))
         return reason
 
     def change_applied(self, names: set[str], change: Callable[[Candidate], Candidate]) -> list[Candidate]:
-        """Change the applied candidates of these names; returns them as they are then."""
+        """Change the applied candidates with these names. Returns the changed candidates."""
         changed = [change(item) for item in self.candidates if item.name in names and item.outcome == "applied"]
         for item in changed:
             put(self.candidates, item)
@@ -137,18 +137,18 @@ class Record:
         quality: QualityResult | None,
         reached: TargetComparison | None = None,
     ) -> None:
-        """Keep the final proof.
+        """Store the final proof.
 
         Args:
-            comparison: By the time of an update.
-            quality: What it says of the held-out metric; of the whole runs, where the plan is judged by time to target.
-            reached: The comparison by time to target, where the plan is judged so.
+            comparison: The comparison by update time.
+            quality: The verdict on the held-out metric; from the whole runs, if the plan is judged by time to target.
+            reached: The comparison by time to target, if the plan is judged by it.
         """
         if quality is not None and quality.verdict == "not_worse":
             self.change_applied(self._pending(), lambda item: with_numerics(item, "passed", str(quality.why)))
         memory, samples = self.evidence.memory, {name: _of(comparison, arm) for name, arm in ARMS.items()}
         step_ms = {name: 1e3 * sum(s.seconds for s in some) / sum(s.updates for s in some) for name, some in samples.items()}
-        step_ms["tuned"] /= self.applied_plan().samples_factor  # of as many samples as the job's own
+        step_ms["tuned"] /= self.applied_plan().samples_factor  # per update of the job's own number of samples
         peaks = {name: max(s.peak_bytes or 0 for s in some) for name, some in samples.items()}
         self.note(
             final=final_of(comparison, quality, reached),
@@ -162,7 +162,7 @@ class Record:
         )
 
     def note_cost(self, objective: Objective, planned_updates: int | None) -> None:
-        """Keep what the whole run costs before and after, where a price was given and the run's length is known."""
+        """Store the cost of the whole run before and after, if a price was given and the length of the run is known."""
         step_ms, wanted = self.evidence.step_ms, self.evidence.objective
         if objective.price_per_hour is None or planned_updates is None or step_ms is None or wanted is None:
             return
@@ -173,7 +173,7 @@ class Record:
         self.note(objective=replace(wanted, baseline_cost=baseline, tuned_cost=tuned))
 
     def save(self, *, ended: str | None = None) -> None:
-        """Write evidence and plan as they are now; the plan says whether it is proved."""
+        """Write the current evidence and plan. The plan says whether it is proved."""
         final, noise = self.evidence.final, self.evidence.noise
         proof: dict[str, Any] = {
             "state": "proved" if self.proved else "not proved",
@@ -199,12 +199,12 @@ class Record:
         plan.save(self.out / "hasten.toml")
 
     def finish(self, ended: str) -> None:
-        """Write everything, the report too."""
+        """Write everything, including the report."""
         self.save(ended=ended)
         write_html(self.evidence, self.out / "report.html")
 
     def _pending(self) -> set[str]:
-        """Techniques whose numbers held-out quality decides about."""
+        """Return the techniques whose numerics verdict depends on held-out quality."""
         return {item.name for item in self.candidates if item.numerics and item.numerics.verdict == "pending"}
 
 
@@ -212,17 +212,17 @@ def new_evidence(
     *, target: str, name: str, fingerprint: str, commands: Sequence[str], machine: Machine, ranks: int, budget_s: float,
     objective: Objective,
 ) -> Evidence:  # fmt: skip
-    """The evidence before anything was measured.
+    """Return the evidence before anything was measured.
 
     Args:
-        target: The job, as it was named.
-        name: What people call it.
-        fingerprint: Of the job.
+        target: The job, as the user named it.
+        name: The name shown to users.
+        fingerprint: The job's fingerprint.
         commands: The command lines that reproduce the tuning.
         machine: The machine.
-        ranks: Processes that train together.
+        ranks: Number of processes that train together.
         budget_s: Time budget in seconds.
-        objective: What is wanted.
+        objective: What to improve.
     """
     about = {**machine.to_dict(), "summary": machine.summary(), "fingerprint": machine.fingerprint()}
     if ranks > 1:
@@ -252,7 +252,7 @@ def new_evidence(
 
 
 def final_of(comparison: Comparison, quality: QualityResult | None, reached: TargetComparison | None = None) -> Final:
-    """A comparison of a whole plan with the plain job, as in the evidence file."""
+    """Return a comparison of a whole plan with the plain job, as in the evidence file."""
     return Final(
         **vars(comparison.to_evidence()), quality=quality, time_to_target=reached.to_evidence() if reached else None
     )
@@ -261,7 +261,7 @@ def final_of(comparison: Comparison, quality: QualityResult | None, reached: Tar
 def quality_result(
     quality: Quality | None, verdict: NonInferiority | None, comparison: Comparison | TargetComparison
 ) -> QualityResult | None:
-    """What a comparison says of the held-out metric, as in the evidence file; None where none was judged."""
+    """Return the verdict on the held-out metric as in the evidence file; None if it was not judged."""
     if verdict is None or quality is None:
         return None
     if isinstance(comparison, TargetComparison):
@@ -281,7 +281,7 @@ def quality_result(
 
 
 def with_numerics(candidate: Candidate, verdict: str, why: str) -> Candidate:
-    """The candidate with another verdict on its numbers."""
+    """Return the candidate with another verdict on its numerics."""
     if candidate.numerics is None:
         return candidate
     return replace(candidate, numerics=replace(candidate.numerics, verdict=verdict, why=why))

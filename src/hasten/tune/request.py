@@ -1,4 +1,4 @@
-"""What a person asks of a tuning."""
+"""What a user asks of a tuning."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hasten.tune.objective import TIME, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRequest:
-    """What to tune, and how long.
+    """What to tune, and for how long.
 
     Attributes:
         target: The job.
         out: Folder for plan, evidence and report.
-        budget_s: Time budget in seconds; kept to within 15 %.
+        budget_s: Time budget in seconds; the tuning exceeds it by at most 15 %.
         seed: Overrides the job's seed for the experiment.
         resume: Continue from the evidence in `out`.
-        objective: What is wanted.
-        ranks: Processes that train together in each trial.
-        command: Where a script is tuned instead of a job: the script, or `-m` and a module, and its arguments.
-        only: Names of techniques; no others are tried. Empty tries all.
-        without: Names of techniques that are not tried.
+        objective: What to improve.
+        ranks: Number of processes that train together in each trial.
+        command: The script to tune instead of a job: the script, or `-m` and a module, followed by its arguments.
+        only: Names of the techniques to try; empty tries all.
+        without: Names of techniques to exclude.
 
     Raises:
-        PlanError: `only` or `without` names a technique that does not exist.
+        PlanError: `only` or `without` names an unknown technique.
     """
 
     target: str
@@ -48,17 +48,17 @@ class TuneRequest:
         _check_names((*self.only, *self.without))
 
     def allows(self, name: str) -> bool:
-        """Whether a technique may be tried."""
+        """Return whether a technique may be tried."""
         return (name in self.only or not self.only) and name not in self.without
 
     @property
     def folder(self) -> str:
-        """The folder as a word of a command line."""
+        """The output folder, quoted for a command line."""
         return shlex.quote(str(self.out))
 
     @property
     def chosen_flags(self) -> str:
-        """The flags of a command line that choose techniques, each with a space before it."""
+        """The command-line flags that select techniques, each with a leading space."""
         flags = [f" --only {name}" for name in self.only] + [f" --without {name}" for name in self.without]
         return "".join(flags)
 
@@ -68,5 +68,5 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "`hasten doctor --catalogue` lists all."
+            hint = f"Did you mean {near[0]}?" if near else "`hasten doctor --catalogue` lists all techniques."
             raise PlanError(f"there is no technique {name!r}. {hint}")

@@ -1,7 +1,7 @@
-"""Tune a job or a script: profile, calibrate, search, prune, prove; every step saved before the next begins.
+"""Tune a job or a script: profile, calibrate, search, prune, prove. Each step is saved before the next one starts.
 
-The folder then holds `hasten.toml` (the plan), `evidence.json` (everything measured) and `report.html`. Whatever ends the
-session early (Ctrl-C, the budget, a failing trial), what is known by then is in them.
+The output folder holds `hasten.toml` (the plan), `evidence.json` (every measurement) and `report.html`. If a tuning ends
+early (Ctrl-C, the budget, a failing trial), these files hold everything known so far.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from hasten.tune.trials.pair import Design
 from hasten.tune.trials.trial import TrialSetting
 
 CALIBRATION_FRAC = 0.15
-"""The job is compared with itself once more only where that takes less than this share of the budget."""
+"""Repeat the comparison of the job with itself only if that takes less than this share of the budget."""
 MIN_TURN_UPDATES, MIN_UNEVEN_TURN_UPDATES = 3, 6
+"""Minimum number of updates per turn, and the minimum for jobs whose updates differ in length."""
 
 
 class Session:
-    """One tuning. `run` does it and returns the evidence.
+    """One tuning. `run` performs it and returns the evidence.
 
     Args:
-        request: What is asked for.
-        say: Told in words what is going on.
-        subject: What is tuned; the job that the request names unless given.
+        request: What the user asks for.
+        say: Called with a message at each step.
+        subject: What to tune; by default, the job that the request names.
 
     Raises:
         HastenError: The job cannot be loaded, or there is nothing to resume.
@@ -64,7 +65,7 @@ class Session:
             self.record.resume()
         self.record.move_previous()
         self.setting = TrialSetting(
-            target=request.target, folder=request.out / "trials", progress=lambda words: say(f"  {words}"),
+            target=request.target, folder=request.out / "trials", progress=lambda message: say(f"  {message}"),
             ranks=request.ranks, command=request.command,
         )  # fmt: skip
         self.seed = self.subject.job.seed if request.seed is None else request.seed
@@ -72,39 +73,39 @@ class Session:
         self._facts: Facts | None = None
 
     def run(self) -> Evidence:
-        """Tune. KeyboardInterrupt and failing trials end it early, with everything known written.
+        """Run the tuning. KeyboardInterrupt and failing trials end it early; everything known is written first.
 
         Raises:
-            TrialError: Not even the plain job could be run.
+            TrialError: The plain job could not be run.
         """
         ended = "trial failures"
         try:
             search = self.prepare()
             search.run()
-            self.say("taking each kept technique out once")
+            self.say("removing each kept technique once, to check that it still pays")
             search.prune()
             self.record.note(phases_after=search.state.phases or None)
             self._prove(search)
             ended = self._how_it_ended()
         except KeyboardInterrupt:
             ended = "interrupted"
-            self.say("interrupted: writing what is known")
+            self.say("interrupted: saving what is known so far")
         except TrialError as error:
             self.record.note(failure=str(error))
             if not self.record.evidence.phases:
                 raise
-            self.say(f"a trial failed, writing what is known: {error}")
+            self.say(f"a trial failed; saving what is known so far: {error}")
         finally:
             self.close(ended)
         return self.record.evidence
 
     def prepare(self) -> Search:
-        """Measure the plain job, compare it with itself, and stand before the first candidate.
+        """Measure the plain job, compare it with itself, and return a search that is ready for its first candidate.
 
         Raises:
             TrialError: The plain job could not be run.
         """
-        self.say("profiling the job as it is")
+        self.say("profiling the unmodified job")
         baseline = measure_baseline(self.subject, self.setting, self.seed, self.record)
         facts, uneven = baseline.facts, self.subject.is_uneven(baseline.facts)
         self._facts = facts
@@ -142,15 +143,15 @@ class Session:
         return search
 
     def _calibrate(self, screen: Screen, updates: int) -> None:
-        """Compare the job with itself, to learn the smallest difference that can be detected on this machine."""
-        self.say("comparing the job with itself, to learn this machine's noise")
+        """Compare the job with itself to measure the noise floor of this machine."""
+        self.say("comparing the job with itself to measure this machine's noise")
         again_s = CALIBRATION_FRAC * self.request.budget_s
         calibration = screen.calibrate(max(updates // 2, MIN_TURN_UPDATES), again_s=again_s)
         reason = self.record.note_noise(screen.floor_frac, calibration, repeats=screen.repeats())
-        self.say(f"differences below {screen.floor_frac:.1%} cannot be told here ({reason})")
+        self.say(f"noise floor: {screen.floor_frac:.1%} ({reason}); smaller differences cannot be detected")
 
     def close(self, ended: str) -> None:
-        """End all processes and write everything. `ended`: why the tuning is over, see docs/evidence.md."""
+        """End all processes and write everything. `ended` says why the tuning is over, see docs/evidence.md."""
         if self._screen is not None:
             self._screen.close()
         try:
@@ -160,13 +161,13 @@ class Session:
             self.record.finish(ended)
 
     def left_out(self) -> list[Candidate]:
-        """A candidate for each technique that the request leaves out, and that was not tried earlier."""
+        """Return a candidate for each technique that the request excludes and that no earlier session tried."""
         known = names_of(self.record.candidates)
         left_out = [name for name in self.subject.kinds if not self.request.allows(name) and name not in known]
         return [
-            Candidate(name=name, settings={}, outcome="refused", reason=f"left out, as was asked: {flag}")
+            Candidate(name=name, settings={}, outcome="refused", reason=f"excluded by the request: {flag}")
             for name in left_out
-            for flag in ["--without names it" if name in self.request.without else "--only names others"]
+            for flag in ["named in --without" if name in self.request.without else "not named in --only"]
         ]
 
     def _target_design(self, baseline: Baseline) -> TargetDesign | None:
@@ -181,12 +182,12 @@ class Session:
         plan = self.record.applied_plan()
         if not plan.optimizations:
             return
-        self.say(f"taking up at the plan [{', '.join(plan.names)}]")
+        self.say(f"resuming at the plan [{', '.join(plan.names)}]")
         search.screen.screen(None, plan, search.state.config.updates)
         search.adopt(Adopted(name=None))
 
     def _prove(self, search: Search) -> None:
-        """Prove the plan with fresh processes; the resident ones end before."""
+        """Prove the plan with fresh processes. The resident processes end first."""
         config, job = search.state.config, search.state.facts.job
         quality = self.subject.quality(search.screen)
         search.screen.close()
@@ -207,7 +208,7 @@ class Session:
         candidates, kinds = self.record.candidates, catalogue()
         if not self.record.proved and any(NEIGHBOUR in item.reason for item in candidates):
             return "noise"
-        # Whole runs are more than most budgets hold: that they were left out does not make a tuning an unfinished one.
+        # Most budgets are too short for whole runs. A tuning that skipped them still counts as finished.
         not_tried = (item for item in candidates if item.reason.startswith(NOT_TRIED))
         cut_short = any(
             item.name not in kinds or kinds[item.name].card.judged_by is Judge.UPDATE_TIME for item in not_tried

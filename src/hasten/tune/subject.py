@@ -1,4 +1,4 @@
-"""What is tuned, a job or (`hasten.tune.scripts.subject`) a script, and the rules in which both differ."""
+"""What is tuned: a job or a script (`hasten.tune.scripts.subject`), with the rules in which they differ."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Subject:
     """What is tuned.
 
     Attributes:
-        job: The job; of a script, what stands for one.
-        name: What people call it.
-        fingerprint: Evidence with another one is of another subject.
-        commands: The command lines that tune it, and that run it under the plan.
-        kinds: The techniques that have a seam in it.
-        is_uneven: Whether updates differ by nature, so that total times count and no typical one.
+        job: The job; for a script, an object that represents it.
+        name: The name shown to users.
+        fingerprint: Identifies the subject; evidence with another fingerprint belongs to another subject.
+        commands: The command lines that tune it and that run it under the plan.
+        kinds: The techniques that can act on it.
+        is_uneven: Whether updates differ in length by nature, so that total times are compared instead of typical ones.
         processes: How a screening starts processes (with a seed) and brings them to the first counted update.
-        losses: The losses of a fresh trial at so many of those updates that a screening counts.
-        quality: What "not worse" means in the final proof; None where nothing says so.
-        finish: Records and writes what else belongs to the result.
-        events_apart: Reports, checkpoints and validation are measured by themselves, and not as part of the updates.
-        whole_runs: Whole runs can be compared, and held-out data measured on the way.
+        losses: The losses of a fresh trial over the given number of counted updates.
+        quality: What "not worse" means in the final proof; None if nothing defines it.
+        finish: Records and writes everything else that belongs to the result.
+        events_apart: Whether reports, checkpoints and validation are measured separately from the updates.
+        whole_runs: Whether whole runs can be compared, and held-out data measured during the run.
     """
 
     job: Job
@@ -53,10 +53,10 @@ class Subject:
 
 
 def job_subject(request: TuneRequest) -> Subject:
-    """The job that a request names.
+    """Return the job that a request names, as a subject.
 
     Raises:
-        TargetError: It cannot be loaded.
+        TargetError: The job cannot be loaded.
     """
     job, target = load_job(request.target), shlex.quote(request.target)
     ranks = f" --ranks {request.ranks}" if request.ranks > 1 else ""

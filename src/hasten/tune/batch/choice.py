@@ -1,9 +1,9 @@
-"""Choose how many samples are computed at once, from measurements: pure functions, free of processes and clocks.
+"""Choose the number of samples to compute at once, from measurements. Pure functions, without processes or clocks.
 
-Two sizes are kept apart. The *optimizer batch* is what one update sees: the job's `batch_size` times its `accumulation`; it
-is part of the mathematics and stays. The *microbatch* is what is computed at once; it is a matter of speed and memory.
-Larger is not always faster, so the choice goes by measured speed among the sizes that fit. Where the measurements cannot
-tell two apart, the job's own size stays, unless another saves notable memory.
+Two sizes are distinct. The *optimizer batch* is what one update sees: the job's `batch_size` times its `accumulation`. It is
+part of the mathematics and is kept. The *microbatch* is what is computed at once, which affects only speed and memory.
+Larger is not always faster, so the choice is by measured speed among the sizes that fit. If the measurements cannot
+distinguish two sizes, the job's own size is kept, unless another one saves much memory.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from hasten.core.stats import MIN_FLOOR_FRAC
 from hasten.optimizations import catalogue
 
 CONFIDENCE = 0.9
+"""Confidence of the interval of a median."""
 NOTABLE_FRAC = 0.2
-"""So much of the peak memory must be saved before a size of no other merit is worth an entry in the plan."""
+"""Minimum share of peak memory that an equally fast size must save to be worth an entry in the plan."""
 SWEEPS = 50
-"""Rounds and sizes are fitted in turn; a table without gaps needs one sweep, and one with gaps a few."""
+"""Number of alternating fits of rounds and sizes. A complete table needs one, an incomplete one a few."""
 
 
 def techniques() -> dict[str, type[Optimization]]:
-    """What makes a job compute another number of samples at once."""
+    """Return the techniques that change the number of samples that a job computes at once."""
     return {name: kind for name, kind in catalogue().items() if Trait.MICROBATCH in kind.card.traits}
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Size:
-    """A microbatch size and how a job comes to compute it.
+    """A microbatch size and how a job computes it.
 
     Attributes:
-        samples: Computed at once.
-        parts: Parts each micro-batch of the job is cut into; 1 is none.
-        merge: Micro-batches of the job that are merged into one; 1 is none.
+        samples: Samples computed at once.
+        parts: Number of parts that each micro-batch of the job is cut into; 1 leaves it whole.
+        merge: Number of micro-batches of the job that are merged into one; 1 merges none.
     """
 
     samples: int
@@ -46,27 +47,27 @@ class Size:
     merge: int = 1
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """What belongs into the plan: a technique and its settings; empty where the job computes this size by itself."""
+        """Return the technique and its settings for the plan; empty if the job computes this size without one."""
         made = self.optimization()
         return {made.card.name: made.settings()} if made else {}
 
     def optimization(self) -> Optimization | None:
-        """The technique that makes it so; None where the job computes this size by itself."""
+        """Return the technique that produces this size; None if the job computes it without one."""
         made = (kind.computing(parts=self.parts, merge=self.merge) for kind in techniques().values())
         return next(filter(None, made), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSize:
-    """A microbatch size with what was measured.
+    """A microbatch size with its measurements.
 
     Attributes:
         size: Samples computed at once.
-        samples_per_s: Median over the turns; None where it was not timed.
-        low: Lower end of the interval of that median; None where there were no turns.
-        high: Upper end of it.
-        peak_bytes: Peak memory of its process; None where it did not live to tell.
-        fits: Whether it fits with head-room, as far as is known.
+        samples_per_s: Median over the turns; None if it was not timed.
+        low: Lower end of the interval of that median; None without turns.
+        high: Upper end of the interval.
+        peak_bytes: Peak memory of its process; None if the process died.
+        fits: Whether it is known to fit with headroom.
         why: Why it does not fit, or was not tried, or was not timed in turns; empty otherwise.
     """
 
@@ -79,21 +80,21 @@ class MeasuredSize:
     why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return asdict(self)
 
 
 def candidate_sizes(batch_size: int, accumulation: int) -> list[Size]:
-    """The sizes worth trying, smallest first: divisors of the optimizer batch, and powers of two.
+    """Return the sizes worth trying, smallest first: divisors of the optimizer batch, and powers of two.
 
     A size that the job cannot compute exactly is replaced by what its plan would compute: below `batch_size` each
-    micro-batch is cut into parts of like size, above it whole micro-batches are merged.
+    micro-batch is cut into parts of similar size, above it whole micro-batches are merged.
 
     Raises:
         ValueError: A number is below 1.
     """
     if batch_size < 1 or accumulation < 1:
-        raise ValueError(f"sizes need whole numbers of at least 1, not {batch_size} and {accumulation}")
+        raise ValueError(f"batch_size and accumulation must be at least 1, not {batch_size} and {accumulation}")
     whole = batch_size * accumulation
     wanted = {size for size in range(1, math.isqrt(whole) + 1) if whole % size == 0}
     wanted |= {whole // size for size in wanted} | {1 << power for power in range(whole.bit_length())} | {batch_size}
@@ -102,7 +103,7 @@ def candidate_sizes(batch_size: int, accumulation: int) -> list[Size]:
 
 
 def realised(samples: int, batch_size: int) -> Size:
-    """The nearest size, not above `samples`, that a job with this `batch_size` can compute."""
+    """Return the largest size up to `samples` that a job with this `batch_size` can compute."""
     if samples >= batch_size:
         merge = samples // batch_size
         return Size(samples=batch_size * merge, merge=merge)
@@ -111,7 +112,7 @@ def realised(samples: int, batch_size: int) -> Size:
 
 
 def with_head_room(limit_bytes: int, head_room_frac: float) -> int:
-    """What may be used of a limit, in bytes."""
+    """Return how many bytes of a limit may be used."""
     return int(limit_bytes * (1.0 - head_room_frac))
 
 
@@ -119,11 +120,11 @@ def with_head_room(limit_bytes: int, head_room_frac: float) -> int:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The interval of a median from order statistics, without any assumption on how the values scatter.
+    """Return the interval of a median from order statistics, without assumptions on the distribution.
 
     The k-th smallest and the k-th largest of n values enclose the median with probability 1 - 2 P(B < k), where B is
-    binomial with n tries of one half (Conover, Practical Nonparametric Statistics, 3.2). With too few values for
-    `confidence` (fewer than 5 for 0.9) it is the whole range.
+    binomial with n trials of probability one half (Conover, Practical Nonparametric Statistics, 3.2). With too few values
+    for `confidence` (fewer than 5 for 0.9) it is the whole range.
 
     Raises:
         ValueError: There is no value.
@@ -141,10 +142,10 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def without_drift(turns: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-    """Samples/s by size with what a round did to all sizes taken out: the machine's drift, and the samples of that round.
+    """Return samples/s by size without the common effect of each round: the machine's drift, and that round's samples.
 
-    All sizes take a turn in each round, one after the other, and on the same samples, so a slow round is slow for all. Speed
-    is taken as (level of the size) x (factor of the round), fitted on logarithms; the factors average 1. A size may stop
+    All sizes take a turn in each round, one after the other and on the same samples, so a slow round is slow for all. Speed
+    is modelled as (level of the size) x (factor of the round), fitted on logarithms; the factors average 1. A size may stop
     earlier than others: its turns are those of the first rounds.
 
     Raises:
@@ -162,13 +163,13 @@ def without_drift(turns: Mapping[int, Sequence[float]]) -> dict[int, list[float]
         ]
         middle = statistics.fmean(factors) if factors else 0.0
         factors = [factor - middle for factor in factors]
-    if len(logs) == 1:  # with nobody to compare with, what looks like drift is all that is known of the scatter
+    if len(logs) == 1:  # a single size cannot separate drift from scatter
         factors = [0.0] * rounds
     return {size: [math.exp(log - factors[i]) for i, log in enumerate(own)] for size, own in logs.items()}
 
 
 def behind(turns: Mapping[int, Sequence[float]]) -> set[int]:
-    """The sizes that are slower than the fastest one beyond doubt: they need no further turn."""
+    """Return the sizes that are slower than the fastest one beyond doubt; they need no further turn."""
     speeds = without_drift(turns)
     intervals = {size: median_interval(own) for size, own in speeds.items()}
     if not intervals:
@@ -181,13 +182,13 @@ def behind(turns: Mapping[int, Sequence[float]]) -> set[int]:
 
 
 def choose(candidates: Sequence[MeasuredSize], own: int = 0) -> MeasuredSize | None:
-    """The fastest size that fits; of those that cannot be told from it, the job's own, or the one with the least memory.
+    """Choose the fastest size that fits. Of sizes tied with it, choose the job's own, or the one with the least memory.
 
-    A plan that changes nothing is worth more than a little memory: of tied sizes the job's own wins unless another takes at
-    least `NOTABLE_FRAC` less.
+    A plan that changes nothing is worth more than a little memory: of tied sizes the job's own wins unless another needs
+    `NOTABLE_FRAC` less memory.
 
-    Two sizes are tied where their intervals overlap, or where they differ by less than counts as a difference anywhere
-    in Hasten. None where nothing fits, or nothing that fits was timed in turns.
+    Two sizes are tied if their intervals overlap, or if they differ by less than the smallest difference that counts
+    anywhere in Hasten. Returns None if nothing fits, or nothing that fits was timed in turns.
     """
     timed = [item for item in candidates if item.fits and None not in (item.samples_per_s, item.low, item.high)]
     best = max(timed, key=_speed, default=None)

@@ -1,4 +1,4 @@
-"""Measure microbatch sizes in trial processes: what runs out of memory ends there, and nothing needs to be put back."""
+"""Measure microbatch sizes in trial processes. A process that runs out of memory ends, and nothing needs to be undone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Survey:
     """What is known of a job before any size is tried.
 
     Attributes:
-        batch_size: The job's.
-        accumulation: The job's.
+        batch_size: The job's batch size.
+        accumulation: The job's accumulation.
         device: `cpu`, `cuda`, ...
-        indices: The samples of one optimizer batch, the longest first.
-        longest: How long the longest is.
-        unit: Of that: `items` or `bytes`.
-        scanned: Samples that were looked at.
-        num_samples: Of so many.
-        refused: Why a technique cannot be used with this job, by its name.
-        host_limit_bytes: Main memory there is.
+        indices: The samples of one optimizer batch, longest first.
+        longest: Length of the longest sample.
+        unit: Unit of that length: `items` or `bytes`.
+        scanned: Number of samples that were read.
+        num_samples: Number of samples in the dataset.
+        refused: Name of a technique -> why it cannot be used with this job.
+        host_limit_bytes: Main memory available.
     """
 
     batch_size: int
@@ -49,14 +49,14 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """What a process took that held the longest samples.
+    """The cost of an update on the longest samples.
 
     Attributes:
-        update_s: Seconds of its last update.
-        peak_bytes: Its peak memory.
-        limit_bytes: What that is held to.
-        retries: How often its allocator had to give memory back to get some.
+        update_s: Seconds of the last update.
         typical_s: Seconds of one update on the job's own data.
+        peak_bytes: Peak memory of the process.
+        limit_bytes: Limit of that memory.
+        retries: How often the allocator had to free memory before it could allocate.
     """
 
     update_s: float
@@ -68,7 +68,7 @@ class WorstCase:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a turn gave: its speed, and whether a neighbour took so much of the machine that it says little."""
+    """The result of a turn: its speed, and whether other processes disturbed it."""
 
     samples_per_s: float
     spoilt: bool = False
@@ -83,29 +83,29 @@ class Race(Protocol):
 
 
 class Lab(Protocol):
-    """Where sizes are measured."""
+    """Measures sizes."""
 
     def survey(self) -> Survey:
         """Find the longest samples. Raises TrialError."""
         ...
 
     def hold(self, size: Size, updates: int) -> WorstCase:
-        """Do `updates` updates on the longest samples, in a process of its own. Raises TrialError, PlanError."""
+        """Do `updates` updates on the longest samples, in a separate process. Raises TrialError, PlanError."""
         ...
 
     def race(self, sizes: Sequence[Size], *, together: bool) -> AbstractContextManager[Race]:
-        """Let sizes take turns; `together`: their processes live side by side."""
+        """Let sizes take turns. `together`: keep all their processes alive side by side."""
         ...
 
 
 @dataclass(kw_only=True)
 class TrialLab:
-    """A lab of trial processes.
+    """A lab that uses trial processes.
 
     Attributes:
-        setting: What all trials share.
-        base: The plan the job is to run under; what it says of the microbatch size gives way.
-        scan_s: Seconds to look for the longest samples.
+        setting: Settings that all trials share.
+        base: The plan of the job. Techniques in it that set the microbatch size are replaced.
+        scan_s: Seconds to search for the longest samples.
     """
 
     setting: TrialSetting
@@ -114,7 +114,7 @@ class TrialLab:
     indices: tuple[int, ...] = ()
 
     def survey(self) -> Survey:
-        """Find the longest samples, and what cannot be used with this job."""
+        """Find the longest samples, and the techniques that cannot be used with this job."""
         with Trial(self.setting, self.plan(None)) as trial:
             answer = trial.call("longest", seconds=self.scan_s)
         job, machine = JobFacts(**answer["facts"]), read_machine()
@@ -133,13 +133,13 @@ class TrialLab:
         )
 
     def hold(self, size: Size, updates: int) -> WorstCase:
-        """Hold the longest samples in a fresh process."""
+        """Run the longest samples in a fresh process."""
         with Trial(self.setting, self.plan(size)) as trial:
             return WorstCase(**trial.call("hold", indices=list(self.indices), updates=updates))
 
     @contextmanager
     def race(self, sizes: Sequence[Size], *, together: bool) -> Iterator[Race]:
-        """Turns of processes that live side by side, one awake at a time; else each turn in a fresh process."""
+        """Let processes take turns side by side, one awake at a time; otherwise use a fresh process for each turn."""
         if not together:
             yield _Fresh(self)
             return
@@ -148,7 +148,7 @@ class TrialLab:
             yield _Residents(trials)
 
     def plan(self, size: Size | None) -> Plan:
-        """The base plan with what makes the job compute `size`; None is the job's own. Raises PlanError."""
+        """Return the base plan with the technique that produces `size`; None is the job's own. Raises PlanError."""
         plan = self.base
         for name in techniques():
             plan = plan.minus(name)
@@ -163,7 +163,7 @@ def _refused(job: JobFacts, machine: Machine) -> dict[str, str]:
 
 
 class _Residents:
-    """Processes that live side by side; the one whose turn it is not is frozen."""
+    """Processes that are alive side by side. All but the one whose turn it is are frozen."""
 
     def __init__(self, trials: dict[Size, Trial]) -> None:
         self._trials, self._cores = trials, sorted(allowed_cores())
@@ -178,10 +178,10 @@ class _Residents:
             trial.freeze()
 
     def turn(self, size: Size, updates: int, number: int) -> Turn:
-        """One turn; the first one warms up before."""
+        """Take one turn. The first one warms up before."""
         if size in self._failed:
             raise self._failed[size]
-        core = self._cores[number // 2 % len(self._cores)]  # each core with either order
+        core = self._cores[number // 2 % len(self._cores)]  # each core is used with both orders
         return awake(self._trials[size], lambda trial: self._run(trial, size, updates, core))
 
     def _run(self, trial: Trial, size: Size, updates: int, core: int) -> Turn:
@@ -192,13 +192,13 @@ class _Residents:
 
 
 class _Fresh:
-    """A process for each turn, where they would be too much for the memory together."""
+    """A process for each turn, if all of them together would need too much memory."""
 
     def __init__(self, lab: TrialLab) -> None:
         self._lab, self._cores = lab, sorted(allowed_cores())
 
     def turn(self, size: Size, updates: int, number: int) -> Turn:
-        """One turn, at the start of the run."""
+        """Take one turn, at the start of the run."""
         with Trial(self._lab.setting, self._lab.plan(size)) as trial:
             _warm(trial, updates)
             return _timed(trial, updates, self._cores[number // 2 % len(self._cores)])

@@ -1,10 +1,10 @@
-"""Search how many samples to compute at once, while the optimizer goes on to see the batch that it sees today.
+"""Search for the best number of samples to compute at once, without changing the optimizer batch.
 
-A size fits when a process of its own held one optimizer batch of the longest real samples, twice, with the optimizer's step
-and a held-out batch, and kept the head-room. Those that fit take turns on the job's own data. The winner is held to the
-longest samples once more, for longer; where it fails, the next one is chosen. What was left out on purpose: a bisection for
-the largest size that fits, since the largest is seldom the fastest, and any change of the optimizer batch, which is another
-question (the technique `optimizer_batch`, judged by the time to a target).
+A size fits if a separate process ran one optimizer batch of the longest real samples twice, with the optimizer's step and a
+held-out batch, and kept the headroom. The sizes that fit take turns on the job's own data. The winner runs the longest
+samples again, for longer; if it fails, the next one is chosen. Deliberately omitted: a bisection for the largest size that
+fits, since the largest is seldom the fastest, and any change of the optimizer batch, which is a separate question (the
+technique `optimizer_batch`, judged by time to target).
 """
 
 from __future__ import annotations
@@ -31,36 +31,38 @@ from hasten.tune.batch.measure import Lab, Race, Survey, Turn, WorstCase
 from hasten.tune.budget import Budget
 
 FIRST_UPDATES = 2
-"""The second update meets the optimizer's state, which the first one made."""
+"""The second update includes the optimizer's state, which the first one creates."""
 FIRST_LOOKS_FRAC = 0.5
-"""No further size is looked at once this share of the budget is spent: the rest is for turns and the longer run."""
+"""Share of the budget after which no further size is tried; the rest is for turns and the longer run."""
 FAR_BEHIND = 0.5
-"""Where a size is slower than this share of the fastest, on the longest samples, no smaller one is tried."""
+"""If a size is slower than this share of the fastest on the longest samples, no smaller one is tried."""
 TURN_S = 0.25
+"""Approximate length of a turn in seconds."""
 MAX_UPDATES = 200
 LEAST_TURNS, TURNS_TO_JUDGE, MAX_TURNS = 3, 5, 15
-"""Turns of each size: in any case; before one may be left behind; at most."""
+"""Turns of each size: minimum; before a size may be dropped; maximum."""
 MAX_RETAKEN = 15
-"""Rounds that are taken again because a neighbour took too much of the machine in one of their turns."""
+"""Maximum number of rounds that are repeated because other processes disturbed one of their turns."""
 CONFIRM_S = 10.0
+"""Approximate length in seconds of the longer run of the winner."""
 LEAST_CONFIRMED, MAX_CONFIRMED = 3, 12
 WARM_UPDATES = 2
-"""Before the first turn: one, and one on the short batch that ends an epoch."""
+"""Warm-up before the first turn: one update, and one on the short batch that ends an epoch."""
 TOGETHER_FRAC = 0.5
-"""Processes live side by side only if they take no more than this share of the memory."""
-LATE = "the time was up; give it more with --budget"
+"""Processes are kept alive side by side only if they use at most this share of the memory."""
+LATE = "the time ran out; use a larger --budget"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What the search found.
+    """The result of the search.
 
     Attributes:
         survey: What was known before.
-        chosen: The size that was chosen; None where none fits.
+        chosen: The chosen size; None if none fits.
         candidates: Every size, smallest first.
         head_room_frac: The share of the limit that stays free.
-        limit_bytes: What a process may use; 0 where none lived to tell.
+        limit_bytes: Memory that a process may use; 0 if unknown because all died.
     """
 
     survey: Survey
@@ -75,7 +77,7 @@ class Finding:
         return self.survey.batch_size * self.survey.accumulation
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON. `plan` is what belongs under `[optimizations]`; empty where the job computes that size by itself."""
+        """Return it as JSON. `plan` belongs under `[optimizations]`; empty if the job computes that size without one."""
         return {
             "batch_size": self.survey.batch_size,
             "optimizer_batch": self.optimizer_batch,
@@ -96,16 +98,17 @@ class Finding:
 def search_batch(
     lab: Lab, *, head_room_frac: float = 0.1, budget: Budget | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Finding:
-    """Search the microbatch size of a job at its own optimizer batch.
+    """Search for the best microbatch size of a job at its own optimizer batch.
 
     Args:
-        lab: Where sizes are measured.
+        lab: Measures sizes.
         head_room_frac: The share of the memory limit that stays free.
-        budget: When to stop looking; None for no bound. The least that tells sizes apart is measured in any case.
-        say: Told what is being measured.
+        budget: Time budget; None for no limit. The minimum that distinguishes sizes is measured in any case.
+        say: Called with a message at each step.
 
     Raises:
-        TrialError: The job cannot be loaded, or fails on its longest samples as it is, other than for lack of memory.
+        TrialError: The job cannot be loaded, or its unchanged form fails on its longest samples for another reason than
+            memory.
     """
     return _Search(lab, head_room_frac, budget, say).run()
 
@@ -120,7 +123,7 @@ class _Search:
         self._limit = 0
 
     def run(self) -> Finding:
-        self._say("looking for the longest samples")
+        self._say("searching for the longest samples")
         self._survey = survey = self._lab.survey()
         self._sizes = candidate_sizes(survey.batch_size, survey.accumulation)
         self._first_looks()
@@ -137,7 +140,7 @@ class _Search:
     # Which sizes fit.
 
     def _first_looks(self) -> None:
-        """Upward from the job's own size until one does not fit, then downward until one is far behind."""
+        """Try sizes upward from the job's own until one does not fit, then downward until one is far slower."""
         own = self._survey.batch_size
         upward = [size for size in self._sizes if size.samples >= own]
         downward = [size for size in reversed(self._sizes) if size.samples < own]
@@ -153,14 +156,14 @@ class _Search:
                     stop = self._look(size)
 
     def _look(self, size: Size) -> str:
-        """Hold one size to the longest samples; gives why the sizes beyond it need not be tried, empty where they do."""
+        """Run one size on the longest samples. Returns why sizes beyond it need not be tried; empty if they do."""
         samples = size.samples
-        self._say(f"{samples} at once, on the longest samples")
+        self._say(f"{samples} samples at once, on the longest samples")
         own, started = samples == self._survey.batch_size, monotonic()
         try:
             worst = self._lab.hold(size, FIRST_UPDATES)
         except PlanError as error:
-            self._measured[samples] = MeasuredSize(size=samples, why=f"refused: {error}")
+            self._measured[samples] = MeasuredSize(size=samples, why=f"not applicable: {error}")
             return ""
         except TrialError as error:
             memory = bool(_lack_of_memory(error))
@@ -177,22 +180,22 @@ class _Search:
             return f"not tried: {samples} did not fit" if samples >= self._survey.batch_size else ""
         fastest = min(self._update_s, key=lambda other: self._update_s[other])
         if samples < self._survey.batch_size and self._update_s[fastest] < FAR_BEHIND * worst.update_s:
-            return f"not tried: {samples} takes more than {1 / FAR_BEHIND:.0f} times as long as {fastest} already"
+            return f"not tried: {samples} is already more than {1 / FAR_BEHIND:.0f} times slower than {fastest}"
         return ""
 
     def _refusal(self, size: Size) -> str:
         for name in size.settings():
             if name in self._survey.refused:
-                return f"refused: {self._survey.refused[name]}"
+                return f"not applicable: {self._survey.refused[name]}"
         return ""
 
     def _too_much(self, worst: WorstCase) -> str:
         if worst.retries:
-            return f"the allocator had to give memory back {worst.retries} times to go on"
+            return f"the allocator had to free memory {worst.retries} times to continue"
         if worst.peak_bytes <= with_head_room(worst.limit_bytes, self._head_room):
             return ""
         free = 1.0 - worst.peak_bytes / worst.limit_bytes
-        return f"leaves {max(free, 0.0):.1%} of the memory free, less than the head-room of {self._head_room:.1%}"
+        return f"leaves {max(free, 0.0):.1%} of the memory free, less than the required headroom of {self._head_room:.1%}"
 
     # How fast they are.
 
@@ -201,7 +204,7 @@ class _Search:
         if not racing:
             return
         updates = self._updates(racing)
-        self._say(f"{', '.join(str(size.samples) for size in racing)} in turns, on the job's own data")
+        self._say(f"{', '.join(str(size.samples) for size in racing)} samples at once, in turns on the job's own data")
         turns: dict[int, list[float]] = {size.samples: [] for size in racing}
         taken = retaken = 0
         with self._lab.race(racing, together=self._together(racing)) as race:
@@ -228,7 +231,7 @@ class _Search:
             )
 
     def _round(self, race: Race, racing: Sequence[Size], updates: int, number: int) -> dict[int, Turn]:
-        """A turn of each size, the order turned round each time; none of a size that fails, which then does not fit."""
+        """Take a turn of each size, in alternating order. A size that fails gets no turn and counts as not fitting."""
         found = {}
         for size in racing if number % 2 == 0 else racing[::-1]:
             try:
@@ -238,41 +241,41 @@ class _Search:
         return found
 
     def _contenders(self) -> list[Size]:
-        """The sizes that fit. Where there is no time for turns of all, the slowest go; the job's own stays, and one more."""
+        """Return the sizes that fit. If time is short, drop the slowest, but keep the job's own size and one more."""
         racing = [size for size in self._sizes if self._measured[size.samples].fits]
         while self._budget is not None and len(racing) > 2 and self._turns_s(racing) > self._budget.left:
             others = [size for size in racing if size.samples != self._survey.batch_size]
             slowest = max(others, key=lambda size: self._update_s[size.samples])
             racing.remove(slowest)
-            self._measured[slowest.samples] = replace(self._measured[slowest.samples], why=f"fits, not timed: {LATE}")
+            self._measured[slowest.samples] = replace(self._measured[slowest.samples], why=f"fits, but not timed: {LATE}")
         return racing
 
     def _updates(self, racing: Sequence[Size]) -> int:
-        """Updates in a turn, the same for all sizes, so that all see the same samples."""
+        """Return the updates per turn, the same for all sizes, so that all see the same samples."""
         quickest = min(self._typical_s[size.samples] for size in racing)
         return min(max(math.ceil(TURN_S / max(quickest, 1e-6)), 1), MAX_UPDATES)
 
     def _turns_s(self, racing: Sequence[Size]) -> float:
-        """About what the fewest turns of these sizes take, in seconds."""
+        """Return the approximate seconds of the minimum number of turns of these sizes."""
         a_turn_s = self._updates(racing) * sum(self._typical_s[size.samples] for size in racing)
         starts_s = sum(self._start_s[size.samples] + WARM_UPDATES * self._typical_s[size.samples] for size in racing)
         return LEAST_TURNS * a_turn_s + starts_s * (1 if self._together(racing) else LEAST_TURNS)
 
     def _together(self, racing: Sequence[Size]) -> bool:
-        """Whether the memory has room for all of them side by side."""
+        """Return whether all of these sizes fit into memory side by side."""
         peaks = sum(self._measured[size.samples].peak_bytes or 0 for size in racing)
         return self._survey.device == "cpu" and peaks <= TOGETHER_FRAC * self._survey.host_limit_bytes
 
     # The winner.
 
     def _confirmed(self) -> Size | None:
-        """The best size that also holds for longer."""
+        """Return the best size that also survives a longer run."""
         while True:
             best = choose(list(self._measured.values()), self._survey.batch_size)
             if best is None:
                 return None
             size = next(size for size in self._sizes if size.samples == best.size)
-            self._say(f"{best.size} at once, for longer")
+            self._say(f"{best.size} samples at once, for longer")
             updates = min(max(int(CONFIRM_S / max(self._update_s[best.size], 1e-6)), LEAST_CONFIRMED), MAX_CONFIRMED)
             try:
                 worst = self._lab.hold(size, updates)
@@ -283,7 +286,7 @@ class _Search:
             if not why:
                 self._measured[best.size] = replace(best, peak_bytes=peak)
                 return size
-            why = f"did not hold in a longer run: {why}"
+            why = f"failed in a longer run: {why}"
             self._measured[best.size] = replace(best, peak_bytes=peak, fits=False, why=why)
 
     def _spent(self, share: float) -> bool:
@@ -291,13 +294,13 @@ class _Search:
 
 
 def _lack_of_memory(error: TrialError) -> str:
-    """That a trial lacked memory, in words; empty where it failed otherwise."""
+    """Return a lack of memory in words; empty if the trial failed for another reason."""
     if error.kind == "out_of_memory":
         return "out of memory"
     killed = error.kind == "killed" and "SIGKILL" in str(error)
-    return "out of memory, as it seems: the system ended the process" if killed else ""
+    return "probably out of memory: the system ended the process" if killed else ""
 
 
 def _failure(error: TrialError) -> str:
-    """A failed trial in words; of a lack of memory, the operator that met it does not matter to who compares sizes."""
+    """Return a failed trial in words. For a lack of memory, the operator that failed is not relevant."""
     return _lack_of_memory(error) or str(error)

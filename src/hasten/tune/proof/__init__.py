@@ -1,1 +1,1 @@
-"""What makes a proof: pairs in fresh processes, whole runs to a target, the numerics gate."""
+"""Proofs: pairs in fresh processes, whole runs to a target, and the numerics gate."""

@@ -1,7 +1,7 @@
-"""Compare two plans: fresh processes in interleaved, randomised ABBA order, read at pre-registered looks.
+"""Compare two plans with fresh processes in interleaved, randomised ABBA order, with verdicts at pre-registered looks.
 
-The unit is a pair of processes with the same seed, hence the same model and data. A pair in which a neighbour took too
-much of the machine is run again, and left out if that keeps happening.
+The unit is a pair of processes with the same seed and so the same model and data. A pair that other processes disturbed is
+repeated, and not counted if the disturbance persists.
 """
 
 from __future__ import annotations
@@ -37,33 +37,34 @@ from hasten.tune.trials.samples import Sample
 from hasten.tune.trials.trial import TrialSetting
 
 MAX_RETAKES_PER_PAIR = 2
-NEIGHBOUR = "a neighbour kept using the machine"
+"""Maximum repetitions of a disturbed pair."""
+NEIGHBOUR = "other processes kept using the machine"
 MIN_CLEAN_PAIRS = LEAST_PAIRS
 PAIR_MARGIN = 1.1
-"""A pair takes as long as the one before it, up to this factor."""
+"""Factor up to which a pair is expected to exceed the time of the previous one."""
 
 
 @dataclass(kw_only=True)
 class Comparison:
-    """What a comparison found. `ratio` above 1 means that B is faster.
+    """The result of a comparison. A `ratio` above 1 means that B is faster.
 
     Attributes:
-        interval: The t-interval of the ratio; None below two clean pairs.
+        interval: The t-interval of the ratio; None with fewer than two clean pairs.
         verdict: faster, slower, same or undecided.
-        why: Why it is undecided, or what the floor was.
-        floor: The practical floor and where it came from.
+        why: Why it is undecided, or the noise floor.
+        floor: The noise floor and its basis.
         kind: `confirmation` (fresh processes) or `screening` (resident processes taking turns).
-        samples: All samples, spoilt ones too.
-        metrics: By arm, the held-out metrics of each pair.
-        losses: By arm, the losses of the first pair.
-        setup_s: By arm, seconds of compiling and of filling caches in the first pair.
-        retaken: Pairs that were run again.
+        samples: All samples, including disturbed ones.
+        metrics: The held-out metrics of each pair, by arm.
+        losses: The losses of the first pair, by arm.
+        setup_s: Seconds of compilation and cache filling in the first pair, by arm.
+        retaken: Number of pairs that were repeated.
     """
 
     interval: Interval | None = None
     verdict: Verdict = Verdict.UNDECIDED
     why: str = ""
-    floor: Floor = field(default_factory=lambda: Floor(MIN_FLOOR_FRAC, "the smallest that counts"))
+    floor: Floor = field(default_factory=lambda: Floor(MIN_FLOOR_FRAC, "the default"))
     kind: evidence.Method = "confirmation"
     samples: list[Sample] = field(default_factory=list)
     metrics: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {"A": [], "B": []})
@@ -72,7 +73,7 @@ class Comparison:
     retaken: int = 0
 
     def times(self, arm: str) -> list[float]:
-        """Seconds per item of the clean samples of an arm, by pair; only pairs that are clean in both arms."""
+        """Return the seconds per item of an arm, by pair, for pairs that are clean in both arms."""
         clean = self._clean_pairs()
         return [sample.seconds_per_item for sample in self.samples if sample.arm == arm and sample.pair in clean]
 
@@ -83,7 +84,7 @@ class Comparison:
         return {pair for pair, both in pairs.items() if not any(sample.spoilt for sample in both)}
 
     def to_evidence(self) -> evidence.Comparison:
-        """As in the evidence file."""
+        """Return it as in the evidence file."""
         return evidence.Comparison(
             **interval_fields(self.interval),
             verdict=self.verdict,
@@ -96,31 +97,31 @@ class Comparison:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         written: dict[str, Any] = schema.write(self.to_evidence())
         return written
 
 
 def interval_fields(interval: Interval | None) -> dict[str, Any]:
-    """An interval as in the evidence file; nothing, of 0 pairs, where there is none."""
+    """Return an interval as in the evidence file; 0 pairs and null values without one."""
     if interval is None:
         return {"ratio": None, "low": None, "high": None, "pairs": 0, "confidence": None}
     return {name: getattr(interval, name) for name in ("ratio", "low", "high", "pairs", "confidence")}
 
 
 def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: Sequence[int] = LOOKS) -> None:
-    """Read the verdict at a look: interval, floor, one of four outcomes."""
+    """Read the verdict at a look: interval, noise floor, one of four outcomes."""
     base, candidate = comparison.times("A"), comparison.times("B")
     if len(base) < min(MIN_CLEAN_PAIRS, looks[0]):
-        cause = NEIGHBOUR if any(sample.spoilt for sample in comparison.samples) else "the time was up"
+        cause = NEIGHBOUR if any(sample.spoilt for sample in comparison.samples) else "the time ran out"
         comparison.why = f"only {len(base)} clean pairs: {cause}"
         return
     alpha = ALPHA * len(LOOKS) / len(looks)
     comparison.interval = paired_interval(base, candidate, look_confidence(look, alpha))
     comparison.floor = aa_floor_frac(base, candidate, minimum=min_floor_frac)
     comparison.verdict = judge(comparison.interval, comparison.floor.frac)
-    wide = f"the interval {comparison.interval.low:.3f} to {comparison.interval.high:.3f} leaves it open"
-    comparison.why = wide if comparison.verdict is Verdict.UNDECIDED else f"floor {comparison.floor.frac:.1%}"
+    wide = f"the interval {comparison.interval.low:.3f} to {comparison.interval.high:.3f} allows more than one verdict"
+    comparison.why = wide if comparison.verdict is Verdict.UNDECIDED else f"noise floor {comparison.floor.frac:.1%}"
 
 
 def compare(
@@ -132,22 +133,22 @@ def compare(
     candidate_setting: TrialSetting | None = None,
     on_pair: Callable[[Comparison], None] = lambda _: None,
 ) -> Comparison:
-    """Run the comparison.
+    """Run a comparison.
 
     Args:
-        setting: What all trials share.
-        base: Arm A.
-        candidate: Arm B.
-        design: How.
-        candidate_setting: Another job, or another version of it, for arm B; the same unless given.
-        on_pair: Called after each pair, with the comparison so far.
+        setting: Settings that all trials share.
+        base: The plan of arm A.
+        candidate: The plan of arm B.
+        design: How the comparison is run.
+        candidate_setting: Another job, or another version of it, for arm B; the same by default.
+        on_pair: Called after each pair with the comparison so far.
 
     Raises:
-        TrialError: A trial crashed, hung, ran out of memory or lost its loss to NaN.
+        TrialError: A trial crashed, hung, ran out of memory, or its loss became NaN.
     """
     comparison = Comparison()
     design = replace(design, warmup=warmup_of(base, candidate))
-    order = random.Random(f"hasten-{design.seed}")  # noqa: S311  an experiment's order, no secret
+    order = random.Random(f"hasten-{design.seed}")  # noqa: S311  the order of an experiment, not a secret
     base_first = order.random() < 0.5
     plans = {"A": (setting, base), "B": (candidate_setting or setting, candidate)}
     for look, wanted in enumerate(design.looks):
@@ -169,12 +170,12 @@ def compare(
 
 @dataclass(frozen=True, kw_only=True)
 class PairTime:
-    """What a pair took.
+    """The time that a pair took.
 
     Attributes:
-        seconds: In all, starting and warming up included.
-        counted_s: Of them, what grows with the number of updates.
-        updates: Of each process.
+        seconds: Total time, including start and warm-up.
+        counted_s: The part of it that grows with the number of updates.
+        updates: Updates of each process.
     """
 
     seconds: float
@@ -182,14 +183,15 @@ class PairTime:
     updates: int
 
     def seconds_of(self, updates: int) -> float:
-        """What a pair of so many updates takes."""
+        """Return the seconds of a pair with `updates` updates."""
         return self.seconds + self.counted_s * (updates / self.updates - 1.0)
 
 
 def shortened(design: Design, taken: PairTime, pairs: int) -> Design:
-    """The design with fewer updates to a pair, where `pairs` more like the one just `taken` would end after the deadline.
+    """Return the design with fewer updates per pair if `pairs` more like the one just `taken` would miss the deadline.
 
-    What a pair takes is an estimate before the first one. Five short pairs say more than two long ones, and two say nothing.
+    The time of a pair is only an estimate before the first one. Five short pairs say more than two long ones, which say
+    nothing.
     """
     if design.deadline is None or pairs < 1:
         return design
@@ -205,15 +207,15 @@ def held_out_verdict(comparison: Comparison, quality: Quality) -> NonInferiority
     """Judge the held-out metric of both arms, paired by seed.
 
     Raises:
-        TrialError: The job's `metric` does not give what its `quality` names.
+        TrialError: The job's `metric` does not return the metric that its `quality` names.
     """
     for metrics in (*comparison.metrics["A"], *comparison.metrics["B"]):
         if quality.metric not in metrics:
-            words = f"quality names the metric {quality.metric!r}, but metric() gave {sorted(metrics)}. Correct one of them."
-            raise TrialError(words, kind="raised")
+            message = f"quality names {quality.metric!r}, but metric() returned {sorted(metrics)}. Change one of them."
+            raise TrialError(message, kind="raised")
     base, tuned = ([metrics[quality.metric] for metrics in comparison.metrics[arm]] for arm in "AB")
     if quality.direction == "max" and base and not any((*base, *tuned)):
-        why = f"{quality.metric} is 0 in every run: models that find nothing yet tell nothing apart"
+        why = f"{quality.metric} is 0 in every run: models that detect nothing yet cannot be compared"
         return NonInferiority("undecided", 0.0, math.inf, -math.inf, len(base), why)
     return non_inferior(base, tuned, direction=quality.direction, margin=quality.margin)
 

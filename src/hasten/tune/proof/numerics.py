@@ -1,13 +1,13 @@
-"""The numerics gate: may the numbers move as far as they did? Pure functions of losses and gradients.
+"""The numerics gate: decide whether the numbers may move as far as they did. Pure functions of losses and gradients.
 
-    exact      every loss is bit-equal, and so is every sampled gradient
-    rounding   the change is small against what chance does anyway: the gradient's error against the differences between
-               gradients of different batches (at the initial weights or, where a fresh network is chaotic, a little later),
-               the loss curve against the curves of other seeds and orders; and the recipe is the same: each parameter is
-               trained, with the same settings, the same randomness and in every update
+    exact      every loss and every sampled gradient is bit-equal
+    rounding   the change is small compared to the effect of chance. The gradient's error is compared to the differences
+               between gradients of different batches (at the initial weights or, if a fresh network is chaotic, a little
+               later), and the loss curve to those of other seeds and orders. The recipe is unchanged: each parameter is
+               trained with the same settings, the same randomness and in every update
     training   judged at the end, by non-inferiority on held-out data; here only that nothing broke
 
-No fixed tolerance anywhere: what is small is said by the baseline itself.
+There is no fixed tolerance: the baseline itself defines what is small.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ from hasten.core.card import Numerics
 Rows = npt.NDArray[np.float32]
 
 MAX_GRADIENT_ERROR = 0.10
-"""The largest energy of the gradient's error, as a share of the energy by which gradients of different batches differ."""
+"""Largest allowed energy of the gradient's error, relative to the energy of the differences between batches' gradients."""
 
 MAX_LOSS_SHIFT = 1.0
-"""The largest root-mean-square shift of the loss curve, as a share of the shift between baselines of other seeds."""
+"""Largest allowed root-mean-square shift of the loss curve, relative to the shift between baselines with other seeds."""
 
 SETTLED_FRAC = 1e-3
-"""A loss curve that moves by less than this share of the loss itself is held to be unmoved."""
+"""A loss curve that moves by less than this share of the loss counts as unmoved."""
 
 MIN_UPDATES = 4
+"""Minimum number of losses for a verdict."""
 
 MAX_SKIPPED_FRAC = 0.02
-"""The largest share of updates that a settled gradient scaler may skip; unless told otherwise it tries a larger scale,
-and may skip for it, once in 2000 updates (PyTorch documentation, torch.amp.GradScaler, `growth_interval`)."""
+"""Largest share of updates that a settled gradient scaler may skip. By default it tries a larger scale, and may skip an
+update for it, once in 2000 updates (PyTorch documentation, torch.amp.GradScaler, `growth_interval`)."""
 
 NEGLIGIBLE_FRAC = 1e-3
-"""A parameter that moves by less than this share of what the others move may as well stand still."""
+"""A parameter that moves by less than this share of the others' movement may also stop moving."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSample:
-    """What the first updates of a run did, from the first that moved anything on.
+    """What the first updates of a run did, starting at the first one that moved anything.
 
     Attributes:
-        names: Of the parameters.
-        sizes: Their numbers of coordinates.
+        names: Names of the parameters.
+        sizes: Number of elements of each parameter.
         moved: Root-mean-square change of each parameter, `[updates, parameters]`, in units of the parameter.
-        settings: The numbers of each parameter's optimizer group at each update; empty where the optimizer has it not.
-        draws: Whether the loss hangs on random numbers; None where it does not repeat anyway.
+        settings: Numbers in each parameter's optimizer group at each update; empty if the optimizer does not have it.
+        draws: Whether the loss depends on random numbers; None if it is not reproducible.
     """
 
     names: tuple[str, ...]
@@ -62,23 +63,23 @@ class UpdateSample:
     draws: bool | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON carries it."""
+        """Return it as JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave."""
+        """Restore a sample from the result of `to_dict`."""
         return cls(**{**told, "names": tuple(told["names"]), "sizes": tuple(told["sizes"])})
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Gradients later in the run, of both at the same weights.
+    """Gradients later in the run, of both processes at the same weights.
 
     Attributes:
         baseline: `[batches, coordinates]`.
         candidate: The same.
-        updates: So many of the baseline's updates led to these weights.
+        updates: Number of the baseline's updates that led to these weights.
     """
 
     baseline: Rows
@@ -88,12 +89,12 @@ class Settled:
 
 @dataclass(frozen=True, kw_only=True)
 class GateVerdict:
-    """What the gate says.
+    """The verdict of the gate.
 
     Attributes:
-        numerics: The class the change was judged as.
+        numerics: The class by which the change was judged.
         verdict: `passed`, `failed`, or `pending` (held-out quality decides at the end).
-        why: In words, with the numbers.
+        why: The reason, with the measured values.
     """
 
     numerics: Numerics
@@ -107,22 +108,22 @@ def judge_exact(
     baseline_gradients: Rows | None = None,
     candidate_gradients: Rows | None = None,
 ) -> GateVerdict:
-    """Bit-equal losses, update by update, and bit-equal gradients where they were sampled, past the first epoch too."""
+    """Require bit-equal losses at every update and, if sampled, bit-equal gradients, including the next epoch's."""
     compared = min(len(baseline), len(candidate))
     if compared < MIN_UPDATES:
-        return _verdict(Numerics.EXACT, ok=False, why=f"only {compared} losses were captured: not proved")
+        return _verdict(Numerics.EXACT, ok=False, why=f"not proved: only {compared} losses were captured")
     for update in range(compared):
         if baseline[update] != candidate[update]:
             difference = candidate[update] - baseline[update]
-            why = f"losses differ from update {update} on (by {difference:.3g}), though the technique claims to be exact"
+            why = f"losses differ from update {update} on (by {difference:.3g}), but the technique claims to be exact"
             return _verdict(Numerics.EXACT, ok=False, why=why)
-    words = f"{compared} losses bit-equal"
+    message = f"{compared} losses bit-equal"
     if baseline_gradients is not None and candidate_gradients is not None:
         if not np.array_equal(baseline_gradients, candidate_gradients):
-            why = f"{words}, but not the gradients of all sampled batches: the first, the epoch's last, and one of the next"
+            why = f"{message}, but not all sampled gradients (the first batches, the epoch's last, one of the next epoch)"
             return _verdict(Numerics.EXACT, ok=False, why=why)
-        words += f", and the gradients of {len(baseline_gradients)} batches, of the next epoch too"
-    return _verdict(Numerics.EXACT, ok=True, why=words)
+        message += f", and the gradients of {len(baseline_gradients)} batches, including one of the next epoch"
+    return _verdict(Numerics.EXACT, ok=True, why=message)
 
 
 def judge_rounding(
@@ -134,7 +135,7 @@ def judge_rounding(
     *,
     settled: Callable[[], Iterable[Settled]] = tuple,
 ) -> GateVerdict:
-    """Small against chance.
+    """Require changes that are small compared to the effect of chance.
 
     Args:
         baseline: Losses of the baseline.
@@ -142,20 +143,20 @@ def judge_rounding(
         others: Losses of the baseline with other seeds, at least one.
         baseline_gradients: `[batches, coordinates]` at the initial weights.
         candidate_gradients: The same for the candidate.
-        settled: Gives the gradients of both at points later in the run; asked for, one after the other, while gradients
-            alone say no.
+        settled: Returns the gradients of both at later points in the run; used one after the other while only the gradients
+            fail the test.
     """
     compared = min([len(baseline), len(candidate), *(len(other) for other in others)])
     if compared < MIN_UPDATES or not others:
-        return _verdict(Numerics.ROUNDING, ok=False, why=f"only {compared} losses were captured: not proved")
+        return _verdict(Numerics.ROUNDING, ok=False, why=f"not proved: only {compared} losses were captured")
     if baseline_gradients.shape != candidate_gradients.shape:
         shapes = f"{list(candidate_gradients.shape)} instead of {list(baseline_gradients.shape)}"
-        return _verdict(Numerics.ROUNDING, ok=False, why=f"the gradients have another shape, {shapes}: nothing to compare")
+        return _verdict(Numerics.ROUNDING, ok=False, why=f"the gradients have another shape: {shapes}")
     if not np.isfinite(candidate_gradients).all():
-        return _verdict(Numerics.ROUNDING, ok=False, why="the gradient holds NaN or infinity")
+        return _verdict(Numerics.ROUNDING, ok=False, why="the gradient contains NaN or infinity")
     error, cosine = gradient_error(baseline_gradients, candidate_gradients)
     shift = loss_shift(baseline[:compared], candidate[:compared], [other[:compared] for other in others])
-    errors = f"gradient error {error:.2g} of the difference between batches"
+    errors = f"gradient error {error:.2g} times the difference between batches"
     if error > MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT:
         for later in settled():
             errors += " at the initial weights" if "at the" not in errors else ""
@@ -163,36 +164,36 @@ def judge_rounding(
             errors += f", {error:.2g} after {later.updates} updates"
             if error <= MAX_GRADIENT_ERROR or not math.isfinite(error):
                 break
-    words = (
-        f"{errors} (at most {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
-        f"loss moved {shift:.2g} of what another seed moves it (at most {MAX_LOSS_SHIFT}), over {compared} updates"
+    message = (
+        f"{errors} (limit {MAX_GRADIENT_ERROR}), cosine {cosine:.5f}; "
+        f"the loss moved {shift:.2g} times as far as another seed moves it (limit {MAX_LOSS_SHIFT}), over {compared} updates"
     )
-    return _verdict(Numerics.ROUNDING, ok=error <= MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT, why=words)
+    return _verdict(Numerics.ROUNDING, ok=error <= MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT, why=message)
 
 
 def judge_training(baseline: Sequence[float], candidate: Sequence[float]) -> GateVerdict:
-    """Nothing broke at once; the proof is held-out quality at the end."""
+    """Check that nothing broke at once. The proof is held-out quality at the end."""
     if len(candidate) < MIN_UPDATES or not all(math.isfinite(loss) for loss in candidate):
-        return _verdict(Numerics.TRAINING, ok=False, why="no finite loss curve was captured: not proved")
+        return _verdict(Numerics.TRAINING, ok=False, why="not proved: no finite loss curve was captured")
     half = len(candidate) // 2
     start, end = float(np.mean(candidate[:half])), float(np.mean(candidate[half:]))
     spread = float(np.std(candidate)) + float(np.std(baseline)) + 1e-12
     if end - start > 3 * spread:
         why = f"the loss rose from {start:.4g} to {end:.4g} within {len(candidate)} updates"
         return _verdict(Numerics.TRAINING, ok=False, why=why)
-    return GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="held-out quality of the whole plan decides")
+    return GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="the held-out quality of the whole plan decides")
 
 
 def recipe_change(base: UpdateSample, candidate: UpdateSample) -> str:
-    """What of the recipe is not as it was, in words; empty where all is. Neither `exact` nor `rounding` may touch it.
+    """Return which part of the recipe changed; empty if none did. Neither `exact` nor `rounding` may change the recipe.
 
-    No measure of size: a weight decay that is lost, or a bias that is not trained, is small in every single update and is
-    another training all the same.
+    Size does not matter here: a lost weight decay or an untrained bias is small in every single update, but changes the
+    training.
     """
     if base.sizes != candidate.sizes:
-        return f"the model has {len(candidate.sizes)} parameters of other sizes than the {len(base.sizes)} it had"
+        return f"the model has {len(candidate.sizes)} parameters with other sizes than the original {len(base.sizes)}"
     if base.draws and candidate.draws is False:
-        return "the loss no longer hangs on random numbers: dropout, or whatever drew them, is lost"
+        return "the loss no longer depends on random numbers: dropout or another random operation was lost"
     if not candidate.moved:
         return "no update moved any parameter"
     for update, (old, new) in enumerate(zip(base.settings, candidate.settings, strict=False)):
@@ -202,12 +203,12 @@ def recipe_change(base: UpdateSample, candidate: UpdateSample) -> str:
     for update, (old_moves, new_moves) in enumerate(zip(base.moved, candidate.moved, strict=False)):
         if any(old_moves) and not any(new_moves):
             return f"update {update} moved no parameter"
-    return _standing_still(base, candidate)
+    return _stopped_moving(base, candidate)
 
 
 def _other_setting(before: Mapping[str, float], now: Mapping[str, float]) -> str:
     if before and not now:
-        return "the optimizer no longer holds it"
+        return "the optimizer no longer has it"
     for key in sorted(before.keys() & now.keys()):
         if not math.isclose(before[key], now[key], rel_tol=1e-6):
             return f"{key} is {now[key]:g} instead of {before[key]:g}"
@@ -215,10 +216,10 @@ def _other_setting(before: Mapping[str, float], now: Mapping[str, float]) -> str
 
 
 def skipping(updates: int, baseline: int, candidate: int) -> str:
-    """Whether updates are skipped as a habit, in words; empty where they are not.
+    """Return why too many updates are skipped; empty if they are not.
 
     Args:
-        updates: How many were done, once a gradient scaler had found its scale.
+        updates: Number of updates after a gradient scaler had found its scale.
         baseline: How many of them the baseline skipped.
         candidate: How many of them the candidate skipped.
     """
@@ -226,11 +227,11 @@ def skipping(updates: int, baseline: int, candidate: int) -> str:
     if more < 2 or more <= MAX_SKIPPED_FRAC * updates:
         return ""
     return (
-        f"{candidate} of {updates} updates were skipped, {baseline} without the change (at most {MAX_SKIPPED_FRAC:.0%} more)"
+        f"{candidate} of {updates} updates were skipped, {baseline} without the change (limit: {MAX_SKIPPED_FRAC:.0%} more)"
     )
 
 
-def _standing_still(base: UpdateSample, candidate: UpdateSample) -> str:
+def _stopped_moving(base: UpdateSample, candidate: UpdateSample) -> str:
     old, new = (np.sqrt(np.mean(np.square(sample.moved), axis=0)) for sample in (base, candidate))
     usual = float(np.sqrt(np.average(np.square(old), weights=base.sizes)))
     for name, before, now in zip(base.names, old, new, strict=True):
@@ -240,12 +241,12 @@ def _standing_still(base: UpdateSample, candidate: UpdateSample) -> str:
 
 
 def gradient_error(baseline: Rows, candidate: Rows) -> tuple[float, float]:
-    """Energy of the candidate's worst gradient error over that by which batches differ, and the mean cosine.
+    """Return the candidate's worst gradient error relative to the differences between batches, and the mean cosine.
 
     A batch's gradient is the true one plus sampling noise; two batches differ by twice the noise's energy. An error that
-    is small against that is lost in what every step of stochastic gradient descent does anyway. The median pair speaks for
-    the noise: a short batch has more of it than the others. The worst batch speaks for the error: one that is wrong is
-    a bug, not an average.
+    is small compared to that disappears in the noise of every step of stochastic gradient descent. The median pair
+    represents the noise, because a short batch has more of it than the others. The worst batch represents the error,
+    because one wrong batch is a bug and must not be averaged away.
     """
     base, cand = baseline.astype(np.float64), candidate.astype(np.float64)
     error = float(np.max(np.sum((cand - base) ** 2, axis=1)))
@@ -259,7 +260,7 @@ def gradient_error(baseline: Rows, candidate: Rows) -> tuple[float, float]:
 
 
 def loss_shift(baseline: Sequence[float], candidate: Sequence[float], others: Sequence[Sequence[float]]) -> float:
-    """Root-mean-square distance of the candidate's curve over that of the baselines with other seeds."""
+    """Return the root-mean-square distance of the candidate's curve relative to that of baselines with other seeds."""
     base = np.asarray(baseline, dtype=np.float64)
     moved = float(np.sqrt(np.mean((np.asarray(candidate) - base) ** 2)))
     chance = float(np.mean([np.sqrt(np.mean((np.asarray(other) - base) ** 2)) for other in others]))

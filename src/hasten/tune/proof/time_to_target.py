@@ -1,22 +1,22 @@
-"""Time to a target: how soon does a plan reach the held-out metric that the base reaches?
+"""Time to target: how soon does a plan reach the held-out metric that the base reaches?
 
-Where a change makes an update teach more or less (schedule, batch size), the time of an update says nothing. What counts is
-goodput, throughput times statistical efficiency (Qiao et al. 2021, Pollux), and its measure is the training time until the
-held-out metric reaches a target (as in MLPerf). The rules, the same for both arms of a pair:
+If a change makes an update teach more or less (schedule, batch size), the time of an update says nothing. What counts is
+goodput, throughput times statistical efficiency (Qiao et al. 2021, Pollux), measured as the training time until the held-out
+metric reaches a target (as in MLPerf). The rules are the same for both arms of a pair:
 
-    smoothing  a running median of three measurements, so that one lucky or unlucky measurement counts for nothing; the first
-               stays (no training stands behind it), the last is the mean of the last two
-    target     the median of the base's smoothed curve over the last quarter of its measurements. Not its last value, which
-               is one noisy measurement, and not its best, which is an extreme of several: an arm that is as good reaches
-               the other's best in half of the pairs only. A level that the base holds is one that both can reach
-    time       training seconds (validation not counted) at the first crossing of the smoothed curve, on the straight line
+    smoothing  a running median of three measurements, so that a single lucky or unlucky measurement has no effect; the first
+               is kept (no training precedes it), the last is the mean of the last two
+    target     the median of the base's smoothed curve over the last quarter of its measurements. The last value would be one
+               noisy measurement, and the best an extreme of several: an equally good arm reaches the other's best in only
+               half of the pairs. The median is a level that the base keeps, so both arms can reach it
+    time       training seconds (without validation) at the first crossing of the smoothed curve, linearly interpolated
                between two measurements
 
-What the first crossing does not see is a curve that goes back over the target later. Two things stand against that: the
-median needs two of three measurements beyond the target, and the metric at the end must not be worse by the job's margin.
+The first crossing does not show a curve that falls behind the target again. Two rules guard against that: the median needs
+two of three measurements beyond the target, and the metric at the end must not be worse by the job's margin.
 
-An arm that never gets there is censored. Its whole run stands for its time, which is too short, so the ratio is too good;
-no verdict but `slower` or `undecided` may rest on it.
+An arm that never reaches the target is censored. The time of its whole run is used, which is too short, so the ratio is too
+good. Only the verdicts `slower` and `undecided` may be based on it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from hasten.report import evidence, schema
 from hasten.tune.proof.compare import interval_fields
 
 MIN_PAIRS = 3
-"""Fewer clean pairs give no interval."""
+"""Minimum number of clean pairs for an interval."""
 NO_MEASUREMENT = "the base run ends without a finite metric"
-REACHED_AT_ONCE = "the target is reached before the first update: the metric does not tell how far training is"
+REACHED_AT_ONCE = "the target is reached before the first update: the metric does not show the progress of training"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class Curve:
 
     Attributes:
         updates: Updates done at each measurement; the first is 0.
-        seconds: Training seconds at each measurement, validation not counted.
-        metric: What was measured.
+        seconds: Training seconds at each measurement, without validation.
+        metric: The measured values.
     """
 
     updates: tuple[int, ...]
@@ -64,7 +64,7 @@ class Curve:
     metric: tuple[float, ...]
 
     def rows(self) -> tuple[tuple[float, float, float], ...]:
-        """As in the evidence file: update, seconds, metric of each measurement."""
+        """Return it as in the evidence file: update, seconds and metric of each measurement."""
         return tuple((float(update), s, m) for update, s, m in zip(self.updates, self.seconds, self.metric, strict=True))
 
 
@@ -74,13 +74,13 @@ class WholeRun:
 
     Attributes:
         arm: `A` (base) or `B` (candidate).
-        pair: Which pair it belongs to.
+        pair: Number of its pair.
         curve: Its held-out metric.
-        items: Samples of the job that were trained.
-        setup_s: Seconds of warming up (compilation) that no curve counts.
-        foreign_cpu_frac: Share of the machine that others took; None if unknown.
-        spoilt: Whether a neighbour took too much: its times are not counted.
-        seconds_to_target: Of the pair's target; the whole run's where it was not reached, None where there is no target.
+        items: Number of the job's samples that were trained.
+        setup_s: Seconds of warm-up (compilation), not part of the curve.
+        foreign_cpu_frac: Share of the machine that other processes used; None if unknown.
+        spoilt: Whether other processes used too much of the machine, so that its times are not counted.
+        seconds_to_target: Seconds to the pair's target; those of the whole run if it was not reached, None without a target.
         reached: Whether the target was reached.
     """
 
@@ -95,7 +95,7 @@ class WholeRun:
     reached: bool = False
 
     def to_evidence(self) -> evidence.Sample:
-        """As a sample of the evidence file."""
+        """Return it as a sample of the evidence file."""
         seconds = self.curve.seconds[-1]
         return evidence.Sample(
             arm=self.arm,
@@ -114,18 +114,18 @@ class WholeRun:
 
 @dataclass(kw_only=True)
 class TargetComparison:
-    """What a comparison by time to target found. A ratio above 1 means that B gets there sooner.
+    """The result of a comparison by time to target. A ratio above 1 means that B reaches the target sooner.
 
     Attributes:
         quality: The held-out metric and its margin.
-        floor: The smallest difference that counts, and where it came from.
-        interval: The t-interval of the ratio; None below `MIN_PAIRS` clean pairs.
+        floor: The smallest difference that counts, and its basis.
+        interval: The t-interval of the ratio; None with fewer than `MIN_PAIRS` clean pairs.
         verdict: faster, slower, same or undecided.
-        why: Why it is that.
-        held_out: Whether B ends no worse; None before the first look.
-        runs: Every run, spoilt ones too.
+        why: The reason of the verdict.
+        held_out: Whether B is no worse at the end; None before the first look.
+        runs: Every run, including disturbed ones.
         targets: The target of each pair, in the metric's units.
-        retaken: Pairs that were run again.
+        retaken: Number of pairs that were repeated.
     """
 
     quality: Quality
@@ -140,22 +140,22 @@ class TargetComparison:
 
     @property
     def pairs(self) -> int:
-        """How many pairs there are, spoilt ones too."""
+        """Number of pairs, including disturbed ones."""
         return len(self.targets)
 
     @property
     def missed(self) -> int:
-        """In how many pairs B never reached the target."""
+        """Number of pairs in which B never reached the target."""
         return sum(run.arm == "B" and not run.reached for run in self.runs)
 
     @property
     def hopeless(self) -> bool:
-        """Whether no further pair can make it `faster`; not before there is an interval."""
+        """Whether no further pair can make it `faster`; False before there is an interval."""
         worse = self.pairs >= MIN_PAIRS and judge_ends(self).verdict == "worse"
         return self.pairs >= MIN_PAIRS and (self.missed > 0 or worse)
 
     def add(self, base: WholeRun, candidate: WholeRun) -> None:
-        """Add a pair: find its target, and when each arm reached it."""
+        """Add a pair: compute its target, and when each arm reached it."""
         target, times = pair_times(base.curve, candidate.curve, self.quality.direction)
         self.targets.append(target)
         for run, seconds in zip((base, candidate), times, strict=True):
@@ -164,16 +164,16 @@ class TargetComparison:
             self.runs.append(replace(run, seconds_to_target=to_target, reached=seconds is not None))
 
     def times(self, arm: str) -> list[float]:
-        """Seconds to the target of an arm, by pair; only pairs that are clean in both arms and have a target."""
+        """Return the seconds to target of an arm, by pair, for pairs that have a target and are clean in both arms."""
         bad = {run.pair for run in self.runs if run.spoilt or run.seconds_to_target is None}
         return [float(run.seconds_to_target or 0.0) for run in self.runs if run.arm == arm and run.pair not in bad]
 
     def ends(self, arm: str) -> list[float]:
-        """The metric at the end of each run of an arm, by pair."""
+        """Return the metric at the end of each run of an arm, by pair."""
         return [run.curve.metric[-1] for run in self.runs if run.arm == arm]
 
     def to_evidence(self) -> evidence.Comparison:
-        """As in the evidence file."""
+        """Return it as in the evidence file."""
         held_out = self.held_out
         return evidence.Comparison(
             **interval_fields(self.interval),
@@ -191,13 +191,13 @@ class TargetComparison:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         written: dict[str, Any] = schema.write(self.to_evidence())
         return written
 
 
 def pair_words(comparison: TargetComparison) -> str:
-    """The last pair of a comparison in words."""
+    """Return a message about the last pair of a comparison."""
     base, candidate = sorted(comparison.runs[-2:], key=lambda run: run.arm)
     if base.seconds_to_target is None or candidate.seconds_to_target is None:
         return f"pair {comparison.pairs}: no target"
@@ -207,7 +207,7 @@ def pair_words(comparison: TargetComparison) -> str:
 
 
 def smoothed(metric: Sequence[float], direction: Literal["min", "max"]) -> list[float]:
-    """A curve as harm (less is better, infinite where it was not finite), by a running median of three."""
+    """Return a curve as harm (lower is better, infinite if not finite), smoothed by a running median of three."""
     sign = 1.0 if direction == "min" else -1.0
     harm = [sign * value if math.isfinite(value) else math.inf for value in metric]
     inner = [statistics.median(harm[i - 1 : i + 2]) for i in range(1, len(harm))]
@@ -215,12 +215,12 @@ def smoothed(metric: Sequence[float], direction: Literal["min", "max"]) -> list[
 
 
 def target_harm(harm: Sequence[float]) -> float:
-    """The target that a smoothed base curve sets: its median over the last quarter of the measurements."""
+    """Return the target that a smoothed base curve sets: its median over the last quarter of the measurements."""
     return statistics.median(harm[-max(math.ceil((len(harm) - 1) / 4), 1) :])
 
 
 def seconds_to(target: float, harm: Sequence[float], seconds: Sequence[float]) -> float | None:
-    """When a smoothed curve first reaches the target, on the straight line between two measurements; None if never."""
+    """Return when a smoothed curve first reaches the target, linearly interpolated; None if never."""
     for i, value in enumerate(harm):
         if value > target:
             continue
@@ -234,7 +234,7 @@ def seconds_to(target: float, harm: Sequence[float], seconds: Sequence[float]) -
 def pair_times(
     base: Curve, candidate: Curve, direction: Literal["min", "max"]
 ) -> tuple[float, tuple[float | None, float | None]]:
-    """The target of a pair in the metric's units, and the seconds each arm took to it; None where it was never reached."""
+    """Return the target of a pair in the metric's units, and the seconds each arm needed for it; None if never reached."""
     curves = [smoothed(curve.metric, direction) for curve in (base, candidate)]
     target = target_harm(curves[0])
     if not math.isfinite(target):
@@ -244,13 +244,13 @@ def pair_times(
 
 
 def judge_ends(comparison: TargetComparison) -> NonInferiority:
-    """Whether the runs of B end no worse than those of A, paired by seed."""
+    """Judge whether the runs of B end no worse than those of A, paired by seed."""
     quality = comparison.quality
     return non_inferior(comparison.ends("A"), comparison.ends("B"), direction=quality.direction, margin=quality.margin)
 
 
 def read_look(comparison: TargetComparison, look: int, looks: Sequence[int] = LOOKS) -> None:
-    """Read the verdict at a look: interval, target missed or not, metric at the end."""
+    """Read the verdict at a look: interval, missed targets, metric at the end."""
     comparison.held_out = judge_ends(comparison)
     base, candidate = comparison.times("A"), comparison.times("B")
     if not all(math.isfinite(target) for target in comparison.targets):
@@ -262,7 +262,7 @@ def read_look(comparison: TargetComparison, look: int, looks: Sequence[int] = LO
     if len(base) < MIN_PAIRS:
         spoilt = any(run.spoilt for run in comparison.runs)
         comparison.why = (
-            f"only {len(base)} clean pairs: {'a neighbour kept using the machine' if spoilt else 'the time was up'}"
+            f"only {len(base)} clean pairs: {'other processes kept using the machine' if spoilt else 'the time ran out'}"
         )
         return
     comparison.interval = paired_interval(base, candidate, look_confidence(look, ALPHA * len(LOOKS) / len(looks)))
@@ -270,19 +270,19 @@ def read_look(comparison: TargetComparison, look: int, looks: Sequence[int] = LO
 
 
 def _judged(comparison: TargetComparison, interval: Interval, held_out: NonInferiority) -> tuple[Verdict, str]:
-    """The verdict on an interval; `faster` needs its lower end above the floor, all targets reached, and no worse an end."""
+    """Return the verdict. `faster` needs the interval above the floor, all targets reached, and a metric no worse."""
     verdict, floor = judge(interval, comparison.floor.frac), comparison.floor.frac
     bounds = f"{interval.low:.3f} to {interval.high:.3f}"
     if verdict is Verdict.SLOWER:
-        return verdict, f"the interval {bounds} lies below 1"
+        return verdict, f"the interval {bounds} is below 1"
     if comparison.missed:
         return Verdict.UNDECIDED, f"{comparison.missed} of {comparison.pairs} runs never reached the target"
     if verdict is not Verdict.FASTER:
-        leaves = f"the interval {bounds} leaves it open"
-        return verdict, leaves if verdict is Verdict.UNDECIDED else f"floor {floor:.1%}"
+        leaves = f"the interval {bounds} allows more than one verdict"
+        return verdict, leaves if verdict is Verdict.UNDECIDED else f"noise floor {floor:.1%}"
     if interval.low <= 1.0 + floor:
-        return Verdict.UNDECIDED, f"the lower end of {bounds} does not clear the floor of {floor:.1%}"
+        return Verdict.UNDECIDED, f"the lower end of {bounds} is not above the noise floor of {floor:.1%}"
     if held_out.verdict != "not_worse":
         ends = "ends worse" if held_out.verdict == "worse" else "is not shown to end as well"
-        return Verdict.UNDECIDED, f"sooner at the target, but it {ends}: {held_out.why}"
-    return verdict, f"floor {floor:.1%}; {held_out.why}"
+        return Verdict.UNDECIDED, f"reaches the target sooner, but {ends}: {held_out.why}"
+    return verdict, f"noise floor {floor:.1%}; {held_out.why}"

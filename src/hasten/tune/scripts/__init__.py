@@ -1,8 +1,8 @@
-"""Tune an unmodified script: the trials are runs of the script itself, each in a process of its own, stopped between steps.
+"""Tune an unmodified script. Each trial is a run of the script itself in its own process, paused between steps.
 
-service.py    the inside: takes commands between two steps of the script
-commands.py   what it can be told
-profiling.py  one of them: where the time goes
-processes.py  the outside: pairs of fresh processes that take turns
+service.py    runs inside the script and takes commands between two of its steps
+commands.py   the commands
+profiling.py  the command that profiles: where the time goes
+processes.py  runs outside: pairs of fresh processes that take turns
 subject.py    a script as the subject of a tuning
 """

@@ -1,4 +1,4 @@
-"""What the inside of a script's trial can be told; each command yields wherever the script is to do its next step."""
+"""The commands that a trial inside a script accepts. Each yields when the script should do its next step."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ from hasten.tune.trials.gradients import StepSampler
 from hasten.tune.trials.machine_load import Meter, begin_on
 
 TRACED_STEPS = 2
-"""Steps that `trace` looks at: one for the counters, one operator by operator."""
-
-
+"""Number of steps that `trace` observes: one for the counters, one operator by operator."""
 CUT_STEPS = 8
-"""Steps in which a batch is waited for that padding can be cut of."""
+"""Number of steps in which to wait for a batch with padding to cut."""
 
 
 class Commands:
-    """Obeys. Each public method is a command.
+    """Carries out commands. Each public method is a command.
 
     Args:
-        host: The script's live job, and what acts on it.
-        progress: Told what is under way.
+        host: The script's live job, and everything that acts on it.
+        progress: Called with a message about the current measurement.
     """
 
     def __init__(self, host: Host, progress: Callable[[str], None]) -> None:
@@ -45,21 +43,21 @@ class Commands:
         host.on_loss = self._note_loss
 
     def load(self) -> Steps:
-        """Wait for the script's first step, before which the plan is applied."""
+        """Wait for the script's first step. The plan is applied before it."""
         started = perf_counter()
         yield
         host = self.host
-        if not host.opened:  # the first step was that of an optimizer whose model was not called yet
+        if not host.opened:  # the first step was of an optimizer whose model had not been called yet
             yield
-        missing = {name: host.failures.get(name, "it found no place to act") for name in host.plan.names}
+        missing = {name: host.failures.get(name, "it found nothing to act on in the script") for name in host.plan.names}
         missing = {name: why for name, why in missing.items() if name not in host.applied}
         if missing:
-            words = "; ".join(f"{name}: {why}" for name, why in missing.items())
-            raise HastenError(f"not applied to the script: {words}")
+            reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+            raise HastenError(f"not applied to the script: {reasons}")
         return {"seconds": perf_counter() - started, "batch_size": host.live.job.batch_size, "job": "script"}
 
     def sample(self, *, steps: int, path: str) -> Steps:
-        """What the next steps do to the parameters; the gradients go to a .npy file, a row a step."""
+        """Sample what the next steps do to the parameters. Write the gradients to a .npy file, one row per step."""
         host, sampler = self.host, StepSampler(self.host.live)
         before, host.on_before = host.on_before, sampler.before
         try:
@@ -73,7 +71,7 @@ class Commands:
         return {"updates": sampler.updates()}
 
     def warm(self, *, updates: int) -> Steps:
-        """Steps that nobody counts."""
+        """Do steps that are not counted."""
         started = perf_counter()
         for _ in range(updates):
             yield
@@ -82,26 +80,26 @@ class Commands:
         return {"seconds": perf_counter() - started, "updates": updates}
 
     def rewind(self) -> Steps:
-        """What is counted begins here; a script cannot go back."""
+        """Start counting here. A script cannot go back to its start."""
         self._counted.clear()
         self._losses.clear()
         yield from ()
         return {}
 
     def prime(self, *, updates: int) -> Steps:
-        """Fill what keeps samples for the coming steps, as a later epoch would find it; as far as their order is known."""
+        """Fill caches with the samples of the coming steps, as in a later epoch, as far as their order is known."""
         started = perf_counter()
         filled = self.host.prime(updates * max(self._backwards_per_step(), 1))
         yield from ()
         return {"seconds": perf_counter() - started if filled else 0.0}
 
     def run(self, *, updates: int, core: int | None = None, or_fewer: bool = False) -> Steps:
-        """Count steps: the time of each, their losses, and the account.
+        """Count steps: return the time and loss of each, and the machine load meanwhile.
 
         Args:
-            updates: How many.
-            core: Begin on it, or stay (None).
-            or_fewer: As many as the script has left will do.
+            updates: Number of steps.
+            core: The core to start on; None keeps the present one.
+            or_fewer: Accept fewer steps if the script ends earlier.
         """
         if core is not None:
             begin_on(core)
@@ -128,8 +126,8 @@ class Commands:
         self._counted += losses
         for number, loss in enumerate(losses):
             if not math.isfinite(loss):
-                words = f"the loss is {loss} at step {self.host.steps - len(losses) + number + 1} of the script"
-                raise LossError(words, update=number, value=loss)
+                message = f"the loss is {loss} at step {self.host.steps - len(losses) + number + 1} of the script"
+                raise LossError(message, update=number, value=loss)
         return {
             "times": times,
             "items": [1] * len(times),
@@ -139,14 +137,14 @@ class Commands:
         }
 
     def trace(self) -> Steps:
-        """Look at one step operator by operator, and let each optimization prove that it fired.
+        """Observe one step operator by operator, and let each optimization prove that it took effect.
 
-        What keeps samples holds those of the traced steps beforehand: in its first epoch it would have none to give.
+        Caches are filled with the samples of the traced steps first, because in their first epoch they would be empty.
         """
         live = self.host.live
         self.host.prime(TRACED_STEPS * max(self._backwards_per_step(), 1))
         live.counters.clear()
-        yield  # counters: a step as it is
+        yield  # counters: an ordinary step
         alive = len(multiprocessing.active_children())
         lens = Lens()
         with torch.compiler.set_stance("force_eager"), lens:
@@ -166,34 +164,34 @@ class Commands:
         return {"evidence": {name: [asdict(check) for check in found] for name, found in checks.items()}}
 
     def cut(self) -> Steps:
-        """Do steps until a batch is cut; what that does to the model's results, and whether it draws random numbers."""
+        """Do steps until a batch is cut. Return the change of the results, and whether the model draws random numbers."""
         for _ in range(CUT_STEPS):
             yield
             if (found := self.host.cut()) is not None:
                 return found
-        return {"difference": "no batch was cut in the steps that were looked at", "draws": False}
+        return {"difference": "no batch was cut in the observed steps", "draws": False}
 
     def boundary(self) -> Steps:
-        """How batches would differ from the script's in an epoch after a change; "" if they do not."""
+        """Return how batches would differ from the script's in an epoch after a change; "" if they do not."""
         yield from ()
         return {"why": self.host.boundary()}
 
     def profile(self, *, slice_s: float, quick: bool, folder: str | None = None) -> Steps:
-        """Profile the script from here on. `folder`: not written to."""
+        """Profile the script from its present step. `folder` is unused."""
         del folder
         profile = yield from profile_script_steps(self.host, slice_s=slice_s, quick=quick, progress=self._progress)
         self._losses.clear()
         return profile
 
     def validate(self, *, max_batches: int | None) -> Steps:
-        """The mean training loss over the second half of what was counted: what a script has for quality."""
+        """Return the mean training loss over the second half of the counted steps, the quality metric of a script."""
         del max_batches
         half = self._counted[len(self._counted) // 2 :]
         yield from ()
         return {"metrics": {"loss": fmean(half)} if half else {}}
 
     def memory(self, *, reset: bool) -> Steps:
-        """The peak memory since the last reset."""
+        """Return the peak memory since the last reset."""
         peak = peak_memory_bytes()
         if reset:
             reset_peak_memory()
@@ -201,18 +199,18 @@ class Commands:
         return {"peak_bytes": peak, "device": self.host.live.device.type}
 
     def _held_after_zeroing(self, gradients: list[Any]) -> int:
-        """Gradients that outlive the zeroing, which in a script comes after the step: none where it frees them."""
+        """Return how many gradients survive zeroing, which in a script comes after the step; 0 if zeroing frees them."""
         return 0 if self.host.live.zero_grad_to_none else sum(gradient is not None for gradient in gradients)
 
     def _backwards_per_step(self) -> int:
-        """Batches of a step, as far as was seen."""
+        """Return the number of batches per step observed so far."""
         return round(self.host.backwards / max(self.host.steps, 1))
 
     def _note_loss(self, loss: torch.Tensor) -> None:
-        self._losses.append(loss.detach().clone())  # the script may go on computing in place
+        self._losses.append(loss.detach().clone())  # the script may later modify it in place
 
     def _step_loss(self) -> torch.Tensor:
-        """The sum of what the backward passes of this step began from; read later, so that nothing waits for the device."""
+        """Return the sum of this step's losses, as a tensor that is read later, so that nothing waits for the device."""
         total = sum(self._losses[1:], self._losses[0]) if self._losses else torch.zeros(())
         self._losses.clear()
         return total

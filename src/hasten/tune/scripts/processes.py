@@ -1,7 +1,7 @@
-"""The two processes of a screening of a script: it cannot go back to its start, so both are started anew each time.
+"""The two processes of a screening of a script. A script cannot go back to its start, so both are restarted each time.
 
-Both begin from the same seeds, do the same number of steps before anything is counted, and see the same batches, so that
-losses and gradients can be compared step by step.
+Both start from the same seeds, do the same number of steps before counting, and see the same batches, so that losses and
+gradients can be compared step by step.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from hasten.tune.trials.trial import Trial, TrialSetting
 
 SAMPLED_STEPS = 3
 BEFORE = 1 + SAMPLED_STEPS + COMPILE_WARMUP_UPDATES + 2
-"""Steps that both arms do before any is counted: the first, the sampled, the warm-up, the traced ones."""
+"""Steps that both arms do before counting: the first one, the sampled, the warm-up and the traced ones."""
 MAX_DRAWS_SHIFT = 2.0
-"""The largest shift of the loss curve, in shifts that another seed makes, where other random numbers augment the samples."""
-_ENDED = re.compile(r"came to its end after (\d+) steps")
+"""Largest allowed shift of the loss curve, relative to that of another seed, when other random numbers augment samples."""
+_ENDED = re.compile(r"The script ended after (\d+) steps")
 
 
 @dataclass(kw_only=True)
 class ScriptProcesses:
-    """Starts and readies processes of a script; see `hasten.tune.search.screening.Processes`.
+    """Starts and prepares processes of a script; see `hasten.tune.search.screening.Processes`.
 
     Attributes:
-        setting: What all trials share.
-        seed: Of all trials.
-        draws: Whether the samples of the script draw random numbers.
-        most_steps: Steps that the script is known to have; None as long as its end was not met.
+        setting: Settings that all trials share.
+        seed: The seed of all trials.
+        draws: Whether the script's samples draw random numbers.
+        most_steps: Number of steps of the script; None until a trial has reached its end.
     """
 
     setting: TrialSetting
@@ -50,17 +50,18 @@ class ScriptProcesses:
 
     @property
     def most_updates(self) -> int | None:
-        """Steps after those that are not counted; None as long as the end of the script was not met."""
+        """Maximum number of counted steps; None until a trial has reached the end of the script."""
         return None if self.most_steps is None else max(self.most_steps - BEFORE, 0)
 
     def start(self, plan: Plan) -> Resident:
-        """Start a process; it stands at the script's first step."""
+        """Start a process and stop it at the script's first step."""
         return Resident(trial=Trial(self.setting, plan, seed=self.seed))
 
     def challenge(self, base: Resident, plan: Plan) -> tuple[Resident, Resident]:
-        """Start both anew, and leave both frozen at their first step.
+        """Restart both processes, and leave both frozen at their first step.
 
-        One after the other: threads of both wait for one another on the same cores (46 s for a first step, on two cores).
+        They start one after the other. Side by side, their threads wait for each other on the same cores (46 s for a first
+        step on two cores).
         """
         base.end()
         fresh = Resident(trial=Trial(self.setting, base.trial.plan, seed=self.seed), filling_s=base.filling_s)
@@ -74,7 +75,7 @@ class ScriptProcesses:
         return fresh, challenger
 
     def get_ready(self, base: Resident, challenger: Resident, added: Sequence[Optimization]) -> Ready:
-        """Sample the first steps of both, warm both up, and trace a step of both."""
+        """Sample the first steps of both, warm both up, and trace one step of each."""
         seconds = []
         for resident in (base, challenger):
             if added:
@@ -90,7 +91,7 @@ class ScriptProcesses:
         self, base: Resident, challenger: Resident, added: Sequence[Optimization], others: Sequence[Sequence[float]],
         say: Callable[[str], None],
     ) -> GateVerdict:  # fmt: skip
-        """Judge; where other random numbers explain a difference, the loss may move as far as another seed moves it."""
+        """Return the verdict. If other random numbers explain a difference, the loss may move as with another seed."""
         verdict = judge_numerics(numerics_of(added), base, challenger, others, _nothing_later)
         if verdict.verdict == "passed" and any(item.card.seam in DATA_SEAMS for item in added):
             verdict = _after_a_change(verdict, challenger)
@@ -101,13 +102,13 @@ class ScriptProcesses:
         curves = [other[:compared] for other in others]
         shift = loss_shift(base.losses[:compared], challenger.losses[:compared], curves)
         why = (
-            f"{reason}: the loss moved {shift:.2g} of what another seed moves it (at most {MAX_DRAWS_SHIFT}), over "
+            f"{reason}: the loss moved {shift:.2g} times as far as another seed moves it (limit {MAX_DRAWS_SHIFT}), over "
             f"{compared} steps"
         )
         return GateVerdict(numerics=Numerics.ROUNDING, verdict="passed" if shift <= MAX_DRAWS_SHIFT else "failed", why=why)
 
     def shortens_turns(self, error: TrialError) -> bool:
-        """Whether the script came to its end, for the first time: its number of steps is known from then on."""
+        """Return whether the script ended for the first time. From then on its number of steps is known."""
         ended = _ENDED.search(str(error))
         if ended is None or self.most_steps is not None:
             return False
@@ -122,24 +123,24 @@ class ScriptProcesses:
         path.unlink()
 
     def _other_draws(self, challenger: Resident, added: Sequence[Optimization]) -> str:
-        """Why these techniques draw other random numbers, where they do; empty where they do not."""
+        """Return why these techniques draw other random numbers; empty if they do not."""
         if self.draws and all(Trait.OTHER_DRAWS in item.card.traits for item in added):
-            return "the samples are augmented at random, and workers draw other numbers"
+            return "the samples are augmented at random, and loader workers draw other random numbers"
         if all(Trait.TRIMS in item.card.traits for item in added):
             cut = challenger.awake(lambda r: r.trial.call("cut"))
             if cut["draws"] and not cut["difference"]:
-                return "without dropout the results are the same, and with it other shapes draw other numbers"
+                return "results are equal without dropout; with dropout, other shapes draw other random numbers"
         return ""
 
 
 def _after_a_change(passed: GateVerdict, challenger: Resident) -> GateVerdict:
-    """The verdict once an epoch after a change was tried: what is compared step by step lies within one epoch."""
+    """Return the verdict after also testing an epoch after a change. The step-by-step comparison covers one epoch only."""
     why = challenger.awake(lambda r: r.trial.call("boundary"))["why"]
     if why:
-        return replace(passed, verdict="failed", why=f"{why} (tried in an epoch after every sample had become another)")
-    return replace(passed, why=f"{passed.why}; after a change between epochs the batches are the script's too")
+        return replace(passed, verdict="failed", why=f"{why} (tested in an epoch after every sample had changed)")
+    return replace(passed, why=f"{passed.why}; the batches also match after a change between epochs")
 
 
 def _nothing_later() -> Iterable[Settled]:
-    """No gradients later in the run: a script does not go back to weights that it had."""
+    """Return nothing: a script cannot go back to weights that it had earlier."""
     return ()

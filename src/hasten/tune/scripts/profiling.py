@@ -1,4 +1,4 @@
-"""Profile a script in its trial: as it is, with kept batches, silent; then operators and samples. Nothing is rewound."""
+"""Profile a script in its trial: unmodified, with replayed batches, silent; then operators and samples. It never rewinds."""
 
 from __future__ import annotations
 
@@ -41,40 +41,41 @@ from hasten.script.watch.seams import Seams
 from hasten.train.trace import read_shares
 
 LEAST_STEPS, MOST_STEPS = 12, 400
+"""Minimum and maximum number of steps to observe."""
 FORM_FRAC, FORM_STEPS = 0.5, 4
-"""Share of forward and backward from which on other states of the process are worth runs; their steps, at least."""
+"""Share of forward and backward above which other process states are tried, and the minimum number of steps of each try."""
 SCRIPT_SLICES = 4
-"""A script is observed for so many times the length of a job's measured run: it comes as it is, with its pauses."""
+"""A script is observed for this multiple of a job's measured run, because its pauses are part of the measurement."""
 SPREAD = 7919
-"""Rows so far apart make a batch like a shuffled one."""
+"""Distance in rows between the samples of a test batch, which makes it similar to a shuffled one."""
 SAMPLED = 8
-"""So many samples are read twice, to see whether they repeat."""
+"""Number of samples that are read twice to see whether they repeat."""
 PLENTY = 1 << 30
-"""How long a script will run cannot be seen: it is taken for longer than an epoch."""
+"""Planned updates assumed for a script. The real number is unknown; this assumes more than an epoch."""
 
 Steps = Generator[None, None, dict[str, Any]]
-"""A command under way: each `yield` lets the script do a step, and what it returns is the answer."""
+"""A running command. Each `yield` lets the script do a step; the return value is the answer."""
 
 
-class ScriptEnded(Exception):  # noqa: N818 - no error of anybody: scripts end
-    """Thrown into a command that waits for a step which never comes."""
+class ScriptEnded(Exception):  # noqa: N818 - not an error: scripts end
+    """Thrown into a command that waits for a step when the script has ended."""
 
 
 def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: Callable[[str], None]) -> Steps:
-    """Profile a script from the step it stands at.
+    """Profile a script from its present step.
 
     Args:
         host: The script's live job.
         slice_s: About a quarter of the seconds that each measured run may take.
-        quick: Leave out what no change of plan alters.
-        progress: Told what is being measured.
+        quick: Skip everything that a change of plan does not alter.
+        progress: Called with a message about the current measurement.
 
     Raises:
-        TrialError: The script ended before enough steps were seen.
+        TrialError: The script ended before enough steps were observed.
     """
     started, seconds = perf_counter(), SCRIPT_SLICES * slice_s
     reset_peak_memory()
-    progress("the script as it is")
+    progress("the unmodified script")
     before = host.backwards
     real = yield from _observe(host, seconds)
     backwards, memory = host.backwards - before, peak_memory_bytes()
@@ -82,14 +83,14 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
     silent: dict[str, Any] | None = None
     cut: dict[str, Any] | None = None
     if not real["ended"]:
-        progress("what if data were free")
-        replay = yield from _if_it_lasts(_observe(host, seconds, replay=True))
+        progress("what if data loading were free")
+        replay = yield from _unless_ended(_observe(host, seconds, replay=True))
         if wants_silence(real):
             progress("what if nothing were printed, logged or saved")
-            silent = yield from _if_it_lasts(_observe(host, seconds, silent=True))
+            silent = yield from _unless_ended(_observe(host, seconds, silent=True))
         if wants_cut(real):
-            progress("what if no position were padding")
-            cut = yield from _if_it_lasts(_observe(host, seconds, padding=Padding(cuts=True)))
+            progress("what if there were no padding")
+            cut = yield from _unless_ended(_observe(host, seconds, padding=Padding(cuts=True)))
     told = make_profile(real, replay, silent, cut)
     forms: dict[str, float] = {}
     op_frac: dict[str, float] = {}
@@ -100,7 +101,7 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         op_frac, op_counts = yield from _operators(host)
         progress("samples")
         purity = _purity(host)
-        progress("the optimizer's other forms")
+        progress("other implementations of the optimizer step")
         whole, steps = phase_seconds(real)
         forms = {**optimizer_gains(host.live, whole["optimizer"] / steps), **_table_gain(host)}
         if told["phases"]["forward"] + told["phases"]["backward"] > FORM_FRAC:
@@ -140,10 +141,10 @@ def _observe(
     padding: Padding | None = None,
     least: int = LEAST_STEPS,
 ) -> Steps:
-    """Watch steps for about so long; what was seen, as `hasten.script.watch.record.report` has it.
+    """Observe steps for about `seconds`. Return the result of `hasten.script.watch.record.report`.
 
     Raises:
-        TrialError: The script ended before enough steps were seen.
+        TrialError: The script ended before enough steps were observed.
     """
     recorder = Recorder(updates=0, seconds=0.0)
     replayed = Replay(recorder) if replay else None
@@ -168,8 +169,8 @@ def _observe(
                     break
         except ScriptEnded:
             if len(recorder.steps) < least:
-                words = f"The script came to its end after {host.steps} steps: too few to measure. Give it more to do."
-                raise TrialError(words, kind="raised") from None
+                message = f"The script ended after {host.steps} steps, too few to measure. Give it more data or more epochs."
+                raise TrialError(message, kind="raised") from None
             ended = True
         finally:
             host.watching = None
@@ -181,8 +182,8 @@ def _observe(
     return report(recorder, ended=ended, **more)
 
 
-def _if_it_lasts(steps: Steps) -> Generator[None, None, dict[str, Any] | None]:
-    """What is seen in these steps; None where the script has fewer of them left than it takes."""
+def _unless_ended(steps: Steps) -> Generator[None, None, dict[str, Any] | None]:
+    """Return the result of observing these steps; None if the script ends too early."""
     try:
         return (yield from steps)
     except TrialError:
@@ -190,16 +191,16 @@ def _if_it_lasts(steps: Steps) -> Generator[None, None, dict[str, Any] | None]:
 
 
 def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None, float | None]:
-    """How much faster the script's steps are in another state of the process, between two looks at them as they are.
+    """Return how much faster the script's steps are in another process state, measured between two runs without it.
 
-    None where the script ends meanwhile: there is no further step to wait for.
+    None if the script ends before the measurement is complete.
     """
     looks: list[float] = []
     for within in (False, True, False):
         with form() if within else nullcontext(enter_result=True) as can:
             if not can:
                 return 1.0
-            observed = yield from _if_it_lasts(_observe(host, seconds, least=FORM_STEPS))
+            observed = yield from _unless_ended(_observe(host, seconds, least=FORM_STEPS))
         if observed is None or observed["ended"]:
             return None
         looks.append(update_s(observed))
@@ -207,7 +208,7 @@ def _gain_within(host: Host, seconds: float, form: Form) -> Generator[None, None
 
 
 def _table_gain(host: Host) -> dict[str, float]:
-    """How much faster a batch of a table in memory is picked at once than row by row, if the script's data is one."""
+    """Return how much faster a batch of an in-memory table is gathered at once than row by row; {} for other data."""
     live = host.live
     dataset, collate, size = live.dataset, live.pipeline.collate, live.job.batch_size
     if not live.pipeline.is_table or dataset is None or not live.num_samples:
@@ -219,7 +220,7 @@ def _table_gain(host: Host) -> dict[str, float]:
 
 
 def _timed_widths(taken: list[float]) -> Callable[[Any], Any]:
-    """Around what finds how wide the numbers of a printed tensor are: its seconds, of tensors of several numbers."""
+    """Wrap torch's tensor formatter: record the seconds it needs to format tensors of several numbers."""
 
     def formatter_seam(original: Any) -> Any:
         class Timed(original):  # type: ignore[misc]  # of torch's, which has no types
@@ -235,7 +236,7 @@ def _timed_widths(taken: list[float]) -> Callable[[Any], Any]:
 
 
 def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
-    """Share of operator time, and calls, of each operator over one step; nothing of a script that has none left."""
+    """Return the share of operator time and the calls of each operator in one step; empty if the script has ended."""
     on_device = host.live.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
     profiler = profile(activities=activities)
@@ -250,7 +251,7 @@ def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict
 
 
 def _purity(host: Host) -> Purity:
-    """Whether the samples of the script's training data repeat."""
+    """Measure whether the samples of the script's training data repeat."""
     live = host.live
     if live.dataset is None or not live.num_samples:
         return Purity()
@@ -259,7 +260,7 @@ def _purity(host: Host) -> Purity:
 
 
 def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purity, memory: int) -> Facts:
-    """What techniques ask, of a script. Its epoch is what was observed: events within it have their share of that."""
+    """Return the facts about a script. Its epoch is the observed stretch, and events in it take their share of that."""
     live, machine = host.live, read_machine()
     names = real["phases"]
     total = {name: sum(step[at] for step in real["seconds"]) for at, name in enumerate(names)}

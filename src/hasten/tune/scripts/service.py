@@ -1,7 +1,7 @@
-"""The inside of a script's trial: between two steps of the script, commands are taken and answered.
+"""The part of a trial that runs inside the script: it takes commands between two steps of the script and answers them.
 
-A command is a generator that yields wherever the script is to do its next step. The script itself never notices: it stands
-in its optimizer's step while the parent thinks, and is frozen while the other arm counts.
+A command is a generator. It yields each time the script should do its next step. The script does not notice: it waits inside
+its optimizer's step while the parent decides, and is frozen while the other arm is measured.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MAX_NUMPY_SEED = 1 << 32
 
 
 class Service:
-    """Takes commands, one JSON object a line, and answers each with one.
+    """Takes commands, one JSON object per line, and sends one answer to each.
 
     Args:
-        commands: Where they come from.
-        answers: Where the answers go.
-        scratch: Folder for what the script saves.
-        private: The script has files of its own, see `isolate`.
+        commands: Source of the commands.
+        answers: Destination of the answers.
+        scratch: Folder for the files that the script saves.
+        private: Whether the script works on its own copy of its files, see `isolate`.
     """
 
     def __init__(self, commands: TextIO, answers: TextIO, scratch: Path, *, private: bool) -> None:
@@ -52,27 +52,27 @@ class Service:
         self._harmless = Patches()
         isolate(self._harmless, scratch, silent=False, private=private)
         self._waiting: Steps | None = None
-        self._obeys: Commands | None = None
+        self._executor: Commands | None = None
 
     def begin(self) -> None:
-        """Take the first command, which loads the plan, and let the script begin."""
+        """Take the first command, which loads the plan, and let the script start."""
         line = self._commands.readline()
         if not line:
             os._exit(0)
-        told = json.loads(line)
-        seed_script(told["seed"] or 0)
-        host = Host(Plan.from_dict(told["plan"], catalogue()))
-        self._obeys = Commands(host, self._progress)
+        command = json.loads(line)
+        seed_script(command["seed"] or 0)
+        host = Host(Plan.from_dict(command["plan"], catalogue()))
+        self._executor = Commands(host, self._progress)
         host.begin()
-        self._waiting = self._obeys.load()
+        self._waiting = self._executor.load()
         next(self._waiting)
         host.on_step = self.after_step
-        os.register_at_fork(after_in_child=self._let_go)
+        os.register_at_fork(after_in_child=self._close_pipes)
         follow_children(self._scratch, self._harmless)
         atexit.register(self._finish)
 
     def after_step(self) -> None:
-        """The script has done a step: go on with the command under way, and with the next ones, until one wants a step."""
+        """Continue the current command after a step of the script, and then the next ones, until one needs a step."""
         while True:
             if self._waiting is None:
                 self._waiting = self._next()
@@ -80,48 +80,48 @@ class Service:
                 next(self._waiting)
             except StopIteration as done:
                 self.answer({"ok": True, **done.value})
-            except Exception as error:  # noqa: BLE001 - the parent is told, whatever it is
+            except Exception as error:  # noqa: BLE001 - every error is reported to the parent
                 self.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
             else:
                 return
 
     def _next(self) -> Steps:
         line = self._commands.readline()
-        told = json.loads(line) if line else {"op": "exit"}
-        operation = told.pop("op")
+        command = json.loads(line) if line else {"op": "exit"}
+        operation = command.pop("op")
         if operation == "exit":
             sys.stdout.flush()
-            os._exit(0)  # loader workers have nothing to save, and the script's own end is not wanted
-        if self._obeys is None:
-            raise HastenError("a command came before the plan was loaded")
-        steps: Steps = getattr(self._obeys, operation)(**told)
+            os._exit(0)  # loader workers have nothing to save, and the script must not run on to its own end
+        if self._executor is None:
+            raise HastenError("a command arrived before the plan was loaded")
+        steps: Steps = getattr(self._executor, operation)(**command)
         return steps
 
     def _finish(self) -> None:
-        """The script has come to its end while a command waited for a step."""
-        if os.getpid() != self._pid or self._waiting is None or self._obeys is None:
+        """Answer the current command if the script ends while the command waits for a step."""
+        if os.getpid() != self._pid or self._waiting is None or self._executor is None:
             return
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
             return
-        while self._waiting is not None:  # each further step that a command asks for never comes
+        while self._waiting is not None:  # no further step will come
             try:
                 self._waiting.throw(ScriptEnded())
             except StopIteration as done:
                 self.answer({"ok": True, **done.value})
             except ScriptEnded:
-                steps = self._obeys.host.steps
-                words = f"The script came to its end after {steps} steps, and more were wanted." if steps else NO_STEP
-                self.answer({"ok": False, "kind": "raised", "message": words})
-            except Exception as ending:  # noqa: BLE001 - the parent is told, whatever it is
+                steps = self._executor.host.steps
+                message = f"The script ended after {steps} steps, before the measurement was complete." if steps else NO_STEP
+                self.answer({"ok": False, "kind": "raised", "message": message})
+            except Exception as ending:  # noqa: BLE001 - every error is reported to the parent
                 self.answer({"ok": False, "kind": failure_kind(ending), "message": describe(ending)})
 
-    def _progress(self, words: str) -> None:
-        self._send({"progress": words})
+    def _progress(self, message: str) -> None:
+        self._send({"progress": message})
 
     def answer(self, message: Mapping[str, Any]) -> None:
-        """Answer the command under way."""
+        """Answer the current command."""
         self._waiting = None
         self._send(message)
 
@@ -129,14 +129,14 @@ class Service:
         self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
 
-    def _let_go(self) -> None:
-        """A forked process answers nobody: else the parent would wait for it when the script has died."""
+    def _close_pipes(self) -> None:
+        """Close the pipes in a forked process, or the parent would wait for it after the script has died."""
         for pipe in (self._commands, self._answers):
             os.close(pipe.fileno())
 
 
 def install(config: Mapping[str, Any]) -> None:
-    """Set to work in the script's process. Called by the import hook once torch is loaded."""
+    """Install the service in the script's process. The import hook calls this once torch is loaded."""
     die_with_parent()
     sys.dont_write_bytecode = True  # a trial leaves nothing in the folder of the user's code
     for number in (config["commands"], config["answers"]):
@@ -146,17 +146,17 @@ def install(config: Mapping[str, Any]) -> None:
     service = Service(commands, answers, Path(config["folder"]), private=config["private"])
     try:
         service.begin()
-    except Exception as error:  # noqa: BLE001 - a trial that cannot be held is no trial, whatever the reason
+    except Exception as error:  # noqa: BLE001 - the trial cannot continue after any error here
         service.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
         os._exit(1)
 
 
 def seed_script(offset: int) -> None:
-    """Seed the generators, and add `offset` to every seed that the script sets later; 0 leaves its own seeds as they are.
+    """Seed the generators, and add `offset` to every seed that the script sets later; 0 keeps the script's own seeds.
 
-    Its randomness then repeats, and differs from pair to pair, whether it seeds itself or not.
+    With an offset the script's randomness is reproducible and differs from pair to pair, even if the script sets no seed.
 
-    Seeds of generators that the script makes for itself (`torch.Generator().manual_seed`, `numpy.random.default_rng`) stay.
+    Generators that the script creates itself (`torch.Generator().manual_seed`, `numpy.random.default_rng`) keep their seeds.
     """
     seed_everything(offset)
     if not offset:

@@ -1,4 +1,4 @@
-"""A script as the subject of a tuning: the job is whatever `python train.py` does."""
+"""A script as the subject of a tuning: the job is what `python train.py` does."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from hasten.tune.subject import Subject
 from hasten.tune.trials.trial import Trial
 
 MARGIN_FRAC = 0.01
-"""The least by which a training loss may differ and still count as not worse, as a share of it; more where seeds do more."""
+"""Minimum margin within which training losses count as not worse, as a share of the loss. Wider if seeds differ by more."""
 PATCH = "hasten.patch"
 
 
 def script_subject(request: TuneRequest) -> Subject:
-    """The script that a request names by its command.
+    """Return the script that a request names by its command, as a subject.
 
-    Its quality is the training loss in the final proof: not worse by more than seeds differ.
+    Its quality is the training loss in the final proof: it must not be worse by more than seeds differ.
 
     Raises:
-        HastenError: There is no such script, or what was asked for cannot be had of a script.
+        HastenError: The script does not exist, or the request is not possible for a script.
     """
     check_command(request.command)
     if request.ranks > 1:
-        raise HastenError("Scripts are tuned in one process: leave --ranks out, and tune the script on one device.")
+        raise HastenError("Scripts are tuned in one process. Leave out --ranks and tune the script on one device.")
     name, arguments = shlex.quote(request.command[0]), shlex.join(request.command[1:])
     options = f"--budget {request.budget_s:.0f}s --out {request.folder}{request.chosen_flags}"
     lines = f"hasten tune {name} {options}", f"hasten run --plan {request.folder}/hasten.toml {name}"
@@ -49,7 +49,7 @@ def script_subject(request: TuneRequest) -> Subject:
         fingerprint=fingerprint(request.command),
         commands=tuple(f"{line} -- {arguments}".removesuffix(" -- ") for line in lines),
         kinds={name: kind for name, kind in catalogue().items() if kind.card.in_scripts},
-        is_uneven=lambda facts: facts.validation_s > 0 or facts.checkpoint_s > 0,  # both arms do so at the same steps
+        is_uneven=lambda facts: facts.validation_s > 0 or facts.checkpoint_s > 0,  # both arms do this at the same steps
         processes=lambda setting, seed, facts: ScriptProcesses(setting=setting, seed=seed, draws=facts.job.load_is_random),
         losses=_counted_losses,
         quality=_training_loss,
@@ -60,14 +60,14 @@ def script_subject(request: TuneRequest) -> Subject:
 
 
 def _counted_losses(trial: Trial, updates: int) -> list[float]:
-    """The losses after the steps that a screening does not count; fewer where the script ends before."""
+    """Return the losses after the steps that a screening does not count; fewer if the script ends earlier."""
     trial.call("warm", updates=BEFORE - 1)
     losses: list[float] = trial.call("run", updates=updates, or_fewer=True)["losses"]
     return losses
 
 
 def _training_loss(screen: Screen) -> Quality:
-    """The training loss as a measure of quality, with a margin as wide as seeds differ in it."""
+    """Return the training loss as the quality metric, with the difference between seeds as its margin."""
     curves = [list(screen.base.losses), *map(list, screen.others)]
     ends = [sum(curve[len(curve) // 2 :]) / max(len(curve) - len(curve) // 2, 1) for curve in curves if curve]
     spread = max(ends) - min(ends) if len(ends) > 1 else 0.0
@@ -76,38 +76,38 @@ def _training_loss(screen: Screen) -> Quality:
 
 
 def _finish(record: Record, facts: Facts, script: Path) -> None:
-    """Record what has no seam in a script, and write the plan as a patch of it, as far as it can be written."""
+    """Record the techniques that cannot act on a script, and write the plan as a patch of it where possible."""
     known, need = names_of(record.candidates), ""
     if facts.sample_bytes and facts.job.num_samples:
         size = disk_words(facts.sample_bytes * facts.job.num_samples)
-        need = f" ({size} of disk as they are prepared now, by the samples measured)"
+        need = f" (needs {size} of disk for the prepared samples, estimated from those measured)"
     source = quoted_source(facts.job.data_path)
     for name, kind in catalogue().items():
         if name not in known and (why := why_beyond(kind.card, source=source, need=need)):
             put(record.candidates, Candidate(name=name, settings={}, outcome="refused", reason=why))
     plan = record.applied_plan()
     if plan.optimizations and script.suffix == ".py":
-        from hasten.script.patch import suggest  # noqa: PLC0415 - libcst takes most of a second to import
+        from hasten.script.patch import suggest  # noqa: PLC0415 - importing libcst takes most of a second
 
         patch = suggest(plan, script)
         if patch.diff:
-            (record.out / PATCH).write_bytes(patch.diff.encode("utf-8"))  # line ends are the files' own
+            (record.out / PATCH).write_bytes(patch.diff.encode("utf-8"))  # keeps the line ends of the files
         record.note(patch=Patch(written=patch.written, left=patch.left))
 
 
 def check_command(command: tuple[str, ...]) -> None:
-    """Refuse a command that names no script.
+    """Raise an error if the command names no script.
 
     Raises:
-        TargetError: It is empty, or there is no such file.
+        TargetError: The command is empty, or the file does not exist.
     """
     if not command:
-        raise TargetError("No script was named: hasten tune train.py -- its arguments.")
+        raise TargetError("No script was named. Usage: hasten tune train.py -- ARGUMENTS")
     if command[0] != "-m" and not Path(command[0]).is_file():
         raise TargetError(f"There is no script {command[0]}. Name an existing file, or a module after -m.")
 
 
 def fingerprint(command: tuple[str, ...]) -> str:
-    """A short hash of the script's text and its arguments; another script makes older evidence worthless."""
+    """Return a short hash of the script's text and arguments. Evidence with another hash belongs to another script."""
     text = b"" if command[0] == "-m" else Path(command[0]).read_bytes()
     return hashlib.sha256(text + "\0".join(command).encode() + sys.version.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Try candidates that change no update but reports, checkpoints or validation, by the time of an epoch.
+"""Try candidates that act on reports, checkpoints or validation instead of updates, judged by the time of an epoch.
 
-They come after everything that makes updates shorter, when the work around the updates has its largest share.
+They come after everything that makes updates shorter, because then the work around the updates has its largest share.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hasten.tune.search.state import Adopted, Result, Results, SearchState
 from hasten.tune.search.verdict import decide
 
 ROUNDS = TURNS + 3
-"""Rounds of both arms that a screening takes: its turns, and twice before them to get ready."""
+"""Rounds of both arms in a screening: its turns, and the equivalent of three more for preparation."""
 
 
 def try_events(state: SearchState, screen: Screen) -> Results:
-    """Try every candidate that acts on an event around the updates, best first, as long as the budget has room."""
+    """Try every candidate that acts on an event around the updates, best first, while the budget has room."""
     while ranked := rank(state, events=True):
         optimization, max_gain = ranked[0].optimization, ranked[0].max_gain
         try:
@@ -34,7 +34,7 @@ def try_events(state: SearchState, screen: Screen) -> Results:
 
 
 def _screening_s(state: SearchState, optimization: Optimization) -> float:
-    """Seconds of screening it: in each round both arms do their updates with the events and again without."""
+    """Return the seconds of screening a candidate: in each round both arms do their updates with and without the events."""
     design = design_event(optimization, state.facts)
     event_s: float = getattr(state.facts, f"{design.event}_s") / design.scale
     both_s = 2 * (2 * design.updates * design.update_s + design.repeats * event_s)
@@ -55,6 +55,6 @@ def _try(state: SearchState, screen: Screen, ranked: Ranked) -> Result:
 
 
 def _cost_words(screening: EventScreening) -> str:
-    """What the event cost an epoch before and after."""
+    """Return what the event cost per epoch before and after, in words."""
     before, after = (screening.lost_s[arm] for arm in "AB")
-    return f", of an epoch's time; each {screening.design.event} costs {after:.3g} s where it cost {before:.3g} s"
+    return f", of an epoch's time; each {screening.design.event} costs {after:.3g} s instead of {before:.3g} s"

@@ -1,7 +1,7 @@
 """Try candidates that are judged by time to target, over whole runs.
 
-They come last, when an update is as fast as it will be and a whole run as short; and only where the budget holds pairs of
-whole runs for the candidate and again for the final proof, because without that proof it could not be applied.
+They come last, when updates and therefore whole runs are as short as possible. They are tried only if the budget has room
+for pairs of whole runs for the candidate and again for the final proof, without which the candidate could not be applied.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hasten.tune.search.screening import Screen, Screening
 from hasten.tune.search.state import EMPTY, Adopted, Result, Results, SearchState
 from hasten.tune.search.verdict import decide_to_target, unproved
 
-NO_METRIC = "the job names no held-out metric, so there is no target to reach: set quality"
+NO_METRIC = "the job defines no held-out metric, so there is no target to reach: set quality"
 
 
 def try_to_target(state: SearchState, screen: Screen) -> Results:
-    """Try every candidate that is judged by time to target, best first, as long as whole runs fit into the budget."""
+    """Try every candidate that is judged by time to target, best first, while the budget has room for whole runs."""
     while waiting := _waiting(state):
         optimization, design = waiting[0], state.config.target_design
         if design is None:
@@ -40,7 +40,7 @@ def try_to_target(state: SearchState, screen: Screen) -> Results:
 
 
 def _waiting(state: SearchState) -> list[Optimization]:
-    """Candidates still to try; no other setting of one that was refused before any run."""
+    """Return the candidates still to try, without further settings of a technique that was refused before any run."""
     known = state.candidates
     not_run = {item.name for item in known if item.reason.startswith(NOT_TRIED) or item.reason == NO_METRIC}
     ranked = (item.optimization for item in rank(state, Judge.TIME_TO_TARGET))
@@ -48,7 +48,7 @@ def _waiting(state: SearchState) -> list[Optimization]:
 
 
 def _room(state: SearchState, waiting: int) -> int:
-    """Pairs of whole runs for one of so many candidates that wait; the first may have the least where not all can."""
+    """Return the pairs of whole runs for the next of `waiting` candidates; it may get the minimum if not all can."""
     pair_s = state.whole_pair_s(state.plan)
     left_s = state.config.budget.left - state.reserve_s() - _proof_s(state) - state.screening_s()
     fair, least = left_s / waiting / pair_s, left_s / pair_s
@@ -58,29 +58,29 @@ def _room(state: SearchState, waiting: int) -> int:
 def _no_room(state: SearchState, design: TargetDesign) -> str:
     run_s = state.whole_pair_s(state.plan) / 2
     needed_s = MIN_PAIRS * 2 * run_s + _proof_s(state) + state.screening_s() + state.reserve_s()
-    pairs = f"{MIN_PAIRS} pairs of them, and {MIN_PAIRS} more for the final proof"
+    pairs = f"{MIN_PAIRS} pairs and {MIN_PAIRS} more for the final proof"
     measured = f"with {design.points} measurements of the held-out metric"
     return (
-        f"{NOT_TRIED}: a whole run takes {run_s:.0f} s {measured}, and {pairs}, do not fit in the budget; "
-        f"give {state.config.budget.ask_for(needed_s)}"
+        f"{NOT_TRIED}: a whole run takes {run_s:.0f} s {measured}, and {pairs} do not fit into the budget; "
+        f"use {state.config.budget.ask_for(needed_s)}"
     )
 
 
 def _proof_s(state: SearchState) -> float:
-    """Seconds that the final proof would need and that are not reserved yet."""
+    """Return the seconds that the final proof would need in addition to those already reserved."""
     return 0.0 if state.target_reserve_s() else MIN_PAIRS * state.whole_pair_s(EMPTY)
 
 
 def _within(state: SearchState, design: TargetDesign, pairs: int) -> TargetDesign:
-    """The design with as many pairs as the budget has room for."""
-    reason = "what this machine's noise supports, by turns of the plain job against itself"
+    """Return the design with as many pairs as the budget has room for."""
+    reason = "the noise floor of this machine, from turns of the plain job against itself"
     deadline = state.config.budget.deadline - state.reserve_s() - _proof_s(state)
     floor = Floor(state.config.floor_frac, reason)
     return replace(design, looks=planned_looks(pairs), deadline=deadline, floor=floor)
 
 
 def _try(state: SearchState, screen: Screen, optimization: Optimization, design: TargetDesign) -> Result:
-    """Screen it for its mechanism and its numbers, then compare whole runs."""
+    """Screen it for its mechanism and numerics, then compare whole runs."""
     plan = state.plan.plus(optimization)
     screen.say(f"trying {optimization.card.name} by time to target")
     try:
@@ -103,7 +103,7 @@ def _compare(screen: Screen, base: Plan, plan: Plan, design: TargetDesign) -> Ta
 
 
 def _with_whole_runs(candidate: Candidate, screening: Screening, comparison: TargetComparison) -> Candidate:
-    """The candidate with the comparison by time to target in the place of the screening's, which stays beside it."""
+    """Return the candidate with the comparison by time to target as its main one, and the screening's in `update_time`."""
     measured = comparison.to_evidence()
     changed = replace(candidate, update_time=candidate.comparison, break_even_updates=None)
     if comparison.interval is None:

@@ -1,8 +1,8 @@
-"""Try candidates by the time of an update, one technique at a time; where one is faster, its other settings as well.
+"""Try candidates by the time of an update, one technique at a time. If one is faster, try its other settings as well.
 
-Techniques list their settings in the order in which they are likely to be best, and that is a guess: of three allocators
-each may be the fastest on a job. Once one setting is faster, others are screened against the same plan, and the fastest of
-them is adopted. A setting that is not faster is recorded, and the next one is a candidate like any other.
+Techniques list their settings from most to least promising, which is a guess: any of three allocators may be the fastest on
+a given job. Once one setting is faster, others are screened against the same plan, and the fastest of them is adopted. A
+setting that is not faster is recorded, and the next setting is ranked like any other candidate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hasten.tune.search.state import Adopted, Result, Results, SearchState
 from hasten.tune.search.verdict import decide, needs_confirmation
 
 MOST_OTHERS = 2
-"""So many other settings are screened beside the first that is faster: each costs what another technique would."""
+"""Maximum number of other settings to screen after the first faster one. Each costs as much as another technique."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class _Faster:
 
 
 def try_candidates(state: SearchState, screen: Screen) -> Results:
-    """Try the best candidate, again and again, until none is left or the time is up."""
+    """Try the best candidate repeatedly, until none is left or the time is up."""
     while ranked := rank(state):
         best = ranked[0]
         needed_s = state.screening_s(best.optimization)
@@ -56,7 +56,7 @@ def try_candidates(state: SearchState, screen: Screen) -> Results:
 
 
 def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:
-    """Screen a candidate, and the other settings where it is faster; adopt the fastest that holds."""
+    """Screen a candidate, and its other settings if it is faster. Adopt the fastest that is confirmed."""
     first = _screened(state, screen, best.optimization, best.max_gain)
     if isinstance(first, Candidate):
         yield Result((first,))
@@ -72,7 +72,7 @@ def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:
             faster.append(other)
     faster.sort(key=lambda item: -item.ratio)
     for position, item in enumerate(faster):
-        decision = _held(state, screen, item)
+        decision = _confirmed(state, screen, item)
         comparison = decision.screening.comparison
         candidate = with_comparison(item.candidate, comparison, item.screening.setup_s, state.update_s)
         candidate = replace(candidate, outcome=decision.outcome, reason=decision.reason)
@@ -86,12 +86,12 @@ def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:
 
 
 def settings_words(optimization: Optimization) -> str:
-    """The settings on a line."""
+    """Return the settings on one line."""
     return ", ".join(f"{name}={value}" for name, value in optimization.settings().items())
 
 
 def _screened(state: SearchState, screen: Screen, optimization: Optimization, max_gain: float) -> Candidate | _Faster:
-    """Screen a setting; gives the candidate to record, unless it is faster."""
+    """Screen a setting. Returns the candidate to record, or the faster setting."""
     screen.say(f"trying {optimization.card.name} {settings_words(optimization)}".rstrip())
     plan = state.plan.plus(optimization)
     updates = state.turn_updates * (2 if "order" in optimization.card.claims else 1)
@@ -110,7 +110,7 @@ def _screened(state: SearchState, screen: Screen, optimization: Optimization, ma
 
 
 def _other_settings(state: SearchState, first: _Faster) -> list[Optimization]:
-    """Other settings of a technique that is faster, untried, likeliest first; none where it is memory that counts."""
+    """Return untried settings of a technique that is faster, most promising first; none if memory is the goal."""
     card = first.optimization.card
     if state.config.objective.goal is Goal.MEMORY or card.memory_technique:
         return []
@@ -120,13 +120,13 @@ def _other_settings(state: SearchState, first: _Faster) -> list[Optimization]:
 
 
 def _confirmed_s(state: SearchState, first: _Faster) -> float:
-    """Seconds of screening another setting, and of confirming a small gain."""
+    """Return the seconds of screening another setting, including the confirmation of a small gain."""
     small = needs_confirmation(first.screening.comparison, state.config.objective)
     return state.screening_s(first.optimization) + (confirming_s(state, first.optimization) if small else 0.0)
 
 
-def _held(state: SearchState, screen: Screen, item: _Faster) -> Decision:
-    """What becomes of a setting that is faster in turns; where it is to stay, its process is the challenger."""
+def _confirmed(state: SearchState, screen: Screen, item: _Faster) -> Decision:
+    """Decide on a setting that is faster in turns. If it is kept, its process is the challenger afterwards."""
     decision = Decision("applied", item.candidate.reason, item.screening)
     if needs_confirmation(item.screening.comparison, state.config.objective):
         decision = confirm(state, screen, item.optimization, item.plan, item.screening)
@@ -134,7 +134,7 @@ def _held(state: SearchState, screen: Screen, item: _Faster) -> Decision:
         try:
             screen.stand_by(item.plan)
         except TrialError as error:
-            return replace(decision, outcome="failed", reason=f"{failure_words(error)} when it was started again: {error}")
+            return replace(decision, outcome="failed", reason=f"{failure_words(error)} when it was restarted: {error}")
     return decision
 
 

@@ -1,7 +1,7 @@
-"""What is recorded of a candidate, one technique with its settings, as the search goes on.
+"""The record of a candidate, one technique with its settings, as the search progresses.
 
-The record itself is `hasten.report.evidence.Candidate`, as in the evidence file. It is frozen: each function here returns a
-record that knows more, and `put` puts it in the place of the one before.
+The record is `hasten.report.evidence.Candidate`, as in the evidence file. It is frozen: each function here returns an
+extended record, and `put` replaces the old record with it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hasten.tune.proof.compare import Comparison
 from hasten.tune.search.screening import Screening
 
 NOT_TRIED = "not tried"
-"""Begins the reason of a candidate that the budget had no room for."""
+"""Prefix of the reason of a candidate that the budget had no room for."""
 
 
 def no_time(needed_s: float) -> str:
-    """Why a candidate was not tried whose turn the budget did not reach; the terminal lists these together."""
-    return f"{NOT_TRIED}: it needs about {needed_s:.0f} s and the budget must keep enough for the final proof"
+    """Return the reason of a candidate that the budget did not reach. The terminal lists these candidates together."""
+    return f"{NOT_TRIED}: it needs about {needed_s:.0f} s, and the rest of the budget is reserved for the final proof"
 
 
 def noted(optimization: Optimization, outcome: Outcome, reason: str, predicted: float | None = None) -> Candidate:
-    """A candidate of which nothing was measured; `predicted`: the most it could bring."""
+    """Return a candidate without measurements. `predicted` is its largest possible gain."""
     return Candidate(
         name=optimization.card.name, settings=optimization.settings(), outcome=outcome, reason=reason,
         predicted_max_gain=predicted,
@@ -33,21 +33,21 @@ def noted(optimization: Optimization, outcome: Outcome, reason: str, predicted: 
 
 
 def failed(optimization: Optimization, error: TrialError, predicted: float | None = None) -> Candidate:
-    """A candidate whose trial ended. A loss that broke, where the base's did not, is refused by the numerics gate."""
+    """Return a candidate whose trial failed. If its loss broke and the base's did not, the numerics gate refuses it."""
     if error.kind != "nan":
         return noted(optimization, "failed", f"{failure_words(error)}: {error}", predicted)
-    why = f"the loss broke where the plan without it stays finite: {error}"
+    why = f"the loss became NaN or infinite, while it stays finite under the plan without the candidate: {error}"
     numerics = NumericsResult(kind=optimization.numerics, verdict="failed", why=why)
-    return replace(noted(optimization, "refused", f"the numerics gate says no: {why}", predicted), numerics=numerics)
+    return replace(noted(optimization, "refused", f"failed the numerics gate: {why}", predicted), numerics=numerics)
 
 
 def failure_words(error: TrialError) -> str:
-    """The kind of a failure, such as `out of memory`."""
+    """Return the kind of a failure in words, such as `out of memory`."""
     return error.kind.replace("_", " ")
 
 
 def with_screening(candidate: Candidate, screening: Screening, update_s: float) -> Candidate:
-    """The candidate with what a screening gave; `update_s`: seconds of an update without it."""
+    """Return the candidate with the result of a screening. `update_s`: seconds of an update without the candidate."""
     changed = replace(
         with_comparison(candidate, screening.comparison, screening.setup_s, update_s),
         evidence=tuple(Check(**check) for check in screening.evidence),
@@ -66,7 +66,7 @@ def with_screening(candidate: Candidate, screening: Screening, update_s: float) 
 
 
 def with_comparison(candidate: Candidate, comparison: Comparison, setup_s: float, update_s: float) -> Candidate:
-    """The candidate with the comparison that decides: of its screening, or of the fresh processes that confirmed it."""
+    """Return the candidate with the decisive comparison: that of its screening, or of the fresh processes after it."""
     measured, interval = comparison.to_evidence(), comparison.interval
     if interval is None:
         return replace(candidate, comparison=None, unused_samples=measured.samples)
@@ -74,13 +74,26 @@ def with_comparison(candidate: Candidate, comparison: Comparison, setup_s: float
     return replace(candidate, comparison=measured, break_even_updates=earned_back)
 
 
+def outcome_words(candidate: Candidate) -> str:
+    """Return the outcome for a user. A refused candidate was `not applicable`, `rejected`, `slower` or `no gain`."""
+    comparison, numerics = candidate.comparison, candidate.numerics
+    if candidate.outcome != "refused":
+        return candidate.outcome
+    if not candidate.tried:
+        return "not applicable"
+    failed_gate = numerics is not None and numerics.verdict == "failed"
+    if failed_gate or comparison is None or comparison.verdict == "faster":
+        return "rejected"
+    return "slower" if comparison.verdict == "slower" else "no gain"
+
+
 def is_about(candidate: Candidate, optimization: Optimization) -> bool:
-    """Whether this candidate is exactly that technique with those settings."""
+    """Return whether this candidate is exactly this technique with these settings."""
     return candidate.name == optimization.card.name and candidate.settings == optimization.settings()
 
 
 def put(candidates: list[Candidate], candidate: Candidate) -> None:
-    """Put a candidate in the place of the one with its name and settings, or at the end."""
+    """Replace the candidate with the same name and settings, or append the candidate."""
     for position, known in enumerate(candidates):
         if (known.name, known.settings) == (candidate.name, candidate.settings):
             candidates[position] = candidate
@@ -89,12 +102,12 @@ def put(candidates: list[Candidate], candidate: Candidate) -> None:
 
 
 def names_of(candidates: Iterable[Candidate]) -> set[str]:
-    """The techniques that candidates are about."""
+    """Return the names of the candidates' techniques."""
     return {candidate.name for candidate in candidates}
 
 
 def break_even_updates(setup_s: float, base_update_s: float, candidate_update_s: float) -> int | None:
-    """After how many updates a one-off cost is earned back; None when an update is no faster."""
+    """Return after how many updates a one-off cost is earned back; None if an update is no faster."""
     saved = base_update_s - candidate_update_s
     if saved <= 0:
         return None

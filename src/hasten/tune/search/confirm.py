@@ -1,4 +1,4 @@
-"""Confirm a small gain with fresh processes: two resident ones differ by a few percent whatever their plans."""
+"""Confirm a small gain with fresh processes: two resident processes differ by a few percent under any plan."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hasten.tune.search.state import SearchState
 from hasten.tune.search.verdict import decide, interval_words, needs_confirmation
 
 CONFIRM_UPDATES_S = 1.5
-"""Seconds of updates that each process of a pair counts, about."""
+"""Approximate seconds of updates that each process of a pair counts."""
 CONFIRM_LOOKS = (5, 8)
-"""Pairs over a small gain: where five leave it open, three more cost less than a gain that is never had."""
+"""Numbers of pairs after which a verdict is read. If five pairs leave a small gain open, three more are worth their cost."""
 MAX_CONFIRM_UPDATES = 400
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a candidate, why, and what was measured: the screening, its comparison replaced by the last one."""
+    """The outcome of a candidate, its reason, and the measurement: the screening with the last comparison in it."""
 
     outcome: Outcome
     reason: str
@@ -35,21 +35,21 @@ def confirm(
     state: SearchState, screen: Screen, optimization: Optimization, plan: Plan, screening: Screening,
     *, seconds: float = CONFIRM_UPDATES_S,
 ) -> Decision:  # fmt: skip
-    """Let fresh processes decide over a small gain; without the time for them it stays undecided.
+    """Let fresh processes decide on a small gain. Without enough time for them, the candidate stays undecided.
 
     Args:
-        state: The present state.
+        state: The current state.
         screen: The resident processes, which are frozen meanwhile.
-        optimization: What is in question.
-        plan: The present plan with it.
-        screening: Shows the gain.
-        seconds: Of updates that each process counts, about.
+        optimization: The candidate.
+        plan: The current plan with the candidate.
+        screening: The screening that shows the gain.
+        seconds: Approximate seconds of updates that each process counts.
     """
     reserve_s = state.config.reserve_s(state.trial_update_s)
     screened = screening.comparison.interval
     gain = f"{screened.ratio:.2f}x" if screened else "a gain"
     if state.config.budget.left - confirming_s(state, optimization, seconds) < reserve_s:
-        why = f"{gain} in turns is too small to trust without fresh processes, and the budget has no room for them"
+        why = f"{gain} in turns is too small to trust without fresh processes, which the budget has no time for"
         return Decision("undecided", why, screening)
     screen.say(f"confirming {optimization.card.name} with fresh processes")
     updates, most = _confirming_updates(state, seconds), screen.processes.most_updates
@@ -68,14 +68,14 @@ def confirm(
         return Decision("undecided", why, confirmed)
     if comparison.verdict is Verdict.FASTER:
         return Decision("applied", f"faster, confirmed by fresh processes: {interval_words(interval)}", confirmed)
-    return Decision("refused", f"{gain} in turns did not hold in fresh processes: {interval_words(interval)}", confirmed)
+    return Decision("refused", f"{gain} in turns, not confirmed by fresh processes: {interval_words(interval)}", confirmed)
 
 
 def decide_and_confirm(
     state: SearchState, screen: Screen, optimization: Optimization, plan: Plan, screening: Screening,
     *, seconds: float = CONFIRM_UPDATES_S,
 ) -> Decision:  # fmt: skip
-    """What a screening means, confirmed where the gain is small; arguments as for `confirm`."""
+    """Decide on a screening, and confirm the decision if the gain is small. Arguments as for `confirm`."""
     outcome, reason = decide(optimization, screening, state)
     if outcome == "applied" and needs_confirmation(screening.comparison, state.config.objective):
         return confirm(state, screen, optimization, plan, screening, seconds=seconds)
@@ -83,7 +83,7 @@ def decide_and_confirm(
 
 
 def confirming_s(state: SearchState, optimization: Optimization, seconds: float = CONFIRM_UPDATES_S) -> float:
-    """What confirming takes, in seconds."""
+    """Return the seconds that confirming takes."""
     pair_s = 2 * state.config.costs.start_s + 2 * (_confirming_updates(state, seconds) + 4) * state.update_s
     return CONFIRM_LOOKS[0] * pair_s + 2 * optimization.card.setup_s
 

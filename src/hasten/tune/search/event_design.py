@@ -1,4 +1,4 @@
-"""How an event around the updates is measured, what an epoch is made of, and what is held equal: pure functions."""
+"""Decide how to measure an event around the updates, what an epoch consists of, and what must stay equal. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from hasten.core.optimization import Optimization
 from hasten.tune.trials.event_turns import Event
 
 TURN_S = 4.0
-"""A turn's part with the event takes no longer than about this."""
+"""Approximate maximum length in seconds of a turn's part with the event."""
 LEAST_TURN_S = 0.6
-"""Nor much less: several events are taken together where one is short."""
+"""Approximate minimum length in seconds; several short events are measured together."""
 MAX_UPDATES = 200
+"""Maximum number of updates in a turn."""
 WRITE_MARGIN = 1.5
-"""Updates beside a checkpoint, in times of what the plain one takes: it should be through when they are."""
+"""Length of the updates during a checkpoint, as a multiple of the plain checkpoint, which should be done by then."""
 ROUNDING_FRAC = 0.01
-"""A metric may move by this share of what a few updates move it."""
+"""Allowed change of a metric, as a share of its change over a few updates."""
 ROUNDING_EPS = 64 * 2.0**-23
-"""Or by this share of itself: sums in float32 over another order."""
+"""Allowed change as a share of the metric itself: float32 sums in another order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventDesign:
-    """How an event is measured, and what an epoch is made of.
+    """How an event is measured, and what an epoch consists of.
 
     Attributes:
-        event: Which one.
-        updates: Updates beside the events of a turn, and as many without them.
-        repeats: Events in a turn.
-        max_batches: Held-out batches of a pass; None takes all.
-        scale: What the measured pass must be multiplied by to be a whole one.
-        per_epoch: How often the event comes in an epoch.
-        epoch_updates: Updates of an epoch.
-        epoch_items: Samples of an epoch.
-        update_s: Seconds of an update, where no quiet part measures it.
-        rest_s: Seconds of an epoch for the other events.
+        event: The event.
+        updates: Updates during the events of a turn, and the same number without them.
+        repeats: Events per turn.
+        max_batches: Held-out batches per pass; None for all.
+        scale: Factor from the measured pass to a whole one.
+        per_epoch: Number of events in an epoch.
+        epoch_updates: Updates in an epoch.
+        epoch_items: Samples in an epoch.
+        update_s: Seconds of an update if no quiet part measures it.
+        rest_s: Seconds of the other events in an epoch.
     """
 
     event: Event
@@ -54,7 +55,7 @@ class EventDesign:
     rest_s: float
 
     def asked(self) -> dict[str, Any]:
-        """What a turn is asked for."""
+        """Return the arguments of a turn."""
         return {
             "event": self.event,
             "updates": self.updates,
@@ -63,26 +64,26 @@ class EventDesign:
         }
 
     def lost_s(self, answer: Mapping[str, Any]) -> float:
-        """Seconds that one event cost in a turn."""
+        """Return the seconds that one event cost in a turn."""
         return float(answer["seconds"] - answer["quiet_seconds"]) / self.repeats * self.scale
 
     def epoch_s(self, answer: Mapping[str, Any], update_s: float) -> float:
-        """Seconds of an epoch whose events cost what this one did."""
+        """Return the seconds of an epoch if its events cost as much as in this turn."""
         steps_s = self.epoch_updates * update_s
         return max(steps_s + self.rest_s + self.per_epoch * self.lost_s(answer), 1e-9)
 
 
 def design_event(optimization: Optimization, facts: Facts) -> EventDesign:
-    """How to measure the event that `optimization` changes.
+    """Return how to measure the event that `optimization` changes.
 
     Raises:
-        TrialError: The card names no event, or the length of an epoch is not known.
+        TrialError: The card names no event, or the length of an epoch is unknown.
     """
     event, job = optimization.card.event, facts.job
     epoch_updates = job.updates_per_epoch or job.planned_updates
     if not event or epoch_updates is None or facts.epoch_s <= 0:
-        words = f"{optimization.card.name} has no event to be measured by, or the length of an epoch is not known"
-        raise TrialError(words, kind="raised")
+        message = f"{optimization.card.name} cannot be measured by an event, or the length of an epoch is unknown"
+        raise TrialError(message, kind="raised")
     update_s = facts.step_ms / 1e3
     own_s = {
         "report": facts.report_s * facts.reports_per_epoch,
@@ -93,9 +94,9 @@ def design_event(optimization: Optimization, facts: Facts) -> EventDesign:
     if event == "report":
         updates = repeats = min(int(LEAST_TURN_S / update_s) + 2, MAX_UPDATES)
     elif event == "checkpoint":
-        beside = min(int(min(WRITE_MARGIN * facts.checkpoint_s, TURN_S) / update_s) + 1, MAX_UPDATES, epoch_updates)
-        repeats = _repeats(facts.checkpoint_s + beside * update_s, MAX_UPDATES // beside)
-        updates = beside * repeats
+        during = min(int(min(WRITE_MARGIN * facts.checkpoint_s, TURN_S) / update_s) + 1, MAX_UPDATES, epoch_updates)
+        repeats = _repeats(facts.checkpoint_s + during * update_s, MAX_UPDATES // during)
+        updates = during * repeats
     else:
         repeats = _repeats(facts.validation_s, MAX_UPDATES)
         if facts.validation_s > TURN_S:
@@ -116,18 +117,18 @@ def design_event(optimization: Optimization, facts: Facts) -> EventDesign:
 
 
 def _repeats(event_s: float, most: int) -> int:
-    """How often an event is taken in a turn so that the turn is not too short."""
+    """Return how often to repeat an event within a turn so that the turn is not too short."""
     return min(max(int(LEAST_TURN_S / max(event_s, 1e-6)), 1), max(most, 1))
 
 
 def kept_event_facts(old: Facts, step_ms: float, *, event: str = "", lost_s: float = 0.0) -> dict[str, Any]:
-    """The fields on events of the facts after a quick profile, which does not measure them.
+    """Return the event-related facts after a quick profile, which does not measure them.
 
     Args:
-        old: The facts before.
-        step_ms: Of an update now.
-        event: The event of the technique that was just kept, where it has one.
-        lost_s: What that event costs since then: `EventScreening.lost_s["B"]`.
+        old: The previous facts.
+        step_ms: Milliseconds of an update now.
+        event: The event of the technique that was just kept, if it has one.
+        lost_s: Seconds that this event costs from now on: `EventScreening.lost_s["B"]`.
     """
     names = (
         "report_s", "reports_per_epoch", "checkpoint_s", "checkpoint_bytes", "validation_s", "validation_batches",
@@ -145,16 +146,16 @@ def kept_event_facts(old: Facts, step_ms: float, *, event: str = "", lost_s: flo
 def judge_metrics(
     base: Mapping[str, float], again: Mapping[str, float], candidate: Mapping[str, float], later: Mapping[str, float]
 ) -> tuple[bool, str]:
-    """Whether held-out metrics of the same weights differ by rounding alone.
+    """Return whether held-out metrics of the same weights differ by rounding only, and an explanation.
 
-    A metric that two passes of the base do not agree on says something else than how good the weights are: how long
-    something took, what was drawn at random. It is left out; the loss never is.
+    A metric that differs between two passes of the base depends on more than the weights, such as a duration or a random
+    draw. It is ignored; the loss never is.
 
     Args:
-        base: Measured as before.
-        again: The same once more.
-        candidate: Measured in the new way.
-        later: Measured as before, a few updates on: what a difference in the weights does.
+        base: Measured without the technique.
+        again: The same measurement repeated.
+        candidate: Measured with the technique.
+        later: Measured without it a few updates later, which shows the effect of changed weights.
     """
     restless = [name for name, value in base.items() if name != "loss" and not _repeats_itself(value, again.get(name))]
     for name, value in base.items():
@@ -165,15 +166,15 @@ def judge_metrics(
         allowed = max(ROUNDING_FRAC * abs(later[name] - value), ROUNDING_EPS * abs(value))
         moved = abs(candidate[name] - value)
         if not moved <= allowed:
-            return False, f"the metric {name!r} moves by {moved:.3g}, and rounding explains {allowed:.3g}"
-    words = f"{len(base) - len(restless)} held-out metrics equal to rounding"
+            return False, f"the metric {name!r} changes by {moved:.3g}, and rounding explains at most {allowed:.3g}"
+    message = f"{len(base) - len(restless)} held-out metrics equal up to rounding"
     if restless:
-        words += f" (left out: {', '.join(restless)}, which two passes over the same weights do not agree on)"
-    return True, words
+        message += f" (ignored because two passes over the same weights differ: {', '.join(restless)})"
+    return True, message
 
 
 def _repeats_itself(value: float, again: float | None) -> bool:
-    """Whether two passes over the same weights give the same; what is no number in both does."""
+    """Return whether two passes over the same weights agree; NaN in both counts as agreement."""
     if again is None or value == again or (math.isnan(value) and math.isnan(again)):
         return True
     return abs(again - value) <= ROUNDING_EPS * abs(value)

@@ -1,13 +1,13 @@
-"""Screen a technique that changes no update but what stands around them: reports, checkpoints, validation passes.
+"""Screen a technique that acts around the updates: on reports, checkpoints or validation passes.
 
-As in `screening.py`, two resident processes take turns, the idle one frozen, and spoilt turns are taken again. What is timed
-is the event as the training feels it (`event_turns.py`); what is compared is the time of a whole epoch that follows from it:
+As in `screening.py`, two resident processes take turns, the idle one frozen, and disturbed turns are repeated. The event is
+timed by what it costs the training (`event_turns.py`). What is compared is the resulting time of a whole epoch:
 
-    epoch = updates x update + what else stands around them + events x loss
+    epoch = updates x update + other work around the updates + events x loss
 
-where an update takes the same in both arms (the mean of their quiet parts, pair by pair) and the loss is each arm's own: its
-part with the event less its own quiet part. So a difference between the two processes that has nothing to do with the event
-cancels out.
+The time of an update is the same for both arms (the mean of their quiet parts, pair by pair). The loss is measured per arm:
+its part with the event minus its own quiet part. A difference between the two processes that has nothing to do with the
+event therefore cancels out.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.samples import Sample
 
 GATE_UPDATES = 4
+"""Number of updates between the two events whose losses the numerics gate compares."""
 
 
 @dataclass(kw_only=True)
 class EventScreening(Screening):
-    """What screening an event gave. `comparison` is of whole epochs: its ratio is the epoch's gain.
+    """The result of screening an event. `comparison` is of whole epochs: its ratio is the gain of an epoch.
 
     Attributes:
         design: How it was measured.
         lost_s: Median seconds that one event costs the training, by arm.
-        stall_s: Median seconds until the training may go on after the event began, by arm.
+        stall_s: Median seconds between the start of the event and the continuation of the training, by arm.
         epoch_s: Median seconds of an epoch, by arm.
     """
 
@@ -53,22 +54,22 @@ class EventScreening(Screening):
 def screen_event(
     screen: Screen, optimization: Optimization, plan: Plan, facts: Facts, *, most_turns: int = MORE_TURNS
 ) -> EventScreening:
-    """Screen `plan`, which is the base plan of `screen` with `optimization`, by the event that its card names.
+    """Screen `plan`, the base plan of `screen` with `optimization`, by the event that its card names.
 
-    Afterwards the challenger is there to be promoted (`screen.promote()`), as after `screen.screen`. The comparison holds
-    the ratio of an epoch's time, judged with the floor of `screen`; the gate compares what was written, or measured, with
-    what should have been, and the losses of the updates meanwhile bit by bit. No fresh process of `compare` can confirm
-    such a gain, since it times updates alone.
+    Afterwards the challenger can be promoted (`screen.promote()`), as after `screen.screen`. The comparison contains the
+    ratio of an epoch's time, judged with the noise floor of `screen`. The gate compares what was written or measured with
+    what should have been, and the losses of the updates meanwhile bit by bit. `compare` with fresh processes cannot confirm
+    such a gain, because it only times updates.
 
     Args:
-        screen: Holds the base process.
-        optimization: What was added; `card.event` is not empty.
+        screen: Keeps the base process.
+        optimization: The added technique; its `card.event` is not empty.
         plan: The plan of the challenger.
-        facts: A whole profile's (not a quick one's): what an epoch is made of.
-        most_turns: Stop after so many turns of each.
+        facts: Facts from a full profile (not a quick one), which describe an epoch.
+        most_turns: Maximum number of turns of each process.
 
     Raises:
-        TrialError: A process died, hung or failed, or the length of an epoch is not known.
+        TrialError: A process died, hung or failed, or the length of an epoch is unknown.
     """
     design = design_event(optimization, facts)
     screening = EventScreening(comparison=Comparison(kind="screening"), design=design)
@@ -95,7 +96,7 @@ def screen_event(
 
 
 def _get_ready(resident: Resident, design: EventDesign, folder: str, most_turns: int) -> list[dict[str, Any]]:
-    """Let every first time happen, check what is written, and stand at the start of the run; gives two turns' answers."""
+    """Let all first-time costs happen, check what is written, and go back to the start. Returns the answers of two turns."""
     trial = resident.trial
     trial.thaw()
     trial.call("rewind")
@@ -134,7 +135,7 @@ def _take_turns(
             break
     interval = screening.comparison.interval
     if interval is not None:
-        screening.comparison.why = f"an epoch's time, by its {design.event}, screened in turns, floor {floor_frac:.1%}"
+        screening.comparison.why = f"an epoch's time, by its {design.event}, screened in turns, noise floor {floor_frac:.1%}"
         for arm, answers_of in taken.items():
             screening.lost_s[arm] = median(answer["lost_s"] for answer in answers_of)
             screening.stall_s[arm] = median(answer["stall_s"] for answer in answers_of) / design.repeats * design.scale
@@ -158,22 +159,22 @@ def _sample(arm: str, turn: int, answer: Mapping[str, Any], seconds_per_item: fl
 
 
 def _judge(numerics: Numerics, ready: Mapping[str, list[dict[str, Any]]]) -> GateVerdict:
-    """The training must be untouched, what was written must be what was there, and the metrics the same."""
+    """Check that the training is unchanged, that the written data is correct, and that the metrics are the same."""
     training = judge_exact(ready["A"][-1]["losses"], ready["B"][-1]["losses"])
     why, passed = training.why, training.verdict == "passed"
     if passed and not all(answer["faithful"] for answer in ready["B"]):
-        passed, why = False, "what was written is not what was there to be written"
+        passed, why = False, "the written data differs from the data that should have been written"
     elif passed:
-        why += ", and what was written is what was there"
+        why += ", and the written data is correct"
     (base, later), candidate = ready["A"], ready["B"][0]
     if passed and base["metrics"]:
-        passed, words = judge_metrics(base["metrics"], base["metrics_before"], candidate["metrics"], later["metrics"])
-        why = f"{training.why}, and {words}" if passed else words
+        passed, message = judge_metrics(base["metrics"], base["metrics_before"], candidate["metrics"], later["metrics"])
+        why = f"{training.why}, and {message}" if passed else message
     return GateVerdict(numerics=numerics, verdict="passed" if passed else "failed", why=why)
 
 
 def _awake(resident: Resident, operation: str, **asked: Any) -> dict[str, Any]:
-    """Let a frozen process do one thing."""
+    """Thaw a frozen process for one command."""
     resident.trial.thaw()
     try:
         return resident.trial.call(operation, **asked)

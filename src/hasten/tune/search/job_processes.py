@@ -1,7 +1,7 @@
-"""The two processes of a screening of a job: both can go back to the start of the run, so the base stays alive.
+"""The two processes of a screening of a job. Both can go back to the start of the run, so the base stays alive.
 
-The base process is started once and stays from candidate to candidate; a candidate that wins becomes the base. The gate
-looks at gradients at the initial weights, and where these differ by much again at weights that the base has trained to, see
+The base process is started once and kept from candidate to candidate; a winning candidate becomes the base. The gate
+compares gradients at the initial weights and, if these differ much, again at weights that the base has trained to, see
 `resident_process.py`.
 """
 
@@ -24,11 +24,11 @@ from hasten.tune.trials.trial import Trial, TrialSetting
 
 @dataclass(frozen=True, kw_only=True)
 class JobProcesses:
-    """Starts and readies processes of a job; see `hasten.tune.search.screening.Processes`.
+    """Starts and prepares processes of a job; see `hasten.tune.search.screening.Processes`.
 
     Attributes:
-        setting: What all trials share.
-        seed: Of all trials; None takes the job's own.
+        setting: Settings that all trials share.
+        seed: The seed of all trials; None uses the job's own.
     """
 
     setting: TrialSetting
@@ -36,7 +36,7 @@ class JobProcesses:
 
     @property
     def most_updates(self) -> None:
-        """Any number: a job goes back to its start, and on from epoch to epoch."""
+        """No limit: a job can go back to its start, and continue from epoch to epoch."""
         return
 
     def start(self, plan: Plan) -> Resident:
@@ -50,7 +50,7 @@ class JobProcesses:
         return Resident(trial=trial)
 
     def challenge(self, base: Resident, plan: Plan) -> tuple[Resident, Resident]:
-        """Start a challenger beside the frozen base, which is started anew if it died."""
+        """Start a challenger next to the frozen base. The base is restarted if it died."""
         alive = self._revived(base)
         alive.trial.freeze()
         try:
@@ -61,7 +61,7 @@ class JobProcesses:
             raise
 
     def get_ready(self, base: Resident, challenger: Resident, added: Sequence[Optimization]) -> Ready:
-        """Warm the challenger up, trace a step of it, and sample its gradients."""
+        """Warm the challenger up, trace one of its steps, and sample its gradients."""
         trial = challenger.trial
         warm = trial.call("warm", **warmup(trial, 2))
         checks = checks_of(trial.call("trace")["evidence"], added) if added else []
@@ -69,7 +69,7 @@ class JobProcesses:
         if fired and numerics_of(added) is not Numerics.TRAINING:
             challenger.sample(numerics_of(added), Path(self.setting.folder))
         if fired or not added:
-            base = self._revived(base)  # the kernel may have needed until now to end it
+            base = self._revived(base)  # the system may have ended it only now
         return Ready(
             base=base, evidence=checks, warm_s=warm["seconds"], usual_s=lambda update_s: warm["updates"] * update_s
         )  # fmt: skip
@@ -78,24 +78,24 @@ class JobProcesses:
         self, base: Resident, challenger: Resident, added: Sequence[Optimization], others: Sequence[Sequence[float]],
         say: Callable[[str], None],
     ) -> GateVerdict:  # fmt: skip
-        """Sample what was not sampled yet of both, and judge."""
+        """Sample what is still missing of both processes, and return the verdict."""
         numerics, folder = numerics_of(added), Path(self.setting.folder)
         if numerics is not Numerics.TRAINING:
             for resident in (base, challenger):
                 resident.awake(lambda r: r.sample(numerics, folder))
 
         def settled() -> Iterable[Settled]:
-            say("  the gradients differ at the initial weights: training on, to look once more")
+            say("  the gradients differ at the initial weights: training on and comparing again")
             return settled_pairs(base, challenger, folder)
 
         return judge_numerics(numerics, base, challenger, others, settled)
 
     def shortens_turns(self, error: TrialError) -> bool:
-        """Never."""
+        """Return False: a job has no end."""
         return False
 
     def _revived(self, base: Resident) -> Resident:
-        """The base, started anew if it died: a candidate is not to blame for what befell the base."""
+        """Return the base, restarted if it died: a candidate is not responsible for failures of the base."""
         if base.trial.alive:
             return base
         base.end()

@@ -1,4 +1,4 @@
-"""Take every adopted technique but the newest out of the plan once; what no longer pays beside the others leaves it."""
+"""Remove every adopted technique but the newest from the plan once. Techniques that no longer pay are dropped."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hasten.tune.search.screening import Screen
 from hasten.tune.search.state import Adopted, Result, Results, SearchState
 
 MARGIN = 1.5
-"""A screening without one technique is trusted to take no longer than so many times its estimate."""
+"""Factor on the estimated time of a screening without one technique."""
 
 
 def prune(state: SearchState, screen: Screen) -> Results:
-    """Screen the plan without each technique, the smallest gain first. A pair is split here."""
+    """Screen the plan without each technique, smallest gain first. The parts of a pair are tested separately."""
     for candidate in _older(state):
         needed_s = MARGIN * state.screening_s() + (candidate.setup_seconds or 0.0)
         if len(state.plan.names) < 2 or not state.has_room(needed_s):
             continue
-        screen.say(f"does {candidate.name} still pay?")
+        screen.say(f"checking whether {candidate.name} still pays")
         try:
             without = screen.screen(None, state.plan.minus(candidate.name), state.turn_updates).comparison
         except TrialError as error:
@@ -34,14 +34,14 @@ def prune(state: SearchState, screen: Screen) -> Results:
             continue
         runs = f"without it the job runs at {without.interval.ratio:.2f}x"
         if without.verdict in (Verdict.SAME, Verdict.FASTER):
-            reason = f"no longer pays beside the others: {runs}"
+            reason = f"no longer pays alongside the others: {runs}"
             yield Result((replace(candidate, outcome="pruned", reason=reason),), Adopted(name=None, profiled=False))
         else:
             yield Result((replace(candidate, reason=f"{candidate.reason}; {runs}"),), quiet=True)
 
 
 def _older(state: SearchState) -> list[Candidate]:
-    """The adopted candidates that an update's time can judge, but the newest, which was measured on top of the others."""
+    """Return the adopted candidates judged by update time, without the newest, which was measured on top of the others."""
     prunable = _prunable(state)
     adopted = [item for item in state.candidates if item.outcome == "applied" and item.name in prunable]
     newest = adopted[-1].name if adopted and state.newest is None else state.newest
@@ -50,7 +50,7 @@ def _older(state: SearchState) -> list[Candidate]:
 
 
 def _prunable(state: SearchState) -> set[str]:
-    """Techniques of the plan that must pay with the time of an update; what saves memory pays with memory."""
+    """Return the plan's techniques that must pay by update time. Memory techniques pay with memory instead."""
     if state.config.objective.goal is Goal.MEMORY:
         return set()
     by_time = (item.card for item in state.plan.optimizations if item.card.judged_by is Judge.UPDATE_TIME)

@@ -1,4 +1,4 @@
-"""Which techniques are worth a trial now, best first; and why the others are not. Pure functions of the state."""
+"""Decide which techniques are worth a trial now, best first, and why the others are not. Pure functions of the state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from hasten.tune.search.candidate import is_about, names_of
 from hasten.tune.search.state import SearchState
 
 MEMORY_SHORT = 0.8
+"""Share of the memory limit above which memory counts as short."""
 BOTTLENECK_BONUS = 2.0
+"""Factor on the score of a technique that relieves the diagnosed bottleneck."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A setting worth a trial: the higher the score, the sooner; `max_gain` is the most it could bring."""
+    """A setting worth a trial. A higher score is tried sooner; `max_gain` is the largest possible gain."""
 
     optimization: Optimization
     max_gain: float
@@ -27,12 +29,12 @@ class Ranked:
 
 
 def rank(state: SearchState, judge: Judge = Judge.UPDATE_TIME, *, events: bool = False) -> list[Ranked]:
-    """What fits now, is judged so and was not tried, best first.
+    """Return the untried settings that fit now and are judged by `judge`, best first.
 
     Args:
-        state: The present state.
-        judge: What decides whether it pays.
-        events: Those that act on an event around the updates, instead of those that act on updates.
+        state: The current state.
+        judge: What decides whether a technique pays.
+        events: Return techniques that act on an event around the updates, instead of those that act on updates.
     """
     ranked = []
     for name, kind in state.config.catalogue.items():
@@ -50,12 +52,12 @@ def rank(state: SearchState, judge: Judge = Judge.UPDATE_TIME, *, events: bool =
 
 
 def acts_on_event(state: SearchState, card: Card) -> bool:
-    """Whether a technique is measured by an event around the updates."""
+    """Return whether a technique is measured by an event around the updates."""
     return state.config.events_apart and bool(card.event)
 
 
 def untried(state: SearchState) -> Iterator[Candidate]:
-    """Every technique without a candidate, refused for the reason that holds at the end of the search."""
+    """Yield a refused candidate for every technique without one, with the reason that holds at the end of the search."""
     known = names_of(state.candidates)
     for name, kind in state.config.catalogue.items():
         if name in state.plan.names or name in known:
@@ -72,7 +74,7 @@ def untried(state: SearchState) -> Iterator[Candidate]:
 
 
 def _score(state: SearchState, card: Card, fit: Fit) -> float:
-    """How soon to try it: ceiling times prior; where memory is wanted, what costs no time goes first."""
+    """Return the priority of a technique: ceiling times prior. If memory is the goal, those that cost no time come first."""
     if state.config.objective.goal is Goal.MEMORY:
         return card.prior + (0.0 if card.memory_technique else 1.0)
     if card.judged_by is Judge.TIME_TO_TARGET:
@@ -82,23 +84,23 @@ def _score(state: SearchState, card: Card, fit: Fit) -> float:
 
 
 def _is_blocked(state: SearchState, card: Card, max_gain: float) -> bool:
-    """Whether it cannot bring enough, by its ceiling; memory techniques are tried only where memory is short."""
+    """Return whether a technique is not worth a trial: its ceiling is too low, or it saves memory that is not short."""
     if state.config.objective.goal is Goal.MEMORY:
         return not card.saves_memory
     if card.memory_technique:
         return state.facts.peak_memory_bytes <= MEMORY_SHORT * state.facts.memory_limit_bytes
-    if card.judged_by is Judge.TIME_TO_TARGET:  # what an update teaches has no ceiling in its phases
+    if card.judged_by is Judge.TIME_TO_TARGET:  # the phases give no ceiling for what an update teaches
         return False
     return max_gain < 1.0 + state.config.floor_frac
 
 
 def _why_blocked(state: SearchState, card: Card, fit: Fit) -> str:
     if state.config.objective.goal is Goal.MEMORY and not card.saves_memory:
-        return "it lowers no peak memory, which is what is wanted"
+        return "it does not lower peak memory, which is the goal"
     if card.memory_technique:
         peak, limit = state.facts.peak_memory_bytes / 2**30, state.facts.memory_limit_bytes / 2**30
-        return f"it buys memory with time, and memory is not short: {peak:.1f} of {limit:.1f} GiB at the peak"
+        return f"it trades time for memory, and memory is not short: peak {peak:.1f} GiB of {limit:.1f} GiB"
     if why := next(filter(None, map(state.clashes, fit.settings)), ""):
         return why
-    ceiling, floor = f"{fit.max_gain:.2f}x at most", f"{state.config.floor_frac:.1%}"
-    return f"by its measured ceiling it could bring {ceiling}, and less than {floor} cannot be told here"
+    ceiling, floor = f"at most {fit.max_gain:.2f}x", f"{state.config.floor_frac:.1%}"
+    return f"measured ceiling: {ceiling}, below the noise floor of {floor}"

@@ -1,9 +1,9 @@
-"""A live process under a plan, and what the numerics gate asks of two of them.
+"""A live process under a plan, and what the numerics gate needs from two of them.
 
-Gradients are held against each other at the initial weights. Where these differ by much, they are asked for again, at
-weights that the base has trained to. A fresh network may be chaotic: behind many norms a thousandth of a weight turns its
-gradient about, and so does any other rounding, while a few dozen updates later neither does; where the rate is at its
-highest it may be so once more. A defect is there at every point, so one point without it is enough.
+Gradients are compared at the initial weights. If they differ much, they are compared again at weights that the base has
+trained to. A fresh network may be chaotic: behind many normalization layers a change of a weight by a thousandth can reverse
+its gradient, and so can any other rounding. A few dozen updates later neither does, until the learning rate reaches its
+peak, where it may happen again. A defect shows at every point, so one point without a difference is enough.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hasten.tune.trials.trial import Trial
 GRADIENT_BATCHES = 3
 SETTLING_UPDATES = (16, 32, 64)
 SETTLING_S = 40.0
-"""The base trains for so many updates, each time from the start, or for so long, before gradients are looked at again."""
+"""Updates that the base trains for, each from the start, and maximum seconds, before gradients are compared again."""
 
 Answer = TypeVar("Answer")
 
@@ -42,9 +42,9 @@ class Later:
     """A point of the run that a process trained to.
 
     Attributes:
-        updates: How many led there; 0 where it would not.
-        weights: A file of the weights.
-        gradients: At these, `[batches, coordinates]`.
+        updates: Number of updates that led there; 0 if the process could not train.
+        weights: File of the weights.
+        gradients: Gradients at these weights, `[batches, coordinates]`.
     """
 
     updates: int
@@ -54,7 +54,7 @@ class Later:
 
 @dataclass(kw_only=True)
 class Resident:
-    """A live process under a plan, with what was learnt from it.
+    """A live process under a plan, with everything measured of it.
 
     Attributes:
         trial: The process.
@@ -62,8 +62,8 @@ class Resident:
         skipped: Updates of the run that its gradient scaler skipped, by turn.
         gradients: Its gradients at the initial weights, `[batches, coordinates]`.
         updates: What its first updates do.
-        filling_s: Seconds that filling its caches takes beforehand, for each update that is measured.
-        later: Where it trained to, once it was asked, one point after the other: several challengers may want them.
+        filling_s: Seconds of cache filling per measured update.
+        later: Points that it trained to, in order; several challengers may need them.
     """
 
     trial: Trial
@@ -75,13 +75,13 @@ class Resident:
     later: list[Later] = field(default_factory=list)
 
     def end(self) -> None:
-        """End the process, and remove what it wrote."""
+        """End the process, and remove the files that it wrote."""
         self.trial.end()
         for later in self.later:
             later.weights.unlink(missing_ok=True)
 
     def awake(self, act: Callable[[Resident], Answer]) -> Answer:
-        """Do something with the frozen process, which is frozen again afterwards."""
+        """Run a function with the process thawed, then freeze it again."""
         self.trial.thaw()
         try:
             return act(self)
@@ -89,11 +89,11 @@ class Resident:
             self.trial.freeze()
 
     def sample(self, numerics: Numerics, folder: Path) -> None:
-        """Sample what the gate needs of the process, which is awake, and has not; it is at the start of the run afterwards.
+        """Sample what the gate still needs of the thawed process, which is at the start of the run afterwards.
 
         Args:
             numerics: The class that will be judged.
-            folder: Gradients go through a file there.
+            folder: Folder for the temporary file of the gradients.
         """
         if self.gradients is None:
             self.gradients = self._gradients(folder)
@@ -101,7 +101,7 @@ class Resident:
             self.updates = UpdateSample.from_dict(self.trial.call("updates"))
 
     def points(self, folder: Path) -> Iterator[Later]:
-        """Train the frozen process on, further each time; in between it is at the start of the run, and frozen."""
+        """Train the frozen process further before each point; between points it is frozen at the start of the run."""
         for number, updates in enumerate(SETTLING_UPDATES):
             if number == len(self.later):
                 self.trial.thaw()
@@ -112,23 +112,23 @@ class Resident:
             if self.later[number].updates:
                 yield self.later[number]
             if self.later[number].updates < updates:
-                return  # the run, or the time, is at its end
+                return  # the run or the time has ended
 
     def gradients_at(self, weights: Path, folder: Path) -> Rows:
-        """Gradients of the frozen process at the weights of a file; no row where the model has others."""
-        return self.awake(lambda r: r._gradients(folder, weights))  # noqa: SLF001  its own
+        """Return gradients of the frozen process at the weights of a file; no rows if the model has other parameters."""
+        return self.awake(lambda r: r._gradients(folder, weights))  # noqa: SLF001  the same class
 
     def _settled(self, folder: Path, most: int) -> Later:
         weights = folder / f"settled-{self.trial.pid}-{most}.pt"
-        where = str(weights.resolve())
-        updates = int(self.trial.call("settle", updates=most, seconds=SETTLING_S, path=where)["updates"])
+        target = str(weights.resolve())
+        updates = int(self.trial.call("settle", updates=most, seconds=SETTLING_S, path=target)["updates"])
         gradients = self._gradients(folder, weights) if updates else np.empty((0, 0), dtype=np.float32)
         return Later(updates, weights, gradients)
 
     def _gradients(self, folder: Path, weights: Path | None = None) -> Rows:
         path = folder / f"gradients-{self.trial.pid}.npy"
-        where = None if weights is None else str(weights.resolve())
-        self.trial.call("gradients", batches=GRADIENT_BATCHES, path=str(path.resolve()), weights=where)
+        source = None if weights is None else str(weights.resolve())
+        self.trial.call("gradients", batches=GRADIENT_BATCHES, path=str(path.resolve()), weights=source)
         rows: Rows = np.load(path, allow_pickle=False)
         path.unlink()
         return rows
@@ -141,14 +141,14 @@ def judge_numerics(
     others: Sequence[Sequence[float]],
     settled: Callable[[], Iterable[Settled]],
 ) -> GateVerdict:
-    """What the gate says of two frozen processes that did the same updates; gradients were sampled of both.
+    """Return the gate's verdict on two frozen processes that did the same updates, with gradients sampled of both.
 
     Args:
-        numerics: The class of what the challenger has more.
-        base: Without it.
-        challenger: With it.
+        numerics: The numerics class of the challenger's additions.
+        base: The process without it.
+        challenger: The process with it.
         others: Loss curves of the plain job with other seeds.
-        settled: Gradients of both at weights that the base trained to, see `settled_pairs`; asked for where it matters.
+        settled: Returns gradients of both at weights that the base trained to, see `settled_pairs`; called only if needed.
     """
     if numerics is Numerics.TRAINING:
         return judge_training(base.losses, challenger.losses)
@@ -163,10 +163,10 @@ def judge_numerics(
 
 
 def settled_pairs(base: Resident, challenger: Resident, folder: Path) -> Iterator[Settled]:
-    """Let the base train on for a while, further each time, and sample both at the weights it came to.
+    """Let the base train on, further each time, and sample both processes at its weights.
 
     Yields:
-        The gradients of both, and after how many updates; nothing where the processes are groups of ranks, or where their
+        The gradients of both, and the number of updates. Yields nothing if the processes are groups of ranks, or if their
         models have different parameters.
     """
     for later in base.points(folder):
@@ -177,7 +177,7 @@ def settled_pairs(base: Resident, challenger: Resident, folder: Path) -> Iterato
 
 
 def _skipping(old: Resident, new: Resident) -> str:
-    """Whether updates are skipped as a habit; in the first turn a gradient scaler may look for its scale."""
+    """Return why too many updates are skipped, or "". In the first turn a gradient scaler may still adjust its scale."""
     turns = len(new.skipped)
     late = len(new.losses) * (turns - 1) // max(turns, 1)
     counts = (resident.skipped[-1] - resident.skipped[0] for resident in (old, new))

@@ -1,9 +1,8 @@
-"""Try again what brought too little alone: two techniques that may only pay together, and small gains, for longer.
+"""Retry candidates that gained too little alone: in pairs that may only pay together, and longer for small gains.
 
-A pair of fresh processes counts little more than a second of updates. That is enough for most gains; where updates differ by
-nature, or kernels are compiled for every new shape, it leaves a small gain open which a whole run would have. When
-everything else was tried and time is left, such a candidate is screened again, under the plan as it is now, and confirmed
-for longer.
+A pair of fresh processes counts little more than a second of updates. That is enough for most gains. If updates differ by
+nature, or kernels are compiled for every new shape, it leaves a small gain open that a whole run would show. When everything
+else was tried and time is left, such a candidate is screened again under the current plan, and confirmed for longer.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ LONGER_S = 3.0
 
 
 def try_pairs(state: SearchState, screen: Screen) -> Results:
-    """Try together what may only pay together, where each was harmless alone and brought too little."""
+    """Try pairs of techniques that may only pay together, if each passed its gates alone but gained too little."""
     if state.config.objective.goal is Goal.MEMORY:
         return
     for position in range(len(state.candidates)):
         kind = state.config.catalogue.get(state.candidates[position].name)
         for name in kind.card.pays_with if kind else ():
-            first = state.candidates[position]  # its record changes with each pair that it is tried in
+            first = state.candidates[position]  # each tried pair changes its record
             partner = next((item for item in state.candidates if item.name == name and _is_idle(item)), None)
             if partner is not None and _is_idle(first):
                 yield from _try_pair(state, screen, first, partner)
 
 
 def look_again(state: SearchState, screen: Screen) -> Results:
-    """Screen and confirm again what was faster in turns and left open by fresh processes."""
+    """Screen and confirm again the candidates that were faster in turns but left open by fresh processes."""
     if state.config.objective.goal is Goal.MEMORY:
         return
     for candidate in [item for item in state.candidates if is_open(item, state.config.floor_frac)]:
@@ -44,7 +43,7 @@ def look_again(state: SearchState, screen: Screen) -> Results:
 
 
 def is_open(candidate: Candidate, floor_frac: float) -> bool:
-    """Whether fresh processes left a candidate open whose gain, as they measured it, would count."""
+    """Return whether fresh processes left a candidate open whose measured gain would count."""
     comparison = candidate.comparison
     if candidate.outcome != "undecided" or comparison is None or comparison.kind != "confirmation":
         return False
@@ -52,7 +51,7 @@ def is_open(candidate: Candidate, floor_frac: float) -> bool:
 
 
 def _is_idle(candidate: Candidate) -> bool:
-    """Whether a candidate was tried and passed every gate, but was no faster by itself."""
+    """Return whether a candidate was tried and passed every gate, but was not faster alone."""
     passed = candidate.numerics is not None and candidate.numerics.verdict == "passed"
     return passed and candidate.comparison is not None and candidate.outcome in ("refused", "undecided")
 
@@ -62,14 +61,14 @@ def _try_pair(state: SearchState, screen: Screen, first: Candidate, second: Cand
     if state.clashes(one) or state.clashes(other):
         return
     if not state.has_room(state.screening_s(one) + state.screening_s(other)):
-        why = f"together with {second.name}: {NOT_TRIED}, the budget must keep enough for the final proof"
+        why = f"together with {second.name}: {NOT_TRIED}, the rest of the budget is reserved for the final proof"
         yield Result((replace(first, reason=f"{first.reason}; {why}"),), quiet=True)
         return
     screen.say(f"trying {first.name} together with {second.name}")
     plan = state.plan.plus(one).plus(other)
     both = ((first, second), (second, first))
     try:
-        screening = screen.screen(one, plan, state.turn_updates, beside=other)
+        screening = screen.screen(one, plan, state.turn_updates, partner=other)
     except TrialError as error:
         why = f"the trial failed ({failure_words(error)})"
         yield Result(tuple(replace(i, reason=f"{i.reason}; together with {j.name} {why}") for i, j in both))
@@ -88,16 +87,16 @@ def _look_again(state: SearchState, screen: Screen, candidate: Candidate) -> Res
     optimization = state.config.catalogue[candidate.name](**candidate.settings)
     if state.clashes(optimization) or not state.has_room(state.screening_s(optimization)):
         return
-    screen.say(f"looking at {candidate.name} again, for longer")
+    screen.say(f"measuring {candidate.name} again, for longer")
     plan = state.plan.plus(optimization)
     try:
         screening = screen.screen(optimization, plan, state.turn_updates)
     except TrialError as error:
-        reason = f"{candidate.reason}; a second look failed ({failure_words(error)})"
+        reason = f"{candidate.reason}; a longer measurement failed ({failure_words(error)})"
         yield Result((replace(candidate, reason=reason),))
         return
     decision = decide_and_confirm(state, screen, optimization, plan, screening, seconds=LONGER_S)
-    changed = replace(candidate, reason=f"{candidate.reason}; a second, longer look: {decision.reason}")
+    changed = replace(candidate, reason=f"{candidate.reason}; in a longer measurement: {decision.reason}")
     if decision.outcome == "undecided":
         yield Result((changed,))
         return

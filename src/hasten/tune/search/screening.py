@@ -1,8 +1,8 @@
 """Screen a candidate: two resident processes take turns on the same updates, the idle one frozen.
 
-Cheap, because both start from the same weights and see the same batches, so losses and gradients are compared as well. How
-the two processes are started and brought to the first counted update differs between jobs and scripts, and is injected: see
-`Processes`, `job_processes.py` and `hasten.tune.scripts.processes`.
+This is cheap, and because both start from the same weights and see the same batches, losses and gradients can be compared as
+well. Jobs and scripts differ in how the two processes are started and brought to the first counted update, so that part is
+injected: see `Processes`, `job_processes.py` and `hasten.tune.scripts.processes`.
 """
 
 from __future__ import annotations
@@ -27,30 +27,35 @@ from hasten.tune.trials.trial import TrialSetting
 from hasten.tune.trials.turns import interleave, join_turns
 
 TURNS = 5
+"""Number of turns after which a clear verdict ends a screening."""
 MORE_TURNS = 8
+"""Maximum number of turns of a screening."""
 SLICES = 20
-"""A turn of both processes is cut into so many slices of each at most."""
+"""Maximum number of slices per turn and process."""
 CONFIDENCE = 0.95
 MAX_RETAKES = 4
-"""Turns that a neighbour spoilt are taken again, so many in all."""
+"""Maximum number of turns that are repeated because other processes disturbed them."""
 FUTILE_TURNS = 3
+"""Minimum number of turns before a screening may stop early."""
 MAX_FLOOR_FRAC = 0.25
+"""Upper limit of the noise floor."""
 LOUD_FRAC = 2 * MIN_FLOOR_FRAC
+"""Noise floor above which the comparison of a job with itself is repeated."""
 LOUD_TURNS = 15
-"""Turns of the second comparison of a job with itself, where the first gave a floor above `LOUD_FRAC`."""
+"""Number of turns of that second comparison."""
 
 
 @dataclass(kw_only=True)
 class Screening:
-    """What screening a candidate gave.
+    """The result of screening a candidate.
 
     Attributes:
         comparison: Base (A) against base with the candidate (B).
-        gate: What the numerics gate says; None where it did not come so far.
+        gate: The verdict of the numerics gate; None if it was not reached.
         evidence: The candidate's own checks.
-        setup_s: Seconds it costs once: compilation, filling caches.
+        setup_s: Seconds of one-off costs: compilation, cache filling.
         peak_bytes: Peak memory by arm.
-        losses: By arm, of the counted updates.
+        losses: Losses of the counted updates by arm.
     """
 
     comparison: Comparison
@@ -68,13 +73,13 @@ class Screening:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """Two processes that are warm, before the first counted update.
+    """Two warm processes, before the first counted update.
 
     Attributes:
-        base: The base process, perhaps another one than before.
-        evidence: The checks of what was added.
-        warm_s: Seconds that the challenger took to warm up.
-        usual_s: Seconds that it would take without compiling, for so many seconds of an update.
+        base: The base process, which may be a new one.
+        evidence: The checks of the added techniques.
+        warm_s: Seconds of the challenger's warm-up.
+        usual_s: Returns the seconds of that warm-up without compilation, given the seconds of an update.
     """
 
     base: Resident
@@ -84,19 +89,19 @@ class Ready:
 
 
 class Processes(Protocol):
-    """Starts the two processes of a screening, gets them ready, and asks them what the numerics gate needs.
+    """Starts the two processes of a screening, prepares them, and collects what the numerics gate needs.
 
-    Every method but `shortens_turns` raises TrialError where a process fails.
+    Every method but `shortens_turns` raises TrialError if a process fails.
     """
 
     @property
     def setting(self) -> TrialSetting:
-        """What all trials share."""
+        """Settings that all trials share."""
         ...
 
     @property
     def most_updates(self) -> int | None:
-        """Counted updates that a process can do; None for any number."""
+        """Maximum number of updates that a process can count; None for no limit."""
         ...
 
     def start(self, plan: Plan) -> Resident:
@@ -104,46 +109,46 @@ class Processes(Protocol):
         ...
 
     def challenge(self, base: Resident, plan: Plan) -> tuple[Resident, Resident]:
-        """Start a challenger beside a base that is alive and frozen; gives the base, perhaps a new one, and it."""
+        """Start a challenger next to a live, frozen base. Returns the base (perhaps a new process) and the challenger."""
         ...
 
     def get_ready(self, base: Resident, challenger: Resident, added: Sequence[Optimization]) -> Ready:
-        """Warm both up, and see whether what was added fires; the base may stay as it is where it does not."""
+        """Warm both up, and check whether the added techniques take effect. If not, the base may stay as it is."""
         ...
 
     def judge(
         self, base: Resident, challenger: Resident, added: Sequence[Optimization], others: Sequence[Sequence[float]],
         say: Callable[[str], None],
     ) -> GateVerdict:  # fmt: skip
-        """What the numerics gate says of two frozen processes; `others`: losses of the plain job with other seeds."""
+        """Return the gate's verdict on two frozen processes; `others`: losses of the plain job with other seeds."""
         ...
 
     def shortens_turns(self, error: TrialError) -> bool:
-        """Whether a failure says that the updates came to an end, so that shorter turns would do."""
+        """Return whether a failure means that the updates ran out, so that shorter turns would succeed."""
         ...
 
 
 def numerics_of(added: Sequence[Optimization]) -> Numerics:
-    """The class that techniques are judged as together: the one that allows most."""
+    """Return the class by which techniques are judged together: the most permissive one."""
     return max((item.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
 
 
 def checks_of(traced: dict[str, list[dict[str, Any]]], added: Sequence[Optimization]) -> list[dict[str, Any]]:
-    """The checks of what was added, from the answer to `trace`; none where one of them gave none."""
+    """Return the checks of the added techniques from the answer to `trace`; none if one of them gave none."""
     checks = [traced.get(item.card.name, []) for item in added]
     return [check for some in checks for check in some] if all(checks) else []
 
 
 class Screen:
-    """Holds the base process and screens candidates against it.
+    """Keeps the base process and screens candidates against it.
 
     Args:
-        processes: How processes are started and brought to the first counted update.
-        plan: The base plan to begin with.
-        uneven: Updates differ by nature.
-        others: Loss curves of the empty plan with other seeds: what chance does.
-        say: Told what is going on.
-        slices: A turn of both is cut into so many slices of each at most; 1 where a frozen process gets what it waits for.
+        processes: Starts processes and brings them to the first counted update.
+        plan: The initial base plan.
+        uneven: Whether updates differ in length by nature.
+        others: Loss curves of the empty plan with other seeds, which show the effect of chance.
+        say: Called with a message at each step.
+        slices: Maximum slices per turn and process; use 1 if data that a process waits for arrives while it is frozen.
     """
 
     def __init__(
@@ -163,7 +168,7 @@ class Screen:
 
     @property
     def setting(self) -> TrialSetting:
-        """What all trials share."""
+        """Settings that all trials share."""
         return self.processes.setting
 
     @property
@@ -173,7 +178,7 @@ class Screen:
 
     @property
     def filling_s(self) -> float:
-        """Seconds of filling caches beforehand, for each measured update under the base plan."""
+        """Seconds of cache filling per measured update under the base plan."""
         return self.base.filling_s
 
     def close(self) -> None:
@@ -183,7 +188,7 @@ class Screen:
                 resident.end()
 
     def freeze(self) -> None:
-        """Freeze all processes, so that others may use the machine alone."""
+        """Freeze all processes, so that other processes have the machine to themselves."""
         for resident in (self.base, self.challenger):
             if resident is not None:
                 resident.trial.freeze()
@@ -194,22 +199,22 @@ class Screen:
         plan: Plan,
         updates: int,
         *,
-        beside: Optimization | None = None,
+        partner: Optimization | None = None,
         most_turns: int = MORE_TURNS,
     ) -> Screening:
         """Screen `plan` against the base.
 
         Args:
-            candidate: What was added, whose evidence and numerics class count; None when something was taken away.
+            candidate: The added technique, whose evidence and numerics class count; None if something was removed.
             plan: The plan of the challenger.
-            updates: Updates per turn; fewer where there are not so many.
-            beside: A second one that was added together with the candidate.
-            most_turns: Stop after so many turns of each.
+            updates: Updates per turn; fewer if the process cannot do that many.
+            partner: A second technique that was added together with the candidate.
+            most_turns: Maximum number of turns of each process.
 
         Raises:
-            TrialError: The challenger crashed, hung, ran out of memory or lost its loss to NaN.
+            TrialError: The challenger crashed, hung, ran out of memory, or its loss became NaN.
         """
-        added = [item for item in (candidate, beside) if item is not None]
+        added = [item for item in (candidate, partner) if item is not None]
         while True:
             try:
                 return self._screen(added, plan, self._fitting(updates, most_turns), most_turns)
@@ -218,7 +223,7 @@ class Screen:
                     raise
 
     def challenge(self, plan: Plan) -> Resident:
-        """Start a challenger under `plan`, in the place of the one before, beside a base that is alive and frozen.
+        """Start a challenger under `plan`, replacing the previous one, next to a live, frozen base.
 
         Raises:
             TrialError: It could not be started.
@@ -228,11 +233,11 @@ class Screen:
         return self.challenger
 
     def challenges(self, plan: Plan) -> bool:
-        """Whether the challenger runs under exactly this plan."""
+        """Return whether the challenger runs under exactly this plan."""
         return self.challenger is not None and self.challenger.trial.plan == plan
 
     def stand_by(self, plan: Plan) -> None:
-        """Make a fresh, warm process under `plan` the challenger: one that was screened before others were.
+        """Make a fresh, warm process under `plan` the challenger, for a plan that was screened before other plans.
 
         Raises:
             TrialError: It could not be started.
@@ -248,7 +253,7 @@ class Screen:
         self.base.trial.thaw()
 
     def profile(self, *, slice_s: float, quick: bool) -> dict[str, Any]:
-        """Profile the base process; one that was started for it, where a script has too few steps left in this one."""
+        """Profile the base process, or a new one if a script has too few steps left in the present one."""
         self._drop_challenger()
         self.base.losses.clear()
         self.base.trial.thaw()
@@ -262,21 +267,21 @@ class Screen:
         return self.base.trial.call("profile", slice_s=slice_s, quick=quick)
 
     def calibrate(self, updates: int, *, again_s: float = math.inf) -> Screening:
-        """A/A: screen the base plan against itself, to learn what this machine's noise supports, and whether it repeats.
+        """Screen the base plan against itself (A/A) to measure the noise floor, and whether losses repeat.
 
-        A floor stands for the whole tuning, and hides every gain below it. So one that a loud moment may have lifted is
-        measured once more, over more turns; what those say counts, be it higher or lower.
+        The floor applies to the whole tuning and hides every smaller gain. A floor that a noisy moment may have raised is
+        therefore measured again over more turns, and the second result counts, whether higher or lower.
 
         Args:
-            updates: Per turn.
-            again_s: It is measured once more only where that takes less than so many seconds.
+            updates: Updates per turn.
+            again_s: Repeat the measurement only if that takes less than this, in seconds.
         """
         started = monotonic()
         screening = self.screen(None, self.plan, updates, most_turns=TURNS)
         floor = _floor_of(screening.comparison)
         needed_s = (monotonic() - started) * LOUD_TURNS / TURNS
         if floor is not None and floor > LOUD_FRAC and needed_s < again_s:
-            self.say(f"  {floor:.1%} is much: comparing the job with itself once more, for longer")
+            self.say(f"  a noise floor of {floor:.1%} is high: comparing the job with itself again, for longer")
             screening = self.screen(None, self.plan, updates, most_turns=LOUD_TURNS)
             floor = _floor_of(screening.comparison) or floor
         if floor is not None:
@@ -284,7 +289,7 @@ class Screen:
         return screening
 
     def repeats(self) -> bool:
-        """Whether base and challenger, under the same plan, gave bit-equal losses."""
+        """Return whether base and challenger, under the same plan, gave bit-equal losses."""
         if self.challenger is None:
             return False
         both = list(zip(self.base.losses, self.challenger.losses, strict=False))
@@ -308,17 +313,17 @@ class Screen:
         return screening
 
     def _fitting(self, updates: int, turns: int) -> int:
-        """Updates per turn, no more than a process can do."""
+        """Return the updates per turn, limited to what a process can do."""
         most = self.processes.most_updates
         if most is None:
             return updates
         if most < turns + MAX_RETAKES:
-            words = f"{most} steps can be counted, and {turns + MAX_RETAKES} are needed to compare anything."
-            raise TrialError(f"{words} Give the script more to do, with more data or epochs.", kind="raised")
+            message = f"Only {most} steps can be counted, and a comparison needs at least {turns + MAX_RETAKES}."
+            raise TrialError(f"{message} Give the script more data or more epochs.", kind="raised")
         return min(updates, most // (turns + MAX_RETAKES))
 
     def _turns(self, screening: Screening, challenger: Resident, updates: int, most_turns: int) -> None:
-        """Take turns on the same stretches of updates, first one then the other, ABBA."""
+        """Let both processes take turns on the same stretches of updates, in ABBA order."""
         comparison = screening.comparison
         for resident in (self.base, challenger):
             resident.losses.clear()
@@ -335,7 +340,7 @@ class Screen:
             resident.trial.freeze()
         for turn in range(most_turns + MAX_RETAKES):
             if turn >= most_turns:
-                for resident in (challenger, self.base):  # caches hold only what the planned turns need
+                for resident in (challenger, self.base):  # caches hold only the samples of the planned turns
                     resident.awake(lambda r: r.trial.call("prime", updates=r.trial.plan.updates_for(updates)))
             both = self._turn(challenger, turn, updates)
             comparison.samples += both
@@ -346,7 +351,7 @@ class Screen:
         read_turns(comparison, turn + 1 - comparison.retaken, self.floor_frac)
 
     def _turn(self, challenger: Resident, turn: int, updates: int) -> list[Sample]:
-        """A turn of both, in slices that take turns themselves: a slow moment then falls on both arms."""
+        """Take one turn of both, in alternating slices, so that a slow moment affects both arms."""
         residents = {"A": self.base, "B": challenger}
         arms = ("AB", "BA")[turn % 2]
         trials = {arm: residents[arm].trial for arm in arms}
@@ -363,21 +368,21 @@ class Screen:
 
 
 def read_turns(comparison: Comparison, clean: int, floor_frac: float) -> bool:
-    """Read the turns so far; True when no further turn could change what happens to the candidate."""
+    """Judge the turns so far. Returns True if further turns could not change the decision."""
     base, candidate = comparison.times("A"), comparison.times("B")
     if len(base) < FUTILE_TURNS:
         comparison.why = f"only {len(base)} clean turns: {NEIGHBOUR}"
         return False
     comparison.interval = paired_interval(base, candidate, CONFIDENCE)
     comparison.verdict = judge(comparison.interval, floor_frac)
-    comparison.why = f"screened in turns, floor {floor_frac:.1%}"
+    comparison.why = f"screened in turns, noise floor {floor_frac:.1%}"
     hopeless = comparison.interval.high < 1.0
     clear = comparison.verdict is Verdict.FASTER and comparison.interval.low > 1.0 + 2 * floor_frac
     return hopeless or clear or (clean >= TURNS and comparison.verdict is not Verdict.UNDECIDED)
 
 
 def _floor_of(comparison: Comparison) -> float | None:
-    """The floor that a comparison of a plan with itself supports; None where too few turns were clean."""
+    """Return the noise floor that a comparison of a plan with itself supports; None with too few clean turns."""
     if comparison.interval is None:
         return None
     scatter = aa_floor_frac(comparison.times("A"), comparison.times("B")).frac
@@ -385,5 +390,5 @@ def _floor_of(comparison: Comparison) -> float | None:
 
 
 def aa_departure(interval: Interval) -> float:
-    """How far the ratio of a plan against itself is from 1, as a share: what two resident processes differ by."""
+    """Return how far the ratio of a plan against itself is from 1, as a share."""
     return max(interval.ratio, 1.0 / interval.ratio) - 1.0

@@ -1,7 +1,7 @@
-"""The search: strategies one after the other, each driven by the bottleneck and the measured ceilings.
+"""The search: run the strategies one after the other, guided by the bottleneck and the measured ceilings.
 
-This is the one place that follows strategies: it records what they found out, adopts plans and measures anew where the time
-goes. Nothing vanishes: a candidate that does not fit, cannot bring enough, fails, harms or was not reached is recorded too.
+Only this module acts on the results of strategies: it records them, adopts plans and profiles again afterwards. Every
+technique is recorded, including those that do not fit, cannot gain enough, fail, do harm or were not reached.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hasten.profile.diagnosis import Diagnosis
 from hasten.tune.search.by_epoch import try_events
 from hasten.tune.search.by_target import try_to_target
 from hasten.tune.search.by_update import try_candidates
-from hasten.tune.search.candidate import put
+from hasten.tune.search.candidate import outcome_words, put
 from hasten.tune.search.event_design import kept_event_facts
 from hasten.tune.search.prune import prune
 from hasten.tune.search.ranking import untried
@@ -26,17 +26,18 @@ Strategy: TypeAlias = Callable[[SearchState, Screen], Results]
 
 STRATEGIES: tuple[Strategy, ...] = (try_candidates, try_pairs, look_again, try_events, try_to_target)
 QUICK_SLICE_S = 0.6
+"""Seconds of each measured run in a quick profile."""
 UNCHANGED = ("op_frac", "op_counts", "bf16_matmul_gain", "form_gains")
 """Facts that a quick profile leaves out, because no change of plan alters them."""
 
 
 class Search:
-    """Follows the strategies.
+    """Runs the strategies.
 
     Args:
-        state: Where to begin.
+        state: The state to start from.
         screen: The resident processes; its base runs under the plan of the state.
-        save: Called whenever something was recorded.
+        save: Called after each recorded result.
     """
 
     def __init__(self, state: SearchState, screen: Screen, save: Callable[[], None]) -> None:
@@ -49,11 +50,11 @@ class Search:
         self._record(Result(tuple(untried(self.state)), quiet=True))
 
     def prune(self) -> None:
-        """Take out what no longer pays beside the others."""
+        """Remove techniques that no longer pay alongside the others."""
         self._follow(prune)
 
     def adopt(self, adopted: Adopted) -> None:
-        """Go on with the plan of the challenger."""
+        """Make the challenger's plan the current plan."""
         state = self.state
         self.screen.promote()
         state.plan, state.newest = self.screen.plan, state.newest if adopted.name is None else adopted.name
@@ -62,7 +63,7 @@ class Search:
             self._profile(adopted)
 
     def _profile(self, adopted: Adopted) -> None:
-        """Measure anew where the time goes."""
+        """Measure again where the time goes."""
         state = self.state
         self.screen.say("measuring again where the time goes")
         answer = self.screen.profile(slice_s=QUICK_SLICE_S, quick=True)
@@ -80,7 +81,7 @@ class Search:
         for candidate in result.candidates:
             put(self.state.candidates, candidate)
             if not result.quiet:
-                self.screen.say(f"{candidate.outcome}: {candidate.name}: {candidate.reason}")
+                self.screen.say(f"{outcome_words(candidate)}: {candidate.name}: {candidate.reason}")
         self._save()
         if result.adopted is not None:
             self.adopt(result.adopted)
@@ -88,11 +89,11 @@ class Search:
 
 
 def updated_facts(old: Facts, answer: Mapping[str, Any], adopted: Adopted) -> Facts:
-    """The facts after a quick profile under a new plan, with the old ones where it measures nothing.
+    """Return the facts after a quick profile under a new plan, with the old values for everything it does not measure.
 
     Args:
-        old: Under the plan before.
-        answer: Of the profile.
+        old: The facts under the previous plan.
+        answer: The answer to the `profile` command.
         adopted: What changed.
     """
     measured = answer["facts"]

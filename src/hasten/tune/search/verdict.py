@@ -1,4 +1,4 @@
-"""What a measurement means for a candidate: evidence first, then numbers, then what is wanted. Pure functions."""
+"""Decide what a measurement means for a candidate: evidence first, then numerics, then the objective. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hasten.tune.search.screening import Screening
 from hasten.tune.search.state import SearchState
 
 TRUSTED_GAIN = 0.08
-"""A screened gain below this is confirmed by fresh processes before it counts: resident ones differ by a few percent."""
+"""A screened gain below this is confirmed by fresh processes first: resident processes differ by a few percent."""
 MEMORY_SAVED = 0.9
+"""Largest peak memory, relative to the base, at which a memory technique counts as saving memory."""
 
 
 def decide(optimization: Optimization, screening: Screening, state: SearchState) -> tuple[Outcome, str]:
-    """The outcome of a screening under the present plan, and why."""
+    """Return the outcome of a screening under the current plan, and why."""
     comparison = screening.comparison
     if why := unproved(screening):
         return "refused", why
@@ -34,75 +35,75 @@ def decide(optimization: Optimization, screening: Screening, state: SearchState)
         why = _not_earned_back(screening, comparison.interval.ratio, state)
         return ("refused", f"faster, {gain}, but {why}") if why else ("applied", f"faster: {gain}")
     if comparison.verdict is Verdict.SLOWER:
-        return "refused", f"slower here: {gain}"
+        return "refused", f"slower on this job: {gain}"
     if comparison.verdict is Verdict.SAME or comparison.interval.high < 1.0 + state.config.floor_frac:
-        return "refused", f"brings nothing here: {gain}"
-    return "undecided", f"no gain was shown: {gain}, floor {state.config.floor_frac:.1%}"
+        return "refused", f"no gain: {gain}"
+    return "undecided", f"no gain was shown: {gain}, noise floor {state.config.floor_frac:.1%}"
 
 
 def unproved(screening: Screening) -> str:
-    """Why a candidate is refused whatever the clock says: no mechanism at work, or the numerics gate; empty for neither."""
+    """Return why a candidate is refused regardless of its speed: no effect, or a failed numerics gate. Empty if neither."""
     gate = screening.gate
     if not screening.fired:
         missing = "; ".join(f"{c['name']}: {c['seen']}" for c in screening.evidence if not c["passed"]) or "no check"
-        return f"its mechanism was not seen at work ({missing})"
+        return f"it had no visible effect ({missing})"
     if gate is None or gate.verdict == "failed":
-        return f"the numerics gate says no: {gate.why if gate else 'nothing was captured'}"
+        return f"failed the numerics gate: {gate.why if gate else 'nothing was captured'}"
     return ""
 
 
 def decide_to_target(comparison: TargetComparison) -> tuple[Outcome, str]:
-    """The outcome of a comparison by time to target, and why."""
+    """Return the outcome of a comparison by time to target, and why."""
     if comparison.held_out is not None and comparison.held_out.verdict == "worse":
         return "refused", f"it ends worse: {comparison.held_out.why}"
     if comparison.missed and comparison.pairs >= MIN_PAIRS:
         return (
             "refused",
-            f"{comparison.missed} of {comparison.pairs} whole runs never reached the target, which the base's reach",
+            f"{comparison.missed} of {comparison.pairs} whole runs never reached the target that the base reaches",
         )
     if comparison.interval is None:
         return "undecided", comparison.why
     gain = f"{interval_words(comparison.interval)} over whole runs"
     if comparison.verdict is Verdict.FASTER:
-        return "applied", f"sooner at the target: {gain}"
+        return "applied", f"reaches the target sooner: {gain}"
     if comparison.verdict is Verdict.SLOWER:
-        return "refused", f"later at the target: {gain}"
+        return "refused", f"reaches the target later: {gain}"
     if comparison.verdict is Verdict.SAME:
-        return "refused", f"no sooner at the target: {gain}"
-    return "undecided", f"not shown to be sooner at the target: {gain}; {comparison.why}"
+        return "refused", f"does not reach the target sooner: {gain}"
+    return "undecided", f"not shown to reach the target sooner: {gain}; {comparison.why}"
 
 
 def needs_confirmation(comparison: Comparison, objective: Objective) -> bool:
-    """Whether a gain is too small to trust without fresh processes; a peak of memory does not scatter as times do."""
+    """Return whether a gain is too small to trust without fresh processes. Peak memory varies less than time does."""
     interval = comparison.interval
     small = interval is not None and comparison.verdict is Verdict.FASTER and interval.low < 1.0 + TRUSTED_GAIN
     return small and objective.goal is not Goal.MEMORY
 
 
 def interval_words(interval: Interval) -> str:
-    """A gain and its interval, such as `1.25x (1.20 to 1.31)`."""
+    """Return a gain with its interval, such as `1.25x (1.20 to 1.31)`."""
     return f"{interval.ratio:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
 
 
 def _decide_memory(screening: Screening, interval: Interval, state: SearchState) -> tuple[Outcome, str]:
-    """Whether it lowers the peak enough, and leaves the plan as fast as was asked."""
+    """Decide whether a candidate lowers the peak enough while the plan stays as fast as requested."""
     gain, objective = interval_words(interval), state.config.objective
     saved = 1.0 - screening.peak_bytes.get("B", 1) / max(screening.peak_bytes.get("A", 1), 1)
     if saved < MEMORY_STEP_FRAC:
-        return "refused", f"the peak memory becomes {-saved:+.0%}, and it takes -{MEMORY_STEP_FRAC:.0%} to count; {gain}"
+        return "refused", f"peak memory changes by {-saved:+.0%}, and at least -{MEMORY_STEP_FRAC:.0%} is required; {gain}"
     slowest = state.speed * interval.low
     if not objective.allows(slowest):
-        allowed = f"at most {objective.max_slowdown:.2f} times as long is allowed"
-        return "refused", f"saves {saved:.0%} of the memory, but updates may take {1 / slowest:.2f} times as long: {allowed}"
+        allowed = f"the limit is {objective.max_slowdown:.2f} times"
+        return "refused", f"saves {saved:.0%} of the memory, but updates may take {1 / slowest:.2f} times as long; {allowed}"
     return "applied", f"saves {saved:.0%} of the memory at {gain}"
 
 
 def _not_earned_back(screening: Screening, ratio: float, state: SearchState) -> str:
-    """Where a cheap run is wanted: why the set-up does not pay within the run; empty where it does."""
+    """Return why the set-up does not pay off within the run, if cost is the goal; empty if it does."""
     planned = state.facts.job.planned_updates
     if state.config.objective.goal is not Goal.COST or planned is None:
         return ""
     needed = break_even_updates(screening.setup_s, state.update_s, state.update_s / ratio)
     if needed is not None and needed <= planned:
         return ""
-    return f"its set-up of {screening.setup_s:.0f} s is earned back after {needed} updates, and the run has {planned}"
+    return f"its set-up of {screening.setup_s:.0f} s pays off after {needed} updates, and the run has {planned}"

@@ -1,1 +1,1 @@
-"""Trial processes: the parent's side, their inside, and what they measure."""
+"""Trial processes: the parent's side, the code inside them, and what they measure."""

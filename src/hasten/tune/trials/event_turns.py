@@ -1,8 +1,8 @@
-"""The inside of a trial process, for what stands around the updates: one turn of an event, timed as the training feels it.
+"""Measure work around the updates inside a trial process: one turn of an event, timed by its cost to training.
 
-A turn has a quiet part, some updates, and a part with the event: it happens, as many updates run on, and all that it left to
-be done is waited for. What the second part takes longer is what the event costs: the wait for it, what it takes from the
-updates meanwhile, and what was still under way at the end.
+A turn has a quiet part, some updates, and a part with the event: the event happens, the same number of updates follows, and
+all remaining work is waited for. The additional time of the second part is the cost of the event: waiting for it, the
+slowdown of the updates meanwhile, and the work that was still running at the end.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Event = Literal["report", "checkpoint", "validation"]
 
 
 class EventTurns:
-    """Takes turns of events on one loop. Its files lie in a folder of its own and are gone when it is closed.
+    """Takes turns of events on one loop. Its files are in a temporary folder that is removed on `close`.
 
     Args:
         loop: The loop.
-        folder: Where to write: on the disk that the run writes to.
+        folder: Where to write, on the same disk as the run.
     """
 
     def __init__(self, loop: Loop, folder: Path) -> None:
@@ -47,19 +47,19 @@ class EventTurns:
         """Take a turn.
 
         Args:
-            event: Which one.
-            updates: Updates of the quiet part, and as many beside the events; without meaning for `validation`, which stops
-                the training.
-            repeats: Events of one turn, spread over its updates. Each checkpoint is waited for
-                before the next; `updates` is then a multiple of `repeats`.
-            max_batches: Held-out batches of one pass; None takes all.
-            quiet_first: Which part comes first.
-            check: See whether what was written is what should have been; the times count for nothing then.
+            event: The event.
+            updates: Updates of the quiet part, and of the part with the events; ignored for `validation`, which stops the
+                training.
+            repeats: Events per turn, spread over its updates. Each checkpoint is finished before the next one; `updates`
+                must then be a multiple of `repeats`.
+            max_batches: Held-out batches of one pass; None for all.
+            quiet_first: Whether the quiet part comes first.
+            check: Check that the written data is correct; the times are then meaningless.
 
         Returns:
-            `seconds` of the part with the events, `quiet_seconds` of the other, `stall_s` in which the training stood
-            still for the events, the `losses` of the updates, the held-out `metrics`, the account of the machine, and where
-            checked `faithful`, and for `validation` the `metrics_before` of another pass over the same weights.
+            `seconds` of the part with the events, `quiet_seconds` of the other, `stall_s` for which the events stopped the
+            training, the `losses` of the updates, the held-out `metrics`, the machine load and, if checked, `faithful` and,
+            for `validation`, the `metrics_before` of another pass over the same weights.
         """
         act = {"report": self._report, "checkpoint": self._save, "validation": self._validate}[event]
         losses_before = len(self._loop.losses)
@@ -83,7 +83,7 @@ class EventTurns:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Let the files go."""
+        """Remove the files."""
         try:
             self._work.close()
         finally:
@@ -146,7 +146,7 @@ class EventTurns:
 
 
 def digest(state: Mapping[str, Any]) -> str:
-    """A fingerprint of the tensors of a state_dict, by name, dtype, shape and bytes; the device does not count."""
+    """Return a hash of the tensors of a state_dict, by name, dtype, shape and bytes; devices are ignored."""
     total = hashlib.sha256()
     for name in sorted(state):
         value = state[name]

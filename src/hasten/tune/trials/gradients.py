@@ -1,10 +1,10 @@
-"""Sample what a plan feeds to training: gradients, at the initial weights or at later ones, and what the first updates do.
+"""Sample the effect of a plan on training: gradients, at the initial weights or later ones, and the first updates.
 
 Gradients are taken of the first batches of the run, and of two that no short screening reaches: the last batch of the epoch,
-which may be short, and the samples of the first batch as the next epoch brings them. A cache that keeps what it must not, or
-a loss divided by the wrong size, shows there and nowhere in the first losses.
+which may be short, and the samples of the first batch in the next epoch. A cache that stores wrong data, or a loss divided
+by the wrong size, shows there but not in the first losses.
 
-A script cannot go back to its first batches: of it, `StepSampler` notes the gradients of its first steps as they come.
+A script cannot go back to its first batches; `StepSampler` records the gradients of its first steps as they happen.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from hasten.tune.proof.numerics import UpdateSample
 MAX_COORDINATES = 1_000_000
 SAMPLED_UPDATES = 3
 MAX_SKIPPED = 24
-"""A gradient scaler may skip so many updates while it looks for its scale, before the sample is given up."""
+"""Maximum number of updates that a gradient scaler may skip while it searches for its scale."""
 IMPLEMENTATION = frozenset({"params", "fused", "foreach", "capturable", "differentiable"})
-"""What a parameter group says of how it is computed, not of what."""
+"""Keys of a parameter group that describe the implementation, not the mathematics."""
 
 
 def gradient_batches(loop: Loop, count: int) -> list[MicroBatch]:
-    """The first `count` batches of the run, the last one of its epoch, and the first one's samples an epoch later.
+    """Return the first `count` batches of the run, the last one of its epoch, and the first one's samples an epoch later.
 
-    An iterable dataset gives its first batches only. Micro-batches that the plan merges are sampled each by itself, so that
+    An iterable dataset yields its first batches only. Micro-batches that the plan merges are sampled separately, so that
     every plan is sampled on the same ones.
     """
     live = loop.live
@@ -55,10 +55,10 @@ def gradient_batches(loop: Loop, count: int) -> list[MicroBatch]:
 
 
 def gradient_sample(live: LiveJob, batches: list[MicroBatch]) -> npt.NDArray[np.float32]:
-    """Gradients of the mean loss at the present weights, one row a batch, `[batches, coordinates]`, float32.
+    """Return gradients of the mean loss at the present weights, one row per batch, `[batches, coordinates]`, float32.
 
-    Dropout is off meanwhile: plans may draw their random numbers in another order. Above a million parameters a fixed
-    random part of the coordinates stands for all.
+    Dropout is disabled meanwhile, because plans may draw its random numbers in another order. Above a million parameters, a
+    fixed random subset of the coordinates is used.
     """
     rows = []
     with _without_dropout(live.model), kept_random_state():
@@ -74,7 +74,7 @@ def save_weights(live: LiveJob, path: Path) -> None:
 
 
 def load_weights(live: LiveJob, path: Path) -> bool:
-    """Put weights into the model. Returns False, with nothing changed, where it has others, by name or by shape."""
+    """Load weights into the model. Returns False, with nothing changed, if names or shapes differ."""
     mine, theirs = _weights(live), torch.load(path, map_location="cpu", weights_only=True)
     if {name: value.shape for name, value in mine.items()} != {name: value.shape for name, value in theirs.items()}:
         return False
@@ -85,18 +85,18 @@ def load_weights(live: LiveJob, path: Path) -> bool:
 
 
 def _weights(live: LiveJob) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by the names that they have without `torch.compile`."""
+    """Return parameters and buffers by their names without `torch.compile`."""
     return {name.replace("_orig_mod.", ""): value.detach() for name, value in live.model.state_dict().items()}
 
 
 def group_gradient_sample(loop: Loop, count: int) -> npt.NDArray[np.float32]:
-    """The rows of `gradient_sample` as several ranks make them together, each from its share; the same on every rank.
+    """Return the rows of `gradient_sample` computed by several ranks, each from its share; the same on every rank.
 
-    What the way of the gradients through their sum does to them is in the rows.
+    The rows include the effect of the gradient exchange.
 
     Args:
         loop: The loop; its position is lost.
-        count: Of the first batches, see `gradient_batches`.
+        count: Number of first batches, see `gradient_batches`.
     """
     live, share = loop.live, loop.ranks.share
     batches = first_batches(loop, count)
@@ -130,7 +130,7 @@ def _gradient(live: LiveJob, batch: object, size: int) -> npt.NDArray[np.float32
 
 
 def _flat_gradient(live: LiveJob, scale: float) -> npt.NDArray[np.float32]:
-    """All gradients in a row, `scale` taken out of them."""
+    """Return all gradients in one row, divided by `scale`."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad / scale for p in live.model.parameters()]
     pieces = [whole(gradient.detach()).float().cpu().contiguous().reshape(-1) for gradient in gradients]
     flat = torch.cat(pieces)
@@ -141,7 +141,7 @@ def _flat_gradient(live: LiveJob, scale: float) -> npt.NDArray[np.float32]:
 
 
 def update_sample(loop: Loop) -> UpdateSample:
-    """Do the first updates of the run and note what moved, under which settings; the loop is at the start afterwards."""
+    """Do the first updates of the run, and record movements and settings. The loop is at the start afterwards."""
     loop.rewind()
     draws = _draws(loop)
     loop.rewind()
@@ -152,15 +152,15 @@ def update_sample(loop: Loop) -> UpdateSample:
     while len(moved) < SAMPLED_UPDATES and tries < SAMPLED_UPDATES + MAX_SKIPPED:
         tries += 1
         before = [whole(parameter.detach()).clone() for parameter in parameters]
-        told = group_settings(loop.live.optimizer, parameters)
+        numbers = group_settings(loop.live.optimizer, parameters)
         loop.run(1)
         steps = [
             float((whole(now.detach()) - old).float().square().mean().sqrt())
             for now, old in zip(parameters, before, strict=True)
         ]
-        if any(steps) or moved:  # until the first update that counts, a scaler looks for its scale
+        if any(steps) or moved:  # before the first effective update, a scaler searches for its scale
             moved.append(steps)
-            settings.append(told)
+            settings.append(numbers)
     loop.rewind()
     return UpdateSample(
         names=tuple(name.replace("_orig_mod.", "") for name in names),
@@ -172,7 +172,7 @@ def update_sample(loop: Loop) -> UpdateSample:
 
 
 def group_settings(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[dict[str, float]]:
-    """The numbers in each parameter's group; empty for one that the optimizer does not hold."""
+    """Return the numbers in each parameter's group; empty for a parameter that the optimizer does not have."""
     by_parameter: dict[int, dict[str, float]] = {}
     for group in optimizer.param_groups:
         numbers = {
@@ -191,7 +191,7 @@ def _numbers(name: str, entry: Any) -> Iterator[tuple[str, float]]:
 
 
 def _draws(loop: Loop) -> bool | None:
-    """Whether the loss of a batch hangs on random numbers; None where it does not even repeat with the same ones."""
+    """Return whether the loss of a batch depends on random numbers; None if it differs even with equal ones."""
     live = loop.live
     batch = live.to_device(first_batches(loop, 1)[0][0])
     live.model.train()
@@ -199,7 +199,7 @@ def _draws(loop: Loop) -> bool | None:
     for seed in (0, 0, 1):
         with kept_random_state():
             torch.manual_seed(seed)
-            loss = live.compute_loss(batch)  # with gradients, as in training: a compiled model would be compiled anew
+            loss = live.compute_loss(batch)  # with gradients, as in training, so that a compiled model is not compiled again
         losses.append(float((loss.total if isinstance(loss, Loss) else loss).detach()))
     return None if losses[0] != losses[1] else losses[0] != losses[2]
 
@@ -217,10 +217,10 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 class StepSampler:
-    """Notes the steps between `before` and `after`.
+    """Records the steps between `before` and `after`.
 
     Args:
-        live: The script's live job, its model and optimizer known.
+        live: The script's live job, with a known model and optimizer.
     """
 
     def __init__(self, live: LiveJob) -> None:
@@ -236,24 +236,24 @@ class StepSampler:
         self._every = max(-(-total // MAX_COORDINATES), 1)
 
     def before(self) -> None:
-        """The optimizer is about to step."""
+        """Record the state just before an optimizer step."""
         self._rows.append(np.concatenate([self._chosen(parameter) for parameter in self._parameters]))
         self._settings.append(group_settings(self._optimizer, self._parameters))
         self._old = [parameter.detach().clone() for parameter in self._parameters]
 
     def after(self) -> None:
-        """It has stepped."""
+        """Record the movement just after it."""
         moves = zip(self._parameters, self._old, strict=True)
         self._moved.append([float((now.detach() - old).float().square().mean().sqrt()) for now, old in moves])
         self._old = []
 
     @property
     def rows(self) -> npt.NDArray[np.float32]:
-        """Gradients, a row a step, `[steps, coordinates]`; of a large model every so many-th coordinate."""
+        """Gradients, one row per step, `[steps, coordinates]`; of a large model only evenly spaced coordinates."""
         return np.stack(self._rows)
 
     def updates(self) -> dict[str, Any]:
-        """What the steps did to the parameters, as `UpdateSample` has it."""
+        """Return what the steps did to the parameters, as the dict of an `UpdateSample`."""
         sample = UpdateSample(
             names=self._names,
             sizes=tuple(parameter.numel() for parameter in self._parameters),

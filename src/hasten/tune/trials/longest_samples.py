@@ -1,8 +1,8 @@
-"""Hold a job to its worst case, inside a trial process: one optimizer batch of the longest real samples.
+"""Run the worst case of a job inside a trial process: one optimizer batch of the longest real samples.
 
-What decides whether a batch fits is the longest sample, and it is rare: the first batches of a run seldom hold it. A whole
-update is run, because the optimizer's state exists only after its first step, and a second one, which then meets that
-state; last comes a held-out batch.
+The longest sample decides whether a batch fits, and it is rare: the first batches of a run seldom contain it. A whole update
+is run, because the optimizer's state exists only after its first step, then a second one with that state, then a held-out
+batch.
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from hasten.train.loop import Loop, MicroBatch
 from hasten.train.validate import HeldOut
 
 MOST_WILLING = "1000"
-"""The highest score: where the system lacks memory, it ends this process before any other."""
+"""The highest score: if memory runs out, the system ends this process first."""
 
 
 def micro_batch_size(live: LiveJob) -> int:
-    """Samples of a full micro-batch under the plan, which may make it another than the job's `batch_size`."""
+    """Return the samples of a full micro-batch under the plan, which may differ from the job's `batch_size`."""
     return live.job.batch_size if live.order is None else max(len(batch) for batch in live.order(0))
 
 
 def find_longest(live: LiveJob, *, most: int, seconds: float) -> dict[str, Any]:
-    """The longest samples of the training data: by `job.length` where that is written, else by their bytes.
+    """Find the longest samples of the training data: by `job.length` if defined, otherwise by their bytes.
 
     Args:
         live: The live job.
-        most: How many to find.
-        seconds: Look no longer than this; the samples are looked at in random order, so that any part of the data counts.
+        most: Number of samples to find.
+        seconds: Maximum time. Samples are read in random order, so that any scanned part is representative.
 
     Returns:
-        `indices`, the longest first; `sizes`, of each; `unit`, `items` or `bytes`; `scanned`, of `num_samples`.
+        `indices`, longest first; their `sizes`; `unit`, `items` or `bytes`; `scanned`, the number of samples read of
+        `num_samples`.
 
     Raises:
         JobError: The data has no index, or does not fill one optimizer batch.
     """
     name, count = type(live.job).__name__, live.num_samples
     if live.order is None or count is None:
-        raise JobError(f"{name} reads an iterable dataset: its longest samples cannot be asked for. Give a map-style one.")
+        raise JobError(f"{name} has an iterable dataset, which has no longest samples to look up. Use a map-style one.")
     if count < most:
         needed = f"batch_size {micro_batch_size(live)} x accumulation {live.job.accumulation} = {most}"
-        raise JobError(f"{name} has {count} samples, which do not fill one optimizer batch ({needed}). Lower one of them.")
-    order = random.Random(live.seed).sample(range(count), count)  # noqa: S311  an order of reading, no secret
+        raise JobError(f"{name} has {count} samples, too few for one optimizer batch ({needed}). Lower one of these.")
+    order = random.Random(live.seed).sample(range(count), count)  # noqa: S311  a reading order, not a secret
     by_length = live.job.overrides("length")
     sized: list[tuple[int, int]] = []
     scanned, until = 0, monotonic() + seconds
@@ -80,17 +81,17 @@ def find_longest(live: LiveJob, *, most: int, seconds: float) -> dict[str, Any]:
 
 
 def hold_longest(loop: Loop, *, indices: Sequence[int], updates: int) -> dict[str, Any]:
-    """Do updates on these samples, forward, backward and step, and measure one held-out batch. The loop has moved.
+    """Do updates on these samples, with forward, backward and step, and measure one held-out batch. The loop moves.
 
     Args:
         loop: A loop that has done nothing yet.
-        indices: The samples of one optimizer batch, the longest first.
-        updates: How many; 2 at least meet the optimizer's state.
+        indices: The samples of one optimizer batch, longest first.
+        updates: Number of updates; at least 2 to include the optimizer's state.
 
     Returns:
-        `update_s`, seconds of the last update; `peak_bytes` of this process so far and the `limit_bytes` it is held to;
-        `retries`, how often the device's allocator had to give memory back first; `typical_s`, seconds of one update on the
-        job's own data, done last.
+        `update_s`, seconds of the last update; `peak_bytes` of this process so far and its `limit_bytes`; `retries`, how
+        often the device's allocator had to free memory first; `typical_s`, seconds of one update on the job's own data,
+        which is done last.
     """
     live = loop.live
     end_this_process_first()
@@ -109,10 +110,10 @@ def hold_longest(loop: Loop, *, indices: Sequence[int], updates: int) -> dict[st
 
 
 def memory_account(live: LiveJob) -> tuple[int, int]:
-    """The peak memory of this process and its limit, in bytes, both of one kind.
+    """Return the peak memory of this process and its limit, in bytes, both of the same kind.
 
-    On a CUDA device what was taken from the device, which is more than what tensors filled; where the address space is
-    limited (`ulimit -v`), address space; else resident memory.
+    On a CUDA device this is the memory reserved on the device, which is more than the tensors use. If the address space is
+    limited (`ulimit -v`), it is address space; otherwise resident memory.
     """
     host = read_memory_limit().value
     if live.device.type == "cuda":
@@ -127,22 +128,22 @@ def memory_account(live: LiveJob) -> tuple[int, int]:
 
 
 def sample_bytes(sample: Any) -> int:
-    """Bytes of a sample: its tensors, and the rest of it pickled; 0 where it cannot be told."""
+    """Return the bytes of a sample: its tensors, and the rest of it pickled; 0 if unknown."""
     try:
         tensors, rest = content(sample)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):  # the last one: a tensor that is not dense
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):  # RuntimeError: a tensor that is not dense
         return 0
     return sum(len(data) for _, _, data in tensors) + len(rest)
 
 
 def end_this_process_first() -> None:
-    """Offer this process to the system where memory runs out: a trial dies, and nothing of the user's."""
-    with contextlib.suppress(OSError):  # no Linux, or a locked-down container: then the system chooses
+    """Ask the system to end this process first if memory runs out, so that only a trial dies."""
+    with contextlib.suppress(OSError):  # not Linux, or a restricted container: the system chooses
         Path("/proc/self/oom_score_adj").write_text(MOST_WILLING, encoding="ascii")
 
 
 class _Window(Sequence[MicroBatch]):
-    """The batches of one update, each made as it is taken, as in training."""
+    """The batches of one update. Each is created when it is used, as in training."""
 
     def __init__(self, live: LiveJob, indices: Sequence[int], epoch: int) -> None:
         size, own = micro_batch_size(live), list(indices)
@@ -167,7 +168,7 @@ class _Window(Sequence[MicroBatch]):
 
 
 def _timed_update(loop: Loop, window: Sequence[MicroBatch] | None) -> float:
-    """Seconds of one update on `window`; None is the job's own data."""
+    """Return the seconds of one update on `window`; None uses the job's own data."""
     started = perf_counter()
     loop.run(1, batches=window)
     if loop.live.device.type != "cpu":

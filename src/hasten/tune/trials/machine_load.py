@@ -1,7 +1,7 @@
-"""Account for a stretch of time: our CPU seconds, page faults, and the cores that somebody else took meanwhile.
+"""Measure the machine load over a stretch of time: own CPU seconds, page faults, and the cores that other processes used.
 
-The share of CPU time tracked wall time in measurements on shared machines, and shows when a neighbour, not the change,
-was at work. Linux only; elsewhere the foreign share is unknown (None) and no sample counts as spoilt.
+On shared machines the share of CPU time tracks wall time, and shows when another process, not the change, caused a
+difference. Linux only; elsewhere the foreign share is unknown (None) and no sample counts as disturbed.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 import psutil
 
 SPOILT_FRAC = 0.06
-"""A sample during which others took more than this share of the machine is taken again."""
+"""A sample is repeated if other processes used more than this share of the machine."""
 
 LEAST_TICKS = 2
-"""CPU time is counted in ticks of a hundredth of a second; ours and everybody's may each be one off."""
+"""CPU time is counted in ticks of 10 ms; the own and the total count may each be off by one tick."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a stretch of time cost.
+    """The machine load over a stretch of time.
 
     Attributes:
         seconds: Wall time.
         cpu_seconds: CPU time of this process and its children.
-        foreign_cpu_frac: Share of the cores we may use that others took (the hypervisor's steal counts); None if unknown, as
-            over a stretch too short for the kernel's ticks.
-        major_faults: Page faults that read from disk, of this process.
-        minor_faults: Page faults served from memory, of this process.
+        foreign_cpu_frac: Share of the allowed cores that other processes used, including steal time of the hypervisor. None
+            if unknown, as over a stretch too short for the kernel's ticks.
+        major_faults: Page faults of this process that read from disk.
+        minor_faults: Page faults of this process that were served from memory.
     """
 
     seconds: float
@@ -43,11 +43,11 @@ class Account:
 
     @property
     def spoilt(self) -> bool:
-        """Whether a neighbour took too much of the machine."""
+        """Whether other processes used too much of the machine."""
         return self.foreign_cpu_frac is not None and self.foreign_cpu_frac > SPOILT_FRAC
 
     def to_dict(self) -> dict[str, Any]:
-        """As a part of a trial's answer, without the wall time."""
+        """Return it as part of a trial's answer, without the wall time."""
         return {
             "cpu_seconds": self.cpu_seconds,
             "foreign_cpu_frac": self.foreign_cpu_frac,
@@ -58,7 +58,7 @@ class Account:
 
 
 class Meter:
-    """Started when it is made; `read` gives the account since then."""
+    """Starts measuring when it is created; `read` returns the load since then."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc, self._cores = proc, allowed_cores()
@@ -68,14 +68,14 @@ class Meter:
         self._faults = resource.getrusage(resource.RUSAGE_SELF)
 
     def read(self) -> Account:
-        """The account since the start."""
+        """Return the machine load since the start."""
         seconds = perf_counter() - self._started
         own = own_cpu_seconds() - self._own
         busy = _busy_seconds(self._proc, self._cores)
         faults = resource.getrusage(resource.RUSAGE_SELF)
         foreign = None
         offered = seconds * len(self._cores)
-        # In a shorter stretch the ticks are coarser than the share that would spoil it: nothing can be said.
+        # Over a shorter stretch the ticks are too coarse for the limit, so the share is unknown.
         if busy is not None and self._busy is not None and offered * SPOILT_FRAC >= LEAST_TICKS / os.sysconf("SC_CLK_TCK"):
             foreign = max(busy - self._busy - own, 0.0) / offered
         return Account(
@@ -88,46 +88,46 @@ class Meter:
 
 
 def own_cpu_seconds() -> float:
-    """CPU seconds of this process and all its children, living and gone."""
+    """Return the CPU seconds of this process and all its children, including ended ones."""
     times = os.times()
     total = times.user + times.system + times.children_user + times.children_system
     for child in psutil.Process().children(recursive=True):
         try:
             used = child.cpu_times()
-        except psutil.Error:  # it ended between the listing and the reading; its time is then among the children gone
+        except psutil.Error:  # it ended meanwhile; its time is then part of the ended children's
             continue
-        # Of a child's own children that are gone, as loader workers are after an epoch, only it knows (Linux says so).
+        # Ended children of a child, such as loader workers after an epoch, are only counted in the child (on Linux).
         total += used.user + used.system + getattr(used, "children_user", 0.0) + getattr(used, "children_system", 0.0)
     return total
 
 
 def allowed_cores() -> frozenset[int]:
-    """The cores this process may run on; a neighbour on any other core takes nothing from it."""
+    """Return the cores this process may run on. Processes on other cores do not disturb it."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
-def begin_on(core: int, *, beside: int = 0) -> None:
-    """Move this thread to a core, and let the scheduler do as it likes from there; nothing where it is bound already.
+def begin_on(core: int, *, offset: int = 0) -> None:
+    """Move this thread to a core, from where the scheduler may move it again. Does nothing if the thread is pinned.
 
-    Two processes that take turns may sit on two cores for good, one of which a neighbour of the host slows down.
+    Two processes that take turns may otherwise stay on different cores, one of which other guests of the host slow down.
 
     Args:
-        core: Which one.
-        beside: So many cores further on, in a circle: ranks that run at once begin on cores of their own.
+        core: The core.
+        offset: Distance to the core, wrapping around, so that ranks that run at once start on different cores.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
     allowed = os.sched_getaffinity(0)
     if core in allowed and len(allowed) > 1:
         cores = sorted(allowed)
-        os.sched_setaffinity(0, {cores[(cores.index(core) + beside) % len(cores)]})
+        os.sched_setaffinity(0, {cores[(cores.index(core) + offset) % len(cores)]})
         os.sched_setaffinity(0, allowed)
 
 
 def _busy_seconds(proc: Path, cores: frozenset[int]) -> float | None:
-    """Seconds that `cores` were not idle since boot, the hypervisor's steal included; None where nobody says."""
+    """Return the non-idle seconds of `cores` since boot, including steal time of the hypervisor; None if unknown."""
     try:
         lines = (proc / "stat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Run the arms of a comparison in fresh processes: one after the other, or both alive and taking turns.
 
-Turns are for machines whose speed drifts from second to second, as shared hosts do: processes that run one after the other
-then meet different machines. The unit stays the pair of processes; turns only sharpen its ratio.
+Turns are for machines whose speed drifts from second to second, as on shared hosts: processes that run one after the other
+would meet different conditions. The unit is still the pair of processes; turns only make its ratio more precise.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from hasten.tune.trials.trial import Trial, TrialSetting
 from hasten.tune.trials.turns import awake, interleave, join_turns, named
 
 COMPILE_WARMUP_UPDATES = 8
+"""Number of warm-up updates if the model is compiled."""
 WARMUP_UPDATES = 3
+"""Number of warm-up updates otherwise."""
 TURNS = 100
-"""Turns of each arm at most, where both fit into memory together. Many and short: shared hosts change their speed within
-hundredths of a second, and what changes slower than a turn falls on both arms alike."""
+"""Maximum number of turns of each arm, if both fit into memory together. Turns are many and short because shared hosts
+change their speed within hundredths of a second, and anything slower than a turn affects both arms equally."""
 MEMORY_FOR_TWO = 0.4
-"""Two processes live side by side only if one takes no more than this share of the memory."""
+"""Two processes are alive side by side only if one uses at most this share of the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +37,18 @@ class Design:
     """How a comparison is run; fixed before the first measurement.
 
     Attributes:
-        updates: Updates counted in each process; as many samples' worth of them where a plan regroups the samples.
-            Fewer from the second pair on, where the first took longer than the time holds.
-        uneven: Updates differ by nature (samples of different length).
-        seed: The first pair's seed; the next pairs count on from it. Also draws the order of the first pair.
-        quality: Measure the held-out data at the end of each process, and go on to the next look while it is undecided.
-        max_batches: Of held-out data; None for all.
+        updates: Counted updates in each process; the equivalent number of samples if a plan regroups the samples. Fewer from
+            the second pair on if the first took too long.
+        uneven: Whether updates differ in length by nature (samples of different length).
+        seed: The seed of the first pair; later pairs increment it. It also determines the order of the first pair.
+        quality: Measure the held-out data at the end of each process, and continue to the next look while it is undecided.
+        max_batches: Held-out batches per measurement; None for all.
         looks: Numbers of pairs at which the verdict may be read.
-        deadline: Monotonic time after which no further pair is started; None for no bound.
+        deadline: Monotonic time after which no further pair is started; None for no limit.
         min_floor_frac: The smallest difference that counts.
-        turns: 1 runs the two processes of a pair one after the other; more lets both live and take so many turns each,
-            the idle one frozen, which cancels what drifts within seconds but holds both in memory.
-        warmup: Updates of a script before any is counted, the same in both arms: it cannot go back to its start.
+        turns: 1 runs the two processes of a pair one after the other. More keeps both alive and alternates between them this
+            often, the idle one frozen, which cancels drift within seconds but keeps both in memory.
+        warmup: Uncounted updates of a script at its start, the same in both arms, because it cannot go back to its start.
     """
 
     updates: int
@@ -63,7 +65,7 @@ class Design:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmOutcome:
-    """What one fresh process gave: its sample, losses, held-out metrics, seconds of set-up, and of filling caches in it."""
+    """The result of one fresh process: its sample, losses, held-out metrics, and seconds of set-up and of cache filling."""
 
     sample: Sample
     losses: list[float]
@@ -73,7 +75,7 @@ class ArmOutcome:
 
 
 def warmup_of(*plans: Plan) -> int:
-    """Updates after which both arms of a script are as fast as they will be."""
+    """Return the number of updates after which both arms of a script run at full speed."""
     compiled = any(plan.has(Trait.COMPILES) for plan in plans)
     return COMPILE_WARMUP_UPDATES if compiled else WARMUP_UPDATES
 
@@ -89,12 +91,12 @@ def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Desi
 def run_in_turns(
     plans: Mapping[str, tuple[TrialSetting, Plan]], arms: str, pair: int, design: Design
 ) -> dict[str, ArmOutcome]:
-    """Run both processes of a pair side by side, one frozen while the other counts; `arms` says who begins."""
+    """Run both processes of a pair side by side, one frozen while the other counts; `arms` is in starting order."""
     with ExitStack() as stack:
         trials: dict[str, Trial] = {}
         for arm in arms:
-            # Jobs load side by side: nothing is counted yet. Scripts do a first step meanwhile, at which the threads of two
-            # would wait for one another.
+            # Jobs load side by side, because nothing is counted yet. Scripts do their first step meanwhile, in which the
+            # threads of two processes would wait for each other.
             side_by_side = not plans[arm][0].command
             with named(plans[arm][1].names):
                 trials[arm] = stack.enter_context(Trial(*plans[arm], seed=design.seed + pair, wait=not side_by_side))
@@ -120,22 +122,22 @@ def run_in_turns(
 
 
 def turns_that_fit(facts: Facts) -> int:
-    """How many turns a pair may take.
+    """Return how many turns a pair may take.
 
-    One after the other where two processes would be too much for the memory, and where what an update waits for would
-    arrive while its process is frozen.
+    Only 1 if two processes would need too much memory, or if data that an update waits for would arrive while its process
+    is frozen.
     """
     fits = facts.job.device == "cpu" and facts.peak_memory_bytes < MEMORY_FOR_TWO * facts.memory_limit_bytes
     return TURNS if fits and not facts.waits_for_data else 1
 
 
 def warmup(trial: Trial, updates: int, *, most: int | None = None) -> dict[str, Any]:
-    """What to ask of `warm`: updates that nobody counts, until the plan of a process is as fast as it will be.
+    """Return the arguments of `warm`: uncounted updates, until a process runs its plan at full speed.
 
     Args:
-        trial: The process. A script's knows updates alone: it cannot go back to its start.
-        updates: So many at least, more where the model is compiled.
-        most: But no more than this.
+        trial: The process. A script gets a number of updates only, because it cannot go back to its start.
+        updates: Minimum number of updates; more if the model is compiled.
+        most: Maximum number of updates.
     """
     count = max(updates, COMPILE_WARMUP_UPDATES if trial.plan.has(Trait.COMPILES) else 0)
     asked: dict[str, Any] = {"updates": count if most is None else min(count, most)}
@@ -144,7 +146,7 @@ def warmup(trial: Trial, updates: int, *, most: int | None = None) -> dict[str, 
 
 
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:
-    """Warm up, go back to the start and fill caches; gives the warm-up's answer and the seconds of filling."""
+    """Warm up, go back to the start and fill caches. Returns the answer of the warm-up and the seconds of filling."""
     updates = trial.plan.updates_for(design.updates)
     warm = trial.call("warm", **warmup(trial, design.warmup if trial.setting.command else WARMUP_UPDATES, most=updates))
     trial.call("rewind")

@@ -1,7 +1,7 @@
-"""The ranks of a trial as rank 0 sees them: it starts them, passes each command on, and answers for all.
+"""The ranks of a trial as rank 0 sees them: it starts them, forwards each command, and answers for all of them.
 
-Every rank is the same worker with the same pipes; what is particular to rank 0 is here. A rank that fails leaves the others
-waiting in a sum over ranks for ever, so a failure on any rank ends the whole group once the answer is given.
+Every rank is the same worker with the same pipes; this module is used on rank 0 only. If a rank fails, the others wait in a
+collective operation forever, so a failure on any rank ends the whole group once the answer is sent.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import IO, Any
 from hasten.train.process_group import open_store, rank_environment
 
 GRACE_S = 2.0
-"""How long the other ranks have to answer after one of them failed: to tell who was the first to fail, and of what."""
+"""Seconds that the other ranks have to answer after a failure, so that the first failure and its cause can be found."""
 
 LAST_WORDS = 4
-"""Lines of a rank's log that are told where it died."""
+"""Number of log lines of a rank that are reported if it dies."""
 
 Answer = dict[str, Any]
 
 
 class Group:
-    """The other ranks of this trial. Made on rank 0, before the user's code runs; the environment says so then.
+    """The other ranks of this trial. Created on rank 0 before the user's code runs; it sets the environment variables.
 
     Args:
-        ranks: How many, this one counted.
-        send: Gives an answer to the parent.
+        ranks: Number of ranks, including this one.
+        send: Sends an answer to the parent.
     """
 
     def __init__(self, ranks: int, send: Callable[[Answer], None]) -> None:
@@ -44,7 +44,7 @@ class Group:
         self._answers: dict[int, Answer] = {}
         self._dead: dict[int, Answer] = {}
         self._asked = 0
-        # Children of ours, in our session: what freezes, thaws or ends this process's group reaches them too.
+        # Children in the same session: freezing, thawing or ending this process's group affects them too.
         self._others = {
             rank: subprocess.Popen(
                 [sys.executable, "-m", "hasten.tune.trials.worker", "--member"],
@@ -56,20 +56,20 @@ class Group:
             for rank, environ in enumerate(environments[1:], 1)
         }
         for rank, process in self._others.items():
-            words: deque[str] = deque(maxlen=LAST_WORDS)
-            log = threading.Thread(target=_pass_on, args=(rank, process.stderr, words), daemon=True)
+            tail: deque[str] = deque(maxlen=LAST_WORDS)
+            log = threading.Thread(target=_pass_on, args=(rank, process.stderr, tail), daemon=True)
             log.start()
-            threading.Thread(target=self._listen, args=(rank, process, log, words), daemon=True).start()
+            threading.Thread(target=self._listen, args=(rank, process, log, tail), daemon=True).start()
 
     def perform(self, command: str, operation: str, act: Callable[[], Answer]) -> Answer:
-        """Pass a command on, obey it here as well, and make one answer of all.
+        """Forward a command, carry it out here as well, and combine the answers of all ranks.
 
-        Where another rank fails while this one waits for it, the failure is sent from here and the process ends.
+        If another rank fails while this one waits for it, the failure is sent from here and the process ends.
 
         Args:
-            command: The line, as it came.
-            operation: Its name.
-            act: Obeys it on this rank.
+            command: The line as received.
+            operation: The name of the command.
+            act: Carries the command out on this rank.
         """
         with self._arrived:
             self._answers = dict(self._dead)
@@ -102,7 +102,7 @@ class Group:
         return any(not answer["ok"] for answer in self._answers.values())
 
     def _guard(self, asked: int, operation: str) -> None:
-        """Answer for this rank where it waits, perhaps for ever, for one that failed."""
+        """Answer for this rank if it waits, perhaps forever, for a rank that failed."""
 
         def answered() -> bool:
             return self._asked != asked or 0 in self._answers
@@ -115,14 +115,14 @@ class Group:
             self.end()
             os._exit(1)
 
-    def _listen(self, rank: int, process: subprocess.Popen[bytes], log: threading.Thread, words: Sequence[str]) -> None:
-        """Take the answers of one rank as they come, and its death as one."""
+    def _listen(self, rank: int, process: subprocess.Popen[bytes], log: threading.Thread, tail: Sequence[str]) -> None:
+        """Receive the answers of one rank, and record its death as one."""
         for line in process.stdout or ():
             if line.endswith(b"\n") and "progress" not in (answer := json.loads(line)):
                 self._note(rank, answer)
         ended = ended_words(process.wait())
         log.join(GRACE_S)
-        said = f". Its last words: {' | '.join(words)}" if words else ""
+        said = f". Last output: {' | '.join(tail)}" if tail else ""
         self._dead[rank] = {"ok": False, "kind": "killed", "message": ended + said}
         self._note(rank, self._dead[rank])
 
@@ -133,11 +133,11 @@ class Group:
 
 
 def failure_of(answers: Mapping[int, Answer], operation: str) -> Answer:
-    """The answer of a group in which some rank failed: a death before an error, else who failed first, with its rank.
+    """Return the answer of a group in which a rank failed: a death first, otherwise the first failure, with its rank.
 
     Args:
-        answers: What came, by rank, in the order in which it came.
-        operation: What was asked.
+        answers: The answers by rank, in the order of arrival.
+        operation: The name of the command.
     """
     failed = {rank: answer for rank, answer in answers.items() if not answer["ok"]}
     dead = [rank for rank, answer in failed.items() if answer["kind"] == "killed"]
@@ -148,9 +148,9 @@ def failure_of(answers: Mapping[int, Answer], operation: str) -> Answer:
 
 
 def merged(operation: str, answers: Sequence[Answer]) -> Answer:
-    """One answer of those of all ranks, rank 0 first: the slowest rank's times, what all of them hold, proofs that all gave.
+    """Combine the answers of all ranks, rank 0 first: the slowest rank's times, summed counts, checks that all ranks passed.
 
-    The account of a run is rank 0's: the others are its children, so their CPU time is in it.
+    The CPU time of a run is rank 0's, which includes the other ranks because they are its children.
     """
     first = dict(answers[0])
     if operation == "run":
@@ -172,12 +172,12 @@ def merged(operation: str, answers: Sequence[Answer]) -> Answer:
 
 
 def peak_of(peaks: Sequence[int], device: str) -> int:
-    """Peak memory of a group: on a CPU the ranks share one memory, else each has its own and the fullest one counts."""
+    """Return the peak memory of a group: the sum on a CPU, where ranks share memory; otherwise the maximum."""
     return sum(peaks) if device == "cpu" else max(peaks)
 
 
 def checks_of(by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Each check as rank 0 gave it, or as the first rank did on which it did not pass."""
+    """Return each check of rank 0, or of the first rank on which it did not pass."""
     checks = []
     for each in zip(*by_rank, strict=True):
         rank, check = next(((rank, check) for rank, check in enumerate(each) if not check["passed"]), (0, each[0]))
@@ -186,18 +186,18 @@ def checks_of(by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any
 
 
 def ended_words(code: int) -> str:
-    """How a process ended, by its exit status as subprocess gives it (negative: a signal)."""
+    """Return how a process ended, from its exit status as in subprocess (negative: a signal)."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name
-    return f"was ended by {name}" + (", perhaps by the system for lack of memory" if name == "SIGKILL" else "")
+    return f"was ended by {name}" + (", perhaps because the system ran out of memory" if name == "SIGKILL" else "")
 
 
-def _pass_on(rank: int, log: IO[bytes] | None, words: deque[str]) -> None:
-    """Put what another rank prints into our own log, and remember the last of it."""
+def _pass_on(rank: int, log: IO[bytes] | None, tail: deque[str]) -> None:
+    """Copy the output of another rank to this process's log, and keep its last lines."""
     for line in log or ():
         text = line.decode(errors="replace").rstrip()
-        words.append(text)
+        tail.append(text)
         sys.stderr.write(f"[rank {rank}] {text}\n")
         sys.stderr.flush()
 
@@ -208,5 +208,5 @@ def _write(pipe: IO[bytes] | None, command: str) -> None:
     try:
         pipe.write(command.rstrip("\n").encode() + b"\n")
         pipe.flush()
-    except BrokenPipeError:  # its death is noticed by who listens to it
+    except BrokenPipeError:  # the listening thread reports its death
         return

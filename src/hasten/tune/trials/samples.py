@@ -1,8 +1,8 @@
-"""One sample is one process's run (or one turn of a resident process): its time per item, with the account of the machine.
+"""A sample is the run of one process (or one turn of a resident process): its time per item and the machine load meanwhile.
 
-The time per item is the median over blocks of updates, not over single updates: with loader workers, updates come in
-bursts, and periodic costs (reading, collection) fall on few of them, so the median of single updates would hide both.
-Where updates are unequal by nature (samples of different length), it is the total time over the total number of items.
+The time per item is the median over blocks of updates, not over single updates. With loader workers, updates come in bursts,
+and periodic costs (reading, garbage collection) affect few of them, so the median of single updates would hide both. If
+updates differ in length by nature, it is the total time divided by the total number of items.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from hasten.core.stats import block_median
 from hasten.report import evidence
 
 NUM_BLOCKS = 5
+"""Number of blocks of updates in a sample."""
 MIN_BLOCK_UPDATES = 8
+"""Minimum number of updates per block; with fewer, the total time is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +26,17 @@ class Sample:
 
     Attributes:
         arm: `A` (base) or `B` (candidate).
-        pair: Which pair it belongs to.
-        seconds_per_item: The figure that is compared.
+        pair: Number of its pair.
+        seconds_per_item: The value that is compared.
         seconds: Wall time of the counted updates.
-        items: Samples of the job that were trained.
-        updates: Updates counted.
+        items: Number of the job's samples that were trained.
+        updates: Number of counted updates.
         cpu_seconds: CPU time of the process and its workers.
-        foreign_cpu_frac: Share of the machine that others took; None if unknown.
+        foreign_cpu_frac: Share of the machine that other processes used; None if unknown.
         major_faults: Page faults from disk.
         minor_faults: Page faults from memory.
-        spoilt: Whether a neighbour took too much: its pair is run again, and never counted.
-        peak_bytes: Peak memory, where it was read.
+        spoilt: Whether other processes used too much of the machine; such a pair is repeated and not counted.
+        peak_bytes: Peak memory, if it was read.
     """
 
     arm: str
@@ -51,12 +53,12 @@ class Sample:
     peak_bytes: int | None = None
 
     def to_evidence(self) -> evidence.Sample:
-        """As in the evidence file."""
+        """Return it as in the evidence file."""
         return evidence.Sample(**asdict(self))
 
 
 def make_sample(arm: str, pair: int, answer: Mapping[str, Any], *, uneven: bool, peak_bytes: int | None = None) -> Sample:
-    """Make a sample of a worker's answer to `run`; `uneven` says that updates differ by nature."""
+    """Return a sample from a worker's answer to `run`. `uneven`: updates differ in length by nature."""
     times, items = answer["times"], answer["items"]
     total_s, total_items = sum(times), sum(items)
     per_item = total_s / max(total_items, 1)

@@ -1,7 +1,7 @@
 """A trial process as its parent sees it: start it, command it, freeze it, and learn how it died.
 
-With several ranks a trial is a group of processes in one session. The parent speaks to rank 0, which started the others.
-Crash, hang, lack of memory and NaN are outcomes: they arrive as `TrialError` with a kind, and the parent lives on.
+With several ranks a trial is a group of processes in one session. The parent talks to rank 0, which started the others. A
+crash, a hang, a lack of memory and NaN are results: they arrive as `TrialError` with a kind, and the parent continues.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from hasten.train.process_group import shared_environment
 from hasten.tune.trials.ranks import ended_words
 
 LOG_TAIL_LINES = 4
+"""Number of log lines to quote if a trial dies."""
 LOOK_S, ELSEWHERE_S = 0.5, 10.0
-"""So often a trial that loads is looked at; so long a script may train elsewhere before it does in its own process."""
+"""Seconds between checks of a loading script, and seconds that it may train in other processes before it is ended."""
 DEFAULT_TIMEOUT_S = 300.0
 SCRIPT_MODULE = "hasten.tune.scripts.service"
-"""What serves in the process of a script."""
+"""The module that takes commands in the process of a script."""
 NO_STEP = (
-    "The script came to its end without a step of a torch optimizer. Is this the script that trains? A job that it holds "
-    "would be named as FILE.py:Job."
+    "The script ended without a step of a torch optimizer. Is this the script that trains? To tune a job that it defines, "
+    "name it as FILE.py:Job."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSetting:
-    """What all trials of a tuning share.
+    """Settings that all trials of a tuning share.
 
     Attributes:
         target: The job.
-        folder: Where logs, gradients and compile caches of trials go.
-        hang_s: A command that takes longer than this is a hang.
-        progress: Told what a trial reports about itself.
-        ranks: Processes that train together in each trial.
-        command: Where no job but a script is trained: the script, or `-m` and a module, and its arguments.
-        told: What was said once of where scripts write.
+        folder: Folder for logs, gradients and compile caches of trials.
+        hang_s: Seconds after which a command counts as hung.
+        progress: Called with the progress messages of a trial.
+        ranks: Number of processes that train together in each trial.
+        command: The script to train instead of a job: the script, or `-m` and a module, followed by its arguments.
+        told: Messages about the files of scripts that were already shown.
     """
 
     target: str
@@ -66,18 +67,18 @@ class TrialSetting:
 
 
 class Trial:
-    """One live job in a process of its own. A context manager: leaving it ends the process.
+    """One live job in its own process. As a context manager it ends the process on exit.
 
     Args:
-        setting: What all trials share.
-        plan: The plan it runs under.
-        seed: The run's seed; None takes the job's own.
-        wait: Wait until the job is alive; otherwise `wait_until_loaded` must come before the first command.
+        setting: Settings that all trials share.
+        plan: The plan of the job.
+        seed: The seed of the run; None uses the job's own.
+        wait: Wait until the job is loaded. Otherwise call `wait_until_loaded` before the first command.
 
     Raises:
-        TrialError: The job could not be brought to life under the plan.
+        TrialError: The job could not be loaded under the plan.
         PlanError: Two optimizations of the plan need different environments.
-        MachineError: This machine lacks what the plan's environment must name.
+        MachineError: This machine lacks something that the plan's environment requires.
     """
 
     def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None, wait: bool = True) -> None:
@@ -103,7 +104,7 @@ class Trial:
             raise
 
     def _start_worker(self, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(  # noqa: S603  our own module
+        self._process = subprocess.Popen(  # noqa: S603  Hasten's own module
             [sys.executable, "-m", "hasten.tune.trials.worker", "--ranks", str(self.setting.ranks)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -114,13 +115,13 @@ class Trial:
         self._commands, self._answers = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
 
     def _start_script(self, environment: Mapping[str, str]) -> None:
-        """Start the script itself, with a way in; what it prints goes to the log, and it has nothing to read."""
+        """Start the script with pipes for commands. Its output goes to the log, and its input is empty."""
         self._private = Path(tempfile.mkdtemp(prefix="script-", dir=self.setting.folder.resolve()))
         self._apart = Apart(self.setting.command, [self.setting.folder], environment)
         self._say(self._apart.words)
         theirs, ours = os.pipe()
-        mine, told = os.pipe()
-        config = {"module": SCRIPT_MODULE, "commands": theirs, "answers": told, "private": self._apart.private}
+        mine, answers = os.pipe()
+        config = {"module": SCRIPT_MODULE, "commands": theirs, "answers": answers, "private": self._apart.private}
         try:
             self._process = subprocess.Popen(  # noqa: S603  the user's own script
                 [*self._apart.prefix, sys.executable, *self.setting.command],
@@ -128,7 +129,7 @@ class Trial:
                 stdout=self._log,
                 stderr=self._log,
                 env=entered(self._private, config, environment),
-                pass_fds=(theirs, told),
+                pass_fds=(theirs, answers),
                 start_new_session=True,
             )
         except BaseException:
@@ -136,7 +137,7 @@ class Trial:
             raise
         finally:
             os.close(theirs)
-            os.close(told)
+            os.close(answers)
         self._commands, self._answers = os.fdopen(ours, "wb"), os.fdopen(mine, "rb")
 
     @property
@@ -146,7 +147,7 @@ class Trial:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def call(self, operation: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
@@ -159,10 +160,10 @@ class Trial:
         return self._answer(operation, timeout_s or self.setting.hang_s)
 
     def wait_until_loaded(self) -> None:
-        """Wait for the job to come to life, where the trial was made with `wait=False`.
+        """Wait until the job is loaded, if the trial was created with `wait=False`.
 
         Raises:
-            TrialError: It did not.
+            TrialError: It could not be loaded.
         """
         self._answer("load", self.setting.hang_s)
 
@@ -180,16 +181,16 @@ class Trial:
                 self.setting.progress(answer["progress"])
                 continue
             if not answer.pop("ok"):
-                words = self._log_tail() if answer["message"] == NO_STEP else ""  # its own error says why it ended
-                raise TrialError(f"{answer['message']}{words}", kind=cast("FailureKind", answer["kind"]))
+                tail = self._log_tail() if answer["message"] == NO_STEP else ""  # the log says why it ended
+                raise TrialError(f"{answer['message']}{tail}", kind=cast("FailureKind", answer["kind"]))
             return answer
 
     def freeze(self) -> None:
-        """Stop the process and its loader workers where they are, so that another may use the machine alone."""
+        """Stop the process and its loader workers, so that another process has the machine to itself."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let the process go on."""
+        """Let the process continue."""
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:
@@ -215,7 +216,7 @@ class Trial:
         self.end()
 
     def _say(self, words: str) -> None:
-        """Tell what a script's run leaves; the same words once in a tuning."""
+        """Report what a script's run leaves behind; each message once per tuning."""
         if words and words not in self.setting.told:
             self.setting.told.add(words)
             self.setting.progress(words)
@@ -238,8 +239,8 @@ class Trial:
                     continue
                 if left <= 0:
                     self.end()
-                    words = f"`{operation}` gave no answer within {bound_s:.0f} s; the trial was ended."
-                    raise TrialError(words, kind="hung")
+                    message = f"`{operation}` did not answer within {bound_s:.0f} s; the trial was ended."
+                    raise TrialError(message, kind="hung")
                 chunk = os.read(output.fileno(), 1 << 16)
                 if not chunk:
                     raise self._death(operation)
@@ -248,7 +249,7 @@ class Trial:
         return cast("dict[str, Any]", json.loads(line))
 
     def _check_elsewhere(self, operation: str) -> None:
-        """End the trial of a script that trains in processes of its own, and not where commands are taken."""
+        """End the trial of a script that trains in other processes, which do not take commands."""
         if self._private is None or operation != "load" or not (count := trained_elsewhere(self._private)):
             return
         now = monotonic()
@@ -263,28 +264,28 @@ class Trial:
         except subprocess.TimeoutExpired:
             self.end()
             code = self._process.returncode
-        words = self._log_tail()
+        tail = self._log_tail()
         if code == 0:
             if operation == "load":
-                return TrialError(f"{NO_STEP}{words}", kind="raised")
-            return TrialError(f"The trial process came to its end during `{operation}`.{words}", kind="killed")
+                return TrialError(f"{NO_STEP}{tail}", kind="raised")
+            return TrialError(f"The trial process ended during `{operation}`.{tail}", kind="killed")
         if code < 0:
-            return TrialError(f"The trial process {ended_words(code)} during `{operation}`.{words}", kind="killed")
-        memory = "MemoryError" in words or "allocate memory" in words
+            return TrialError(f"The trial process {ended_words(code)} during `{operation}`.{tail}", kind="killed")
+        memory = "MemoryError" in tail or "allocate memory" in tail
         kind: FailureKind = "out_of_memory" if memory else "killed"
-        return TrialError(f"The trial process exited with code {code} during `{operation}`.{words}", kind=kind)
+        return TrialError(f"The trial process exited with code {code} during `{operation}`.{tail}", kind=kind)
 
     def _log_tail(self) -> str:
         if not self._log_path.exists():
             return ""
         lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return " Its last words: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
+        return " Last output: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
 
 
 def trial_environment(
     folder: Path, environ: Mapping[str, str] | None = None, *, plan: Plan | None = None, ranks: int = 1
 ) -> dict[str, str]:
-    """The environment of a trial: ours, with what the plan requires, unbuffered, with a compile cache that trials share."""
+    """Return the environment of a trial: this one plus what the plan requires, unbuffered, with a shared compile cache."""
     environ = os.environ if environ is None else environ
     environ = shared_environment(ranks, environ) if ranks > 1 else environ
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), TRIALS_VARIABLE: str(folder / "stores")}

@@ -1,4 +1,4 @@
-"""Two live processes take short turns, the idle one frozen, so that what drifts falls on both arms alike."""
+"""Let two live processes take short turns, the idle one frozen, so that drift affects both arms equally."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from hasten.tune.trials.trial import Trial
 
 T = TypeVar("T")
 MIN_TURN_S, MIN_PARALLEL_TURN_S = 0.01, 0.1
-"""A turn is no shorter: caches are cold at its beginning, and the threads of a parallel operator must find their cores."""
+"""Minimum length of a turn in seconds: caches start cold, and the threads of parallel operators must find their cores."""
 PARALLEL = 1.2
-"""Seconds of all cores per second, from which on a process is taken to run on several."""
+"""CPU seconds per second above which a process counts as parallel."""
 MIN_TURNS, MIN_PARALLEL_TURNS = 10, 4
+"""Minimum number of turns of a process, and of a parallel one."""
 KNOWN_TURNS = 3
-"""After so many turns their length is settled."""
+"""Number of turns after which their length is fixed."""
 
 
 def interleave(
@@ -30,27 +31,28 @@ def interleave(
     """Let frozen processes do `updates` updates each, a few at a time, and leave them frozen.
 
     Args:
-        trials: By arm.
-        arms: Who begins. Turns go AB BA BA AB, so that either arm follows the other, and itself, on each core as often.
-        updates: Of each arm; where a plan regroups the samples, of the job's own, and the arm sees as many samples.
-        turns: At most so many turns of each.
+        trials: The processes by arm.
+        arms: The order of the first turn. Turns go AB BA BA AB, so that each arm follows the other, and itself, equally
+            often on each core.
+        updates: Updates of each arm. If a plan regroups the samples: updates of the job, and both arms see as many samples.
+        turns: Maximum number of turns of each arm.
 
     Returns:
-        By arm, the answers of its turns; and what the machine did meanwhile, as seen from here: a single turn may be
-        shorter than what the kernel counts in.
+        The answers to all turns by arm, and the machine load meanwhile, measured here because a single turn may be shorter
+        than the kernel's clock ticks.
     """
     answers: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     cores = sorted(allowed_cores())
     meter = Meter()
     factors = {arm: trial.plan.samples_factor for arm, trial in trials.items()}
-    done, turn, size = 0, 0, max(updates // turns, math.ceil(max(factors.values())))  # a turn holds an update of each arm
+    done, turn, size = 0, 0, max(updates // turns, math.ceil(max(factors.values())))  # a turn contains an update of each arm
     while done < updates:
         now = min(size, updates - done)
-        # The same core for both arms. What runs on several stays where it is: it would drive its own threads away.
+        # Both arms use the same core. A parallel process stays where it is, or it would displace its own threads.
         core = None if _cores_used(answers) > PARALLEL else cores[turn // 2 % len(cores)]
         for arm in reversed(arms) if turn % 4 in (1, 2) else arms:
             own = max(round((done + now) / factors[arm]) - round(done / factors[arm]), 0 if done else 1)
-            if own:  # else a short last turn holds no update of an arm whose updates take more samples
+            if own:  # a short last turn may contain no update of an arm with larger updates
                 answers[arm].append(awake(trials[arm], partial(Trial.call, operation="run", updates=own, core=core)))
         if done < KNOWN_TURNS * size:
             several = _cores_used(answers) > PARALLEL
@@ -63,21 +65,21 @@ def interleave(
 
 
 def _cores_used(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> float:
-    """How many cores the arms kept busy so far; 0 before the first turn."""
+    """Return how many cores the arms kept busy so far; 0 before the first turn."""
     turns = [answer for taken in answers.values() for answer in taken]
     seconds = sum(sum(answer["times"]) for answer in turns)
     return sum(answer["cpu_seconds"] for answer in turns) / seconds if seconds else 0.0
 
 
 def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], account: Account, *, uneven: bool) -> Sample:
-    """Make one sample of an arm's turns: the geometric mean over turns, so that their ratios average; totals if uneven.
+    """Join the turns of an arm into one sample: the geometric mean of turns, which averages their ratios; totals if uneven.
 
     Args:
-        arm: Whose.
-        pair: Of which pair.
-        turns: The answers of its turns.
-        account: What the machine did during the turns of both arms, as their parent saw it.
-        uneven: Updates differ by nature.
+        arm: The arm.
+        pair: Number of its pair.
+        turns: The answers to its turns.
+        account: The machine load during the turns of both arms, as measured by the parent.
+        uneven: Whether updates differ in length by nature.
     """
     parts = [make_sample(arm, pair, answer, uneven=True) for answer in turns]
     seconds, items = sum(part.seconds for part in parts), sum(part.items for part in parts)
@@ -99,7 +101,7 @@ def join_turns(arm: str, pair: int, turns: Sequence[Mapping[str, Any]], account:
 
 
 def awake(trial: Trial, act: Callable[[Trial], T]) -> T:
-    """Thaw a process for as long as `act` takes; a failure says under which plan."""
+    """Thaw a process while `act` runs. Errors name the plan."""
     trial.thaw()
     try:
         with named(trial.plan.names):
@@ -110,7 +112,7 @@ def awake(trial: Trial, act: Callable[[Trial], T]) -> T:
 
 @contextmanager
 def named(plan: Sequence[str]) -> Iterator[None]:
-    """Say under which plan a trial failed."""
+    """Add the plan to the message of a TrialError."""
     try:
         yield
     except TrialError as error:

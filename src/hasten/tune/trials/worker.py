@@ -1,8 +1,8 @@
-"""The inside of a trial process: takes commands on its first stdin, one JSON object a line, and answers on its first stdout.
+"""The code inside a trial process: it reads commands from stdin, one JSON object per line, and writes answers to stdout.
 
-What the user's code prints goes to stderr, which the parent keeps in a log. The process dies with its parent, even
-while it is frozen, and so do its loader workers. Started as `python -m hasten.tune.trials.worker`, with `--ranks N` as
-rank 0 of a group, which then starts the others as its own children (`--member`).
+What the user's code prints goes to stderr, which the parent keeps in a log. The process and its loader workers end with
+their parent, even while frozen. It is started as `python -m hasten.tune.trials.worker`; with `--ranks N` it is rank 0 of a
+group and starts the other ranks as its children (`--member`).
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from hasten.tune.trials.machine_load import Meter, begin_on
 from hasten.tune.trials.ranks import Group
 
 MOST_WARM_UPDATES = 64
-"""However short they are: by then nearly every shape has been met."""
+"""Maximum number of warm-up updates, however short: by then nearly every shape has occurred."""
 
 
 class Worker:
-    """One live job and the commands it obeys. Each public method is a command; its result is the answer.
+    """One live job and its commands. Each public method is a command; its result is the answer.
 
     Args:
-        answers: Where what is under way is told.
-        grouped: Whether this process is one of several ranks: it joins them before the job is loaded.
+        answers: Where progress messages are written.
+        grouped: Whether this process is one of several ranks, which it joins before the job is loaded.
     """
 
     def __init__(self, answers: TextIO, *, grouped: bool = False) -> None:
@@ -66,7 +66,7 @@ class Worker:
         self._events: EventTurns | None = None
 
     def load(self, *, target: str, plan: dict[str, Any], seed: int | None) -> dict[str, Any]:
-        """Bring the job to life under a plan."""
+        """Load the job under a plan."""
         started = perf_counter()
         if self._grouped:
             join_group()
@@ -75,17 +75,17 @@ class Worker:
         return {"seconds": perf_counter() - started, "batch_size": job.batch_size, "job": type(job).__name__}
 
     def horizon(self) -> dict[str, Any]:
-        """Optimizer updates of the whole run under the plan; None where the job does not say."""
+        """Return the optimizer updates of the whole run under the plan; None if the job does not define them."""
         return {"updates": self.live.planned_updates}
 
     def warm(self, *, updates: int, seconds: float = 0.0) -> dict[str, Any]:
-        """Do a few updates that nobody counts, on the short last batch of an epoch too: it compiles anew.
+        """Do uncounted updates, including one on the short last batch of an epoch, which is compiled separately.
 
         The run is not at its start afterwards.
 
         Args:
-            updates: So many at least.
-            seconds: And more of them for so long.
+            updates: Minimum number of updates.
+            seconds: Continue with more updates for this long.
         """
         started = perf_counter()
         self.loop.run(updates)
@@ -102,7 +102,7 @@ class Worker:
         return {"seconds": perf_counter() - started, "updates": updates + 1}
 
     def prime(self, *, updates: int) -> dict[str, Any]:
-        """Fill caches for the coming updates, as a later epoch would find them."""
+        """Fill caches for the coming updates, as in a later epoch."""
         started = perf_counter()
         indices = [index for batch in self.loop.upcoming(updates) for index in batch]
         for fill in self.live.prime:
@@ -115,14 +115,14 @@ class Worker:
         return {}
 
     def run(self, *, updates: int, core: int | None = None) -> dict[str, Any]:
-        """Do updates and give the time and number of samples of each, their losses, and the account.
+        """Do updates. Return the time and number of samples of each, their losses, and the machine load meanwhile.
 
         Args:
-            updates: How many.
-            core: Begin on this core; None stays where the scheduler put the process.
+            updates: Number of updates.
+            core: The core to start on; None keeps the present one.
         """
         if core is not None:
-            begin_on(core, beside=self.loop.ranks.rank)
+            begin_on(core, offset=self.loop.ranks.rank)
         loop = self.loop
         times: list[float] = []
         items: list[int] = []
@@ -151,7 +151,7 @@ class Worker:
         }
 
     def trace(self) -> dict[str, Any]:
-        """Trace a step and let each optimization prove that it fired. The loop is at the start afterwards."""
+        """Trace a step and let each optimization prove that it took effect. The loop is at the start afterwards."""
         trace = trace_step(self.loop)
         checks = {item.card.name: item.evidence(self.live, trace) for item, _ in self.live.applied}
         return {
@@ -162,12 +162,13 @@ class Worker:
         }
 
     def gradients(self, *, batches: int, path: str, weights: str | None = None) -> dict[str, Any]:
-        """Write gradients of the first batches and two later ones to a .npy file, a row each.
+        """Write gradients of the first batches and two later ones to a .npy file, one row per batch.
 
         Args:
-            batches: How many of the first.
+            batches: Number of first batches.
             path: The file.
-            weights: Take them at these weights, see `settle`; no row where the model has others. None: at the initial ones.
+            weights: File of the weights to use, see `settle`; no rows if the model has other parameters. None: the initial
+                weights.
         """
         self.loop.rewind()
         if weights is not None and not load_weights(self.live, Path(weights)):
@@ -184,11 +185,11 @@ class Worker:
     def settle(self, *, updates: int, seconds: float, path: str) -> dict[str, Any]:
         """Train from the start for a while, and write the weights to a file. The loop is at the start afterwards.
 
-        A group of ranks, which may share its weights out, does nothing.
+        A group of ranks, which may shard its weights, does nothing.
 
         Args:
-            updates: So many at most, and no more than the run has.
-            seconds: For so long at most, and one update more.
+            updates: Maximum number of updates; also limited by the length of the run.
+            seconds: Maximum seconds; the last update may exceed them.
             path: The file.
         """
         if self._grouped:
@@ -204,15 +205,15 @@ class Worker:
         return {"updates": done}
 
     def put_weights(self, *, path: str) -> dict[str, Any]:
-        """Put the weights of a file into the model, see `settle`; `loaded` is false where it has others."""
+        """Load the weights of a file into the model, see `settle`; `loaded` is false if the model has other parameters."""
         return {"loaded": load_weights(self.live, Path(path))}
 
     def updates(self) -> dict[str, Any]:
-        """What the first updates of the run do. The loop is at the start afterwards."""
+        """Return what the first updates of the run do. The loop is at the start afterwards."""
         return update_sample(self.loop).to_dict()
 
     def profile(self, *, slice_s: float, quick: bool, folder: str | None = None) -> dict[str, Any]:
-        """Profile the job; facts are sent back field by field. `folder`: where the run will write."""
+        """Profile the job and return the facts field by field. `folder`: where the run will write."""
         where = None if folder is None else Path(folder)
         profile = profile_loop(self.loop, slice_s=slice_s, quick=quick, progress=self._progress, folder=where)
         facts = profile.facts
@@ -220,49 +221,49 @@ class Worker:
         return {"profile": profile.to_dict(), "facts": sent}
 
     def validate(self, *, max_batches: int | None) -> dict[str, Any]:
-        """Measure the held-out data with the plain arithmetic, by the job as it was named, whatever the plan."""
+        """Measure the held-out data with the plain arithmetic and the unmodified job, regardless of the plan."""
         if self._held_out is None:
             self._held_out = HeldOut(self.live, as_written=True)
         return {"metrics": self._held_out.measure(max_batches=max_batches, plain=True)}
 
     def event(self, *, folder: str, **asked: Any) -> dict[str, Any]:
-        """One turn of what stands around the updates, see `EventTurns.turn`. The run goes on from where it stands.
+        """Take one turn of an event around the updates, see `EventTurns.turn`. The run continues from its position.
 
         Args:
             folder: Where to write, at the first turn.
-            asked: As `EventTurns.turn` takes it.
+            asked: Arguments of `EventTurns.turn`.
         """
         if self._events is None:
             self._events = EventTurns(self.loop, Path(folder))
         return self._events.turn(**asked)
 
     def end_events(self) -> dict[str, Any]:
-        """Remove what the turns of events wrote."""
+        """Remove the files of the events."""
         if self._events is not None:
             self._events.close()
             self._events = None
         return {}
 
     def memory(self, *, reset: bool) -> dict[str, Any]:
-        """The peak memory since the last reset."""
+        """Return the peak memory since the last reset."""
         peak = peak_memory_bytes()
         if reset:
             reset_peak_memory()
         return {"peak_bytes": peak, "device": self.live.device.type}
 
     def longest(self, *, seconds: float) -> dict[str, Any]:
-        """The longest samples, as many as one update sees, and what the job is made of."""
+        """Return the longest samples, as many as one update uses, and the facts about the job."""
         size = micro_batch_size(self.live)
         longest = find_longest(self.live, most=size * self.live.job.accumulation, seconds=seconds)
         return {**longest, "facts": {**asdict(job_facts(self.live)), "batch_size": size}}
 
     def hold(self, *, indices: list[int], updates: int) -> dict[str, Any]:
-        """Do updates on these samples, the longest first, and a held-out batch: what it takes."""
+        """Do updates on these samples, longest first, and one held-out batch. Return time and memory."""
         return hold_longest(self.loop, indices=indices, updates=updates)
 
     @property
     def loop(self) -> Loop:
-        """The loop; `load` must have come first."""
+        """The loop; `load` must be called first."""
         if self._loop is None:
             raise HastenError("no job is loaded in this trial process")
         return self._loop
@@ -281,13 +282,13 @@ class Worker:
 
 
 def serve(commands: TextIO, answers: TextIO, *, group: Group | None = None, grouped: bool = False) -> None:
-    """Obey commands until they end; an exception is an answer, not an end, except that it ends a group.
+    """Carry out commands until they end. An exception becomes an answer and does not end the process, except in a group.
 
     Args:
-        commands: One JSON object a line.
-        answers: The same.
+        commands: Source of the commands, one JSON object per line.
+        answers: Destination of the answers, in the same format.
         group: The other ranks, on rank 0 of a group.
-        grouped: Whether this is one of several ranks.
+        grouped: Whether this process is one of several ranks.
     """
     worker = Worker(answers, grouped=grouped)
     for line in commands:
@@ -300,27 +301,27 @@ def serve(commands: TextIO, answers: TextIO, *, group: Group | None = None, grou
             continue
         answer = group.perform(line, operation, partial(_obey, worker, operation, command))
         _send(answers, answer)
-        if not answer["ok"]:  # the ranks are out of step
+        if not answer["ok"]:  # the ranks are out of sync
             break
 
 
 def _obey(worker: Worker, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"ok": True, **getattr(worker, operation)(**arguments)}
-    except Exception as error:  # noqa: BLE001  whatever user code raises is reported to the parent
+    except Exception as error:  # noqa: BLE001  every error of user code is reported to the parent
         traceback.print_exc()
         return {"ok": False, "kind": failure_kind(error), "message": describe(error)}
 
 
 def failure_kind(error: BaseException) -> str:
-    """The kind of failure an exception means: `nan`, `out_of_memory` or `raised`."""
+    """Return the kind of failure that an exception means: `nan`, `out_of_memory` or `raised`."""
     if isinstance(error, LossError) and error.value is not None:
         return "nan"
     return "out_of_memory" if tells_of_memory(error) else "raised"
 
 
 def describe(error: BaseException) -> str:
-    """One line: our own errors as they are, others with their class and the place that raised."""
+    """Return one line about an error: the message of Hasten's own errors; class, message and place of others."""
     if isinstance(error, HastenError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -335,17 +336,17 @@ def _send(answers: TextIO, message: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve the parent on stdin and stdout, with the user's own prints sent to stderr."""
+    """Serve the parent on stdin and stdout. Prints of the user's code go to stderr."""
     parser = argparse.ArgumentParser(prog="python -m hasten.tune.trials.worker")
-    parser.add_argument("--ranks", type=int, default=1, help="be rank 0 of so many")
-    parser.add_argument("--member", action="store_true", help="be another rank, as the environment says")
+    parser.add_argument("--ranks", type=int, default=1, help="run as rank 0 of this number of ranks")
+    parser.add_argument("--member", action="store_true", help="run as another rank, set by the environment")
     asked = parser.parse_args()
     die_with_parent()
     sys.dont_write_bytecode = True  # a trial leaves nothing in the folder of the user's code
     commands = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # user code that asks for input gets an end of file, never a command
+        os.dup2(nothing.fileno(), 0)  # user code that reads input gets an end of file, never a command
     os.dup2(2, 1)
     group = Group(asked.ranks, partial(_send, answers)) if asked.ranks > 1 else None
     serve(commands, answers, group=group, grouped=asked.member or group is not None)
