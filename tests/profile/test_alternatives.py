@@ -1,4 +1,4 @@
-"""Other forms of a part are measured on copies, and leave the job as it was."""
+"""Other implementations of a part are measured on copies, and leave the job unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_many_small_tensors_gain_by_one_kernel_and_nothing_of_the_job_is_touched
         gains = optimizer_gains(live, 1.0)
     finally:
         handle.remove()
-    assert gains["fused"] > 2 * gains["foreach"] > 2  # 120 tensors of 8 by 8 numbers and less, against a second
+    assert gains["fused"] > 2 * gains["foreach"] > 2  # 120 tensors of at most 8 by 8 numbers, relative to one second
     assert not seen
     assert not live.optimizer.state
     assert all(torch.equal(old, new) for old, new in zip(before, live.model.parameters(), strict=True))
@@ -81,7 +81,7 @@ def test_the_collector_is_timed_and_forgotten() -> None:
 
 def test_denormal_numbers_are_zero_meanwhile() -> None:
     if not torch.set_flush_denormal(False):
-        pytest.skip("this processor cannot")
+        pytest.skip("this processor cannot flush denormal numbers")
     assert count_denormals_kept(4) == 4
     with denormals_as_zero() as can:
         assert can

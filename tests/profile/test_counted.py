@@ -1,4 +1,4 @@
-"""What is measured for a job that says which positions count, and which packages are there."""
+"""Measurements for a job that defines which positions count, and the installed packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Rows(Job):
-    """Rows of 10 tokens, of which the first 2, 4, 6 and 8 are real; every batch holds all four."""
+    """Rows of 10 tokens, of which the first 2, 4, 6 and 8 are real; every batch contains all four."""
 
     batch_size = 4
     epochs = 3
@@ -43,7 +43,7 @@ class Rows(Job):
 
 
 class Counted(Rows):
-    """Says so."""
+    """Defines which positions count."""
 
     def counted(self, batch: Any) -> torch.Tensor:
         mask: torch.Tensor = batch != 0

@@ -1,4 +1,4 @@
-"""The diagnosis: pure rules, each bottleneck named from phases and ceilings alone."""
+"""The diagnosis: pure rules that name each bottleneck from phases and ceilings alone."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class _Slow(Dataset[Any]):
 
 
 class Ragged(Job):
-    """Lengths 2, 4, 6, 8 in rows of 10; every batch holds all four."""
+    """Lengths 2, 4, 6, 8 in rows of 10; every batch contains all four."""
 
     batch_size = 4
     epochs = 3
@@ -84,20 +84,20 @@ class _Rows(Dataset[Any]):
 
 
 class Full(Ragged):
-    """Says lengths, but every row is full."""
+    """Defines lengths, but every row is full."""
 
     def length(self, sample: Any) -> int:
         return 10
 
 
 class Unsaid(Ragged):
-    """Padded as `Ragged`, but says no lengths."""
+    """Padded like `Ragged`, but without defined lengths."""
 
     length = Job.length
 
 
 class NothingHeldOut(Plain):
-    """Overrides `valid_data` to say that there is none, as its signature allows."""
+    """Overrides `valid_data` to return nothing, as its signature allows."""
 
     def valid_data(self) -> Dataset[Any] | None:
         return None
@@ -233,7 +233,7 @@ def test_frozen_parameters_are_not_counted() -> None:
 
 def test_phase_shares_are_of_an_epoch_with_what_stands_around_it() -> None:
     run = CeilingRun(updates=10, real_s=1.0, phase_s={"data": 0.25, "forward": 0.5})
-    around = Around(validation_s=3.0, checkpoint_s=1.0, epoch_updates=40)  # 4 s of steps, 4 s around them
+    around = Around(validation_s=3.0, checkpoint_s=1.0, epoch_updates=40)  # 4 s of steps, 4 s of other work
     shares = phase_shares(run, around)
     assert shares == pytest.approx(
         {"data": 0.125, "forward": 0.25, "logging": 0.0, "validation": 0.375, "checkpoint": 0.125, "other": 0.125}
@@ -257,9 +257,9 @@ def test_peak_memory_sees_what_was_held_since_the_reset() -> None:
     assert peak_memory_bytes() - before > block.numel() * 2
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library can be told to give memory back")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library can return memory on request")
 def test_what_earlier_work_left_behind_counts_for_nothing() -> None:
-    blocks = [torch.ones(16 << 10) for _ in range(2_000)]  # 64 KiB each: a heap that cannot shrink while the last one lives
+    blocks = [torch.ones(16 << 10) for _ in range(2_000)]  # 64 KiB each: the heap cannot shrink while the last one exists
     last = blocks[-1]
     held = peak_memory_bytes()
     del blocks
@@ -289,4 +289,4 @@ def test_an_allocator_that_keeps_what_is_freed_gives_it_back_when_peaks_are_rese
     ran = subprocess.run(
         [sys.executable, "-c", LEFT_BEHIND], env={**os.environ, **asked}, capture_output=True, text=True, check=True
     )
-    assert int(ran.stdout) > 180 << 20, ran.stderr  # of 200 MiB
+    assert int(ran.stdout) > 180 << 20, ran.stderr  # out of 200 MiB

@@ -1,4 +1,4 @@
-"""What stands around the updates: counted per epoch, and nothing left behind."""
+"""The work around the updates: counted per epoch, and no files left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.train.jobs import CPU, Plain, Streamed
 def test_an_epoch_is_its_updates_and_what_stands_around_them() -> None:
     around = Around(validation_s=3.0, checkpoint_s=1.0, report_s=0.01, report_every_s=0.5, epoch_updates=40)
     assert around.reports_per_epoch(0.1) == pytest.approx(1 + 4.0 / 0.5)
-    assert around.reports_per_epoch(10.0) == 41  # at most one an update
+    assert around.reports_per_epoch(10.0) == 41  # at most one per update
     assert around.epoch_s(0.1) == pytest.approx(4.0 + 0.09 + 1.0 + 3.0)
     facts = around.facts(0.1)
     assert facts["epoch_s"] == around.epoch_s(0.1)

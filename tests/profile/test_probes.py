@@ -1,4 +1,4 @@
-"""The input probe: what a sample takes, and how batches are read."""
+"""The input probe: what a sample costs, and how batches are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job files for trials: real files, because a trial process loads its job by path."""
+"""Job files for trials. They are real files, because a trial process loads its job by path."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ class Good(hasten.Job):
 
 
 def write_job(folder: Path, body: str = "", name: str = "job_under_trial.py") -> str:
-    """Write a job file and give its target: the class `J`, or the good job where there is no body."""
+    """Write a job file and return its target: the class `J`, or the default job if there is no body."""
     path = folder / name
     path.write_text(HEAD + "\n\n" + body, encoding="utf-8")
     return f"{path}:{'J' if body else 'Good'}"
 
 
 def children() -> set[int]:
-    """The process ids of all that this process started and that still run."""
+    """Return the ids of all running processes that this process started."""
     return {child.pid for child in psutil.Process().children(recursive=True) if is_running(child.pid)}
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

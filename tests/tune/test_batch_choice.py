@@ -1,4 +1,4 @@
-"""The choice of a microbatch size is a pure function of measurements; here they are played."""
+"""The choice of a microbatch size is a pure function of measurements; these tests use invented ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search of a microbatch size: its logic on a played machine, and what it measures on small real jobs."""
+"""The search for a microbatch size: its logic on a simulated machine, and its measurements on small real jobs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tests.tune.jobs import write_job
 MIB = 2**20
 
 
-# A played machine.
+# A simulated machine.
 
 
 @dataclass
 class Played:
-    """A machine whose speeds and memory are given: 100 + 10 bytes a sample of 1000, unless said otherwise."""
+    """A machine with given speeds and memory: 100 + 10 bytes per sample of 1000, by default."""
 
     batch_size: int = 4
     accumulation: int = 4
@@ -120,7 +120,7 @@ def test_turns_are_interleaved_and_their_order_turns_round() -> None:
     lab = Played(batch_size=2, accumulation=2, speeds={1: 100.0, 2: 101.0, 4: 102.0})
     search_batch(lab)
     assert lab.turned[:9] == [1, 2, 4, 4, 2, 1, 1, 2, 4]
-    assert len(lab.turned) == 3 * batch_search.MAX_TURNS  # they cannot be told apart: nobody is left behind
+    assert len(lab.turned) == 3 * batch_search.MAX_TURNS  # they cannot be distinguished, so none is dropped
 
 
 def test_a_slow_round_of_the_machine_changes_nothing() -> None:
@@ -296,7 +296,7 @@ class Lengths(Ragged):
 
 
 class Sizes(Plain):
-    """No length: arrays of bytes, in what is no tensor."""
+    """No length: arrays of bytes instead of tensors."""
 
     def train_data(self) -> Dataset[Any]:
         samples: Any = [{"name": "x" * (1 + index % 5), "y": torch.zeros(1)} for index in range(30)]
@@ -347,7 +347,7 @@ def test_data_that_cannot_be_asked_is_refused() -> None:
 
 
 class Watched(Lengths):
-    """Notes what is computed at once, whether it is training, and the state of the optimizer then."""
+    """Records the samples computed at once, whether the model is training, and the state of the optimizer."""
 
     seen: list[tuple[int, int, bool, int]] = []  # noqa: RUF012  filled by a test
 
@@ -381,11 +381,11 @@ def test_holding_runs_the_longest_the_step_and_a_held_out_batch(
     each = len(computed)
     assert [entry[:2] for entry in Watched.seen[: 2 * each]] == computed * 2
     assert {entry[3] for entry in Watched.seen[:each]} == {0}
-    assert all(entry[3] > 0 for entry in Watched.seen[each:])  # the second update meets the optimizer's state
+    assert all(entry[3] > 0 for entry in Watched.seen[each:])  # the second update includes the optimizer's state
     assert all(entry[2] for entry in Watched.seen[: 2 * each])
     held_out, *typical = Watched.seen[2 * each :]
     assert held_out[2] is False
-    assert typical  # one update of the run's own, after the peak was read
+    assert typical  # one update on the run's own data, after the peak was read
     assert all(entry[2] for entry in typical)
     assert 0 < worst["peak_bytes"] < worst["limit_bytes"]
     assert worst["retries"] == 0
@@ -446,7 +446,7 @@ def trained(target: str) -> tuple[list[float], list[torch.Tensor]]:
 def test_the_longest_sample_decides_where_the_first_batches_would_not_tell(limited: TrialLab) -> None:
     size = Size(samples=4, merge=2)
     with Trial(limited.setting, limited.plan(size)) as trial:
-        assert len(trial.call("run", updates=3)["losses"]) == 3  # what a finder sees that runs the first batches
+        assert len(trial.call("run", updates=3)["losses"]) == 3  # a finder that runs only the first batches sees this
         found = trial.call("longest", seconds=60.0)
     assert found["indices"][0] == 37
     assert (found["sizes"][0], found["scanned"]) == (300, 64)

@@ -1,4 +1,4 @@
-"""The part of the search that is judged by the time of an epoch: its order, its room and what it leaves behind."""
+"""The part of the search that is judged by the time of an epoch: its order, its budget and its results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USUAL = technique("usual", gain=0.1)
 
 
 def play(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> list[str]:
-    """Answer every screening of an event with an invented ratio, a gate's no, or an error; gives what was tried."""
+    """Answer every screening of an event with an invented ratio, a failed gate, or an error. Returns the names tried."""
     tried: list[str] = []
 
     def screened(screen: Any, optimization: Optimization, plan: Any, known: Facts) -> EventScreening:

@@ -1,4 +1,4 @@
-"""The search with candidates that are judged by time to target: their turn, their room, their outcomes; and their proof."""
+"""The search with candidates judged by time to target: their order, budget, outcomes and proof."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.tune.test_time_to_target import compared, curve, falling, jittered
 QUALITY = Quality(margin=0.05)
 PENDING = GateVerdict(numerics=Numerics.TRAINING, verdict="pending", why="held-out quality decides")
 RUN_S = (1.0 + 104 * 0.01) * 1.15
-"""A whole run here: a start, 100 updates of 10 ms and 4 to warm up, and the margin of an estimate."""
+"""Seconds of a whole run here: the start, 100 updates of 10 ms and 4 to warm up, and the margin of an estimate."""
 
 Asked = list[tuple[tuple[str, ...], tuple[str, ...], TargetDesign]]
 
@@ -52,13 +52,13 @@ def schedule(name: str = "cycle", **card: Any) -> type[Optimization]:
 
 
 def screened(gate: GateVerdict = PENDING, ratio: float = 1.0) -> Screening:
-    """A screening in which an update is no faster."""
+    """Return a screening in which an update is no faster."""
     checks = [{"name": "rate", "passed": True, "seen": "1"}]
     return Screening(comparison=measured(ratio), gate=gate, evidence=checks, setup_s=3.0, peak_bytes={"A": 1, "B": 1})
 
 
 def to_target(kinds: list[type[Optimization]], screen: FakeScreen, *, seconds: float = 1e6, design: bool = True) -> Search:
-    """A search on facts whose update takes 10 ms; its screen answers with a pending gate unless told otherwise."""
+    """Return a search on facts with an update of 10 ms. Its screen answers with a pending gate by default."""
     for kind in kinds:
         if kind.card.judged_by is Judge.TIME_TO_TARGET:
             screen.answers.setdefault(kind.card.name, screened())
@@ -68,7 +68,7 @@ def to_target(kinds: list[type[Optimization]], screen: FakeScreen, *, seconds: f
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Asked]:
-    """Answer comparisons by time to target: with a comparison, or an error, whatever the plans."""
+    """Answer comparisons by time to target with a comparison or an error, for any plans."""
 
     def answering(answer: Any) -> Asked:
         asked: Asked = []
@@ -188,7 +188,7 @@ def test_a_budget_without_room_says_what_would_do(play: Callable[[Any], Asked]) 
 
 @pytest.mark.parametrize(("seconds", "looks"), [(1e6, (5, 7, 10)), (50.0, (5,)), (40.0, (3,)), (36.0, None)])
 def test_the_room_sets_the_looks_before_the_first_pair(play: Callable[[Any], Asked], seconds: float, looks: Any) -> None:
-    """A pair takes 4.7 s; besides there must be room for 3 of them in the proof, and for a screening of 9.7 s."""
+    """A pair takes 4.7 s. There must also be room for 3 pairs in the proof, and for a screening of 9.7 s."""
     asked = play(compared(jittered(1.0)))
     to_target([schedule()], FakeScreen(), seconds=seconds).run()
     assert [design.looks for _, _, design in asked] == ([looks] if looks else [])
@@ -202,7 +202,7 @@ def test_of_several_the_first_leaves_room_for_the_others(play: Callable[[Any], A
     asked = play(compared(jittered(1.0)))
     to_target([schedule("one", prior=0.9), schedule("two", prior=0.1)], FakeScreen(), seconds=80.0).run()
     assert [plan for _, plan, _ in asked] == [("one",), ("two",)]
-    assert [len(design.looks) for _, _, design in asked] == [1, 3]  # played runs take no time
+    assert [len(design.looks) for _, _, design in asked] == [1, 3]  # simulated runs take no time
 
 
 def test_schedules_exclude_each_other_and_without_a_metric_none_is_tried(play: Callable[[Any], Asked]) -> None:
@@ -232,7 +232,7 @@ def test_where_memory_is_wanted_it_is_not_tried(play: Callable[[Any], Asked]) ->
 
 @pytest.fixture
 def proof(tmp_path: Path) -> FinalProof:
-    """A proof that was not run yet, with a schedule and a faster update applied."""
+    """Return a proof that has not run yet, with a schedule and a faster update applied."""
     applied = {"one_cycle": {"max_lr_factor": 3.0}, "zero_grad_to_none": {}}
     made = proof_in(tmp_path, applied, planned_updates=100, design=Design(updates=1, quality=QUALITY))
     cycle, zero = made.record.candidates
@@ -247,7 +247,7 @@ def proof(tmp_path: Path) -> FinalProof:
 def prove(
     proof: FinalProof, monkeypatch: pytest.MonkeyPatch, budget_s: float = 300.0
 ) -> tuple[Record, list[tuple[Plan, float]]]:
-    """Run the proof with invented comparisons; gives the record, and the plans that were compared by update time."""
+    """Run the proof with invented comparisons. Returns the record, and the plans that were compared by update time."""
     seen: list[tuple[Plan, float]] = []
     monkeypatch.setattr(proof_module, "compare", play_updates({}, seen))
     state: Any = SimpleNamespace(
@@ -275,7 +275,7 @@ def test_the_final_proof_holds_both_ratios(
     assert (final.time_to_target.verdict, final.time_to_target.pairs) == ("faster", 5)
     assert final.quality is not None
     assert final.quality.verdict == "not_worse"
-    assert (final.quality.seeds or {})["A"] == (0.25,) * 5  # of the whole runs
+    assert (final.quality.seeds or {})["A"] == (0.25,) * 5  # from the whole runs
     assert record.proved
     assert record.applied_plan().names
     numerics = evidence.rungs[0].numerics

@@ -45,7 +45,7 @@ def sample(arm: str, pair: int, seconds: float, *, foreign: float = 0.0) -> Samp
 
 
 class Arms:
-    """Stands for `run_arm`: what each arm takes is invented, what was asked is kept."""
+    """Replaces `run_arm`: the time of each arm is invented, and the calls are recorded."""
 
     def __init__(self, seconds: Callable[[str, int], float]) -> None:
         self.seconds = seconds
@@ -74,7 +74,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Comparison, Arm
 
 
 def ratio(value: float, noise: float = 0.0) -> Callable[[str, int], float]:
-    """B is `value` times as fast; pairs scatter by `noise`."""
+    """Return times in which B is `value` times as fast, and pairs vary by `noise`."""
     return lambda arm, pair: (1.0 if arm == "A" else 1.0 / value) * (1 + (noise if pair % 2 == (arm == "A") else -noise))
 
 
@@ -254,7 +254,7 @@ def test_a_comparison_as_the_evidence_file_holds_it(play: Callable[..., tuple[Co
     table = found.to_dict()
     assert (table["verdict"], table["pairs"], table["kind"], len(table["samples"])) == ("faster", 5, "confirmation", 10)
     assert table["low"] <= table["ratio"] <= table["high"]
-    assert found.losses["A"] == [0.0, 1.0]  # of the first pair
+    assert found.losses["A"] == [0.0, 1.0]  # from the first pair
     assert found.setup_s == {"A": 2.0, "B": 2.0}
 
 
@@ -272,10 +272,10 @@ def test_real_processes_are_compared_in_turns(tmp_path: Path) -> None:
     assert seen == [2, 4, 6]
     assert children() <= before
     assert len(found.losses["A"]) == 6
-    assert found.losses["A"] == found.losses["B"]  # the same seed, model and data: sleeping moves no number
+    assert found.losses["A"] == found.losses["B"]  # the same seed, model and data: sleeping does not change the numbers
     assert [len(found.metrics[arm]) for arm in "AB"] == [3, 3]
     assert found.metrics["A"] == found.metrics["B"]
-    assert len({metrics["loss"] for metrics in found.metrics["A"]}) == 3  # each pair has a seed of its own
+    assert len({metrics["loss"] for metrics in found.metrics["A"]}) == 3  # each pair has its own seed
     assert all(taken.peak_bytes and taken.items == 48 for taken in found.samples)
 
 
@@ -303,7 +303,7 @@ class J(Good):
 
 def test_pairs_become_shorter_where_the_time_would_hold_too_few_of_them() -> None:
     design = Design(updates=100, deadline=monotonic() + 44.0)
-    taken = PairTime(seconds=20.0, counted_s=16.0, updates=100)  # 4 s of starting, 0.16 s an update
+    taken = PairTime(seconds=20.0, counted_s=16.0, updates=100)  # 4 s to start, 0.16 s per update
 
     shorter = shortened(design, taken, pairs=4)
 

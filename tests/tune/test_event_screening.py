@@ -1,4 +1,4 @@
-"""Screening by an event: what an epoch is made of, what a turn answers, and real processes that take turns."""
+"""Screening by an event: the parts of an epoch, the answers of a turn, and real processes that take turns."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def design(optimization: Any, **changes: Any) -> EventDesign:
 def test_updates_beside_a_checkpoint_last_longer_than_it_takes() -> None:
     found = design(BackgroundCheckpoint(), checkpoint_s=0.4)
     assert (found.event, found.updates, found.repeats, found.per_epoch) == ("checkpoint", 7, 1, 1.0)
-    assert design(BackgroundCheckpoint()).updates == 25  # no more than an epoch has
+    assert design(BackgroundCheckpoint()).updates == 25  # limited to the updates of an epoch
     assert design(BackgroundCheckpoint()).rest_s == pytest.approx(9.5 - 2.5 - 3.0)
 
 
 def test_short_events_are_taken_together() -> None:
     found = design(BackgroundCheckpoint(), checkpoint_s=0.012, step_ms=10.0)
-    assert (found.updates, found.repeats) == (36, 18)  # 2 updates beside each, 0.032 s together
+    assert (found.updates, found.repeats) == (36, 18)  # 2 updates during each, 0.032 s together
     assert design(ValidationBatch(), validation_s=0.11).repeats == 5
     assert design(ValidationBatch(), validation_s=1e-9).repeats <= 200
 
@@ -104,7 +104,9 @@ def test_a_metric_that_does_not_repeat_itself_says_nothing_of_the_weights() -> N
     base, again = {"loss": 1.0, "took_ms": 3.1}, {"loss": 1.0, "took_ms": 3.4}
     passed, words = judge_metrics(base, again, {"loss": 1.0, "took_ms": 1.0}, base)
     assert passed
-    assert "1 held-out metrics equal up to rounding (ignored because two passes over the same weights differ: took_ms" in words
+    assert (
+        "1 held-out metrics equal up to rounding (ignored because two passes over the same weights differ: took_ms" in words
+    )
     assert not judge_metrics(base, base, {"loss": 1.0, "took_ms": 1.0}, base)[0]
 
 
@@ -143,7 +145,7 @@ def test_events_change_no_loss(turns: EventTurns) -> None:
     plain = Loop(build(Stormy(), device=CPU))
     plain.run(16)
     losses = []
-    turns._loop.rewind()  # randomness is of the process
+    turns._loop.rewind()  # randomness belongs to the process
     for event in ("report", "checkpoint"):
         losses += turns.turn(event=event, updates=4, repeats=2)["losses"]
     assert losses == plain.losses
@@ -217,7 +219,7 @@ def test_a_technique_is_screened_by_its_event(screen: Screen, name: str, words: 
 
 @pytest.mark.slow
 def test_a_metric_that_hangs_on_the_batch_fails_the_gate(tmp_path: Path) -> None:
-    """BatchNorm without running statistics normalises by the batch in evaluation as well."""
+    """BatchNorm without running statistics normalizes by the batch in evaluation as well."""
     body = """
 class J(Good):
     def model(self):

@@ -1,4 +1,4 @@
-"""When the held-out data refuse a technique that changes the mathematics, the rest of the plan is proved by itself."""
+"""If held-out data reject a technique that changes the mathematics, the rest of the plan is proved without it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BUCKETS = {"length_bucketing": {"window_batches": 20}, "zero_grad_to_none": {}}
 def proof_in(
     folder: Path, applied: Mapping[str, Mapping[str, Any]], *, objective: Objective = TIME, **more: Any
 ) -> FinalProof:
-    """A proof of applied candidates (name -> settings), before anything of it was run."""
+    """Return a proof of applied candidates (name -> settings) that has not run yet."""
     machine, budget = read_machine(), Budget.begin(BUDGET_S)
     evidence = new_evidence(
         target="job.py:J", name="J", fingerprint="f", commands=(), machine=machine, ranks=1, budget_s=BUDGET_S,
@@ -57,14 +57,14 @@ def proof_in(
 
 
 def with_peaks(comparison: Comparison, *, baseline: int, tuned: int) -> Comparison:
-    """The comparison with the peak memory of each arm."""
+    """Return the comparison with the peak memory of each arm."""
     peaks = {"A": baseline, "B": tuned}
     comparison.samples = [replace(one, peak_bytes=peaks[one.arm]) for one in comparison.samples]
     return comparison
 
 
 def play(harm: dict[str, float], seen: list[tuple[Plan, float]]) -> Any:
-    """A comparison of 2x, whose candidate is worse by `harm` of each of its techniques."""
+    """Return a comparison of 2x whose candidate is worse by the `harm` of each of its techniques."""
 
     def compare(_setting: Any, _base: Plan, plan: Plan, design: Design, **_: Any) -> Comparison:
         assert design.deadline is not None
@@ -94,7 +94,7 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
     assert seen[0][1] == pytest.approx(FIRST_PROOF_FRAC * BUDGET_S, rel=0.1)
     if harm:
         assert len(seen) == 2
-        assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has all of it
+        assert seen[1][1] > 0.9 * BUDGET_S - 10  # the first took no time here, so the second has the whole budget
         assert "held-out" in proof.record.candidates[0].reason
         kept_proof = proof.record.candidates[0].proof
         assert isinstance(kept_proof, Final)
@@ -121,7 +121,7 @@ def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
     proof = proof_in(tmp_path, BUCKETS, planned_updates=planned)
     proof.prove(STATE)
     assert (designs[0].updates == planned) == whole
-    assert designs[1].updates != planned  # what is left changes no mathematics: no whole runs are needed
+    assert designs[1].updates != planned  # the remaining plan does not change the mathematics, so no whole runs are needed
     assert ("Whole runs would be more conclusive: --budget" in proof.record.candidates[0].reason) == (not whole)
 
 

@@ -1,4 +1,4 @@
-"""The gate judged by seeded defects and innocent changes; all of them are judged by `python -m benchmarks gate`."""
+"""The gate judged by seeded defects and innocent changes. `python -m benchmarks gate` judges all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOME = {
     "foreach_optimizer": "cosine 1.0",
     "channels_last": "cosine",
 }
-"""Cases of one job, which share a base process: what must be said of each."""
+"""Cases of one job, which share a base process, with the expected part of the reason."""
 
 
 QUICK = {"fused_without_groups", "fixed_batch_loss", "foreach_optimizer"}
@@ -64,7 +64,7 @@ def test_gradients_are_sampled_past_the_first_epoch() -> None:
     assert [size for _, size in batches] == [32, 32, 32, 6, 32]
     (first, labels), (later, same_labels) = batches[0][0], batches[-1][0]
     assert torch.equal(labels, same_labels)
-    assert not torch.equal(first, later)  # the same samples, moved about anew
+    assert not torch.equal(first, later)  # the same samples, augmented differently
 
 
 def test_updates_are_sampled_without_a_trace() -> None:

@@ -30,7 +30,7 @@ OTHER = [2.1, 1.7, 1.7, 1.4, 1.5, 1.2]
 
 
 def gradients(seed: int = 0) -> Rows:
-    """Three batches: one direction they share, and noise of their own."""
+    """Return three batches: a shared direction plus independent noise."""
     generator = np.random.default_rng(seed)
     shared = generator.normal(size=400)
     return (shared + generator.normal(size=(3, 400))).astype(np.float32)
@@ -149,7 +149,7 @@ def test_rounding_fails_when_the_loss_moves_more_than_another_seed_moves_it() ->
 
 
 def test_the_size_of_the_loss_does_not_matter() -> None:
-    """A gate with a fixed tolerance would answer differently for a loss of millions."""
+    """A gate with a fixed tolerance would decide differently for a loss in the millions."""
     for scale in (1e-6, 1e6):
         base, other = ([loss * scale for loss in curve] for curve in (CURVE, OTHER))
         near, far = ([(loss + by) * scale for loss in CURVE] for by in (0.05, 0.5))
@@ -161,7 +161,7 @@ def test_training_waits_for_held_out_quality_unless_the_loss_breaks() -> None:
     assert judge_training(CURVE, OTHER).verdict == "pending"
     assert judge_training(CURVE, [*CURVE[:-1], math.inf]).verdict == "failed"
     rising = judge_training([1.0] * 8, [1.0] * 4 + [100.0] * 4)
-    assert rising.verdict == "pending"  # within three spreads of its own two levels
+    assert rising.verdict == "pending"  # within three standard deviations
     assert judge_training([1.0] * 8, [1.0] * 8).verdict == "pending"
 
 

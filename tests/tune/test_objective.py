@@ -1,4 +1,4 @@
-"""What is wanted: time, memory within a slowdown, or a cheap run; in the search, in the proof and in words."""
+"""The objectives: time, memory within a slowdown, or a cheap run; in the search, in the proof and in messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASSED = GateVerdict(numerics=Numerics.EXACT, verdict="passed", why="bit-equal")
 
 
 def screening(ratio: float, *, memory: float = 1.0, setup_s: float = 0.0) -> Screening:
-    """A screening at a ratio of speeds and of peak memory."""
+    """Return a screening with a ratio of speeds and of peak memory."""
     evidence = [{"name": "seen", "passed": True, "seen": "1"}]
     peaks = {"A": 1000, "B": int(1000 * memory)}
     return Screening(comparison=measured(ratio), gate=PASSED, evidence=evidence, setup_s=setup_s, peak_bytes=peaks)
@@ -68,7 +68,7 @@ def test_for_memory_only_what_saves_memory_is_tried_and_free_savings_first() -> 
     assert "does not lower peak memory" in reason(search, "quick")
     assert "saves 40% of the memory" in reason(search, "again")
     search.prune()
-    assert screen.tried == ["smaller", "again"], "what was kept for its memory must not be taken out for its time"
+    assert screen.tried == ["smaller", "again"], "a technique kept for its memory must not be removed for its time"
 
 
 def test_slowdowns_add_up_to_what_is_allowed() -> None:

@@ -1,4 +1,4 @@
-"""Real tunings for memory and for cost: real processes, real peaks, a real compiler. Nothing here asserts a time."""
+"""Real tunings for memory and for cost: real processes, real peaks, a real compiler. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.tune.jobs import children, write_job
 pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
 
 BUDGET_S = 200.0
-"""What the candidates and the proof may need by estimate, on a busy machine too; the sessions end far earlier."""
+"""Estimated time of the candidates and the proof, even on a busy machine; the sessions end far earlier."""
 PROOF_UPDATES = 12
-"""Of each process of the proof, which would fill the budget otherwise."""
+"""Updates of each process of the proof, which would fill the budget otherwise."""
 
 HUNGRY = """
 from time import sleep
@@ -64,11 +64,11 @@ class J(Good):
 """
 
 SLOW_IN_PARTS = HUNGRY.replace("wait_s = 0.0", "wait_s = 0.02")
-"""A part costs as long as a whole: computing a batch in parts takes far longer than is allowed."""
+"""A part costs as much time as a whole: computing a batch in parts takes far longer than allowed."""
 
 
 def tuned(folder: Path, body: str, names: tuple[str, ...], wanted: Objective, patch: pytest.MonkeyPatch) -> Evidence:
-    """Tune a job for real among some candidates; the evidence as it lies on disk."""
+    """Tune a real job with a few candidates. Returns the evidence as written to disk."""
     patch.setattr(module, "catalogue", lambda: {name: catalogue()[name] for name in names})
     patch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
     before, out = children(), folder / "out"
@@ -82,16 +82,16 @@ def tuned(folder: Path, body: str, names: tuple[str, ...], wanted: Objective, pa
 
 
 def applied(evidence: Evidence) -> set[str]:
-    """What stands in the plan."""
+    """Return the names of the plan's techniques."""
     return {rung.name for rung in evidence.applied}
 
 
 def rungs(evidence: Evidence, name: str) -> list[Candidate]:
-    """Every candidate of a technique."""
+    """Return every candidate of a technique."""
     found = [rung for rung in evidence.rungs if rung.name == name]
     assert found
     if all(rung.reason.startswith(NOT_TRIED) for rung in found):
-        pytest.skip(f"too slow a machine for this budget: {found[0].reason}")
+        pytest.skip(f"this machine is too slow for this budget: {found[0].reason}")
     return found
 
 
@@ -115,7 +115,7 @@ def test_a_plan_for_memory_saves_memory(tmp_path: Path, monkeypatch: pytest.Monk
         assert (memory.tuned_peak_bytes or 0) <= (1.0 - MEMORY_PROVED_FRAC) * (memory.baseline_peak_bytes or 0)
         assert final is not None
         assert wanted.allows(final.low or 0.0)
-    else:  # only a machine too busy to give an interval, or one that parts make four times slower, may leave it out
+    else:  # only a machine that is too busy for an interval, or on which parts are four times slower, may reject it
         assert parts.outcome in ("undecided", "refused")
         assert final is None or final.low is None or not wanted.allows(final.low)
 

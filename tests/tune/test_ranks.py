@@ -327,7 +327,7 @@ def test_compare_sums_gradients_in_both_ways(tmp_path: Path) -> None:
 @SLOW
 @pytest.mark.timeout(110)
 def test_tune_tunes_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether buckets pay here is for the machine to say; that they were weighed, among ranks, is what counts."""
+    """Whether buckets pay depends on the machine; the test checks that they were tried with ranks."""
     names = ("gradient_buckets", "gradient_compression")
     monkeypatch.setattr(subject, "catalogue", lambda: {name: catalogue()[name] for name in names})
     before, out = children(), tmp_path / "out"
@@ -342,7 +342,7 @@ def test_tune_tunes_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {rung.name for rung in evidence.rungs} == set(names)
 
 
-# What a group makes of its answers.
+# How a group combines its answers.
 
 
 def test_the_slowest_rank_counts() -> None:

@@ -1,4 +1,4 @@
-"""The record: what is written, and that nothing good is lost."""
+"""The record: what is written, and that no good result is lost."""
 
 from __future__ import annotations
 

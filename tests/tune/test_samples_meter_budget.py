@@ -1,4 +1,4 @@
-"""Samples, the account of the machine, the budget and break-even: pure arithmetic and fake /proc trees."""
+"""Samples, the machine load, the budget and break-even: pure arithmetic and fake /proc trees."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_spike_does_not_move_the_median_of_blocks() -> None:
 
 
 def test_bursts_and_periodic_costs_count() -> None:
-    """Every fourth update waits for the workers: the median of single updates would not see it."""
+    """Every fourth update waits for the workers; the median of single updates would miss it."""
     count = NUM_BLOCKS * MIN_BLOCK_UPDATES
     times = [0.04 if at % 4 == 0 else 0.0 for at in range(count)]
     assert make_sample("B", 1, answer(times, [1] * count), uneven=False).seconds_per_item == pytest.approx(0.01)
@@ -61,7 +61,7 @@ def test_too_few_updates_for_blocks_are_totalled() -> None:
     )
 
 
-# The account of the machine.
+# The machine load.
 
 
 BUSY_GRANDCHILD = """
@@ -75,7 +75,7 @@ time.sleep(60)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a child's ended children took")
 def test_what_ended_children_of_a_living_child_took_is_ours() -> None:
-    """As loader workers that a trial starts anew at every epoch."""
+    """This is the case of loader workers that a trial restarts in every epoch."""
     before = machine_load.own_cpu_seconds()
     with subprocess.Popen([sys.executable, "-c", BUSY_GRANDCHILD], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -86,7 +86,7 @@ def test_what_ended_children_of_a_living_child_took_is_ours() -> None:
 
 
 class FakeMachine:
-    """A /proc/stat of four cores, of which this process may use 0 and 1, and clocks that move when told."""
+    """A /proc/stat with four cores, of which this process may use 0 and 1, and clocks that advance on command."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.now, self.own = folder, 100.0, 50.0
@@ -103,7 +103,7 @@ class FakeMachine:
         (self.folder / "stat").write_text("\n".join([*lines, "intr 1 2 3", "ctxt 77", "cpufreq 1"]) + "\n")
 
     def passes(self, seconds: float, *, own: float, busy: dict[tuple[int, str], float]) -> None:
-        """Let time pass: `busy` gives seconds by (core, column)."""
+        """Let time pass; `busy` maps (core, column) to seconds."""
         columns = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
         for (core, column), spent in busy.items():
             self.ticks[core][columns.index(column)] += round(spent * TICKS)
@@ -150,7 +150,7 @@ def test_the_foreign_share_is_unknown_without_proc(machine: FakeMachine) -> None
 def test_a_stretch_too_short_for_the_ticks_of_the_kernel_is_not_called_spoilt(
     machine: FakeMachine, seconds: Any, known: Any
 ) -> None:
-    """One tick is a hundredth of a second: of a turn of 20 ms on two cores, a quarter."""
+    """One tick is 10 ms: a quarter of a turn of 20 ms on two cores."""
     watch = Meter(machine.folder)
     machine.passes(seconds, own=seconds, busy={(0, "user"): seconds, (1, "user"): 1 / TICKS})
     account = watch.read()

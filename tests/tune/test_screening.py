@@ -1,4 +1,4 @@
-"""Screening with real resident processes, and what the search and the proof need of it."""
+"""Screening with real resident processes, and the data that the search and the proof need from it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Still:
     plan = Plan()
 
     def thaw(self) -> None:
-        """Nothing runs."""
+        """Do nothing."""
 
     freeze = thaw
 
@@ -131,16 +131,16 @@ def test_calibration_sets_the_floor_and_finds_that_the_job_repeats(screen: Scree
     [
         ([0.0], [TURNS], MIN_FLOOR_FRAC),
         ([0.3, 0.0], [TURNS, LOUD_TURNS], MIN_FLOOR_FRAC),
-        ([0.2, 0.4], [TURNS, LOUD_TURNS], None),  # what the second says counts, though it is higher
+        ([0.2, 0.4], [TURNS, LOUD_TURNS], None),  # the second result counts, although it is higher
         ([None], [TURNS], MIN_FLOOR_FRAC),
-        ([0.3, None], [TURNS, LOUD_TURNS], None),  # the first stands where the second has no clean turns
+        ([0.3, None], [TURNS, LOUD_TURNS], None),  # the first result counts if the second has no clean turns
     ],
 )
 def test_a_loud_moment_is_measured_again(scatters: list[float | None], asked: list[int], floor: float | None) -> None:
     turns_asked: list[int] = []
 
     class Played(Screen):
-        def screen(  # type: ignore[override]  # as calibrate calls it
+        def screen(  # type: ignore[override]  # the signature that calibrate uses
             self, *_: Any, most_turns: int, **__: Any
         ) -> Screening:
             scatter = scatters[len(turns_asked)]
@@ -208,7 +208,7 @@ def test_a_technique_whose_mechanism_is_not_seen_did_not_fire(screen: Screen) ->
 
 @pytest.mark.slow
 def test_a_base_that_died_is_brought_back_and_not_blamed_on_the_candidate(screen: Screen) -> None:
-    kept = screen.plan.names  # what was promoted before, where the tests above ran in this process
+    kept = screen.plan.names  # promoted earlier, if the tests above ran in this process
     os.kill(screen.base.trial.pid, signal.SIGKILL)
     exact = one("metric_reading", every=5)
     found = screen.screen(exact, screen.plan.plus(exact), 5)
@@ -252,5 +252,5 @@ def test_turns_are_for_what_does_not_wait_and_fits_twice() -> None:
     busy = replace(facts(), peak_memory_bytes=1, memory_limit_bytes=10, phase_frac={"data": 0.8}, input_wait_frac=0.2)
     assert turns_that_fit(busy) > 1
     assert turns_that_fit(replace(busy, peak_memory_bytes=5)) == 1
-    assert turns_that_fit(replace(busy, input_wait_frac=0.9)) == 1  # what it waits for arrives while it is frozen
+    assert turns_that_fit(replace(busy, input_wait_frac=0.9)) == 1  # the data it waits for would arrive while it is frozen
     assert turns_that_fit(replace(busy, input_wait_frac=0.9, phase_frac={"data": 0.05})) > 1

@@ -1,4 +1,4 @@
-"""A whole tuning of a script, with real processes; nothing here asserts a time."""
+"""A whole tuning of a script, with real processes. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LOOP = str(Path(__file__).parent / "scripts" / "loop.py")
 BUDGET_S = 240.0
-"""What the candidates and the proof may need by estimate, on a busy machine too; the session ends far earlier."""
+"""Estimated time of the candidates and the proof, even on a busy machine; the session ends far earlier."""
 PROOF_UPDATES = 12
 
 
@@ -41,7 +41,7 @@ def tune(request: TuneRequest) -> None:
 def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
     before, out = children(), tmp_path / "out"
-    arguments = ("--wait", "0.015", "--seed", "1", "--epochs", "500", "--rows", "12000")  # few would all be compared
+    arguments = ("--wait", "0.015", "--seed", "1", "--epochs", "500", "--rows", "12000")  # with few, all would be compared
     tune(request_of(tmp_path, *arguments, only=("sample_cache",)))
     assert children() <= before
     assert not list((out / "trials").glob("script-*"))
@@ -51,11 +51,11 @@ def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: 
     assert evidence.bottleneck.name == "input"
     (cache,) = [rung for rung in evidence.rungs if rung.name == "sample_cache"]
     if cache.reason.startswith(NOT_TRIED):
-        pytest.skip(f"too slow a machine for this budget: {cache.reason}")
+        pytest.skip(f"this machine is too slow for this budget: {cache.reason}")
     assert cache.numerics is not None
     assert cache.numerics.verdict == "passed", cache.numerics.why
     if NEIGHBOUR in cache.reason:
-        pytest.skip(f"too busy a machine: {cache.reason}")
+        pytest.skip(f"this machine is too busy: {cache.reason}")
     assert cache.outcome == "applied", cache.reason
     final = evidence.final
     assert final is not None

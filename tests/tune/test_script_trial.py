@@ -1,4 +1,4 @@
-"""A trial of a script is a run of the script itself, stopped between its steps."""
+"""A trial of a script is a run of the script itself, paused between its steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(tmp_path: P
 
 
 def test_what_its_first_steps_do_is_sampled(tmp_path: Path) -> None:
-    path = tmp_path / "trials" / "gradients.npy"  # what a trial writes elsewhere goes with it
+    path = tmp_path / "trials" / "gradients.npy"  # files that a trial writes elsewhere are deleted with it
     with trial_of(tmp_path) as trial:
         told = trial.call("sample", steps=3, path=str(path))["updates"]
     rows = np.load(path)
@@ -121,7 +121,7 @@ def test_a_slow_data_set_is_the_bottleneck_and_its_ceiling_is_measured(tmp_path:
 @pytest.mark.long
 def test_a_script_that_ends_after_it_was_seen_as_it_is_has_a_profile_of_that(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--wait", "0.02", "--epochs", "3") as trial:
-        answer = trial.call("profile", slice_s=0.001, quick=False)  # 12 of its 24 steps, and 8 more to keep batches
+        answer = trial.call("profile", slice_s=0.001, quick=False)  # 12 of its 24 steps, and 8 more to record batches
     assert answer["profile"]["bottleneck"]["name"] == "input"
     assert answer["facts"]["ceilings"]["input"] > 1.5
     assert answer["facts"]["op_counts"] == {}

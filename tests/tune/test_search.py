@@ -1,4 +1,4 @@
-"""The search: order, refusals and outcomes are pure decisions, so the screen here is an invented one."""
+"""The search: order, refusals and outcomes are pure decisions, so these tests use an invented screen."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def sized(name: str, sizes: tuple[int, ...] = (1, 2, 3, 4), **card: Any) -> type
 
 
 def measured(ratio: float, noise: float = 0.001, pairs: int = 5) -> Comparison:
-    """A comparison in which B is `ratio` times as fast, read against the floor."""
+    """Return a comparison in which B is `value` times as fast, judged with the noise floor."""
     found = Comparison(kind="screening")
     for pair in range(pairs):
         for arm, seconds in (("A", 1.0), ("B", (1 + (noise if pair % 2 else -noise)) / ratio)):
@@ -97,7 +97,7 @@ FAILED = GateVerdict(numerics=Numerics.EXACT, verdict="failed", why="losses diff
 
 @dataclass(kw_only=True)
 class FakeScreen:
-    """Answers with invented screenings: a ratio, a `Screening`, or an error, by the name that was added or taken away."""
+    """Answers with invented screenings: a ratio, a `Screening`, or an error, by the name that was added or removed."""
 
     answers: dict[str, Any] = field(default_factory=dict)
     without: dict[str, Any] = field(default_factory=dict)
@@ -117,10 +117,10 @@ class FakeScreen:
         self.processes = SimpleNamespace(most_updates=None)
 
     def screen(
-        self, candidate: Optimization | None, plan: Plan, updates: int, *, beside: Optimization | None = None
+        self, candidate: Optimization | None, plan: Plan, updates: int, *, partner: Optimization | None = None
     ) -> Screening:
-        if candidate is not None and beside is not None:
-            both = f"{candidate.card.name}+{beside.card.name}"
+        if candidate is not None and partner is not None:
+            both = f"{candidate.card.name}+{partner.card.name}"
             answer: Any = self.answers.get(both, 1.0)
             self.tried.append(both)
         elif candidate is None:
@@ -143,10 +143,10 @@ class FakeScreen:
         )
 
     def say(self, words: str) -> None:
-        """Nobody listens."""
+        """Ignore the message."""
 
     def freeze(self) -> None:
-        """Nothing runs."""
+        """Do nothing."""
 
     def challenges(self, plan: Plan) -> bool:
         return bool(self.challenger.plan == plan)
@@ -199,7 +199,7 @@ def make(
 
 
 def configure(search: Search, **changes: Any) -> None:
-    """Change what the search was given."""
+    """Change the configuration of the search."""
     search.state.config = replace(search.state.config, **changes)
 
 
@@ -254,8 +254,8 @@ def test_what_may_only_pay_together_is_tried_together(together: float, outcome: 
     assert screen.tried == ["half", "other", "layout", "layout+half"]
     assert outcomes(search) == {"half": outcome, "other": "refused", "layout": outcome}
     assert screen.plan.names == (("layout", "half") if outcome == "applied" else ())
-    for name, beside in (("half", "layout"), ("layout", "half")):
-        assert f"together with {beside}" in reason(search, name)
+    for name, partner in (("half", "layout"), ("layout", "half")):
+        assert f"together with {partner}" in reason(search, name)
 
 
 def test_a_pair_is_split_afterwards() -> None:
@@ -448,7 +448,7 @@ def test_a_small_gain_that_fails_in_fresh_processes_is_a_failure(monkeypatch: py
 
 def test_without_time_for_fresh_processes_a_small_gain_stays_undecided() -> None:
     screen = FakeScreen(answers={"slight": 1.05})
-    reserve = lambda _: 1e9 if screen.tried else 0.0  # noqa: E731  the screening itself still had its time
+    reserve = lambda _: 1e9 if screen.tried else 0.0  # noqa: E731  the screening itself still had enough time
     search = make([technique("slight")], screen, reserve_s=reserve)
     search.run()
     assert outcomes(search) == {"slight": "undecided"}
@@ -488,7 +488,7 @@ def test_pruning_takes_out_what_no_longer_pays_and_keeps_the_rest() -> None:
     search.run()
     screen.tried.clear()
     search.prune()
-    assert screen.tried == ["without a", "without b"]  # the smallest gain first; the last to be applied was just measured
+    assert screen.tried == ["without a", "without b"]  # smallest gain first; the last applied candidate was just measured
     assert outcomes(search) == {"a": "pruned", "b": "applied", "c": "applied"}
     assert screen.plan.names == ("b", "c")
     assert "no longer pays" in reason(search, "a")
@@ -550,7 +550,7 @@ def test_nothing_vanishes_every_name_of_the_catalogue_has_a_rung(ratio: Any, sec
 
 
 def kept_sizes(search: Search) -> dict[int, str]:
-    """Outcomes of a technique's settings."""
+    """Return the outcomes of a technique's settings."""
     return {candidate.settings["size"]: candidate.outcome for candidate in search.state.candidates}
 
 

@@ -1,4 +1,4 @@
-"""The searches that `python -m benchmarks search` holds against each other: the declared candidates, and the verdict."""
+"""The searches that `python -m benchmarks search` compares: the declared candidates, and the verdict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_was_kept_is_in_and_the_rest_follows_by_ceiling_and_prior() -> None
     space = declare(facts(), KINDS, {"kept": {}}, limit=7)
     assert [item.name for item in space.chosen] == ["kept", "large", "middle"]
     assert [item.recorded for item in space.chosen] == [True, False, False]
-    assert [item.name for item in space.left_out] == ["small"]  # `nothing` can bring nothing: it is no candidate at all
+    assert [item.name for item in space.left_out] == ["small"]  # `nothing` cannot gain anything, so it is not a candidate
     assert space.most_subsets_of_all == 15
     assert [item.name for item in declare(facts(), KINDS, {}, limit=7).chosen] == ["large", "middle", "small"]
 
@@ -92,14 +92,14 @@ def test_a_plan_has_one_setting_of_a_technique_at_most() -> None:
 
 
 def two_settings() -> tuple[Optimization, ...]:
-    """Two settings of one technique."""
+    """Return two settings of one technique."""
     from hasten.optimizations.trim_padding import TrimPadding
 
     return TrimPadding(multiple=1), TrimPadding(multiple=32)
 
 
 def climbed(**changes: Any) -> dict[str, Any]:
-    """A ladder's row."""
+    """Return a row of the greedy search."""
     rungs = [{"name": "barred", "settings": {}, "numerics": "failed"}, {"name": "one", "settings": {}, "numerics": "passed"}]
     space: dict[str, Any] = {"chosen": [{"name": "one", "settings": [{}]}], "left_out": [], "most_subsets_of_all": 5}
     row = {"seconds": 10.0, "plan": {"one": {}}, "rungs": rungs, "floor_frac": 0.03, "space": space, "max_subsets": 64}
@@ -107,7 +107,7 @@ def climbed(**changes: Any) -> dict[str, Any]:
 
 
 def subset(plan: dict[str, Any], ratio: float | None, seconds: float = 20.0) -> dict[str, Any]:
-    """A subset's row."""
+    """Return a row of a subset."""
     return {"plan": plan, "ratio": ratio, "seconds": seconds}
 
 
@@ -122,7 +122,7 @@ MEASURED = [
 
 
 def rounds(one: float, both: float, num: int = 5) -> list[dict[str, Any]]:
-    """Rounds side by side, a little noise in each, at these seconds of an item."""
+    """Return rounds side by side with these seconds per item and a little noise."""
     arms: dict[str, dict[str, Any]] = {"1": {"one": {}, "two": {}}, "2": {"one": {}}, "3": {"two": {}}}
     times = [{"1": both, "2": one * (1 + 0.001 * number), "3": 2.0} for number in range(num)]
     return [{"plans": arms, "seconds_per_item": time, "spoilt": False} for time in times]
@@ -130,7 +130,7 @@ def rounds(one: float, both: float, num: int = 5) -> list[dict[str, Any]]:
 
 def test_the_best_are_the_fastest_that_a_tuner_may_keep() -> None:
     assert best_plans(MEASURED, climbed()) == [{"one": {}, "two": {}}, {"one": {}}, {"two": {}}]
-    assert set(arms_of(climbed(), MEASURED)) == {"1", "2", "3"}  # the ladder's plan is the second of them
+    assert set(arms_of(climbed(), MEASURED)) == {"1", "2", "3"}  # the greedy search's plan is the second of them
     assert arms_of(climbed(plan={"slow": {}}), MEASURED)["L"] == {"slow": {}}
 
 
@@ -143,7 +143,7 @@ def test_the_verdict_needs_throughput_and_time(one: float, seconds: float, verdi
     assert found["exhaustive_seconds"] == 120.0
     assert found["time_frac"] == pytest.approx(seconds / 120.0)
     assert found["failed"] == 1
-    # A plan that is one of the best reaches all of its own throughput, and no more.
+    # A plan that is one of the best reaches exactly its own throughput.
     assert found["share_of_best"]["share"] == pytest.approx(min(1.0 / one, 1.0), rel=0.01)
 
 
@@ -190,7 +190,7 @@ def test_rows_are_taken_up_by_the_same_code_alone(tmp_path: Path, monkeypatch: p
     assert first.once("ladder", lambda: {"plan": {"one": {}}})["plan"] == {"one": {}}
     first.add("subset", {"ratio": 1.5})
     again = Rows("some")
-    assert again.once("ladder", lambda: pytest.fail("it is there already"))["plan"] == {"one": {}}
+    assert again.once("ladder", lambda: pytest.fail("it exists already"))["plan"] == {"one": {}}
     assert [row["ratio"] for row in again.of("subset")] == [1.5]
     monkeypatch.setattr(rows_module, "commit_of", lambda _: "def")
     assert Rows("some").of("subset") == []

@@ -1,4 +1,4 @@
-"""A whole session with real processes: what it writes, what it survives, and how it is taken up again."""
+"""A whole session with real processes: what it writes, what it survives, and how it is resumed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PROOF_UPDATES = 48
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offer three candidates only: one that pays, one whose trial dies, one that does not fit."""
+    """Offer only three candidates: one that pays, one whose trial dies, one that does not fit."""
     names = ("sample_cache", "cpu_threads", "zero_grad_to_none")
     monkeypatch.setattr(subject, "catalogue", lambda: {name: catalogue()[name] for name in names})
 
@@ -84,7 +84,7 @@ def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None,
     assert plan.target == target
     assert plan.proved["job_fingerprint"] == job_fingerprint(load_job(target))
     if NEIGHBOUR in rungs["sample_cache"].reason or rungs["sample_cache"].reason.startswith(NOT_TRIED):
-        pytest.skip(f"too busy a machine: {rungs['sample_cache'].reason}")
+        pytest.skip(f"this machine is too busy: {rungs['sample_cache'].reason}")
     comparison, numerics, losses = rungs["sample_cache"].comparison, rungs["sample_cache"].numerics, evidence.losses
     assert comparison is not None
     assert (comparison.ratio or 0.0) > 1.5  # a read sleeps 24 of 25 ms
@@ -93,7 +93,7 @@ def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None,
     assert evidence.final is not None
     assert losses is not None
     assert losses.baseline == losses.tuned
-    if plan.names:  # a busy machine may leave the proof open, and then the plan must be empty
+    if plan.names:  # on a busy machine the proof may be undecided, and then the plan must be empty
         assert plan.names == ("sample_cache",)
         assert evidence.final.verdict == "faster"
     else:
@@ -136,7 +136,7 @@ class J(Good):
 def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
     tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Profiling succeeds; a later process reads past what the server gives."""
+    """Profiling succeeds; a later process reads beyond the data that the server sends."""
     target, out = write_job(tmp_path, "LIMIT = 10**9\n" + COUNTED), tmp_path / "out"
     before = children()
     real = baseline.losses_of_another_seed
@@ -158,7 +158,7 @@ def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
 
 
 def wait_for_rung(process: subprocess.Popen[str], path: Path, seconds: float = 150.0) -> dict[str, Any]:
-    """Wait until the evidence holds a rung that was measured."""
+    """Wait until the evidence contains a measured candidate."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         if path.exists():
@@ -171,7 +171,7 @@ def wait_for_rung(process: subprocess.Popen[str], path: Path, seconds: float = 1
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Interrupt a real `hasten tune` with Ctrl-C after its first measured rung."""
+    """Interrupt a real `hasten tune` with Ctrl-C after its first measured candidate."""
     folder: Path = tmp_path_factory.mktemp("interrupted")
     target, out = write_job(folder), folder / "out"
     command = [sys.executable, "-m", "hasten", "tune", target, "--budget", "100s", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""The benchmark of single techniques: its table is whole and sound, and its machinery goes from a case to a row."""
+"""The benchmark of single techniques: its table is complete and valid, and it turns a case into a row."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_each_case_names_a_technique_with_sound_settings_and_a_job_that_can_be_m
     path, _, name = case.target.rpartition(":")
     assert Path(path).is_file()
     assert name == kind.__name__
-    assert "__doc__" in vars(kind), "tables call a job by the first line of its docstring"
+    assert "__doc__" in vars(kind), "tables name a job by the first line of its docstring"
     assert 10 < len(case.job_words()) < 90
     if optimization.card.numerics is Numerics.TRAINING:
-        assert kind.quality is not None, "what changes the mathematics is judged by held-out quality"
+        assert kind.quality is not None, "a technique that changes the mathematics is judged by held-out quality"
     if optimization.card.judged_by is Judge.TIME_TO_TARGET:
         assert (kind.num_updates or 10**6) < 10_000, "whole runs are measured"
     if optimization.card.event == "validation":
@@ -65,7 +65,7 @@ def test_no_case_stands_there_twice() -> None:
 
 
 def test_every_technique_is_measured_here_or_elsewhere_or_has_a_reason() -> None:
-    """Add a technique? Add a line to benchmarks/technique_table.py: a case, its own benchmark, or why there is none."""
+    """To add a technique, add a line to benchmarks/technique_table.py: a case, its own benchmark, or a reason for none."""
     places = [{case.technique for case in CASES}, set(ELSEWHERE), set(NOT_HERE)]
     counted = Counter(name for place in places for name in place)
     assert sorted(counted) == sorted(shipped())
@@ -89,7 +89,7 @@ def test_a_setting_that_is_none_is_refused() -> None:
 def test_a_case_is_measured_in_fresh_pairs_and_one_that_does_not_fit_is_refused(
     kept: kept_rows.Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_load, "SPOILT_FRAC", 9.0)  # whatever else this machine does
+    monkeypatch.setattr(machine_load, "SPOILT_FRAC", 9.0)  # ignore the load of this machine
     job = "small_steps:OnlineJob"
     cases = [Case("metric_reading", {"every": 5}, job), Case("channels_last", {}, job)]
     said: list[str] = []
@@ -109,13 +109,13 @@ def test_a_case_is_measured_in_fresh_pairs_and_one_that_does_not_fit_is_refused(
     assert len(said) == 2
     assert "metric_reading(every=5)" in said[0]
 
-    monkeypatch.setattr(techniques, "Bench", None)  # a run that was stopped goes on: nothing is measured again
+    monkeypatch.setattr(techniques, "Bench", None)  # a stopped run is resumed: nothing is measured again
     again = measure(cases, TINY, kept)
     assert [row["created"] for row in again] == [measured["created"], refused["created"]]
 
 
 class Judged:
-    """A technique whose fit says yes without facts."""
+    """A technique that fits without facts."""
 
     @staticmethod
     def fit(_: object) -> Fit:
@@ -125,7 +125,7 @@ class Judged:
 def outcome_of(
     screened: Screening | Exception, compared: Comparison, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What becomes of a case whose screening and comparison went so."""
+    """Return the outcome of a case with this screening and comparison."""
     bench = object.__new__(Bench)
     bench.job, bench.effort, bench.facts = case.job_class()(), TINY, None  # type: ignore[assignment]
 

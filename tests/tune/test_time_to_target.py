@@ -1,4 +1,4 @@
-"""Time to a target, judged on played curves: crossings, what is never reached, curves that go back, and worse ends."""
+"""Time to target, judged on invented curves: crossings, targets never reached, curves that go back, and worse ends."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ POINTS = 16
 
 
 def curve(metric: Sequence[float], second: float = 1.0) -> Curve:
-    """A measurement each `second` seconds."""
+    """Return a curve with a measurement every `second` seconds."""
     count = range(len(metric))
     return Curve(updates=tuple(count), seconds=tuple(second * at for at in count), metric=tuple(metric))
 
 
 def falling(speed: float = 1.0, end: float = 0.0, points: int = POINTS) -> list[float]:
-    """A loss that falls from 1 to `end`, `speed` times as fast as 1 in a whole run."""
+    """Return a loss that falls from 1 to `end`, `speed` times as fast as 1 in a whole run."""
     return [max(1.0 - speed * at / points, end) for at in range(points + 1)]
 
 
 def compared(pairs: Sequence[tuple[Curve, Curve]], quality: Quality = LOSS, **base: Any) -> TargetComparison:
-    """A comparison of these pairs, read at the end."""
+    """Return a comparison of these pairs, read at the end."""
     found = TargetComparison(quality=quality, floor=Floor(0.03, "the least"))
     for pair, (first, second) in enumerate(pairs):
         found.add(
@@ -53,7 +53,7 @@ def compared(pairs: Sequence[tuple[Curve, Curve]], quality: Quality = LOSS, **ba
 
 
 def jittered(speed: float, pairs: int = 5, **changes: Any) -> list[tuple[Curve, Curve]]:
-    """Pairs in which B needs `1 / speed` of A's updates, each with a little noise in its clock."""
+    """Return pairs in which B needs `1 / speed` of A's updates, each with a little noise in its clock."""
     return [
         (curve(falling(end=0.25)), curve(falling(speed, end=0.25, **changes), 1.0 + 0.01 * (pair % 2)))
         for pair in range(pairs)

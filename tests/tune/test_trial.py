@@ -1,4 +1,4 @@
-"""Trials are real processes, and every way of dying is an outcome with a kind."""
+"""Trials are real processes, and every way of dying is a result with a kind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 def failure(setting: TrialSetting, updates: int = 20) -> TrialError:
-    """Run a trial that must fail; nothing may be left of it."""
+    """Run a trial that must fail, and check that nothing of it is left."""
     before = children()
     with pytest.raises(TrialError) as caught, Trial(setting, Plan()) as trial:
         trial.call("run", updates=updates)

@@ -1,4 +1,4 @@
-"""Whole runs in pairs: order, looks, early ends and retakes with played runs; then real processes to a real target."""
+"""Whole runs in pairs: order, looks, early ends and retakes with simulated runs; then real processes to a real target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUALITY = Quality(margin=0.05)
 
 
 class Played:
-    """Stands for `run_pair`: B is `speed(pair)` times as fast to a target that it reaches."""
+    """Replaces `run_pair`: B reaches its target `speed(pair)` times as fast."""
 
     def __init__(self, speed: Callable[[int], float]) -> None:
         self.speed = speed
@@ -135,7 +135,7 @@ class Table(TensorDataset):
         x = torch.randn(num, 8, generator=torch.Generator().manual_seed(seed))
         super().__init__(x, x.sum(dim=1, keepdim=True))
 """
-"""A line to fit: a constant rate of 0.005 is far too low for 64 updates, and one of 0.1 fits it."""
+"""A job that fits a line: a constant rate of 0.005 is far too low for 64 updates, and one of 0.1 is right."""
 
 
 def fitted(tmp_path: Path, rate: float) -> TrialSetting:
@@ -149,7 +149,7 @@ def one(name: str, **settings: Any) -> Plan:
 
 
 def updates_to(run: WholeRun, target: float) -> int:
-    """Updates at the first measurement at or below the target."""
+    """Return the updates at the first measurement at or below the target."""
     return next(at for at, metric in zip(run.curve.updates, run.curve.metric, strict=True) if metric <= target)
 
 
@@ -164,14 +164,14 @@ def test_a_cycle_reaches_the_target_of_a_rate_that_is_too_low_in_fewer_updates(t
     assert (found.pairs, found.missed) == (3, 0)
     assert found.held_out is not None
     assert found.held_out.verdict == "not_worse"
-    assert len({run.curve.metric for run in found.runs}) == 6  # each pair has a seed of its own
+    assert len({run.curve.metric for run in found.runs}) == 6  # each pair has its own seed
     for pair, target in enumerate(found.targets):
         base, cycle = (next(run for run in found.runs if (run.arm, run.pair) == (arm, pair)) for arm in "AB")
         assert base.curve.updates == cycle.curve.updates == tuple(range(0, 65, 4))
         assert base.items == cycle.items == 64 * 16
         assert base.curve.metric[0] == cycle.curve.metric[0]  # the same weights, before the first update
         assert list(base.curve.seconds) == sorted(base.curve.seconds)
-        assert updates_to(cycle, target) < 0.6 * updates_to(base, target)  # counted in updates: no clock decides
+        assert updates_to(cycle, target) < 0.6 * updates_to(base, target)  # counted in updates, independent of the clock
 
 
 @pytest.mark.alone

@@ -1,4 +1,4 @@
-"""A plain loop, with options for what is done badly in it."""
+"""A plain loop, with options for common mistakes."""
 
 import argparse
 import time
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Rows(Dataset):
-    """Points and their class; reading takes a while, and may add noise."""
+    """Points and their class. Reading takes a while, and may add noise."""
 
     def __init__(self, num: int, wait_s: float, noise: bool) -> None:
         self.x = torch.randn(num, 16, generator=torch.Generator().manual_seed(0))
