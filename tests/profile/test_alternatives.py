@@ -22,7 +22,7 @@ def live_with(kind: Any, **settings: Any) -> Any:
     return SimpleNamespace(optimizer=kind(model.parameters(), **settings), device=torch.device("cpu"), model=model)
 
 
-def test_many_small_tensors_gain_by_one_kernel_and_nothing_of_the_job_is_touched() -> None:
+def test_many_small_tensors_gain_from_one_kernel_and_the_job_is_untouched() -> None:
     live = live_with(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
     before = [param.detach().clone() for param in live.model.parameters()]
     seen: list[Any] = []
@@ -46,7 +46,7 @@ def test_an_optimizer_without_other_forms_has_no_gains() -> None:
     assert optimizer_gains(live_with(Own, lr=0.1), 1.0) == {}
 
 
-def test_of_a_large_parameter_a_part_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_parameter_is_copied_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alternatives, "MAX_COPIED_BYTES", 4 * 1000)
     model = nn.Sequential(nn.Linear(100, 50), nn.Linear(50, 20))
     made = alternatives._copy(torch.optim.Adam(model.parameters()), {"fused": True, "foreach": False})
@@ -55,7 +55,7 @@ def test_of_a_large_parameter_a_part_is_copied(monkeypatch: pytest.MonkeyPatch) 
     assert made.param_groups[0]["fused"] is True
 
 
-def test_other_states_of_the_process_are_tried_where_they_differ() -> None:
+def test_other_process_states_are_tried_if_they_differ() -> None:
     threads = torch.get_num_threads()
     assert set(alternatives.process_forms("cpu", threads, {})) == {"flushed"}
     math = {"_scaled_dot_product_attention_math": 3}
@@ -69,7 +69,7 @@ def test_other_states_of_the_process_are_tried_where_they_differ() -> None:
         assert can
 
 
-def test_the_collector_is_timed_and_forgotten() -> None:
+def test_the_garbage_collector_is_timed_and_released() -> None:
     callbacks = list(gc.callbacks)
     with Collecting() as collecting:
         gc.collect()
@@ -94,7 +94,7 @@ def test_a_typical_run_counts() -> None:
     assert 0.01 <= typical_s(lambda: time.sleep(next(pauses)), torch.device("cpu")) < 0.1
 
 
-def test_of_a_part_the_whole_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_scaled_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = optimizer_gains(live_with(torch.optim.AdamW, lr=0.01), 1.0)["fused"]
     monkeypatch.setattr(alternatives, "MAX_COPIED_BYTES", 4 * 64)
     part = optimizer_gains(live_with(torch.optim.AdamW, lr=0.01), 1.0)["fused"]

@@ -51,7 +51,7 @@ class Counted(Rows):
 
 
 @pytest.mark.parametrize(("job", "frac"), [(Rows, 1.0), (Counted, 0.5)])
-def test_a_profile_says_how_much_counts(job: type[Job], frac: float) -> None:
+def test_a_profile_measures_the_counted_positions(job: type[Job], frac: float) -> None:
     facts = profile_loop(Loop(build(job(), device=CPU)), slice_s=0.01, quick=True).facts
     assert facts.counted_frac == frac
     assert facts.job.has_counted is (job is Counted)
@@ -72,11 +72,11 @@ def test_the_largest_tensor_that_is_trained_counts() -> None:
     assert job_facts(live).largest_param == 7
 
 
-def test_a_mask_that_is_none_is_refused() -> None:
+def test_a_mask_of_the_wrong_type_is_refused() -> None:
     kind: type[Job] = type("Wrong", (Counted,), {"counted": lambda _, batch: batch})
     with pytest.raises(JobError, match=r"Wrong\.counted returned a tensor \[4, 10\] of torch\.int64"):
         profile_loop(Loop(build(kind(), device=CPU)), slice_s=0.01, quick=True)
 
 
-def test_only_packages_that_are_there_are_named() -> None:
+def test_only_installed_packages_are_named() -> None:
     assert installed_packages() == (("torchao",) if find_spec("torchao") else ())

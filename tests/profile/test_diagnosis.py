@@ -45,7 +45,7 @@ def test_a_share_below_its_threshold_is_not_mentioned(name: Any) -> None:
     assert f"Besides: {alone[:8]}" in diagnose({"forward": 1 - above, phase: above}, NONE).words
 
 
-def test_secondary_causes_follow_in_words_the_largest_first() -> None:
+def test_secondary_causes_follow_largest_first() -> None:
     found = diagnose({"data": 0.2, "logging": 0.1, "validation": 0.3, "forward": 0.2, "backward": 0.2}, NONE)
     assert found.name is Bottleneck.COMPUTE
     assert found.words.count("Besides: ") == 3
@@ -54,21 +54,21 @@ def test_secondary_causes_follow_in_words_the_largest_first() -> None:
 
 
 @pytest.mark.parametrize(("wait_frac", "words"), [(0.9, "mostly waits"), (0.1, "is CPU-bound")])
-def test_input_says_whether_fetching_waits_or_works(wait_frac: float, words: Any) -> None:
+def test_input_states_whether_fetching_waits_or_computes(wait_frac: float, words: Any) -> None:
     phases = {"data": 0.8, "forward": 0.2}
     assert words in diagnose(phases, NONE, wait_frac=wait_frac).words
     assert words not in diagnose({"forward": 1.0}, NONE, wait_frac=wait_frac).words
 
 
 @pytest.mark.parametrize(("straggler", "said"), [(1.0, False), (1.05, False), (1.4, True)])
-def test_communication_says_whether_the_ranks_wait_for_one_of_them(straggler: float, said: bool) -> None:
+def test_communication_names_a_slow_rank(straggler: float, said: bool) -> None:
     found = diagnose({"sync": 0.6, "forward": 0.2, "backward": 0.2}, NONE, straggler=straggler)
     assert ("slowest rank computes 1.40 times" in found.words) is said
     assert "slowest rank" not in diagnose({"forward": 1.0}, NONE, straggler=straggler).words
 
 
 @pytest.mark.parametrize("phases", [{"logging": 0.6, "forward": 0.4}, {"logging": 0.2, "forward": 0.8}])
-def test_logging_says_whether_values_are_read_or_written(phases: Any) -> None:
+def test_logging_states_whether_values_are_read_or_written(phases: Any) -> None:
     read, written = (diagnose(phases, NONE, logging_writes=writes).words for writes in (False, True))
     assert "Reading metrics takes" in read
     assert "Printing, logging and reporting metrics take" in written
@@ -76,7 +76,7 @@ def test_logging_says_whether_values_are_read_or_written(phases: Any) -> None:
     assert f"{phases['logging']:.0%}" in written
 
 
-def test_whatever_the_bottleneck_the_share_of_the_model_is_said() -> None:
+def test_the_share_of_the_model_is_always_stated() -> None:
     phases = {"data": 0.7, "forward": 0.1, "backward": 0.2}
     assert "forward and backward passes take 30% of the time" in diagnose(phases, NONE).words
     assert "forward and backward passes on real data take 20%" in diagnose(phases, {"padding": 1 / 0.9}).words
@@ -104,7 +104,7 @@ MEASURED = st.fixed_dictionaries({
 
 @settings(max_examples=400, deadline=None)
 @given(phases=SHARES, padding=st.sampled_from([None, 1.0, 1.5, 4.0]), more=MEASURED)
-def test_every_sentence_rests_on_measurements_and_is_not_said_without_them(
+def test_every_sentence_needs_its_measurements(
     phases: dict[str, float], padding: float | None, more: dict[str, Any]
 ) -> None:
     ceilings = {"input": 2.0} | ({"padding": padding} if padding else {})
@@ -123,7 +123,7 @@ def test_every_sentence_rests_on_measurements_and_is_not_said_without_them(
             assert (sentence.words, sentence.measured) not in [(item.words, item.measured) for item in without.sentences]
 
 
-def test_whether_fetching_waits_is_not_said_where_it_was_not_measured() -> None:
+def test_fetch_waiting_is_not_stated_unless_measured() -> None:
     words = diagnose({"data": 0.9, "forward": 0.1}, NONE).words
     assert (
         words
@@ -131,7 +131,7 @@ def test_whether_fetching_waits_is_not_said_where_it_was_not_measured() -> None:
     )
 
 
-def test_padding_is_taken_out_of_compute_and_never_exceeds_it() -> None:
+def test_padding_is_subtracted_from_compute_and_never_exceeds_it() -> None:
     half = recoverable({"forward": 0.4, "backward": 0.4}, {"padding": 2.0})
     assert half[Bottleneck.PADDING] == pytest.approx(0.5)
     assert half[Bottleneck.COMPUTE] == pytest.approx(0.3)
@@ -140,14 +140,14 @@ def test_padding_is_taken_out_of_compute_and_never_exceeds_it() -> None:
     assert capped[Bottleneck.COMPUTE] == 0.0
 
 
-def test_shares_stay_between_nothing_and_the_whole() -> None:
+def test_shares_stay_between_zero_and_one() -> None:
     shares = recoverable({"data": 1.4, "forward": -0.1}, {"padding": 0.5})
     assert set(shares) == set(Bottleneck) - {Bottleneck.MEMORY}
     assert all(0.0 <= share <= 1.0 for share in shares.values())
     assert shares[Bottleneck.PADDING] == 0.0
 
 
-def test_nothing_measured_is_compute_of_nothing() -> None:
+def test_without_measurements_the_answer_is_compute() -> None:
     assert diagnose({}, {}).name is not Bottleneck.MEMORY
     assert diagnose({}, {}).share == 0.0
     assert diagnose({}, {}).words == "No phase was measured."

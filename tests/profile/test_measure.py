@@ -140,7 +140,7 @@ def test_a_profile_adds_up_and_leaves_the_loop_at_the_start() -> None:
     assert profile.to_dict()["bottleneck"]["name"] == profile.diagnosis.name
 
 
-def test_a_quick_profile_leaves_out_what_no_plan_changes() -> None:
+def test_a_quick_profile_skips_what_no_plan_changes() -> None:
     said: list[str] = []
     profile = profile_loop(loop_of(Plain()), slice_s=0.02, quick=True, progress=said.append)
     assert profile.phases["validation"] == profile.phases["checkpoint"] == profile.own_cost_frac == 0.0
@@ -154,7 +154,7 @@ def test_held_out_data_is_counted_in_batches() -> None:
     assert profile.validation_batch_s > 0.0
 
 
-def test_a_job_that_says_it_has_no_held_out_data_is_profiled() -> None:
+def test_a_job_without_held_out_data_is_profiled() -> None:
     profile = profile_loop(loop_of(NothingHeldOut()), slice_s=0.02)
     assert profile.phases["validation"] == 0.0
     assert profile.validation_batches == 0
@@ -170,11 +170,11 @@ def test_an_iterable_dataset_is_profiled() -> None:
 
 
 @pytest.mark.parametrize(("job", "there"), [(Ragged(), True), (Full(), False), (Unsaid(), False), (Plain(), False)])
-def test_padding_has_a_ceiling_only_where_something_is_padded(job: Any, there: Any) -> None:
+def test_padding_has_a_ceiling_only_if_something_is_padded(job: Any, there: Any) -> None:
     assert ("padding" in measure_ceilings(loop_of(job), 4, lambda _: None).ceilings) is there
 
 
-def test_ceilings_put_back_what_they_took_away() -> None:
+def test_ceilings_restore_what_they_disabled() -> None:
     loop = loop_of(Plain())
     before = loop.live.read_every
     run = measure_ceilings(loop, 5, lambda _: None)
@@ -231,7 +231,7 @@ def test_frozen_parameters_are_not_counted() -> None:
     assert job_facts(live).num_params == 8 + 8 + 1
 
 
-def test_phase_shares_are_of_an_epoch_with_what_stands_around_it() -> None:
+def test_phase_shares_include_the_work_around_an_epoch() -> None:
     run = CeilingRun(updates=10, real_s=1.0, phase_s={"data": 0.25, "forward": 0.5})
     around = Around(validation_s=3.0, checkpoint_s=1.0, epoch_updates=40)  # 4 s of steps, 4 s of other work
     shares = phase_shares(run, around)
@@ -242,7 +242,7 @@ def test_phase_shares_are_of_an_epoch_with_what_stands_around_it() -> None:
 
 
 @pytest.mark.parametrize("update_s", [1e-3, 1.0])
-def test_our_own_cost_is_measured_for_short_and_long_updates(update_s: Any) -> None:
+def test_own_overhead_is_measured_for_short_and_long_updates(update_s: Any) -> None:
     loop = loop_of(Plain())
     cost = own_cost_frac(loop, update_s, lambda _: None)
     assert isinstance(cost, float)
@@ -250,7 +250,7 @@ def test_our_own_cost_is_measured_for_short_and_long_updates(update_s: Any) -> N
     assert isinstance(loop.clock, NoClock)
 
 
-def test_peak_memory_sees_what_was_held_since_the_reset() -> None:
+def test_peak_memory_counts_allocations_since_the_reset() -> None:
     reset_peak_memory()
     before = peak_memory_bytes()
     block = torch.ones(64 << 18)  # 64 MiB, touched
@@ -258,7 +258,7 @@ def test_peak_memory_sees_what_was_held_since_the_reset() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library can return memory on request")
-def test_what_earlier_work_left_behind_counts_for_nothing() -> None:
+def test_memory_freed_earlier_does_not_count() -> None:
     blocks = [torch.ones(16 << 10) for _ in range(2_000)]  # 64 KiB each: the heap cannot shrink while the last one exists
     last = blocks[-1]
     held = peak_memory_bytes()
@@ -280,7 +280,7 @@ print(held - peak_memory_bytes())
 
 
 @pytest.mark.parametrize("kind", ["tcmalloc", pytest.param("jemalloc", marks=pytest.mark.long)])
-def test_an_allocator_that_keeps_what_is_freed_gives_it_back_when_peaks_are_reset(kind: Any) -> None:
+def test_an_allocator_returns_freed_memory_when_peaks_are_reset(kind: Any) -> None:
     try:
         asked = Allocator(kind=kind).environment()
     except MachineError as error:

@@ -15,7 +15,7 @@ from hasten.train.loop import Loop
 from tests.train.jobs import CPU, Plain, Streamed
 
 
-def test_an_epoch_is_its_updates_and_what_stands_around_them() -> None:
+def test_an_epoch_is_its_updates_and_the_work_around_them() -> None:
     around = Around(validation_s=3.0, checkpoint_s=1.0, report_s=0.01, report_every_s=0.5, epoch_updates=40)
     assert around.reports_per_epoch(0.1) == pytest.approx(1 + 4.0 / 0.5)
     assert around.reports_per_epoch(10.0) == 41  # at most one per update

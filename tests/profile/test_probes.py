@@ -22,7 +22,7 @@ class Views(Prepared):
         return {"x": sample[0], "y": sample[0].sum()}
 
 
-def test_a_view_weighs_what_it_shows() -> None:
+def test_a_view_counts_only_its_own_bytes() -> None:
     size = probe_input(build(Views(), device=CPU), [[0, 1]]).sample_bytes
     assert size is not None
     assert 7 * 4 < size < 1000
@@ -35,7 +35,7 @@ def test_it_reads_as_the_pipeline_does() -> None:
     assert live.counters == {"batched_reading_calls": 2, "batched_reading_samples": 6}
 
 
-def test_what_may_draw_random_numbers_is_told() -> None:
+def test_randomness_in_the_pipeline_is_reported() -> None:
     facts = job_facts(build(Prepared(), device=CPU))
     assert (facts.load_is_random, facts.finish_is_random, facts.collate_is_random) == (False, True, False)
     assert facts.shuffle

@@ -50,7 +50,7 @@ def test_candidates_and_what_makes_them(batch_size: int, accumulation: int, expe
 
 
 @given(st.integers(1, 300), st.integers(1, 40))
-def test_a_candidate_is_what_the_loop_computes(batch_size: int, accumulation: int) -> None:
+def test_a_size_is_computed_by_the_loop(batch_size: int, accumulation: int) -> None:
     found = candidate_sizes(batch_size, accumulation)
     samples = [size.samples for size in found]
     assert samples == sorted(set(samples))
@@ -62,7 +62,7 @@ def test_a_candidate_is_what_the_loop_computes(batch_size: int, accumulation: in
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_what_is_computed_is_never_larger_than_what_was_wanted(samples: int, batch_size: int) -> None:
+def test_the_computed_size_never_exceeds_the_requested_one(samples: int, batch_size: int) -> None:
     assert 1 <= realised(samples, batch_size).samples <= samples
 
 
@@ -102,7 +102,7 @@ def test_no_median_of_nothing() -> None:
         median_interval([])
 
 
-def test_drift_of_the_machine_is_taken_out() -> None:
+def test_drift_of_the_machine_is_removed() -> None:
     drift = [1.0, 0.4, 1.3, 0.8, 1.1]
     turns = {4: [100.0 * by for by in drift], 8: [120.0 * by for by in drift], 16: [90.0 * by for by in drift[:3]]}
     found = without_drift(turns)
@@ -112,7 +112,7 @@ def test_drift_of_the_machine_is_taken_out() -> None:
     assert behind(turns) == {4, 16}
 
 
-def test_scatter_of_its_own_is_kept() -> None:
+def test_independent_scatter_is_kept() -> None:
     turns = {4: [100.0, 100.0, 100.0, 100.0, 100.0], 8: [80.0, 140.0, 100.0, 120.0, 90.0]}
     low, high = median_interval(without_drift(turns)[8])
     assert high / low > 1.2
@@ -143,7 +143,7 @@ def sized(size: int, speed: float, spread: float = 0.01, **changes: Any) -> Meas
     return MeasuredSize(size=size, samples_per_s=speed, **{**values, **changes})
 
 
-def test_the_largest_that_fits_is_not_taken_where_a_smaller_one_is_faster() -> None:
+def test_a_smaller_faster_size_beats_the_largest() -> None:
     found = choose([sized(4, 100.0), sized(8, 150.0), sized(16, 120.0), sized(32, 110.0)])
     assert found is not None
     assert found.size == 8
@@ -169,13 +169,13 @@ def test_the_own_size_stays_unless_another_saves_notable_memory(peak_bytes: int,
     assert found.size == chosen
 
 
-def test_the_own_size_does_not_stay_where_another_is_faster() -> None:
+def test_the_own_size_yields_to_a_faster_one() -> None:
     found = choose([sized(8, 100.0, peak_bytes=100), sized(16, 150.0, peak_bytes=900)], 8)
     assert found is not None
     assert found.size == 16
 
 
-def test_what_does_not_fit_or_was_not_timed_is_not_chosen() -> None:
+def test_sizes_that_do_not_fit_or_were_not_timed_are_not_chosen() -> None:
     untimed = MeasuredSize(size=64, fits=True, peak_bytes=1, why="fits, but not timed: the time ran out")
     found = choose([sized(4, 100.0), sized(8, 500.0, fits=False, why="out of memory"), untimed])
     assert found is not None
@@ -184,7 +184,7 @@ def test_what_does_not_fit_or_was_not_timed_is_not_chosen() -> None:
     assert choose([]) is None
 
 
-def test_a_size_says_nothing_for_the_plan_where_the_job_does_so_by_itself() -> None:
+def test_a_size_that_the_job_computes_itself_needs_no_plan() -> None:
     assert Size(samples=8).settings() == {}
     assert Size(samples=4, parts=2).settings() == {"microbatch": {"parts": 2}}
     assert Size(samples=16, merge=2).settings() == {"merged_microbatches": {"merge": 2}}

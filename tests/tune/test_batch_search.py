@@ -116,7 +116,7 @@ def test_the_fastest_is_chosen_and_not_the_largest() -> None:
     assert lab.held[-1] == (8, batch_search.MAX_CONFIRMED)
 
 
-def test_turns_are_interleaved_and_their_order_turns_round() -> None:
+def test_turns_are_interleaved_in_alternating_order() -> None:
     lab = Played(batch_size=2, accumulation=2, speeds={1: 100.0, 2: 101.0, 4: 102.0})
     search_batch(lab)
     assert lab.turned[:9] == [1, 2, 4, 4, 2, 1, 1, 2, 4]
@@ -133,7 +133,7 @@ def test_a_slow_round_of_the_machine_changes_nothing() -> None:
         assert item.high == pytest.approx(item.samples_per_s)
 
 
-def test_a_round_that_a_neighbour_spoilt_is_taken_again_by_all() -> None:
+def test_a_disturbed_round_is_repeated_for_all_sizes() -> None:
     lab = Played(batch_size=2, accumulation=2, speeds={1: 70.0, 2: 80.0, 4: 100.0}, spoilt={(4, 0), (4, 2), (1, 3)})
     found = search_batch(lab)
     assert chosen(found) == 4
@@ -142,13 +142,13 @@ def test_a_round_that_a_neighbour_spoilt_is_taken_again_by_all() -> None:
         assert item.low == item.high == pytest.approx(speed)
 
 
-def test_a_neighbour_that_never_stops_does_not_hold_the_search_up_for_ever() -> None:
+def test_constant_disturbance_does_not_block_the_search() -> None:
     lab = Played(batch_size=2, accumulation=1, spoilt={(2, number) for number in range(1000)})
     assert search_batch(lab).chosen is not None
     assert len(lab.turned) <= 2 * (batch_search.MAX_TURNS + batch_search.MAX_RETAKEN)
 
 
-def test_one_that_is_clearly_slower_takes_no_further_turn() -> None:
+def test_a_clearly_slower_size_takes_no_further_turn() -> None:
     lab = Played(speeds={1: 80.0, 2: 85.0, 4: 100.0, 8: 150.0, 16: 149.0})
     found = search_batch(lab)
     assert chosen(found) == 8  # within 3 % of 16: less memory
@@ -157,7 +157,7 @@ def test_one_that_is_clearly_slower_takes_no_further_turn() -> None:
     assert all(item.samples_per_s for item in found.candidates)
 
 
-def test_what_does_not_fit_ends_the_way_up_and_not_the_way_down() -> None:
+def test_a_size_that_does_not_fit_ends_the_upward_search_only() -> None:
     lab = Played(fails={8: "out_of_memory"}, speeds={1: 90.0, 2: 120.0})
     found = search_batch(lab)
     assert chosen(found) == 2
@@ -183,7 +183,7 @@ def test_head_room_is_kept() -> None:
     assert (found.head_room_frac, found.limit_bytes) == (0.07, 1000)
 
 
-def test_a_winner_that_does_not_hold_for_longer_gives_way_to_the_next() -> None:
+def test_a_winner_that_fails_a_longer_run_yields_to_the_next() -> None:
     lab = Played(
         speeds={1: 90.0, 2: 100.0, 4: 110.0, 8: 130.0, 16: 150.0},
         fails_for_longer={16: "out_of_memory", 8: "killed"},
@@ -195,7 +195,7 @@ def test_a_winner_that_does_not_hold_for_longer_gives_way_to_the_next() -> None:
     assert [item.fits for item in found.candidates] == [True, True, True, False, False]
 
 
-def test_one_that_fails_in_its_turns_leaves_the_race() -> None:
+def test_a_size_that_fails_in_its_turns_is_dropped() -> None:
     lab = Played(speeds={16: 300.0}, fails_in_turns={16: "out_of_memory"})
     found = search_batch(lab)
     assert chosen(found) != 16
@@ -211,7 +211,7 @@ def test_nothing_fits() -> None:
 
 
 @pytest.mark.parametrize("kind", ["raised", "nan", "hung"])
-def test_a_job_that_fails_as_it_is_is_an_error_of_the_job(kind: FailureKind) -> None:
+def test_a_job_that_fails_unmodified_is_an_error_of_the_job(kind: FailureKind) -> None:
     with pytest.raises(TrialError, match="words of the trial"):
         search_batch(Played(fails={4: kind}))
 
@@ -237,20 +237,20 @@ def test_a_plan_that_excludes_a_size_is_a_reason() -> None:
     assert why(found)[1] == ""
 
 
-def test_smaller_sizes_that_are_far_behind_are_not_tried() -> None:
+def test_far_slower_sizes_are_not_tried() -> None:
     lab = Played(batch_size=16, accumulation=1, speeds={8: 90.0, 4: 40.0, 16: 100.0})
     found = search_batch(lab)
     assert why(found)[2] == "not tried: 4 is already more than 2 times slower than 16"
     assert [size for size, _ in lab.held[:-1]] == [16, 8, 4]
 
 
-def test_side_by_side_only_where_the_memory_has_room() -> None:
+def test_side_by_side_only_if_memory_permits() -> None:
     lab = Played(host_limit_bytes=700)
     search_batch(lab)
     assert lab.raced[0][1] is False
 
 
-def test_without_time_the_jobs_own_size_is_measured_still() -> None:
+def test_the_jobs_own_size_is_measured_even_without_time() -> None:
     lab = Played(speeds={4: 100.0, 8: 150.0})
     found = search_batch(lab, budget=Budget(1.0, monotonic() - 100.0))
     assert chosen(found) == 4
@@ -258,7 +258,7 @@ def test_without_time_the_jobs_own_size_is_measured_still() -> None:
     assert len(lab.turned) == batch_search.LEAST_TURNS
 
 
-def test_with_little_time_the_slowest_take_no_turns_and_the_jobs_own_size_does() -> None:
+def test_with_little_time_the_slowest_sizes_take_no_turns() -> None:
     lab = Played(speeds={1: 110.0, 2: 95.0, 4: 90.0, 8: 130.0, 16: 120.0})
     found = search_batch(lab, budget=Budget(1000.0, monotonic() - 499.0))
     assert lab.raced[0][0] == [1, 2, 4, 8, 16]
@@ -270,7 +270,7 @@ def test_with_little_time_the_slowest_take_no_turns_and_the_jobs_own_size_does()
     assert found.candidates[4].fits
 
 
-def test_the_json_has_what_was_promised() -> None:
+def test_the_json_has_the_documented_fields() -> None:
     found = search_batch(Played(fails={16: "out_of_memory"}, speeds={8: 150.0})).to_dict()
     assert {"batch_size", "optimizer_batch", "chosen", "candidates", "head_room_frac", "limit_bytes"} <= set(found)
     assert (found["batch_size"], found["optimizer_batch"], found["chosen"]) == (4, 16, 8)
@@ -319,27 +319,27 @@ def test_without_a_length_bytes_decide_in_tensors_and_elsewhere() -> None:
     assert sample_bytes(lambda: None) == 0  # cannot be pickled
 
 
-def test_looking_ends_in_time_and_says_how_much_it_saw() -> None:
+def test_scanning_ends_in_time_and_reports_its_extent() -> None:
     found = find_longest(build(Lengths(), device=CPU), most=6, seconds=-1.0)
     assert found["scanned"] == 6
     assert len(set(found["indices"])) == 6
 
 
-def test_a_plan_may_make_the_micro_batch_another_one() -> None:
+def test_a_plan_may_change_the_micro_batch() -> None:
     live = build(Lengths(), device=CPU)
     assert micro_batch_size(live) == 3
     live.order = lambda _epoch: [list(range(5)), list(range(5, 9))]
     assert micro_batch_size(live) == 5
 
 
-def test_looking_moves_no_random_numbers() -> None:
+def test_scanning_does_not_change_random_numbers() -> None:
     live = build(Lengths(), device=CPU)
     state = torch.get_rng_state()
     find_longest(live, most=6, seconds=60.0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_data_that_cannot_be_asked_is_refused() -> None:
+def test_data_without_an_index_is_refused() -> None:
     with pytest.raises(JobError, match="iterable dataset"):
         find_longest(build(Streamed(), device=CPU), most=4, seconds=1.0)
     with pytest.raises(JobError, match=re.escape("22 samples, too few for one optimizer batch (batch_size 4 x")):
@@ -443,7 +443,7 @@ def trained(target: str) -> tuple[list[float], list[torch.Tensor]]:
 
 
 @pytest.mark.slow
-def test_the_longest_sample_decides_where_the_first_batches_would_not_tell(limited: TrialLab) -> None:
+def test_the_longest_sample_decides_unlike_the_first_batches(limited: TrialLab) -> None:
     size = Size(samples=4, merge=2)
     with Trial(limited.setting, limited.plan(size)) as trial:
         assert len(trial.call("run", updates=3)["losses"]) == 3  # a finder that runs only the first batches sees this
@@ -505,7 +505,7 @@ def test_a_job_with_batch_statistics_refuses_every_other_size() -> None:
     assert all("BatchNorm1d" in words for words in refused.values())
 
 
-def test_what_the_base_plan_says_of_the_size_gives_way() -> None:
+def test_the_size_in_the_base_plan_is_replaced() -> None:
     base = Plan.from_dict({"microbatch": {"parts": 2}, "metric_reading": {"every": 3}}, catalogue())
     lab = TrialLab(setting=TrialSetting(target="x:J", folder=Path("none")), base=base)
     assert lab.plan(None).names == ("metric_reading",)

@@ -65,7 +65,7 @@ def test_events_come_after_updates_and_leave_the_update_screen_alone(monkeypatch
     assert {"usual", "sooner"} <= set(screen.plan.names)
 
 
-def test_what_an_event_costs_now_is_remembered_and_it_is_not_pruned_by_update_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_costs_are_remembered_and_not_pruned_by_update_time(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, {"sooner": 1.3})
     screen = FakeScreen(answers={"usual": 1.2})
     search = make([SOONER, USUAL], screen, on=FACTS)
@@ -77,7 +77,7 @@ def test_what_an_event_costs_now_is_remembered_and_it_is_not_pruned_by_update_ti
     assert outcomes(search)["sooner"] == "applied"
 
 
-def test_a_failed_gate_and_a_dead_trial_are_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_gate_or_a_dead_trial_is_not_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, {"sooner": -1.3, "small": TrialError("it died", kind="killed")})
     search = make([SOONER, SMALL], FakeScreen(), on=FACTS)
     search.run()
@@ -85,7 +85,7 @@ def test_a_failed_gate_and_a_dead_trial_are_no_gain(monkeypatch: pytest.MonkeyPa
     assert search.screen.plan.names == ()
 
 
-def test_without_room_or_without_a_measured_epoch_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_budget_or_a_measured_epoch_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = play(monkeypatch, {"sooner": 1.3})
     short = make([SOONER], FakeScreen(), on=FACTS, seconds=5.0)
     short.run()

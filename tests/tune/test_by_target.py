@@ -87,7 +87,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Asked]:
     return answering
 
 
-def test_it_comes_last_and_on_top_of_what_was_kept(play: Callable[[Any], Asked]) -> None:
+def test_it_comes_last_on_top_of_the_kept_plan(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(2.0)))
     screen = FakeScreen(answers={"good": 1.5})
     search = to_target([schedule(prior=1.0), technique("good", gain=0.3), technique("idle", gain=0.2)], screen)
@@ -116,7 +116,7 @@ def test_being_no_faster_per_update_refuses_nothing(play: Callable[[Any], Asked]
     assert screen.tried == ["cycle"]
 
 
-def test_pruning_takes_out_others_but_not_what_no_update_can_judge(play: Callable[[Any], Asked]) -> None:
+def test_pruning_skips_what_update_time_cannot_judge(play: Callable[[Any], Asked]) -> None:
     play(compared(jittered(2.0)))
     screen = FakeScreen(answers={"a": 1.3, "b": 1.5}, without={"a": 1.0, "cycle": 1.0})
     search = to_target([technique("a", gain=0.8), technique("b", gain=0.7), schedule()], screen)
@@ -156,7 +156,7 @@ def test_every_outcome_has_its_reason(
         (screened(GateVerdict(numerics=Numerics.TRAINING, verdict="failed", why="the loss rose")), "the loss rose"),
     ],
 )
-def test_without_mechanism_or_sound_numbers_no_whole_run_is_spent(
+def test_without_effect_or_valid_numerics_no_whole_run_is_spent(
     play: Callable[[Any], Asked], answer: Any, words: str
 ) -> None:
     asked = play(compared(jittered(2.0)))
@@ -175,7 +175,7 @@ def test_a_whole_run_that_fails_is_recorded(play: Callable[[Any], Asked], kind: 
     assert outcomes(search) == {"cycle": outcome, "good": "applied"}
 
 
-def test_a_budget_without_room_says_what_would_do(play: Callable[[Any], Asked]) -> None:
+def test_a_budget_that_is_too_small_names_a_sufficient_one(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(2.0)))
     search = to_target([schedule(), technique("good")], FakeScreen(answers={"good": 1.5}), seconds=25.0)
     search.run()
@@ -187,7 +187,7 @@ def test_a_budget_without_room_says_what_would_do(play: Callable[[Any], Asked]) 
 
 
 @pytest.mark.parametrize(("seconds", "looks"), [(1e6, (5, 7, 10)), (50.0, (5,)), (40.0, (3,)), (36.0, None)])
-def test_the_room_sets_the_looks_before_the_first_pair(play: Callable[[Any], Asked], seconds: float, looks: Any) -> None:
+def test_the_budget_sets_the_looks_before_the_first_pair(play: Callable[[Any], Asked], seconds: float, looks: Any) -> None:
     """A pair takes 4.7 s. There must also be room for 3 pairs in the proof, and for a screening of 9.7 s."""
     asked = play(compared(jittered(1.0)))
     to_target([schedule()], FakeScreen(), seconds=seconds).run()
@@ -198,7 +198,7 @@ def test_the_room_sets_the_looks_before_the_first_pair(play: Callable[[Any], Ask
         assert design.floor.frac == 0.03
 
 
-def test_of_several_the_first_leaves_room_for_the_others(play: Callable[[Any], Asked]) -> None:
+def test_the_first_of_several_leaves_room_for_the_others(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(1.0)))
     to_target([schedule("one", prior=0.9), schedule("two", prior=0.1)], FakeScreen(), seconds=80.0).run()
     assert [plan for _, plan, _ in asked] == [("one",), ("two",)]
@@ -218,7 +218,7 @@ def test_schedules_exclude_each_other_and_without_a_metric_none_is_tried(play: C
     assert "no held-out metric" in reason(search, "one")
 
 
-def test_where_memory_is_wanted_it_is_not_tried(play: Callable[[Any], Asked]) -> None:
+def test_it_is_not_tried_if_memory_is_the_goal(play: Callable[[Any], Asked]) -> None:
     asked = play(compared(jittered(2.0)))
     search = to_target([schedule()], FakeScreen())
     configure(search, objective=Objective(goal=Goal.MEMORY))
@@ -259,7 +259,7 @@ def prove(
     return proof.record, seen
 
 
-def test_the_final_proof_holds_both_ratios(
+def test_the_final_proof_contains_both_ratios(
     proof: FinalProof, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
 ) -> None:
     asked = play(compared(jittered(1.5)))
@@ -294,7 +294,7 @@ def test_the_final_proof_holds_both_ratios(
 @pytest.mark.parametrize(
     ("found", "outcome"), [(compared(jittered(1.0)), "refused"), (compared(jittered(2.0, pairs=2)), "undecided")]
 )
-def test_what_the_whole_runs_do_not_prove_is_taken_out_and_the_rest_proved(
+def test_unproved_schedules_are_removed_and_the_rest_is_proved(
     proof: FinalProof, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked], found: Any, outcome: str
 ) -> None:
     play(found)
@@ -320,7 +320,7 @@ def test_without_room_for_the_proof_it_is_not_applied(
     assert "no room left for the final proof" in record.candidates[0].reason
 
 
-def test_whole_runs_alone_that_prove_nothing_leave_an_empty_plan(
+def test_an_unproved_schedule_alone_leaves_an_empty_plan(
     proof: FinalProof, monkeypatch: pytest.MonkeyPatch, play: Callable[[Any], Asked]
 ) -> None:
     play(compared(jittered(1.0)))

@@ -100,7 +100,7 @@ def test_noise_is_undecided_after_every_look(play: Callable[..., tuple[Compariso
     assert "allows more than one verdict" in found.why
 
 
-def test_more_pairs_settle_what_the_first_look_left_open(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_more_pairs_settle_an_open_first_look(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     def seconds(arm: str, pair: int) -> float:
         return 1.0 if arm == "A" else (1.0 if pair < 2 else 0.8)
 
@@ -124,7 +124,7 @@ def test_the_verdict_is_not_read_between_looks(
     assert tuple(read) == LOOKS
 
 
-def test_pairs_alternate_and_the_seed_draws_who_begins(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_pairs_alternate_and_the_seed_draws_the_first_arm(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     begins = set()
     for seed in range(12):
         _, arms = play(Arms(ratio(1.5, 0.001)), seed=seed)
@@ -136,7 +136,7 @@ def test_pairs_alternate_and_the_seed_draws_who_begins(play: Callable[..., tuple
     assert begins == {"A", "B"}
 
 
-def test_a_spoilt_pair_is_taken_again_as_a_whole_and_never_averaged_in(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_a_disturbed_pair_is_repeated_as_a_whole_and_never_averaged_in(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     arms = Arms(ratio(1.5, 0.001))
     arms.foreign = lambda arm, pair, times: 0.5 if (arm, pair, times) == ("B", 2, 0) else 0.0
     found, _ = play(arms)
@@ -146,7 +146,7 @@ def test_a_spoilt_pair_is_taken_again_as_a_whole_and_never_averaged_in(play: Cal
     assert len(found.times("A")) == len(found.times("B")) == LOOKS[0]
 
 
-def test_a_pair_that_stays_spoilt_is_kept_and_not_counted(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_a_pair_that_stays_disturbed_is_kept_and_not_counted(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     arms = Arms(lambda arm, pair: 100.0 if pair == 1 else (1.5 if arm == "A" else 1.0))
     arms.foreign = lambda arm, pair, _: 0.5 if (arm, pair) == ("B", 1) else 0.0
     found, _ = play(arms, looks=(5,))
@@ -158,7 +158,7 @@ def test_a_pair_that_stays_spoilt_is_kept_and_not_counted(play: Callable[..., tu
     assert found.interval.pairs == 4
 
 
-def test_a_small_neighbour_that_never_goes_away_is_not_averaged_in_either(
+def test_a_small_constant_disturbance_is_not_averaged_in(
     play: Callable[..., tuple[Comparison, Arms]],
 ) -> None:
     arms = Arms(ratio(1.5, 0.001))
@@ -168,7 +168,7 @@ def test_a_small_neighbour_that_never_goes_away_is_not_averaged_in_either(
     assert found.verdict is Verdict.UNDECIDED
 
 
-def test_too_few_clean_pairs_say_so(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_too_few_clean_pairs_are_reported(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     arms = Arms(ratio(1.5))
     arms.foreign = lambda arm, *_: 0.5 if arm == "A" else 0.0
     found, _ = play(arms, looks=(5,))
@@ -179,7 +179,7 @@ def test_too_few_clean_pairs_say_so(play: Callable[..., tuple[Comparison, Arms]]
     assert found.to_dict()["ratio"] is None
 
 
-def test_a_passed_deadline_ends_after_the_pair_and_does_not_blame_a_neighbour(
+def test_a_passed_deadline_ends_after_the_pair_and_is_the_stated_cause(
     play: Callable[..., tuple[Comparison, Arms]],
 ) -> None:
     found, arms = play(Arms(ratio(1.5, 0.001)), deadline=monotonic() - 1.0)
@@ -189,14 +189,14 @@ def test_a_passed_deadline_ends_after_the_pair_and_does_not_blame_a_neighbour(
     assert "time" in found.why
 
 
-def test_a_spoilt_pair_is_not_taken_again_after_the_deadline(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_a_disturbed_pair_is_not_repeated_after_the_deadline(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     arms = Arms(ratio(1.5))
     arms.foreign = lambda arm, *_: 0.5 if arm == "A" else 0.0
     play(arms, deadline=monotonic() - 1.0)
     assert len(arms.asked) == 2
 
 
-def test_undecided_quality_goes_on_to_the_next_look(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_undecided_quality_continues_to_the_next_look(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     arms = Arms(ratio(1.5, 0.001))
     arms.loss = lambda arm, pair: 1.0 if arm == "A" else 1.0 + (0.3 if pair % 2 else -0.3)
     found, _ = play(arms, quality=QUALITY)
@@ -214,7 +214,7 @@ def test_clear_quality_stops_with_the_speed(play: Callable[..., tuple[Comparison
     assert held_out_verdict(found, QUALITY).verdict == verdict
 
 
-def test_models_that_find_nothing_yet_prove_nothing() -> None:
+def test_models_that_detect_nothing_prove_nothing() -> None:
     found, accuracy = Comparison(), Quality(metric="accuracy", direction="max", margin=0.1)
     for arm in "AB":
         found.metrics[arm] = [{"accuracy": 0.0}] * 3
@@ -227,7 +227,7 @@ def test_models_that_find_nothing_yet_prove_nothing() -> None:
     assert held_out_verdict(found, accuracy).verdict == "worse"
 
 
-def test_a_metric_that_the_job_does_not_give_is_named() -> None:
+def test_a_missing_metric_is_named() -> None:
     found = Comparison(metrics={"A": [{"loss": 1.0}], "B": [{"loss": 1.0}]})
     with pytest.raises(TrialError, match="accuracy") as caught:
         held_out_verdict(found, Quality(metric="accuracy", direction="max", margin=0.1))
@@ -249,7 +249,7 @@ def test_a_smallest_difference_is_never_below_the_one_set(play: Callable[..., tu
     assert found.verdict is Verdict.SAME
 
 
-def test_a_comparison_as_the_evidence_file_holds_it(play: Callable[..., tuple[Comparison, Arms]]) -> None:
+def test_a_comparison_is_written_to_the_evidence_file(play: Callable[..., tuple[Comparison, Arms]]) -> None:
     found, _ = play(Arms(ratio(1.5, 0.001)))
     table = found.to_dict()
     assert (table["verdict"], table["pairs"], table["kind"], len(table["samples"])) == ("faster", 5, "confirmation", 10)
@@ -301,7 +301,7 @@ class J(Good):
 """
 
 
-def test_pairs_become_shorter_where_the_time_would_hold_too_few_of_them() -> None:
+def test_pairs_become_shorter_if_too_few_would_fit() -> None:
     design = Design(updates=100, deadline=monotonic() + 44.0)
     taken = PairTime(seconds=20.0, counted_s=16.0, updates=100)  # 4 s to start, 0.16 s per update
 

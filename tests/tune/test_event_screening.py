@@ -39,14 +39,14 @@ def design(optimization: Any, **changes: Any) -> EventDesign:
     return design_event(optimization, facts(**{**MEASURED, **changes}, job=JOB))
 
 
-def test_updates_beside_a_checkpoint_last_longer_than_it_takes() -> None:
+def test_updates_during_a_checkpoint_last_longer_than_it() -> None:
     found = design(BackgroundCheckpoint(), checkpoint_s=0.4)
     assert (found.event, found.updates, found.repeats, found.per_epoch) == ("checkpoint", 7, 1, 1.0)
     assert design(BackgroundCheckpoint()).updates == 25  # limited to the updates of an epoch
     assert design(BackgroundCheckpoint()).rest_s == pytest.approx(9.5 - 2.5 - 3.0)
 
 
-def test_short_events_are_taken_together() -> None:
+def test_short_events_are_measured_together() -> None:
     found = design(BackgroundCheckpoint(), checkpoint_s=0.012, step_ms=10.0)
     assert (found.updates, found.repeats) == (36, 18)  # 2 updates during each, 0.032 s together
     assert design(ValidationBatch(), validation_s=0.11).repeats == 5
@@ -74,7 +74,7 @@ def test_an_epoch_is_updates_and_events_and_the_rest() -> None:
 
 
 @pytest.mark.parametrize(("optimization", "changes"), [(MetricReading(), {}), (BackgroundCheckpoint(), {"epoch_s": 0.0})])
-def test_what_has_no_event_or_no_epoch_cannot_be_screened_so(optimization: Any, changes: Any) -> None:
+def test_screening_by_event_needs_an_event_and_an_epoch(optimization: Any, changes: Any) -> None:
     with pytest.raises(TrialError, match="cannot be measured by an event, or the length of an epoch is unknown"):
         design(optimization, **changes)
 
@@ -94,13 +94,13 @@ def test_event_facts_outlive_a_quick_profile() -> None:
     [({"loss": 1.0, "hits": 30.0}, True), ({"loss": 1.0009, "hits": 30.0}, True), ({"loss": 1.002, "hits": 30.0}, False),
      ({"loss": 1.0, "hits": 31.0}, False), ({"loss": 1.0}, False), ({"loss": float("nan"), "hits": 30.0}, False)],
 )  # fmt: skip
-def test_a_metric_may_move_as_rounding_moves_it(candidate: Any, passes: bool) -> None:
+def test_a_metric_may_change_by_rounding(candidate: Any, passes: bool) -> None:
     base = {"loss": 1.0, "hits": 30.0}
     later = {"loss": 0.9, "hits": 30.0}
     assert judge_metrics(base, base, candidate, later)[0] is passes
 
 
-def test_a_metric_that_does_not_repeat_itself_says_nothing_of_the_weights() -> None:
+def test_a_metric_that_is_not_reproducible_is_ignored() -> None:
     base, again = {"loss": 1.0, "took_ms": 3.1}, {"loss": 1.0, "took_ms": 3.4}
     passed, words = judge_metrics(base, again, {"loss": 1.0, "took_ms": 1.0}, base)
     assert passed
@@ -110,12 +110,12 @@ def test_a_metric_that_does_not_repeat_itself_says_nothing_of_the_weights() -> N
     assert not judge_metrics(base, base, {"loss": 1.0, "took_ms": 1.0}, base)[0]
 
 
-def test_the_loss_is_judged_whether_it_repeats_itself_or_not() -> None:
+def test_the_loss_is_always_judged() -> None:
     base, again = {"loss": 1.0}, {"loss": 1.5}
     assert not judge_metrics(base, again, {"loss": 1.4}, base)[0]
 
 
-def test_a_metric_that_is_never_a_number_is_not_left_out() -> None:
+def test_a_metric_that_is_always_nan_is_not_ignored() -> None:
     never = {"loss": 1.0, "hits": float("nan")}
     assert not judge_metrics(never, never, {"loss": 1.0, "hits": 30.0}, never)[0]
 
@@ -165,7 +165,7 @@ def test_a_file_that_differs_from_the_weights_is_not_faithful(turns: EventTurns,
     assert turns.turn(event="checkpoint", updates=1, check=True)["faithful"] is False
 
 
-def test_a_digest_is_of_names_types_shapes_and_bytes() -> None:
+def test_a_digest_covers_names_types_shapes_and_bytes() -> None:
     state = {"a": torch.arange(4.0)}
     assert digest(state) == digest({"a": torch.arange(8.0)[:4]})
     for other in ({"b": torch.arange(4.0)}, {"a": torch.arange(4)}, {"a": torch.arange(4.0)[None]}, {"a": torch.ones(4)}):
@@ -218,7 +218,7 @@ def test_a_technique_is_screened_by_its_event(screen: Screen, name: str, words: 
 
 
 @pytest.mark.slow
-def test_a_metric_that_hangs_on_the_batch_fails_the_gate(tmp_path: Path) -> None:
+def test_a_metric_that_depends_on_the_batch_fails_the_gate(tmp_path: Path) -> None:
     """BatchNorm without running statistics normalizes by the batch in evaluation as well."""
     body = """
 class J(Good):

@@ -81,7 +81,7 @@ def play(harm: dict[str, float], seen: list[tuple[Plan, float]]) -> Any:
 
 
 @pytest.mark.parametrize(("harm", "kept"), [(5.0, ["zero_grad_to_none"]), (0.0, ["length_bucketing", "zero_grad_to_none"])])
-def test_what_harms_is_dropped_and_the_rest_is_proved(
+def test_a_harmful_technique_is_dropped_and_the_rest_is_proved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: float, kept: list[str]
 ) -> None:
     seen: list[tuple[Plan, float]] = []
@@ -105,7 +105,7 @@ def test_what_harms_is_dropped_and_the_rest_is_proved(
 
 
 @pytest.mark.parametrize(("planned", "whole"), [(500, True), (50_000, False)])
-def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
+def test_held_out_quality_is_judged_by_whole_runs_if_time_permits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: int, whole: bool
 ) -> None:
     designs: list[Design] = []
@@ -134,9 +134,7 @@ def test_held_out_quality_is_judged_by_whole_runs_where_the_time_holds_them(
         (1.0, 5.0, []),
     ],
 )
-def test_what_acts_around_the_updates_outlives_a_proof_that_times_updates_alone(
-    tmp_path: Path, ratio: float, harm: float, kept: list[str]
-) -> None:
+def test_event_techniques_survive_a_proof_by_update_time(tmp_path: Path, ratio: float, harm: float, kept: list[str]) -> None:
     proof = proof_in(tmp_path, {"zero_grad_to_none": {}, "validation_batch": {"times": 4}})
     found = Comparison()
     for pair in range(LOOKS[0]):
@@ -159,16 +157,16 @@ def said(tuned: list[float], *, whole_runs: bool = True) -> str:
     )
 
 
-def test_a_proof_of_beginnings_is_sent_to_whole_runs() -> None:
+def test_a_proof_of_short_runs_recommends_whole_runs() -> None:
     assert said([0.5, 0.6, 0.4], whole_runs=False) == f". Whole runs would be more conclusive: --budget {LOOKS[0]}h"
 
 
-def test_a_few_pairs_more_are_named_with_the_budget_of_the_next_look() -> None:
+def test_a_hint_names_the_pairs_and_budget_of_the_next_look() -> None:
     words = said([-0.04, 0.03, 0.0, -0.02, 0.02])
     assert words.endswith(f"About {LOOKS[1]} pairs of whole runs would settle it: --budget {LOOKS[1]}h")
 
 
-def test_a_metric_that_no_proof_can_hold_is_told_so() -> None:
+def test_a_metric_that_no_proof_can_settle_is_reported() -> None:
     words = said([-0.4, 0.3, 0.0, -0.2, 0.2])
     assert "would make the metric more stable" in words
     assert "--budget" not in words
@@ -179,5 +177,5 @@ def test_a_metric_that_no_proof_can_hold_is_told_so() -> None:
     [[0.5, 0.5, 0.6], [0.019, 0.03, 0.02, 0.025], [0.01]],
     ids=["it is worse", "its mean is beyond the margin", "one seed"],
 )
-def test_nothing_is_promised_where_more_pairs_would_not_help(tuned: list[float]) -> None:
+def test_no_hint_is_given_if_more_pairs_would_not_help(tuned: list[float]) -> None:
     assert said(tuned) == ""

@@ -67,7 +67,7 @@ def test_gradients_are_sampled_past_the_first_epoch() -> None:
     assert not torch.equal(first, later)  # the same samples, augmented differently
 
 
-def test_updates_are_sampled_without_a_trace() -> None:
+def test_updates_are_sampled_without_side_effects() -> None:
     loop = Loop(build(SentencesJob()))
     loop.run(2)
     losses = list(loop.losses)

@@ -52,11 +52,11 @@ def test_exact_names_the_first_update_that_differs_even_by_one_bit(update: Any) 
     assert f"from update {update} on" in verdict.why
 
 
-def test_exact_compares_only_what_both_did() -> None:
+def test_exact_compares_only_common_updates() -> None:
     assert judge_exact(CURVE, CURVE[:MIN_UPDATES]).verdict == "passed"
 
 
-def test_a_nan_is_equal_to_nothing() -> None:
+def test_a_nan_equals_nothing() -> None:
     broken = [*CURVE[:-1], math.nan]
     assert judge_exact(broken, broken).verdict == "failed"
 
@@ -103,7 +103,7 @@ def test_rounding_fails_for_garbage_gradients_though_the_losses_agree(spoil: Any
     assert judge_rounding(CURVE, CURVE, [OTHER], base, spoil(base)).verdict == "failed"
 
 
-def test_gradients_that_are_chaotic_in_a_fresh_network_are_looked_at_a_little_later() -> None:
+def test_chaotic_gradients_of_a_fresh_network_are_compared_again_later() -> None:
     base, chaos = gradients(), gradients(seed=9)
     near = base * np.float32(1.001)
 
@@ -124,7 +124,7 @@ def test_gradients_that_are_chaotic_in_a_fresh_network_are_looked_at_a_little_la
     assert judged().verdict == "failed"
 
 
-def test_nobody_trains_on_for_a_change_that_is_refused_or_passed_anyway() -> None:
+def test_clear_verdicts_need_no_further_training() -> None:
     def settled() -> list[Settled]:
         raise AssertionError("asked for")
 
@@ -157,7 +157,7 @@ def test_the_size_of_the_loss_does_not_matter() -> None:
         assert judge_rounding(base, far, [other], gradients(), gradients()).verdict == "failed"
 
 
-def test_training_waits_for_held_out_quality_unless_the_loss_breaks() -> None:
+def test_training_is_pending_unless_the_loss_breaks() -> None:
     assert judge_training(CURVE, OTHER).verdict == "pending"
     assert judge_training(CURVE, [*CURVE[:-1], math.inf]).verdict == "failed"
     rising = judge_training([1.0] * 8, [1.0] * 4 + [100.0] * 4)
@@ -180,7 +180,7 @@ def test_gradients_without_noise_between_batches_must_be_equal() -> None:
     assert gradient_error(same, same * 1.001)[0] == math.inf
 
 
-def test_loss_shift_is_a_share_of_what_chance_does() -> None:
+def test_loss_shift_is_relative_to_chance() -> None:
     base, other = [1.0] * 4, [1.2] * 4
     assert loss_shift(base, [1.1] * 4, [other]) == pytest.approx(0.5)
     assert loss_shift(base, [1.0001] * 4, [base]) == 0.0
@@ -196,7 +196,7 @@ def test_exact_means_equal_gradients_too_where_they_were_sampled() -> None:
     assert "not all sampled gradients" in verdict.why
 
 
-def test_one_wrong_batch_is_no_average() -> None:
+def test_one_wrong_batch_is_not_averaged_away() -> None:
     base = gradients()
     wrong = base.copy()
     wrong[2] *= 1.6
@@ -233,7 +233,7 @@ def sample(**changes: Any) -> UpdateSample:
         ({"settings": [[{"lr": 0.1}] * 2, [{"lr": 0.2}] * 2]}, "at update 1: lr is 0.2"),
     ],
 )
-def test_another_recipe_is_no_rounding(changes: Any, words: str) -> None:
+def test_another_recipe_is_not_rounding(changes: Any, words: str) -> None:
     assert words in recipe_change(sample(), sample(**changes))
 
 
@@ -247,20 +247,20 @@ def test_another_recipe_is_no_rounding(changes: Any, words: str) -> None:
     ],
     ids=["equal", "does not repeat", "moved by rounding", "a setting of its own"],
 )
-def test_the_same_recipe_may_be_carried_out_otherwise(changes: Any) -> None:
+def test_the_same_recipe_may_be_implemented_differently(changes: Any) -> None:
     assert recipe_change(sample(), sample(**changes)) == ""
 
 
-def test_a_parameter_that_hardly_moved_may_stand_still() -> None:
+def test_a_parameter_that_hardly_moved_may_stop() -> None:
     assert recipe_change(sample(moved=[[0.1, 1e-9]] * 3), sample(moved=[[0.1, 0.0]] * 3)) == ""
 
 
-def test_a_sample_of_updates_travels_as_json() -> None:
+def test_a_sample_of_updates_survives_json() -> None:
     told = json.loads(json.dumps(sample().to_dict()))
     assert UpdateSample.from_dict(told) == sample()
 
 
 @pytest.mark.parametrize(("updates", "skipped", "habit"), [(100, 1, False), (100, 3, True), (4, 1, False), (200, 4, False)])
-def test_a_scaler_may_skip_now_and_then_but_not_as_a_habit(updates: int, skipped: int, habit: Any) -> None:
+def test_a_scaler_may_skip_rarely_but_not_often(updates: int, skipped: int, habit: Any) -> None:
     assert bool(skipping(updates, 0, skipped)) == habit
     assert skipping(updates, skipped, skipped) == ""

@@ -42,19 +42,19 @@ def screening(ratio: float, *, memory: float = 1.0, setup_s: float = 0.0) -> Scr
         ({"goal": Goal.MEMORY, "price_per_hour": 2.0}, "needs --objective cost"),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused(wanted: dict[str, Any], message: str) -> None:
+def test_an_invalid_objective_is_refused(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(HastenError, match=message):
         Objective(**wanted)
 
 
-def test_a_bound_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+def test_a_limit_for_another_objective_is_refused(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["tune", write_job(tmp_path), "--out", str(tmp_path / "out"), "--max-slowdown", "1.2"])
     assert isinstance(found.exception, HastenError)
     assert "belongs to --objective memory" in str(found.exception)
     assert not (tmp_path / "out").exists()
 
 
-def test_for_memory_only_what_saves_memory_is_tried_and_free_savings_first() -> None:
+def test_for_memory_only_memory_savers_are_tried_free_ones_first() -> None:
     kinds = [
         technique("quick", gain=0.6),
         technique("again", gain=0.0, memory_technique=True, saves_memory=True, prior=0.9),
@@ -71,7 +71,7 @@ def test_for_memory_only_what_saves_memory_is_tried_and_free_savings_first() -> 
     assert screen.tried == ["smaller", "again"], "a technique kept for its memory must not be removed for its time"
 
 
-def test_slowdowns_add_up_to_what_is_allowed() -> None:
+def test_slowdowns_add_up_to_the_limit() -> None:
     kinds = [technique(name, gain=0.0, saves_memory=True, prior=prior) for name, prior in (("one", 0.9), ("two", 0.5))]
     answers = {"one": screening(0.8, memory=0.8), "two": screening(0.8, memory=0.8)}
     allowed = make(kinds, FakeScreen(answers=answers), objective=Objective(goal=Goal.MEMORY, max_slowdown=1.7))
@@ -93,7 +93,7 @@ def test_a_small_saving_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("goal", "outcome"), [(Goal.COST, "refused"), (Goal.TIME, "applied")])
-def test_for_a_cheap_run_the_set_up_must_be_earned_back(goal: Goal, outcome: str) -> None:
+def test_for_cost_the_set_up_must_pay_off(goal: Goal, outcome: str) -> None:
     screen = FakeScreen(answers={"slow_start": screening(1.25, setup_s=40.0)})
     wanted = Objective(goal=goal, price_per_hour=2.0 if goal is Goal.COST else None)
     search = make([technique("slow_start")], screen, on=facts(job={"planned_updates": 1000}), objective=wanted)
@@ -123,7 +123,7 @@ def test_the_proof_of_a_memory_plan(tmp_path: Path, ratio: float, peak: int, why
     assert (objective.goal, objective.max_slowdown, objective.price_per_hour) == ("memory", 1.5, None)
 
 
-def test_the_headline_speaks_of_what_was_wanted() -> None:
+def test_the_headline_matches_the_objective() -> None:
     evidence = full()
     evidence["final"] |= {"ratio": 0.8, "low": 0.75, "high": 0.85, "verdict": "slower", "quality": None}
     evidence["memory"] = {"baseline_peak_bytes": 2**30, "tuned_peak_bytes": 2**29, "limit_bytes": None}

@@ -120,7 +120,7 @@ def test_a_plan_for_memory_saves_memory(tmp_path: Path, monkeypatch: pytest.Monk
         assert final is None or final.low is None or not wanted.allows(final.low)
 
 
-def test_what_would_be_too_slow_is_refused_however_much_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_slow_technique_is_refused_despite_its_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Objective(goal=Goal.MEMORY, max_slowdown=1.05)
     evidence = tuned(tmp_path, SLOW_IN_PARTS, ("microbatch",), wanted, monkeypatch)
     assert applied(evidence) == set()

@@ -126,7 +126,7 @@ class J(Good):
         pytest.param("nan", buckets(), id="nan-buckets", marks=pytest.mark.long),
     ],
 )
-def test_a_failing_rank_is_an_answer_and_ends_the_group(tmp_path: Path, kind: str, plan: Plan) -> None:
+def test_a_failing_rank_is_reported_and_ends_the_group(tmp_path: Path, kind: str, plan: Plan) -> None:
     body, words = FAILING[kind]
     before = children()
     with Trial(group_of(tmp_path, body), plan) as trial:
@@ -157,7 +157,7 @@ class J(Good):
 
 @pytest.mark.long
 @SLOW
-def test_a_hanging_rank_is_a_hang_of_the_group(tmp_path: Path) -> None:
+def test_a_hanging_rank_makes_the_group_hang(tmp_path: Path) -> None:
     body = """
 class J(Good):
     def loss(self, model, batch):
@@ -326,7 +326,7 @@ def test_compare_sums_gradients_in_both_ways(tmp_path: Path) -> None:
 @pytest.mark.long
 @SLOW
 @pytest.mark.timeout(110)
-def test_tune_tunes_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_works_with_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether buckets pay depends on the machine; the test checks that they were tried with ranks."""
     names = ("gradient_buckets", "gradient_compression")
     monkeypatch.setattr(subject, "catalogue", lambda: {name: catalogue()[name] for name in names})
@@ -355,7 +355,7 @@ def test_the_slowest_rank_counts() -> None:
     assert merged("prime", [{**OK, "seconds": 1.0}, {**OK, "seconds": 4.0}])["seconds"] == 4.0
 
 
-def test_memory_is_shared_on_a_cpu_alone() -> None:
+def test_memory_is_shared_on_a_cpu_only() -> None:
     assert peak_of([3, 4], "cpu") == 7
     assert peak_of([3, 4], "cuda") == 4
     answers = [{**OK, "peak_bytes": 3, "device": "cpu"}, {**OK, "peak_bytes": 4, "device": "cpu"}]
@@ -368,7 +368,7 @@ def test_a_proof_must_be_given_on_every_rank() -> None:
     assert checks_of([[good], [bad]]) == [{"name": "sent", "passed": False, "seen": "rank 1: 3"}]
 
 
-def test_a_death_is_the_cause_and_else_the_first_failure() -> None:
+def test_a_death_is_reported_before_the_first_failure() -> None:
     def answer(kind: str, words: str) -> dict[str, Any]:
         return {"ok": False, "kind": kind, "message": words}
 
@@ -391,7 +391,7 @@ def test_each_rank_has_its_share_of_the_cores() -> None:
     assert shared_environment(2, {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
 
 
-def test_the_environment_of_a_group_says_its_share(tmp_path: Path) -> None:
+def test_the_environment_of_a_group_contains_its_share(tmp_path: Path) -> None:
     assert trial_environment(tmp_path, {}, ranks=2)["LOCAL_WORLD_SIZE"] == "2"
     assert "LOCAL_WORLD_SIZE" not in trial_environment(tmp_path, {})
 

@@ -32,7 +32,7 @@ def candidate(outcome: Outcome, name: str = "zero_grad_to_none") -> Candidate:
     return Candidate(name=name, settings={}, outcome=outcome, reason="measured", comparison=measured)
 
 
-def test_the_plan_holds_the_applied_rungs_and_says_that_it_is_not_proved(tmp_path: Path) -> None:
+def test_the_plan_has_the_applied_candidates_and_is_marked_not_proved(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.candidates += [candidate("applied"), candidate("refused", "fused_optimizer")]
     record.save()
@@ -41,7 +41,7 @@ def test_the_plan_holds_the_applied_rungs_and_says_that_it_is_not_proved(tmp_pat
     assert plan.proved["state"] == "not proved"
 
 
-def test_an_earlier_tuning_is_move_previous_and_not_overwritten(tmp_path: Path) -> None:
+def test_files_of_an_earlier_tuning_are_moved_and_not_overwritten(tmp_path: Path) -> None:
     first = make(tmp_path)
     first.candidates.append(candidate("applied"))
     first.finish("done")
@@ -54,7 +54,7 @@ def test_an_earlier_tuning_is_move_previous_and_not_overwritten(tmp_path: Path) 
     assert json.loads((second.out / "evidence.json").read_text(encoding="utf-8"))["rungs"] == []
 
 
-def test_taking_up_keeps_what_was_measured_and_looks_again_at_the_rest(tmp_path: Path) -> None:
+def test_resuming_keeps_measured_candidates_and_retries_the_rest(tmp_path: Path) -> None:
     first = make(tmp_path)
     untried = Candidate(name="compile", settings={}, outcome="undecided", reason="not tried: no time")
     first.candidates += [candidate("applied"), untried]

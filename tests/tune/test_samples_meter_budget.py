@@ -47,7 +47,7 @@ def test_bursts_and_periodic_costs_count() -> None:
     assert make_sample("B", 1, answer(times, [1] * count), uneven=False).seconds_per_item == pytest.approx(0.01)
 
 
-def test_unequal_updates_are_the_total_time_over_the_total_number() -> None:
+def test_uneven_updates_use_total_time_per_item() -> None:
     sample = make_sample("B", 2, answer([1.0, 3.0], [1, 7]), uneven=True, peak_bytes=5)
     assert sample.seconds_per_item == pytest.approx(0.5)
     assert (sample.arm, sample.pair, sample.items, sample.updates, sample.seconds) == ("B", 2, 8, 2, 4.0)
@@ -74,7 +74,7 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a child's ended children took")
-def test_what_ended_children_of_a_living_child_took_is_ours() -> None:
+def test_time_of_ended_grandchildren_is_counted() -> None:
     """This is the case of loader workers that a trial restarts in every epoch."""
     before = machine_load.own_cpu_seconds()
     with subprocess.Popen([sys.executable, "-c", BUSY_GRANDCHILD], stdout=subprocess.PIPE, text=True) as child:
@@ -129,7 +129,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     ],
     ids=["alone", "neighbour", "steal", "all kinds", "idle", "other cores", "never negative"],
 )
-def test_the_foreign_share_counts_what_others_took_of_our_cores(machine: FakeMachine, busy: Any, foreign: float) -> None:
+def test_the_foreign_share_counts_the_allowed_cores_only(machine: FakeMachine, busy: Any, foreign: float) -> None:
     watch = Meter(machine.folder)
     machine.passes(10.0, own=10.0, busy=busy)
     account = watch.read()
@@ -147,7 +147,7 @@ def test_the_foreign_share_is_unknown_without_proc(machine: FakeMachine) -> None
 
 
 @pytest.mark.parametrize(("seconds", "known"), [(0.02, False), (0.1, False), (0.5, True)])
-def test_a_stretch_too_short_for_the_ticks_of_the_kernel_is_not_called_spoilt(
+def test_a_stretch_too_short_for_kernel_ticks_is_not_called_disturbed(
     machine: FakeMachine, seconds: Any, known: Any
 ) -> None:
     """One tick is 10 ms: a quarter of a turn of 20 ms on two cores."""
@@ -159,12 +159,12 @@ def test_a_stretch_too_short_for_the_ticks_of_the_kernel_is_not_called_spoilt(
 
 
 @pytest.mark.parametrize(("share", "spoilt"), [(None, False), (SPOILT_FRAC, False), (SPOILT_FRAC + 1e-6, True)])
-def test_a_sample_is_spoilt_only_above_the_bound(share: Any, spoilt: Any) -> None:
+def test_a_sample_is_disturbed_only_above_the_limit(share: Any, spoilt: Any) -> None:
     account = Account(seconds=1, cpu_seconds=1, foreign_cpu_frac=share, major_faults=0, minor_faults=0)
     assert account.spoilt is spoilt
 
 
-def test_the_real_account_counts_our_own_work() -> None:
+def test_the_real_meter_counts_own_work() -> None:
     watch = Meter()
     until = monotonic() + 0.2
     blocks = []
@@ -191,7 +191,7 @@ def test_a_proof_of_whole_runs_takes_five_pairs_of_them() -> None:
     assert COSTS.whole_proof_s(600, 0.05) > COSTS.whole_proof_s(300, 0.05) + 5 * 300 * 0.05
 
 
-def test_final_updates_fill_the_time_set_aside_and_keep_their_bounds() -> None:
+def test_final_updates_fill_the_reserved_time_within_bounds() -> None:
     updates = COSTS.final_updates(200.0, 0.05)
     assert MIN_FINAL_UPDATES < updates < MAX_FINAL_UPDATES
     assert COSTS.final_s(200.0, 0.05) <= 200.0 < PAIRS * COSTS.pair_s(updates + 1, 0.05) * 1.15
@@ -236,7 +236,7 @@ def test_a_candidate_is_one_technique_with_its_settings() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux says where a thread runs")
-def test_a_thread_begins_on_the_core_it_is_told_and_stays_free() -> None:
+def test_a_thread_starts_on_the_given_core_and_is_not_pinned() -> None:
     allowed = os.sched_getaffinity(0)
     for core in sorted(allowed):
         begin_on(core)

@@ -94,7 +94,7 @@ class _StillProcesses(JobProcesses):
 @pytest.mark.parametrize(
     ("spoilt", "taken", "counted"), [((), TURNS, TURNS), ((1, 3), TURNS + 2, TURNS), (range(99), TURNS + MAX_RETAKES, 0)]
 )
-def test_a_spoilt_turn_is_taken_again_and_never_counted(spoilt: Container[int], taken: int, counted: int) -> None:
+def test_a_disturbed_turn_is_repeated_and_never_counted(spoilt: Container[int], taken: int, counted: int) -> None:
     class Played(Screen):
         def _turn(self, challenger: Resident, turn: int, updates: int) -> list[Sample]:
             foreign = 0.5 if turn in spoilt else 0.0
@@ -136,7 +136,7 @@ def test_calibration_sets_the_floor_and_finds_that_the_job_repeats(screen: Scree
         ([0.3, None], [TURNS, LOUD_TURNS], None),  # the first result counts if the second has no clean turns
     ],
 )
-def test_a_loud_moment_is_measured_again(scatters: list[float | None], asked: list[int], floor: float | None) -> None:
+def test_a_noisy_calibration_is_repeated(scatters: list[float | None], asked: list[int], floor: float | None) -> None:
     turns_asked: list[int] = []
 
     class Played(Screen):
@@ -197,7 +197,7 @@ def test_a_rounding_technique_is_judged_by_gradients_and_losses(screen: Screen) 
 
 
 @pytest.mark.slow
-def test_a_technique_whose_mechanism_is_not_seen_did_not_fire(screen: Screen) -> None:
+def test_a_technique_without_visible_effect_did_not_fire(screen: Screen) -> None:
     """`channels_last` on a model without convolutions."""
     absent = one("channels_last")
     found = screen.screen(absent, screen.plan.plus(absent), 5)
@@ -207,7 +207,7 @@ def test_a_technique_whose_mechanism_is_not_seen_did_not_fire(screen: Screen) ->
 
 
 @pytest.mark.slow
-def test_a_base_that_died_is_brought_back_and_not_blamed_on_the_candidate(screen: Screen) -> None:
+def test_a_dead_base_is_restarted_and_not_blamed_on_the_candidate(screen: Screen) -> None:
     kept = screen.plan.names  # promoted earlier, if the tests above ran in this process
     os.kill(screen.base.trial.pid, signal.SIGKILL)
     exact = one("metric_reading", every=5)
@@ -232,7 +232,7 @@ class J(Good):
 
 
 @pytest.mark.slow
-def test_slices_of_a_turn_lie_between_one_another(screen: Screen) -> None:
+def test_slices_of_a_turn_are_interleaved(screen: Screen) -> None:
     other = one("zero_grad_to_none")
     screen.screen(other, plan_of(other), 5, most_turns=FUTILE_TURNS)
     rival = screen.challenger
@@ -248,7 +248,7 @@ def test_slices_of_a_turn_lie_between_one_another(screen: Screen) -> None:
     assert joined.updates == 40
 
 
-def test_turns_are_for_what_does_not_wait_and_fits_twice() -> None:
+def test_turns_need_memory_for_two_and_no_waiting() -> None:
     busy = replace(facts(), peak_memory_bytes=1, memory_limit_bytes=10, phase_frac={"data": 0.8}, input_wait_frac=0.2)
     assert turns_that_fit(busy) > 1
     assert turns_that_fit(replace(busy, peak_memory_bytes=5)) == 1

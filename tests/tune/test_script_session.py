@@ -87,25 +87,25 @@ def test_a_script_of_some_sixty_short_steps_is_tuned(tmp_path: Path) -> None:
     assert [rung.reason for rung in evidence.rungs if rung.outcome == "failed"] == []
 
 
-def test_a_script_that_ends_at_once_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_ends_at_once_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="too few to measure"):
         tune(request_of(tmp_path, "--epochs", "1"))
 
 
 @pytest.mark.parametrize("text", ["print('no torch')\n", "import torch\nprint(torch.ones(1))\n"])
-def test_a_file_that_does_not_train_is_told_so(tmp_path: Path, text: str) -> None:
+def test_a_file_that_does_not_train_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "idle.py"
     path.write_text(text)
     with pytest.raises(TrialError, match="without a step of a torch optimizer"):
         tune(TuneRequest(target="idle.py", out=tmp_path / "out", command=(str(path),)))
 
 
-def test_a_script_that_refuses_its_arguments_is_heard(tmp_path: Path) -> None:
+def test_a_script_that_refuses_its_arguments_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="unrecognized arguments: fast_pages"):
         tune(request_of(tmp_path, "fast_pages"))
 
 
-def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
+def test_commands_that_cannot_be_tuned_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HastenError, match="in one process"):
         script_subject(request_of(tmp_path, ranks=2))
     with pytest.raises(TargetError, match="no script"):

@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(tmp_path: P
     assert len(set(losses[0])) == 10
 
 
-def test_what_its_first_steps_do_is_sampled(tmp_path: Path) -> None:
+def test_its_first_steps_are_sampled(tmp_path: Path) -> None:
     path = tmp_path / "trials" / "gradients.npy"  # files that a trial writes elsewhere are deleted with it
     with trial_of(tmp_path) as trial:
         told = trial.call("sample", steps=3, path=str(path))["updates"]
@@ -80,7 +80,7 @@ def test_techniques_prove_that_they_fired(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sample_cache", pytest.param("sample_store", marks=pytest.mark.long)])
-def test_a_cache_shows_in_its_first_epoch_that_samples_come_from_it(tmp_path: Path, name: str) -> None:
+def test_a_cache_proves_its_effect_in_its_first_epoch(tmp_path: Path, name: str) -> None:
     with trial_of(tmp_path, plan=plan_of(**{name: {}})) as trial:
         (check,) = trial.call("trace")["evidence"][name]
     assert check["passed"], check["seen"]
@@ -88,7 +88,7 @@ def test_a_cache_shows_in_its_first_epoch_that_samples_come_from_it(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_what_belongs_to_the_start_of_a_process_proves_that_it_fired_too(tmp_path: Path) -> None:
+def test_techniques_at_process_start_prove_their_effect_too(tmp_path: Path) -> None:
     with trial_of(tmp_path, plan=plan_of(allocator={"kind": "glibc_tuned"})) as trial:
         trial.call("warm", updates=2)
         checks = trial.call("trace")["evidence"]["allocator"]
@@ -96,7 +96,7 @@ def test_what_belongs_to_the_start_of_a_process_proves_that_it_fired_too(tmp_pat
     assert all(check["passed"] for check in checks), checks
 
 
-def test_without_the_plan_nothing_of_it_is_at_work(tmp_path: Path) -> None:
+def test_without_the_plan_its_techniques_have_no_effect(tmp_path: Path) -> None:
     with trial_of(tmp_path) as trial:
         assert trial.call("trace")["evidence"] == {}
         profile = trial.call("profile", slice_s=0.05, quick=False)
@@ -119,7 +119,7 @@ def test_a_slow_data_set_is_the_bottleneck_and_its_ceiling_is_measured(tmp_path:
 
 
 @pytest.mark.long
-def test_a_script_that_ends_after_it_was_seen_as_it_is_has_a_profile_of_that(tmp_path: Path) -> None:
+def test_a_script_that_ends_after_its_plain_profile_is_profiled(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--wait", "0.02", "--epochs", "3") as trial:
         answer = trial.call("profile", slice_s=0.001, quick=False)  # 12 of its 24 steps, and 8 more to record batches
     assert answer["profile"]["bottleneck"]["name"] == "input"
@@ -127,29 +127,29 @@ def test_a_script_that_ends_after_it_was_seen_as_it_is_has_a_profile_of_that(tmp
     assert answer["facts"]["op_counts"] == {}
 
 
-def test_the_end_of_the_script_is_told_with_its_steps(tmp_path: Path) -> None:
+def test_the_end_of_the_script_is_reported_with_its_steps(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--epochs", "2") as trial, pytest.raises(TrialError, match="ended after 16 steps"):
         trial.call("run", updates=30)
 
 
-def test_as_many_steps_as_are_left_can_be_counted(tmp_path: Path) -> None:
+def test_the_remaining_steps_can_be_counted(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--epochs", "2") as trial:
         trial.call("warm", updates=3)
         answer = trial.call("run", updates=300, or_fewer=True)
     assert len(answer["losses"]) == len(answer["times"]) == len(answer["items"]) == 16 - 1 - 3
 
 
-def test_an_error_of_the_script_is_told_in_its_words(tmp_path: Path) -> None:
+def test_an_error_of_the_script_is_quoted(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--raise-at", "5") as trial, pytest.raises(TrialError, match="ValueError: in the middle"):
         trial.call("run", updates=30)
 
 
-def test_what_cannot_be_applied_is_a_failed_trial(tmp_path: Path) -> None:
+def test_a_technique_that_cannot_be_applied_is_a_failed_trial(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="pinned_memory"):
         Trial(setting_of(tmp_path), plan_of(pinned_memory={}), seed=0)
 
 
-def test_what_a_trial_saves_is_a_whole_file_and_gone_with_it(tmp_path: Path) -> None:
+def test_files_saved_by_a_trial_are_complete_and_deleted_with_it(tmp_path: Path) -> None:
     with trial_of(tmp_path, "--save", str(tmp_path / "model.pt")) as trial:
         trial.call("run", updates=20)
         folders = (*(tmp_path / "trials").glob("script-*"), *SCRATCH.glob(f"{PREFIX}*"))
@@ -159,7 +159,7 @@ def test_what_a_trial_saves_is_a_whole_file_and_gone_with_it(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_screening_holds_both_arms_at_the_same_steps(tmp_path: Path) -> None:
+def test_a_screening_compares_both_arms_at_the_same_steps(tmp_path: Path) -> None:
     fused = plan_of(fused_optimizer={})
     with trial_of(tmp_path, seed=1) as trial:
         trial.call("warm", updates=13)

@@ -226,7 +226,7 @@ def test_the_highest_ceiling_is_tried_first_and_the_bottleneck_before_that() -> 
     assert screen.tried[:2] == ["middle", "large"]
 
 
-def test_what_is_faster_is_applied_and_the_bottleneck_measured_again() -> None:
+def test_a_faster_candidate_is_applied_and_the_bottleneck_measured_again() -> None:
     screen = FakeScreen(answers={"good": 1.5})
     search = make([technique("good"), technique("idle", gain=0.3)], screen)
     search.run()
@@ -247,7 +247,7 @@ def test_what_is_faster_is_applied_and_the_bottleneck_measured_again() -> None:
 
 
 @pytest.mark.parametrize(("together", "outcome"), [(1.5, "applied"), (1.0, "refused"), (0.8, "refused")])
-def test_what_may_only_pay_together_is_tried_together(together: float, outcome: str) -> None:
+def test_techniques_that_pay_together_are_tried_together(together: float, outcome: str) -> None:
     screen = FakeScreen(answers={"layout+half": together})
     search = make([technique("half"), technique("layout", gain=0.3, pays_with=("half",)), technique("other")], screen)
     search.run()
@@ -269,13 +269,13 @@ def test_a_pair_is_split_afterwards() -> None:
 
 
 @pytest.mark.parametrize("alone", [1.5, TrialError("It crashed.", kind="killed")], ids=["paid", "failed"])
-def test_what_paid_or_failed_alone_is_not_tried_together(alone: Any) -> None:
+def test_techniques_that_paid_or_failed_alone_are_not_paired(alone: Any) -> None:
     screen = FakeScreen(answers={"half": alone})
     make([technique("half"), technique("layout", gain=0.3, pays_with=("half",))], screen).run()
     assert "layout+half" not in screen.tried
 
 
-def test_a_ceiling_below_the_floor_is_refused_without_a_run() -> None:
+def test_a_ceiling_below_the_noise_floor_is_refused_without_a_run() -> None:
     screen = FakeScreen()
     search = make([technique("tiny", gain=0.02)], screen)
     search.run()
@@ -284,7 +284,7 @@ def test_a_ceiling_below_the_floor_is_refused_without_a_run() -> None:
     assert "at most 1.02x" in reason(search, "tiny")
 
 
-def test_a_technique_that_does_not_fit_is_refused_in_its_own_words() -> None:
+def test_a_technique_that_does_not_fit_gives_its_own_reason() -> None:
     search = make([technique("alien", refuses="there is no such kernel here")], FakeScreen())
     search.run()
     assert outcomes(search) == {"alien": "refused"}
@@ -306,7 +306,7 @@ def test_a_memory_technique_is_tried_only_where_memory_is_short() -> None:
     assert "saves memory" in reason(search, "thrift")
 
 
-def test_a_failed_trial_is_recorded_and_climbing_goes_on() -> None:
+def test_a_failed_trial_is_recorded_and_the_search_continues() -> None:
     error = TrialError("The trial process was ended by SIGKILL.", kind="out_of_memory")
     screen = FakeScreen(answers={"greedy": error, "good": 1.5})
     search = make([technique("greedy", gain=0.8), technique("good")], screen)
@@ -377,7 +377,7 @@ def test_a_small_gain_is_left_to_fresh_processes(monkeypatch: pytest.MonkeyPatch
     assert outcomes(search) == {"slight": outcome}
 
 
-def test_fresh_processes_count_no_more_steps_than_a_script_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_processes_count_at_most_the_steps_of_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def compared(_setting: Any, _base: Plan, _candidate: Plan, design: Design) -> Comparison:
@@ -394,7 +394,7 @@ def test_fresh_processes_count_no_more_steps_than_a_script_has(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("longer", "outcome"), [(measured(1.06), "applied"), (measured(1.0), "refused"), (measured(1.06, 0.2), "undecided")]
 )
-def test_what_fresh_processes_leave_open_gets_a_longer_look_when_all_else_was_tried(
+def test_open_candidates_are_measured_longer_after_all_others(
     monkeypatch: pytest.MonkeyPatch, longer: Comparison, outcome: str
 ) -> None:
     asked: list[tuple[Any, int]] = []
@@ -420,7 +420,7 @@ def test_what_fresh_processes_leave_open_gets_a_longer_look_when_all_else_was_tr
 
 
 @pytest.mark.parametrize("seen", [measured(1.0, 0.2, pairs=4), measured(0.9, 0.3)])
-def test_what_would_bring_nothing_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, seen: Comparison) -> None:
+def test_candidates_without_gain_are_not_measured_again(monkeypatch: pytest.MonkeyPatch, seen: Comparison) -> None:
     asked: list[Plan] = []
 
     def compared(_setting: Any, _base: Plan, candidate: Plan, _design: Design) -> Comparison:
@@ -455,7 +455,7 @@ def test_without_time_for_fresh_processes_a_small_gain_stays_undecided() -> None
     assert "too small to trust" in reason(search, "slight")
 
 
-def test_a_loss_that_breaks_is_the_gates_no_and_no_failure() -> None:
+def test_a_loss_that_breaks_fails_the_gate_and_is_not_a_crash() -> None:
     error = TrialError("The loss became inf at update 5.", kind="nan")
     search = make([technique("breaks")], FakeScreen(answers={"breaks": error}))
     search.run()
@@ -465,7 +465,7 @@ def test_a_loss_that_breaks_is_the_gates_no_and_no_failure() -> None:
     assert search.state.candidates[0].numerics.verdict == "failed"
 
 
-def test_what_the_budget_does_not_allow_is_said_and_not_run() -> None:
+def test_candidates_beyond_the_budget_are_reported_and_not_run() -> None:
     screen = FakeScreen(answers={"good": 1.5, "dear": 9.0})
     search = make([technique("dear", gain=0.9, setup_s=1e7), technique("good")], screen)
     search.run()
@@ -474,7 +474,7 @@ def test_what_the_budget_does_not_allow_is_said_and_not_run() -> None:
     assert reason(search, "dear").startswith(NOT_TRIED)
 
 
-def test_one_that_clashes_with_the_plan_is_refused_with_both_names() -> None:
+def test_a_conflict_with_the_plan_is_refused_with_both_names() -> None:
     kinds = [technique("first", gain=0.8, conflicts=("second",)), technique("second")]
     search = make(kinds, FakeScreen(answers={"first": 2.0, "second": 2.0}))
     search.run()
@@ -482,7 +482,7 @@ def test_one_that_clashes_with_the_plan_is_refused_with_both_names() -> None:
     assert "`first` and `second` exclude each other" in reason(search, "second")
 
 
-def test_pruning_takes_out_what_no_longer_pays_and_keeps_the_rest() -> None:
+def test_pruning_removes_what_no_longer_pays_and_keeps_the_rest() -> None:
     screen = FakeScreen(answers={"a": 1.3, "b": 1.5, "c": 1.4}, without={"a": 1.0, "b": 0.6})
     search = make([technique("a", gain=0.8), technique("b", gain=0.7), technique("c", gain=0.6)], screen)
     search.run()
@@ -534,7 +534,7 @@ def test_settled_candidates_of_an_earlier_session_are_not_tried_again() -> None:
 
 @pytest.mark.parametrize("ratio", [1.5, 1.0, 0.5])
 @pytest.mark.parametrize("seconds", [1e6, 0.0])
-def test_nothing_vanishes_every_name_of_the_catalogue_has_a_rung(ratio: Any, seconds: Any) -> None:
+def test_every_technique_of_the_catalogue_has_a_candidate(ratio: Any, seconds: Any) -> None:
     kinds = catalogue()
     screen = FakeScreen(answers=dict.fromkeys(kinds, ratio))
     search = make(list(kinds.values()), screen, seconds=seconds)
@@ -554,7 +554,7 @@ def kept_sizes(search: Search) -> dict[int, str]:
     return {candidate.settings["size"]: candidate.outcome for candidate in search.state.candidates}
 
 
-def test_where_one_setting_is_faster_the_fastest_of_some_is_kept() -> None:
+def test_after_a_faster_setting_the_fastest_of_several_is_kept() -> None:
     screen = FakeScreen(answers={"knob 1": 1.0, "knob 2": 1.3, "knob 3": 1.6, "knob 4": 1.4})
     search = make([sized("knob", (1, 2, 3, 4, 5))], screen)
     search.run()
@@ -567,7 +567,7 @@ def test_where_one_setting_is_faster_the_fastest_of_some_is_kept() -> None:
     assert search.state.speed == pytest.approx(1.6, rel=0.01)
 
 
-def test_the_setting_that_was_screened_last_need_not_be_started_again() -> None:
+def test_the_last_screened_setting_is_not_restarted() -> None:
     screen = FakeScreen(answers={"knob 1": 1.3, "knob 2": 1.6})
     search = make([sized("knob", (1, 2))], screen)
     search.run()
@@ -575,7 +575,7 @@ def test_the_setting_that_was_screened_last_need_not_be_started_again() -> None:
     assert kept_sizes(search) == {2: "applied", 1: "refused"}
 
 
-def test_a_setting_that_fresh_processes_leave_open_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_left_open_by_fresh_processes_yields_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = {1: 1.06, 2: 1.0}
     monkeypatch.setattr(module, "compare", lambda _s, _base, plan, _d: measured(fresh[plan.to_dict()["knob"]["size"]]))
     screen = FakeScreen(answers={"knob 1": 1.06, "knob 2": 1.07})
@@ -585,7 +585,7 @@ def test_a_setting_that_fresh_processes_leave_open_gives_way_to_the_next(monkeyp
     assert screen.plan.to_dict() == {"knob": {"size": 1}}
 
 
-def test_other_settings_wait_where_there_is_no_time_for_them() -> None:
+def test_other_settings_wait_if_there_is_no_time() -> None:
     screen = FakeScreen(answers={"knob": 1.5})
     search = make([sized("knob")], screen, seconds=1e6)
     screening_s = search.state.config.costs.screening_s(5, search.state.turn_updates, search.state.update_s)
@@ -596,7 +596,7 @@ def test_other_settings_wait_where_there_is_no_time_for_them() -> None:
     assert kept_sizes(search) == {1: "applied"}
 
 
-def test_a_setting_that_cannot_be_started_again_has_failed_and_the_next_is_kept() -> None:
+def test_a_setting_that_cannot_be_restarted_fails_and_the_next_is_kept() -> None:
     error = TrialError("It crashed.", kind="killed")
     screen = FakeScreen(answers={"knob 1": 1.6, "knob 2": 1.3}, again=error)
     search = make([sized("knob", (1, 2))], screen)
@@ -605,7 +605,7 @@ def test_a_setting_that_cannot_be_started_again_has_failed_and_the_next_is_kept(
     assert "when it was restarted: It crashed." in search.state.candidates[0].reason
 
 
-def test_for_memory_the_first_setting_that_saves_enough_stays() -> None:
+def test_for_memory_the_first_sufficient_setting_is_kept() -> None:
     screen = FakeScreen(answers={"knob": 0.9})
     search = make([sized("knob", gain=0.0, memory_technique=True)], screen, on=facts(peak_memory_bytes=7 * GIB))
     search.run()

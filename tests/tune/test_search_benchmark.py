@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-def test_what_was_kept_is_in_and_the_rest_follows_by_ceiling_and_prior() -> None:
+def test_kept_candidates_come_first_then_ceiling_and_prior() -> None:
     space = declare(facts(), KINDS, {"kept": {}}, limit=7)
     assert [item.name for item in space.chosen] == ["kept", "large", "middle"]
     assert [item.recorded for item in space.chosen] == [True, False, False]
@@ -43,14 +43,14 @@ def test_what_was_kept_is_in_and_the_rest_follows_by_ceiling_and_prior() -> None
     assert [item.name for item in declare(facts(), KINDS, {}, limit=7).chosen] == ["large", "middle", "small"]
 
 
-def test_what_was_kept_is_in_though_it_does_not_fit_the_plain_job() -> None:
+def test_kept_candidates_are_included_even_if_they_no_longer_fit() -> None:
     kinds = {**KINDS, "later": technique("later", refuses="not yet")}
     chosen = {item.name: item for item in declare(facts(), kinds, {"later": {}}).chosen}
     assert chosen["later"].recorded
     assert len(chosen["later"].settings) == 1
 
 
-def test_what_no_update_tells_is_no_candidate() -> None:
+def test_techniques_not_judged_by_update_time_are_not_candidates() -> None:
     kinds = {
         "learns": technique("learns", judged_by=Judge.TIME_TO_TARGET),
         "saves": technique("saves", event="checkpoint"),
@@ -69,7 +69,7 @@ def test_the_declared_candidates_have_no_more_subsets_than_are_allowed() -> None
 
 
 @pytest.mark.parametrize(("others", "left_out"), [(5, []), (7, ["compiles"])])
-def test_what_would_make_the_exhaustive_search_too_long_is_left_out(others: int, left_out: list[str]) -> None:
+def test_candidates_beyond_the_exhaustive_limit_are_left_out(others: int, left_out: list[str]) -> None:
     kinds = {f"t{number}": technique(f"t{number}", gain=0.5, prior=0.5) for number in range(others)}
     kinds |= {"compiles": technique("compiles", gain=0.1, prior=0.1, setup_s=45.0)}
     space = declare(facts(), kinds, {})
@@ -78,13 +78,13 @@ def test_what_would_make_the_exhaustive_search_too_long_is_left_out(others: int,
     assert declared_seconds(subsets([item.settings for item in space.chosen])) <= MAX_SECONDS
 
 
-def test_subsets_are_all_that_can_be_and_nothing_else() -> None:
+def test_subsets_are_complete() -> None:
     offers = [(KINDS["large"](),), (KINDS["middle"](),), (KINDS["small"](),)]
     found = {tuple(item.card.name for item in plan) for plan in subsets(offers)}
     assert found == {("large",), ("middle",), ("small",), ("large", "middle"), ("middle", "small")}
 
 
-def test_a_plan_has_one_setting_of_a_technique_at_most() -> None:
+def test_a_plan_has_at_most_one_setting_of_a_technique() -> None:
     allocator = two_settings()
     found = subsets([allocator, (KINDS["large"](),)])
     assert len(found) == 2 + 1 + 2
@@ -154,7 +154,7 @@ def test_a_search_that_was_cut_short_proves_nothing() -> None:
     assert (found["verdict"], "not every subset" in found["why"]) == ("undecided", True)
 
 
-def test_what_a_neighbour_spoilt_counts_by_its_last_turn() -> None:
+def test_a_repeated_subset_counts_by_its_last_row() -> None:
     again = [*MEASURED, subset({"broken": {}}, 1.5, 5.0)]
     assert len(latest(again)) == len(MEASURED)
     found = summary(climbed(), latest(again), rounds(1.0, 1.0), len(MEASURED))
@@ -183,7 +183,7 @@ def test_packing_reaches_its_goal_only_with_the_whole_interval(low: float | None
     assert goal_verdict(low, high)[0] == verdict
 
 
-def test_rows_are_taken_up_by_the_same_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_resumed_only_by_the_same_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "ROOT", tmp_path)
     monkeypatch.setattr(rows_module, "commit_of", lambda _: "abc")
     first = Rows("some")

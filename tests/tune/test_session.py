@@ -133,9 +133,7 @@ class J(Good):
 @pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_data_that_break_off_late_leave_the_evidence_gathered_so_far(
-    tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_fails_late_leaves_the_evidence_so_far(tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiling succeeds; a later process reads beyond the data that the server sends."""
     target, out = write_job(tmp_path, "LIMIT = 10**9\n" + COUNTED), tmp_path / "out"
     before = children()
@@ -203,7 +201,7 @@ def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) ->
 @pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[str, Any]) -> None:
+def test_resume_keeps_settled_candidates_and_refuses_another_job(interrupted: dict[str, Any]) -> None:
     out, target = interrupted["out"], interrupted["target"]
     first = load(out / "evidence.json")
     command = [sys.executable, "-m", "hasten", "tune", target, "--budget", "8s", "--out", str(out), "--resume"]
@@ -230,7 +228,7 @@ def test_resume_keeps_settled_rungs_and_refuses_another_job(interrupted: dict[st
         ({"only": ("sample_cache", "cpu_threads"), "without": ("cpu_threads",)}, {"sample_cache"}, "not named in --only"),
     ],
 )
-def test_what_is_left_out_is_told_and_not_tried(
+def test_excluded_techniques_are_reported_and_not_tried(
     tmp_path: Path, few: None, asked: dict[str, Any], tried: set[str], reason: str
 ) -> None:
     session = Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", **asked))
@@ -241,7 +239,7 @@ def test_what_is_left_out_is_told_and_not_tried(
         assert f"--{name} {names[-1]}" in (session.record.evidence.commands or ("",))[0]
 
 
-def test_a_technique_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_technique_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(HastenError, match=r"no technique 'precison'\. Did you mean precision\?"):
         Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", without=("precison",)))
 
@@ -251,13 +249,13 @@ def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
         Session(TuneRequest(target=write_job(tmp_path), out=tmp_path / "out", resume=True))
 
 
-def test_a_target_that_is_not_there_writes_nothing(tmp_path: Path) -> None:
+def test_a_missing_target_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(TargetError):
         Session(TuneRequest(target=str(tmp_path / "no.py:J"), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_fingerprint_changes_with_the_file_and_not_with_its_place(tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_the_content_and_not_the_path(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     first = job_fingerprint(load_job(write_job(tmp_path, name="one_job.py")))
     assert first == job_fingerprint(load_job(write_job(tmp_path / "other", name="two_job.py")))

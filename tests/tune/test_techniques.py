@@ -60,7 +60,7 @@ def test_each_case_names_a_technique_with_sound_settings_and_a_job_that_can_be_m
         assert kind().valid_data() is not None
 
 
-def test_no_case_stands_there_twice() -> None:
+def test_no_case_appears_twice() -> None:
     assert {key: number for key, number in Counter(case.key for case in CASES).items() if number > 1} == {}
 
 
@@ -74,7 +74,7 @@ def test_every_technique_is_measured_here_or_elsewhere_or_has_a_reason() -> None
     assert all(len(reason) > 15 for reason in NOT_HERE.values())
 
 
-def test_a_setting_that_is_none_is_refused() -> None:
+def test_an_invalid_setting_is_refused() -> None:
     with pytest.raises(PlanError, match="colour"):
         Case("precision", {"colour": "blue"}, "small_steps:OnlineJob").optimization()
 
@@ -86,7 +86,7 @@ def test_a_setting_that_is_none_is_refused() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_case_is_measured_in_fresh_pairs_and_one_that_does_not_fit_is_refused(
+def test_a_case_is_measured_in_fresh_pairs_unless_it_does_not_fit(
     kept: kept_rows.Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_load, "SPOILT_FRAC", 9.0)  # ignore the load of this machine
@@ -165,7 +165,7 @@ def losses(plain: list[float], changed: list[float]) -> Comparison:
         (passed(), Comparison(why="only 1 clean pairs"), "failed", "only 1 clean pairs"),
     ],
 )  # fmt: skip
-def test_what_does_not_come_so_far_is_recorded_with_the_reason(
+def test_early_refusals_are_recorded_with_the_reason(
     screened: Any, compared: Comparison, outcome: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = outcome_of(screened, compared, Case("metric_reading", {}, "small_steps:OnlineJob"), monkeypatch)
@@ -204,7 +204,7 @@ def test_peak_memory_is_the_median_of_the_processes_of_an_arm() -> None:
 # All of them.
 
 
-def test_some_may_be_measured_again_and_the_other_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_rows_may_be_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = CASES[0], CASES[1]
 
     def row(case: Case, ratio: float) -> dict[str, Any]:

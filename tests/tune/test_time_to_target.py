@@ -72,7 +72,7 @@ def test_the_target_is_the_level_of_the_last_quarter() -> None:
     assert target_harm([9.0, 3.0]) == 3.0
 
 
-def test_a_crossing_lies_on_the_line_between_two_measurements() -> None:
+def test_a_crossing_is_interpolated_between_two_measurements() -> None:
     assert seconds_to(0.5, [1.0, 0.8, 0.4, 0.1], [0.0, 10.0, 20.0, 30.0]) == pytest.approx(17.5)
     assert seconds_to(0.8, [1.0, 0.8, 0.4], [0.0, 10.0, 20.0]) == pytest.approx(10.0)
     assert seconds_to(0.05, [1.0, 0.8, 0.4], [0.0, 10.0, 20.0]) is None
@@ -96,7 +96,7 @@ def test_the_base_always_reaches_its_own_target() -> None:
         assert pair_times(shaky, shaky, "min")[1][0] is not None, bumps
 
 
-def test_one_lucky_measurement_is_no_crossing() -> None:
+def test_one_lucky_measurement_is_not_a_crossing() -> None:
     base = curve(falling(end=0.25))
     lucky = falling(0.5)
     lucky[3] = 0.0
@@ -118,13 +118,13 @@ def test_sooner_at_the_target_is_faster() -> None:
 
 
 @pytest.mark.parametrize(("speed", "verdict"), [(0.9, Verdict.SLOWER), (1.0, Verdict.SAME)])
-def test_later_or_no_sooner_is_refused(speed: float, verdict: Verdict) -> None:
+def test_later_or_equally_late_is_refused(speed: float, verdict: Verdict) -> None:
     found = compared(jittered(speed))
     assert found.verdict is verdict
     assert decide_to_target(found)[0] == "refused"
 
 
-def test_what_never_reaches_the_target_is_censored_and_never_faster() -> None:
+def test_a_missed_target_is_censored_and_never_faster() -> None:
     pairs = jittered(3.0)
     pairs[2] = (pairs[2][0], curve(falling(0.5)))
     found = compared(pairs)
@@ -138,13 +138,13 @@ def test_what_never_reaches_the_target_is_censored_and_never_faster() -> None:
     assert run.seconds_to_target == run.curve.seconds[-1]
 
 
-def test_all_of_them_late_is_slower_even_where_they_are_censored() -> None:
+def test_all_late_runs_are_slower_even_if_censored() -> None:
     found = compared([(curve(falling(2.0, end=0.25)), curve(falling(0.5), 1.0 + 0.01 * pair)) for pair in range(5)])
     assert found.missed == 5
     assert found.verdict is Verdict.SLOWER
 
 
-def test_a_curve_that_goes_back_ends_worse_and_is_refused() -> None:
+def test_a_curve_that_falls_back_ends_worse_and_is_refused() -> None:
     back = [*falling(2.0, end=0.1)[:12], *([0.4] * 5)]
     pairs = [(curve(falling(end=0.25)), curve(back, 1.0 + 0.01 * (pair % 2))) for pair in range(5)]
     found = compared(pairs)
@@ -157,7 +157,7 @@ def test_a_curve_that_goes_back_ends_worse_and_is_refused() -> None:
     assert decide_to_target(found)[0] == "refused"
 
 
-def test_an_end_that_is_not_shown_to_hold_is_not_faster() -> None:
+def test_an_unproved_final_metric_is_not_faster() -> None:
     pairs = []
     for pair in range(5):
         end = falling(2.0, end=0.25)
@@ -171,7 +171,7 @@ def test_an_end_that_is_not_shown_to_hold_is_not_faster() -> None:
     assert decide_to_target(found)[0] == "undecided"
 
 
-def test_the_lower_end_must_clear_the_floor() -> None:
+def test_the_lower_end_must_be_above_the_noise_floor() -> None:
     found = TargetComparison(quality=LOSS, floor=Floor(0.49, "a shaky machine"))
     for pair, (first, second) in enumerate(jittered(1.5)):
         found.add(WholeRun(arm="A", pair=pair, curve=first, items=1), WholeRun(arm="B", pair=pair, curve=second, items=1))
@@ -182,7 +182,7 @@ def test_the_lower_end_must_clear_the_floor() -> None:
     assert "is not above the noise floor of 49.0%" in found.why
 
 
-def test_spoilt_pairs_are_not_counted() -> None:
+def test_disturbed_pairs_are_not_counted() -> None:
     found = compared(jittered(2.0), spoilt=True)
     assert (found.interval, found.verdict) == (None, Verdict.UNDECIDED)
     assert "neighbour" in found.why
@@ -203,7 +203,7 @@ def test_a_base_without_a_finite_metric_sets_no_target() -> None:
     assert found.verdict is Verdict.UNDECIDED
 
 
-def test_a_metric_that_is_there_at_once_tells_nothing() -> None:
+def test_a_target_reached_at_once_proves_nothing() -> None:
     found = compared([(curve([0.2] * 17), curve([0.2] * 17))] * 5)
     assert found.why == REACHED_AT_ONCE
     assert found.interval is None
@@ -217,7 +217,7 @@ def test_it_is_read_at_the_confidence_of_its_looks() -> None:
     assert found.interval.confidence == pytest.approx(1 - 0.025 / 3)
 
 
-def test_the_samples_hold_the_raw_curves() -> None:
+def test_the_samples_contain_the_raw_curves() -> None:
     table = compared(jittered(2.0)).to_dict()
     assert (table["kind"], table["metric"], table["missed"]) == ("time_to_target", "loss", 0)
     assert table["held_out"]["verdict"] == "not_worse"

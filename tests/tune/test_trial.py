@@ -105,7 +105,7 @@ class J(Good):
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.long if kind in {"nan", "out_of_memory"} else ()) for kind in DYING]
 )
-def test_a_dying_trial_is_an_outcome(tmp_path: Path, kind: str) -> None:
+def test_a_dying_trial_gives_a_failure_kind(tmp_path: Path, kind: str) -> None:
     body, words = DYING[kind]
     error = failure(setting_of(tmp_path, body), updates=40)
     assert error.kind == kind
@@ -148,7 +148,7 @@ def test_a_job_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:
     assert "not a hasten.Job" in str(error)
 
 
-def test_an_exit_in_the_users_code_is_an_outcome_with_its_last_words(tmp_path: Path) -> None:
+def test_an_exit_in_user_code_is_reported_with_its_last_output(tmp_path: Path) -> None:
     body = """
 class J(Good):
     def loss(self, model, batch):
@@ -177,7 +177,7 @@ class J(Good):
     assert log.count(b"x" * 200_000) == 5
 
 
-def test_user_code_that_asks_for_input_gets_none_and_eats_no_command(tmp_path: Path) -> None:
+def test_user_code_that_reads_input_gets_none_and_takes_no_command(tmp_path: Path) -> None:
     body = """
 class J(Good):
     def valid_data(self):
@@ -250,7 +250,7 @@ def test_gradients_are_sampled_at_weights_that_another_trial_trained_to(tmp_path
 
 
 @pytest.mark.long
-def test_weights_are_put_into_a_trial_and_those_of_another_network_are_not(tmp_path: Path) -> None:
+def test_weights_are_loaded_unless_they_belong_to_another_network(tmp_path: Path) -> None:
     setting, weights = setting_of(tmp_path), tmp_path / "weights.pt"
     with Trial(setting, Plan()) as base, Trial(setting, Plan()) as other:
         base.call("settle", updates=6, seconds=60.0, path=str(weights))
@@ -318,7 +318,7 @@ def test_a_frozen_trial_and_its_workers_die_with_a_parent_that_is_killed(tmp_pat
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_trial_killed_from_outside_is_noticed_though_its_workers_hold_the_pipe(tmp_path: Path) -> None:
+def test_a_killed_trial_is_noticed_although_its_workers_hold_the_pipe(tmp_path: Path) -> None:
     with Trial(setting_of(tmp_path, hang_s=30.0), with_workers()) as trial:
         trial.call("run", updates=3)
         os.kill(trial.pid, signal.SIGKILL)
@@ -327,7 +327,7 @@ def test_a_trial_killed_from_outside_is_noticed_though_its_workers_hold_the_pipe
     assert caught.value.kind == "killed"
 
 
-def test_the_environment_of_a_trial_shares_compiled_code_unless_the_user_says_where(tmp_path: Path) -> None:
+def test_the_environment_of_a_trial_shares_compiled_code_unless_overridden(tmp_path: Path) -> None:
     ours = trial_environment(tmp_path, {"HOME": "/home/me"})
     assert ours["HOME"] == "/home/me"
     assert Path(ours["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(tmp_path)

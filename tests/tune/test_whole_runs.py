@@ -70,13 +70,13 @@ def test_a_clear_verdict_stops_at_the_first_look_and_pairs_alternate(play: Play)
     assert first == {"AB", "BA"}
 
 
-def test_what_is_open_goes_on_to_the_last_look(play: Play) -> None:
+def test_an_open_comparison_continues_to_the_last_look(play: Play) -> None:
     found, played = play(Played(lambda pair: 1.4 if pair % 2 else 0.95))
     assert len(played.asked) == LOOKS[-1]
     assert found.verdict is Verdict.UNDECIDED
 
 
-def test_what_can_no_longer_be_faster_ends_early(play: Play) -> None:
+def test_a_hopeless_comparison_ends_early(play: Play) -> None:
     found, played = play(Played(lambda _: 0.5))
     assert len(played.asked) == MIN_PAIRS
     assert found.missed == MIN_PAIRS
@@ -84,7 +84,7 @@ def test_what_can_no_longer_be_faster_ends_early(play: Play) -> None:
     assert found.interval is not None
 
 
-def test_a_spoilt_pair_is_run_again_once(play: Play) -> None:
+def test_a_disturbed_pair_is_repeated_once(play: Play) -> None:
     played = Played(lambda _: 2.0)
     played.spoilt = lambda pair, times: pair == 1 and times == 0
     found, _ = play(played)
@@ -107,7 +107,7 @@ def test_a_passed_deadline_ends_after_the_pair(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("pairs", "looks"), [(3, (3,)), (4, (4,)), (5, (5,)), (6, (5,)), (9, (5, 7)), (10, (5, 7, 10))])
-def test_the_looks_follow_from_the_room_alone(pairs: int, looks: tuple[int, ...]) -> None:
+def test_the_looks_depend_on_the_budget_alone(pairs: int, looks: tuple[int, ...]) -> None:
     assert planned_looks(pairs) == looks
 
 
