@@ -46,7 +46,6 @@ STAND_INS = {
 """The functions that replace the script's iterator and dataset themselves. Everything that they call is guarded."""
 
 
-
 class Fault:
     """Replaces a function of Hasten by one that records its call or raises an error. Its code counts as Hasten's."""
 
