@@ -1,4 +1,4 @@
-"""Watch what a Lightning Trainer fits, and train it under a plan.
+"""Profile the training of a Lightning Trainer, and train under a plan.
 
     from hasten.integrations.lightning import HastenCallback
 
@@ -6,7 +6,7 @@
     Trainer(callbacks=[watch]).fit(model, loader)
     print(watch.summary())
 
-For `lightning.pytorch` and for `pytorch_lightning`, whichever is imported; of neither, whichever is installed.
+Works with `lightning.pytorch` and `pytorch_lightning`: with the package that is imported, or else the one that is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_classes() -> tuple[type[Any], ...]:
-    """The class `Callback` of each Lightning that is imported, or of the first that is installed."""
+    """Return the class `Callback` of each Lightning package that is imported, or of the first one that is installed."""
     loaded = [kind for name in PACKAGES if (kind := getattr(sys.modules.get(name), "Callback", None)) is not None]
     if loaded:
         return tuple(dict.fromkeys(loaded))
@@ -33,37 +33,37 @@ def _callback_classes() -> tuple[type[Any], ...]:
     raise ImportError("Lightning is not installed. Install it with: pip install 'hasten[frameworks]'", name="lightning")
 
 
-class HastenCallback(WatchingCallback, *_callback_classes()):  # type: ignore[misc]  # which Lightning it is, is known here only
-    """Opens the watch when a fit begins, and closes it when it ends, however it ends.
+class HastenCallback(WatchingCallback, *_callback_classes()):  # type: ignore[misc]  # the base class is known at run time only
+    """Starts profiling when a fit begins, and stops when it ends, also after an error.
 
     Args:
-        plan: A plan, or the file of one. What Lightning does itself (precision, accumulation, strategies) is left to it,
-            with a warning that says which argument of the Trainer to set.
-        json: Where rank 0 writes the profile at the end.
-        log: After each training epoch, give the share of each phase to the loggers of the Trainer, as `hasten/data`, ...
+        plan: A plan, or the path of a plan file. Optimizations that Lightning implements itself (precision, accumulation,
+            strategies) are left to it, with a warning that names the argument of the Trainer to set.
+        json: Path where rank 0 writes the profile at the end.
+        log: Whether to log the share of each phase to the Trainer's loggers after each training epoch, as `hasten/data`, ...
 
     Raises:
-        PlanError: The plan file is missing or wrong.
+        PlanError: The plan file is missing or invalid.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch."""
+        """Start profiling."""
         self._watching.open("lightning", trainer, leads=trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the phases so far."""
-        found: Mapping[str, float] = self._watching.metrics() if self._log else {}
-        for logger in trainer.loggers if found else ():
-            logger.log_metrics(dict(found), step=trainer.global_step)
+        """Log the shares of the phases so far."""
+        shares: Mapping[str, float] = self._watching.metrics() if self._log else {}
+        for logger in trainer.loggers if shares else ():
+            logger.log_metrics(dict(shares), step=trainer.global_step)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """The last checkpoint is written: end the watch."""
+        """Stop profiling after the last checkpoint."""
         self._watching.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The fit failed or was interrupted: end the watch."""
+        """Stop profiling if the fit failed or was interrupted."""
         self._watching.close(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End the watch where neither of the two was called."""
+        """Stop profiling if neither of the two methods above was called."""
         self._watching.close()

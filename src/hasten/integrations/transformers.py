@@ -1,4 +1,4 @@
-"""Watch what a Trainer of Transformers trains, and train it under a plan.
+"""Profile the training of a Transformers Trainer, and train under a plan.
 
     from hasten.integrations.transformers import HastenCallback
 
@@ -6,8 +6,8 @@
     Trainer(model=model, args=args, train_dataset=data, callbacks=[watch]).train()
     print(watch.summary())
 
-A Trainer tells its callbacks nothing of a training that fails. The watch therefore looks at the methods that a failure
-passes through (`PASSED`), for as long as it is open.
+A Trainer does not notify its callbacks when training fails. While profiling, the callback therefore wraps the methods of the
+Trainer that an exception passes through (`PASSED`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ except ModuleNotFoundError as error:
     ) from error
 
 PASSED = ("_run_epoch", "_evaluate", "_finalize_training")
-"""Methods of the Trainer that nearly all of a training is done in."""
+"""Methods of the Trainer in which almost all of training runs."""
 PASSED_IN_PARTS = ("get_batch_samples", "training_step", "_maybe_log_save_evaluate")
-"""The same of a Trainer whose epochs are no method of their own."""
+"""The same for Trainers without a method for an epoch."""
 
 
-class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  # its class is known where it is installed only
-    """Opens the watch when training begins, and closes it when it ends, or when an error leaves it.
+class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  # the base class is known at run time only
+    """Starts profiling when training begins, and stops when it ends or fails.
 
     Args:
-        plan: A plan, or the file of one. What the Trainer does itself (precision, accumulation, checkpointed activations)
-            is left to it, with a warning that says which of its arguments to set.
-        json: Where rank 0 writes the profile at the end.
-        log: Add the share of each phase to what the Trainer logs of the training, as `hasten/data`, ...
+        plan: A plan, or the path of a plan file. Optimizations that the Trainer implements itself (precision, accumulation,
+            activation checkpointing) are left to it, with a warning that names the argument to set.
+        json: Path where rank 0 writes the profile at the end.
+        log: Whether to add the share of each phase to the Trainer's training logs, as `hasten/data`, ...
 
     Raises:
-        PlanError: The plan file is missing or wrong.
+        PlanError: The plan file is missing or invalid.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  
         self._patches = Patches()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
-        """Begin to watch; once more where the Trainer begins anew with a smaller batch."""
+        """Start profiling. Start again if the Trainer restarts with a smaller batch."""
         self._end()
         self._watching.open("transformers", args, leads=state.is_world_process_zero)
         for name in PASSED if hasattr(Trainer, "_run_epoch") else PASSED_IN_PARTS:
@@ -67,11 +67,11 @@ class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  
             self._patches.put(Trainer, "log", self._logging)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
-        """Everything is trained and saved: end the watch."""
+        """Stop profiling after everything is trained and saved."""
         self._end()
 
     def close(self) -> None:
-        """End the watch now; nothing where it has ended."""
+        """Stop profiling now. Does nothing if it has already stopped."""
         self._end()
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -79,7 +79,7 @@ class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  
         self._patches.restore()
 
     def _passed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Close the watch where an error passes."""
+        """Wrap a method to stop profiling when an exception leaves it."""
 
         @functools.wraps(original)
         def passed(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  
         return passed
 
     def _logging(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Add the phases to what is logged of the training."""
+        """Wrap the log method to add the shares of the phases to training logs."""
 
         @functools.wraps(original)
         def log(trainer: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:

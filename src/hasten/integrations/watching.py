@@ -1,4 +1,4 @@
-"""One watch that a framework's callback opens when training begins and closes when it ends."""
+"""Shared code of the framework callbacks, which start profiling when training begins and stop when it ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Watching:
     """Opens and closes `hasten.attach` for a callback.
 
     Args:
-        plan: A plan or its file; what the framework itself must be told is left to it.
-        json: Where to write the profile at the end.
+        plan: A plan, or the path of a plan file. Optimizations that the framework implements itself are left to it.
+        json: Path where the profile is written at the end.
 
     Attributes:
-        plan: The plan as it was given, loaded; empty without one.
-        is_open: Whether training is being watched now.
+        plan: The complete plan; empty if none was given.
+        is_open: Whether training is being profiled now.
 
     Raises:
-        PlanError: The plan file is missing or wrong.
+        PlanError: The plan file is missing or invalid.
     """
 
     def __init__(self, plan: str | os.PathLike[str] | Plan | None, json: str | os.PathLike[str] | None) -> None:
@@ -35,66 +35,66 @@ class Watching:
         self._watched: Watched | None = None
 
     def open(self, framework: str, given: Any, *, leads: bool) -> None:
-        """Begin to watch, under the plan but for what the framework does itself.
+        """Start profiling, under the plan without the optimizations that the framework implements itself.
 
         Args:
             framework: `lightning` or `transformers`.
-            given: What its training is set with, see `Optimization.framework_setting`.
-            leads: Whether this is the rank that writes the file.
+            given: The framework's Trainer or arguments, see `Optimization.framework_setting`.
+            leads: Whether this rank writes the profile.
 
         Raises:
-            HastenError: Somebody else watches already, or the folder of the file is not there.
+            HastenError: Training is already being profiled, or the folder of the profile does not exist.
         """
         self.close()
         plan = self.plan
         for item in self.plan.optimizations:
-            words = item.framework_setting(framework, given)
-            if words is None:
+            setting = item.framework_setting(framework, given)
+            if setting is None:
                 continue
             plan = plan.minus(item.card.name)
-            if words:
-                owned = f"hasten leaves `{item.card.name}` of the plan to the Trainer, which owns it"
-                warnings.warn(f"{owned}: {words}", stacklevel=2)
+            if setting:
+                reason = f"hasten does not apply `{item.card.name}` of the plan, because the Trainer implements it"
+                warnings.warn(f"{reason}: {setting}", stacklevel=2)
         self._watched = attach(plan, self._json if leads else None)
         self._watched.__enter__()
         self.is_open = True
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the watch, if it is open; the profile can be asked for then."""
+        """Stop profiling if it is active. The profile is available afterwards."""
         if self._watched is not None and self.is_open:
             self.is_open = False
             self._watched.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     @property
     def watched(self) -> Watched:
-        """The present watch, or the last one.
+        """The current observation, or the last one.
 
         Raises:
-            HastenError: There was none.
+            HastenError: There was none yet.
         """
         if self._watched is None:
-            raise HastenError("Nothing was watched yet. Give the callback to the Trainer, train, and ask then.")
+            raise HastenError("There is no profile yet. Pass the callback to the Trainer and train first.")
         return self._watched
 
     def metrics(self) -> dict[str, float]:
-        """The shares of the phases so far, for a logger: `hasten/data`, ...; empty before the second step."""
+        """Return the shares of the phases so far, for a logger, as `hasten/data`, ...; empty before the second step."""
         return {} if self._watched is None else {f"hasten/{name}": share for name, share in self._watched.phases().items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """A Trainer may be sent to another process: the plan goes, the watch stays here."""
+        """Return the state without the running observation. A Trainer may send it to another process."""
         return {**vars(self), "_watched": None, "is_open": False}
 
 
 class WatchingCallback:
-    """What the callbacks of all frameworks have in common: a watch, and what they say of it.
+    """Base class of the callbacks of all frameworks.
 
     Args:
-        plan: A plan, or the file of one.
-        json: Where rank 0 writes the profile at the end.
-        log: Give the share of each phase to the loggers of the framework.
+        plan: A plan, or the path of a plan file.
+        json: Path where rank 0 writes the profile at the end.
+        log: Whether to log the share of each phase to the framework's loggers.
 
     Raises:
-        PlanError: The plan file is missing or wrong.
+        PlanError: The plan file is missing or invalid.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class WatchingCallback:
         self._log = log
 
     def profile(self) -> dict[str, Any]:
-        """The profile once training has ended, as `hasten profile --json` writes it. Raises as `Watched.profile` does."""
+        """Return the profile after training, in the format of `hasten profile --json`. Raises like `Watched.profile`."""
         return self._watching.watched.profile()
 
     def summary(self) -> str:
-        """The same in words, for a person."""
+        """Return the profile as text."""
         return self._watching.watched.summary()
 
     def close(self) -> None:
-        """End the watch now; nothing where it has ended."""
+        """Stop profiling now. Does nothing if it has already stopped."""
         self._watching.close()

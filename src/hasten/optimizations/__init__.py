@@ -1,6 +1,7 @@
-"""The catalogue: one technique a file. What lies in this folder or is registered by a package is found, and never enabled.
+"""The catalogue of optimizations, one technique per file.
 
-Third parties register a class under the entry-point group `hasten.optimizations`.
+Modules of this folder and classes that other packages register under the entry-point group `hasten.optimizations` are
+discovered. None of them is enabled by that.
 """
 
 from __future__ import annotations
@@ -23,47 +24,47 @@ ENTRY_POINT_GROUP = "hasten.optimizations"
 
 @cache
 def catalogue() -> dict[str, type[Optimization]]:
-    """Every optimization that can be found: name -> class, sorted by name.
+    """Return all optimizations that were discovered, by name and sorted by name.
 
     Raises:
-        PlanError: A registered entry point cannot be loaded, is no optimization, or takes a name that is taken.
+        PlanError: A registered entry point cannot be loaded, is not an optimization, or uses a name that is already taken.
     """
-    found: dict[str, type[Optimization]] = {}
+    kinds: dict[str, type[Optimization]] = {}
     for module in pkgutil.iter_modules(__path__):
-        if module.ispkg:  # parts that optimizations share
+        if module.ispkg:  # code that optimizations share
             continue
         content = importlib.import_module(f"{__name__}.{module.name}")
         for item in vars(content).values():
             if isinstance(item, type) and issubclass(item, Optimization) and item.__module__ == content.__name__:
-                found[item.card.name] = item
+                kinds[item.card.name] = item
     for point, kind in load_entry_points(entry_points(group=ENTRY_POINT_GROUP)):
-        if kind.card.name in found:
-            raise PlanError(f"The entry point `{point.name}` takes the name `{kind.card.name}`, which exists already.")
-        found[kind.card.name] = kind
-    return dict(sorted(found.items()))
+        if kind.card.name in kinds:
+            raise PlanError(f"The entry point `{point.name}` uses the name `{kind.card.name}`, which already exists.")
+        kinds[kind.card.name] = kind
+    return dict(sorted(kinds.items()))
 
 
 @cache
 def measured() -> dict[str, Any]:
-    """What recorded runs of this project saw: name -> `measured` (rows, or None) and `why_not_measured`.
+    """Return this project's recorded measurements: name -> `measured` (rows, or None) and `why_not_measured`.
 
-    Tunings, and single techniques on jobs made for them. Read from `measured.json`, which `python -m benchmarks.tables`
-    writes from benchmarks/results.
+    They come from tunings, and from benchmarks of a single technique on a job written for it. `python -m benchmarks.tables`
+    writes them from benchmarks/results to `measured.json`, which this function reads.
     """
     table: dict[str, Any] = json.loads((files(__name__) / "measured.json").read_text(encoding="utf-8"))
     return dict(table["optimizations"])
 
 
 def load_entry_points(points: Iterable[EntryPoint]) -> list[tuple[EntryPoint, type[Optimization]]]:
-    """Load registered optimizations. Raises PlanError naming the entry point that is wrong."""
+    """Load registered optimizations. Raises PlanError with the name of an invalid entry point."""
     loaded = []
     for point in points:
         try:
             kind = point.load()
         except Exception as error:
-            seen = f"{type(error).__name__}: {error}"
-            raise PlanError(f"The entry point `{point.name} = {point.value}` cannot be loaded: {seen}") from error
+            message = f"{type(error).__name__}: {error}"
+            raise PlanError(f"The entry point `{point.name} = {point.value}` cannot be loaded: {message}") from error
         if not (isinstance(kind, type) and issubclass(kind, Optimization) and isinstance(getattr(kind, "card", None), Card)):
-            raise PlanError(f"The entry point `{point.name} = {point.value}` is no Optimization with a card.")
+            raise PlanError(f"The entry point `{point.name} = {point.value}` is not an Optimization with a card.")
         loaded.append((point, kind))
     return loaded

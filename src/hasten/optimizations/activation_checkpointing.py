@@ -1,9 +1,10 @@
-"""Forget activations in the forward pass and compute them again in the backward pass.
+"""Drop activations in the forward pass and recompute them in the backward pass.
 
-Relieves:  memory: block inputs are kept, and as much more as a budget allows. It costs time: operators run twice.
-Numerics:  exact: the same operations with the same random numbers, done twice.
-Limits:    models with a list of like blocks (ModuleList, Sequential). A budget is measured on the first batch of the
-           first epoch and needs blocks that run once in a step; compiled, a chosen block keeps its input alone.
+Relieves:  memory: only block inputs are stored, plus as many activations as a budget allows. It costs time, because
+           operators run twice.
+Numerics:  exact: the same operations run twice with the same random numbers.
+Limits:    models with a list of repeated blocks (ModuleList, Sequential). A budget is measured on the first batch of the
+           first epoch, and needs blocks that run once per step. Under torch.compile, a selected block stores only its input.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.activations import OpCall, choose, measure_activations
 
 BUDGET_MET = 0.9
-"""A budget counts as met from this share of what was asked."""
+"""Share of the requested saving from which a budget counts as met."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,9 @@ class ActivationCheckpointing(Optimization):
     """Recompute activations of repeated blocks.
 
     Attributes:
-        every: Checkpoint one block in so many; 1 is each block.
-        save_frac: Share of all that the forward pass keeps which is to be saved, below 1. What is cheapest to compute
-            again, by measured bytes and seconds, goes first. 0 is off: the blocks keep nothing but their inputs.
+        every: Checkpoint one block in every N; 1 checkpoints all blocks.
+        save_frac: Share of the activation memory to save, below 1. The activations that are cheapest to recompute, by
+            measured bytes and seconds, are dropped first. 0 sets no budget: blocks store only their inputs.
     """
 
     every: int = 1
@@ -48,13 +49,13 @@ class ActivationCheckpointing(Optimization):
 
     card: ClassVar[Card] = Card(
         name="activation_checkpointing",
-        summary="activations computed again in the backward pass instead of kept",
+        summary="recompute activations in the backward pass instead of storing them",
         relieves=Bottleneck.MEMORY,
         numerics=Numerics.EXACT,
         seam=Seam.FORWARD,
         source="Chen et al. 2016, Training deep nets with sublinear memory cost; torch.utils.checkpoint, selective policies",
         hoped_gain=(
-            "memory of a 1000-layer residual network from 48G to 7G, at 30 % extra running time "
+            "memory of a 1000-layer residual network reduced from 48G to 7G, for 30 % more running time "
             "(https://arxiv.org/abs/1604.06174)"
         ),
         memory_technique=True,
@@ -74,18 +75,18 @@ class ActivationCheckpointing(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where blocks repeat; it never saves time by itself."""
+        """Applies if the model has repeated blocks. On its own it never saves time."""
         if facts.job.repeated_blocks < 2:
-            return Fit.no("the model has no list of like blocks to checkpoint")
-        # Data that can only be read in order gives no batch to measure a budget on.
+            return Fit.no("the model has no list of repeated blocks to checkpoint")
+        # An iterable dataset gives no batch to measure a budget on.
         budgets = [] if facts.job.num_samples is None else [cls(save_frac=0.5)]
         return Fit.yes(max_gain_frac=0.0, settings=[*budgets, cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Wrap the forward of every chosen block."""
-        blocks = list(dict.fromkeys(repeated_blocks(live.model)))[:: self.every]  # one block may stand there twice
+        """Wrap the forward method of each selected block."""
+        blocks = list(dict.fromkeys(repeated_blocks(live.model)))[:: self.every]  # a block may be in the list twice
         if not blocks:
-            raise JobError("activation_checkpointing found no list of like blocks: take it out of the plan.")
+            raise JobError("activation_checkpointing found no list of repeated blocks: remove it from the plan.")
         keep, saved_frac = self._keep(live, blocks)
         chosen = [(block, calls) for block, calls in zip(blocks, keep, strict=True) if calls is not None]
         own = [vars(block).get("forward") for block, _ in chosen]
@@ -101,13 +102,11 @@ class ActivationCheckpointing(Optimization):
         return undo
 
     def _keep(self, live: LiveJob, blocks: list[nn.Module]) -> tuple[tuple[frozenset[OpCall] | None, ...], float]:
-        """What each block keeps (None: all, as it is), and the share of memory that this saves as measured."""
+        """Return what each block stores (None: everything, unchanged), and the measured share of memory that this saves."""
         if not self.save_frac:
             return (frozenset[OpCall](),) * len(blocks), 0.0
         if live.order is None:
-            raise JobError(
-                "activation_checkpointing cannot measure a budget on data that is read in order: set save_frac = 0."
-            )
+            raise JobError("activation_checkpointing cannot measure a budget on an iterable dataset: set save_frac = 0.")
         first = live.order(0)[0]
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         batch = live.to_device(live.pipeline.fetch(0, first[: max(1, len(first) // ranks)]))
@@ -115,27 +114,27 @@ class ActivationCheckpointing(Optimization):
         return choice.keep, choice.saved_frac
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Blocks ran twice in a training step: once forward, once again for backward."""
-        forward, again = (int(trace.counters.get(name, 0)) for name in ("blocks_checkpointed", "blocks_run"))
-        checks = [Check("blocks computed again", again >= 2 * forward > 0, f"{forward} checkpointed, {again} runs")]
+        """Check that each block ran twice in a training step: in the forward pass, and again for the backward pass."""
+        forward, runs = (int(trace.counters.get(name, 0)) for name in ("blocks_checkpointed", "blocks_run"))
+        checks = [Check("blocks recomputed", runs >= 2 * forward > 0, f"{forward} checkpointed, {runs} runs")]
         if self.save_frac:
             saved = trace.counters.get("activations_saved_frac", 0.0)
-            seen = f"{saved:.0%} of what the forward pass keeps, {self.save_frac:.0%} asked"
-            checks.append(Check("the budget is met", saved >= BUDGET_MET * self.save_frac, seen))
+            seen = f"{saved:.0%} of the activation memory saved, {self.save_frac:.0%} requested"
+            checks.append(Check("the memory budget is met", saved >= BUDGET_MET * self.save_frac, seen))
         return checks
 
     def framework_setting(self, framework: str, given: Any) -> str | None:
-        """Nothing is left to do where the arguments have it."""
+        """Return an empty string if the arguments already enable it."""
         return "" if getattr(given, "gradient_checkpointing", False) else super().framework_setting(framework, given)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: the model's own forward calls its blocks."""
-        chosen = f"each block, or of one in {self.every}" if self.every > 1 else "each block"
+        """Raise UnwritableError: the change belongs in the model's own forward method."""
+        chosen = f"one block in {self.every}" if self.every > 1 else "each block"
         lines = (
             f"# in the model's forward, for {chosen}",
             "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
         )
-        raise UnwritableError("it goes into the model's own forward", *(() if self.save_frac else lines))
+        raise UnwritableError("the change belongs in the model's forward method", *(() if self.save_frac else lines))
 
 
 def _checkpointed(
@@ -161,12 +160,12 @@ Contexts: TypeAlias = tuple[AbstractContextManager[Any], AbstractContextManager[
 
 
 def _contexts(live: LiveJob, block: nn.Module, keep: frozenset[OpCall]) -> Contexts:
-    """The contexts of a block's first run and of its second."""
+    """Return the contexts for the first run and for the recomputation of a block."""
     first, second = _selective(keep) if keep else (nullcontext(), nullcontext())
 
     @contextmanager
     def again() -> Iterator[None]:
-        # The backward pass runs outside the plan's contexts, and is no reason to update statistics once more.
+        # The backward pass runs outside the plan's contexts. Buffers are preserved so that statistics update only once.
         with kept_buffers(block), live.contexts(), second:
             yield
 

@@ -1,8 +1,8 @@
-"""Write the metric reports in a thread of their own.
+"""Write metric reports in a background thread.
 
-Relieves:  logging: a slow disk or a slow progress display makes the training thread wait at each report.
+Relieves:  logging: with a slow disk or a slow progress display, the training thread waits at each report.
 Numerics:  exact: the same lines in the same order.
-Limits:    the callback that is told of a report runs in that thread; the thread shares Python's lock with the training.
+Limits:    the report callback runs in the background thread, which shares Python's global interpreter lock with training.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hasten.core.source_edits import SourceEdits, UnwritableError
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncLogging(Optimization):
-    """Reports go through a bounded queue; nothing is dropped."""
+    """Pass reports through a bounded queue. No report is dropped."""
 
     card: ClassVar[Card] = Card(
         name="async_logging",
-        summary="metric reports written by a thread of their own",
+        summary="write metric reports in a background thread",
         relieves=Bottleneck.LOGGING,
         numerics=Numerics.EXACT,
         seam=Seam.AROUND,
@@ -32,32 +32,32 @@ class AsyncLogging(Optimization):
         prior=0.5,
         event="report",
         script_advice=(
-            "how the script reports is its own: pass logging.handlers.QueueHandler(queue) to its logger, "
+            "each script reports in its own way: pass logging.handlers.QueueHandler(queue) to its logger, "
             "and write its files in a logging.handlers.QueueListener"
         ),
     )
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where an epoch was measured; at most the reports' own time can be saved."""
+        """Applies if metric reports take time. At most the time of the reports can be saved."""
         if facts.epoch_s > 0 and facts.report_s <= 0:
             return Fit.no("no metric report was measured")
         share = facts.epoch_frac(facts.report_s * facts.reports_per_epoch)
         return Fit.yes(max_gain_frac=share, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Switch it on."""
+        """Enable background reports."""
         return replace_attribute(live.around, "report_async", value=True)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The thread wrote a line."""
+        """Check that the background thread wrote at least one report."""
         seen = int(trace.counters.get("reports_in_background", 0))
         return [Check("reports written in the background", seen > 0, f"{seen} in a rehearsal")]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: each script reports in its own way."""
+        """Raise UnwritableError: each script reports in its own way."""
         raise UnwritableError(
-            "how the script reports is its own",
+            "each script reports in its own way",
             "lines = queue.SimpleQueue()",
             "handler = logging.handlers.QueueHandler(lines)",
             "listener = logging.handlers.QueueListener(lines, *logging.getLogger().handlers)",

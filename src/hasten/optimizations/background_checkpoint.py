@@ -1,9 +1,9 @@
-"""Copy the weights and let another thread write them while training goes on.
+"""Copy the weights in memory, and write the copy to disk in a background thread while training continues.
 
 Relieves:  checkpoint: the training thread waits for a copy in memory, not for the disk.
-Numerics:  exact: the copy is taken before the next update.
-Limits:    needs memory for one more copy of the weights; one checkpoint is on its way at a time, and the next one waits
-           for it; updates meanwhile share cores, memory bandwidth and Python's lock with the writing.
+Numerics:  exact: the copy is made before the next update.
+Limits:    needs memory for one more copy of the weights. One checkpoint is written at a time, and the next one waits for
+           it. Meanwhile, updates share cores, memory bandwidth and Python's global interpreter lock with the writer thread.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MAX_MEMORY_FRAC = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class BackgroundCheckpoint(Optimization):
-    """Checkpoints written by a thread."""
+    """Checkpoints written in a background thread."""
 
     card: ClassVar[Card] = Card(
         name="background_checkpoint",
-        summary="the weights copied in memory and written to disk while training goes on",
+        summary="write checkpoints in a background thread, from a copy of the weights",
         relieves=Bottleneck.CHECKPOINT,
         numerics=Numerics.EXACT,
         seam=Seam.AROUND,
         source="Mohan et al. 2021, CheckFreq; PyTorch documentation, torch.distributed.checkpoint.async_save",
         hoped_gain=(
-            "saving time down by 40 % at 300M parameters, by 85 % at 8B "
+            "saving time reduced by 40 % at 300M parameters, and by 85 % at 8B "
             "(https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html)"
         ),
         prior=0.7,
@@ -46,31 +46,34 @@ class BackgroundCheckpoint(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where a checkpoint was measured and one more copy of it has room in memory."""
+        """Applies if a checkpoint was measured and memory has room for a copy of it."""
         if facts.epoch_s > 0 and facts.checkpoint_s <= 0:
             return Fit.no("no checkpoint was measured")
         on_host = facts.job.device == "cpu"
         if on_host and facts.peak_memory_bytes + facts.checkpoint_bytes > MAX_MEMORY_FRAC * facts.memory_limit_bytes:
             need, limit = facts.checkpoint_bytes / 2**20, facts.memory_limit_bytes / 2**20
             peak = facts.peak_memory_bytes / 2**20
-            return Fit.no(f"a copy of the weights ({need:.0f} MiB) has no room beside {peak:.0f} of {limit:.0f} MiB")
+            return Fit.no(
+                f"there is no memory for a copy of the weights ({need:.0f} MiB): the job already uses {peak:.0f} of "
+                f"{limit:.0f} MiB"
+            )
         return Fit.yes(max_gain_frac=facts.epoch_frac(facts.checkpoint_s), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Switch it on."""
+        """Enable background checkpoints."""
         return replace_attribute(live.around, "checkpoint_background", value=True)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """A checkpoint went to the background."""
+        """Check that a checkpoint was written in the background."""
         seen = int(trace.counters.get("checkpoints_in_background", 0))
         return [Check("checkpoints written in the background", seen > 0, f"{seen} in a rehearsal")]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: the thread needs a variable, and an end."""
+        """Raise UnwritableError: the script must keep the thread in a variable and join it."""
         places = ", ".join(call.place for call in script.calls("torch.save")) or "where the weights are saved"
         raise UnwritableError(
-            "a thread has to be waited for before the next checkpoint and at the end",
-            f"# {places}: copy, and let a thread write the copy",
+            "the thread must be joined before the next checkpoint and at the end",
+            f"# {places}: copy the weights, and write the copy in a thread",
             "copied = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}",
             "if saving is not None:",
             "    saving.join()",

@@ -1,9 +1,10 @@
-"""Read the samples of a batch in one call.
+"""Fetch all samples of a batch in one dataset call.
 
-Relieves:  input: the cost of a single reading (Python calls, seeks, round trips) is paid once a batch.
-Numerics:  exact: the same samples in the same order; the first batch is compared with single readings.
-Limits:    the dataset must have `__getitems__` (torch's batched protocol), or, in a script, be a `TensorDataset` with
-           torch's own collate function: its rows are picked at once, and not stacked; reading must draw no random numbers.
+Relieves:  input: the fixed cost of a read (Python calls, seeks, round trips) is paid once per batch.
+Numerics:  exact: the same samples in the same order. The first batch is compared with samples that are read one by one.
+Limits:    the dataset must have `__getitems__` (torch's batched protocol). In a script, a `TensorDataset` with torch's
+           default collate function also works: its rows are gathered at once instead of stacked. Reading must not draw
+           random numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from hasten.core.source_edits import SourceEdits, UnwritableError
 
 @dataclass(frozen=True, kw_only=True)
 class BatchedReading(Optimization):
-    """One call of the dataset for each batch."""
+    """One dataset call per batch."""
 
     card: ClassVar[Card] = Card(
         name="batched_reading",
-        summary="the samples of a batch are read in one call of the dataset",
+        summary="fetch all samples of a batch in one dataset call",
         relieves=Bottleneck.INPUT,
         numerics=Numerics.EXACT,
         seam=Seam.DATASET,
@@ -39,52 +40,52 @@ class BatchedReading(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the dataset reads several samples in one call, and no sample is seeded for itself."""
+        """Applies if the dataset can read several samples in one call, and samples need no random seeds of their own."""
         if facts.job.num_samples is None:
-            return Fit.no("an iterable dataset is not read by index")
+            return Fit.no("an iterable dataset cannot be read by index")
         if facts.job.is_table and not facts.job.num_workers:
             return Fit.yes(max_gain_frac=facts.form_frac("gather", facts.ceiling_frac("input")), settings=[cls()])
         if not facts.job.has_getitems:
-            return Fit.no("the dataset has no `__getitems__(self, indices)` that reads several samples in one call")
+            return Fit.no("the dataset has no method `__getitems__(self, indices)` to read several samples in one call")
         if facts.job.batch_size == 1:
-            return Fit.no("a batch is one sample")
+            return Fit.no("a batch holds a single sample")
         if facts.job.load_is_random:
             return Fit.no(
-                "reading a sample may draw random numbers, which are seeded one sample at a time: "
-                "say which preparation is deterministic (deterministic_transform)"
+                "reading a sample may draw random numbers, which are seeded per sample: "
+                "declare the deterministic part of the preparation (deterministic_transform)"
             )
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Give the pipeline its `load_many`, or have it gather the rows of a table."""
+        """Set the pipeline's `load_many`, or make it gather the rows of a table."""
         if live.pipeline.is_table:
             return replace_attribute(live.pipeline, "gather", value=True)
         if live.order is None or not callable(getattr(live.dataset, "__getitems__", None)):
             name = type(live.dataset).__name__
-            raise JobError(f"batched_reading needs a dataset with `__getitems__`, not {name}: take it out of the plan.")
+            raise JobError(f"batched_reading needs a dataset with `__getitems__`, not {name}: remove it from the plan.")
         if live.pipeline.load_is_random:
             raise JobError(
-                "Reading a sample may draw random numbers, which are seeded one sample at a time: "
-                "write deterministic_transform(self, sample), or take batched_reading out of the plan."
+                "Reading a sample may draw random numbers, which are seeded per sample: "
+                "implement deterministic_transform(self, sample), or remove batched_reading from the plan."
             )
         return replace_attribute(live.pipeline, "load_many", _ReadMany(live))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Samples came in calls of several."""
+        """Check that dataset calls returned several samples each."""
         calls, samples = (int(trace.counters.get(f"batched_reading_{what}", 0)) for what in ("calls", "samples"))
-        return [Check("samples read in one call", samples > calls, f"{samples} samples in {calls} calls")]
+        return [Check("several samples per dataset call", samples > calls, f"{samples} samples in {calls} calls")]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: the dataset gets another method."""
+        """Raise UnwritableError: the dataset needs another method."""
         raise UnwritableError(
-            "it goes into the dataset",
-            "def __getitems__(self, indices):  # of the dataset: all samples of a batch in one reading",
+            "the change belongs in the dataset class",
+            "def __getitems__(self, indices):  # return all samples of a batch from one read",
             "    ...",
         )
 
 
 class _ReadMany:
-    """Reads and prepares a batch's samples; the first batch is compared with single readings."""
+    """Reads and prepares the samples of a batch. The first batch is compared with samples that are read one by one."""
 
     def __init__(self, live: LiveJob) -> None:
         self._job, self._dataset, self._load = live.job, live.dataset, live.pipeline.load
@@ -97,7 +98,9 @@ class _ReadMany:
         samples = self._dataset.__getitems__(list(indices))
         if len(samples) != len(indices):
             name = type(self._dataset).__name__
-            raise JobError(f"{name}.__getitems__ gave {len(samples)} samples for {len(indices)} indices: give one for each.")
+            raise JobError(
+                f"{name}.__getitems__ returned {len(samples)} samples for {len(indices)} indices: return one per index."
+            )
         loaded = [self._job.deterministic_transform(sample) for sample in samples]
         if not self._checked:
             self._checked = True
@@ -111,6 +114,6 @@ class _ReadMany:
             if content(sample) != content(self._load(index)):
                 name = type(self._dataset).__name__
                 raise JobError(
-                    f"{name}.__getitems__ gives another sample {index} than {name}.__getitem__ does: "
-                    f"mend it, or take batched_reading out of the plan."
+                    f"{name}.__getitems__ and {name}.__getitem__ return different data for sample {index}: "
+                    f"fix the dataset, or remove batched_reading from the plan."
                 )

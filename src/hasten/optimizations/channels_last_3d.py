@@ -1,8 +1,8 @@
-"""Lay volumes and 3-d convolution weights out channels-last, as fast convolution kernels want them.
+"""Store volumes and 3-d convolution weights in channels-last memory format, which fast convolution kernels expect.
 
-Relieves:  compute: 3-d convolutions, pooling and batch normalisation without layout copies.
-Numerics:  rounding: other kernels, other order of summation.
-Limits:    models with 3-d convolutions; 5-d batch tensors.
+Relieves:  compute: 3-d convolutions, pooling and batch normalisation run without layout copies.
+Numerics:  rounding: other kernels, which sum in a different order.
+Limits:    models with 3-d convolutions, and 5-d batch tensors.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hasten.core.seams import Seam, Undo, append_to
 from hasten.core.source_edits import SourceEdits, UnwritableError
 
 VOLUME_DIMS = 5
-"""Sample, channel, and three of space or time."""
+"""Number of dimensions of a volume: sample, channel, and three of space or time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelsLast3d(Optimization):
-    """Channels-last memory format for the model's 5-d weights and its 5-d inputs."""
+    """Channels-last memory format for the 5-d weights and 5-d inputs of the model."""
 
     card: ClassVar[Card] = Card(
         name="channels_last_3d",
-        summary="volumes and 3-d convolution weights laid out channels-last",
+        summary="store volumes and 3-d convolution weights in channels-last memory format",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.BATCH,
@@ -42,13 +42,13 @@ class ChannelsLast3d(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the model has 3-d convolutions."""
+        """Applies if the model has 3-d convolutions."""
         if not facts.job.module_counts.get("Conv3d", 0) + facts.job.module_counts.get("ConvTranspose3d", 0):
             return Fit.no("the model has no 3-d convolution")
         return Fit.yes(max_gain_frac=facts.compute_frac * 0.75, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Convert the 5-d weights once and each batch as it arrives."""
+        """Convert the 5-d weights once, and each batch when it arrives."""
         weights = [p for p in live.model.parameters() if p.dim() == VOLUME_DIMS]
         _lay_out(weights, torch.channels_last_3d)
         undo_batch = append_to(live.batch_transforms, _volumes_last)
@@ -60,14 +60,14 @@ class ChannelsLast3d(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Convolutions really gave channels-last results."""
+        """Check that convolutions returned channels-last tensors."""
         seen = sum(count for op, count in trace.channels_last.items() if op.startswith("convolution"))
         return [Check("convolutions with channels-last results", seen > 0, f"{seen} in one step")]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: which tensors of a batch are volumes is not read."""
+        """Raise UnwritableError: it is unknown which tensors of a batch are volumes."""
         raise UnwritableError(
-            "it depends on parts of the script that are not read here",
+            "it depends on parts of the script that Hasten does not read",
             "for parameter in model.parameters():",
             "    if parameter.dim() == 5:",
             "        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)",
@@ -76,7 +76,7 @@ class ChannelsLast3d(Optimization):
 
 
 def _lay_out(weights: list[torch.nn.Parameter], form: torch.memory_format) -> None:
-    for weight in weights:  # Module.to would refuse the 4-d weights a model may have as well
+    for weight in weights:  # Module.to would reject the 4-d weights that a model may also have
         weight.data = weight.data.contiguous(memory_format=form)
 
 

@@ -1,8 +1,8 @@
 """Compile the model with torch.compile.
 
-Relieves:  compute: fused element-wise work, fewer kernels and less Python between them.
-Numerics:  rounding: fused kernels sum in another order.
-Limits:    needs a C++ compiler on CPU; costs tens of seconds once; changing shapes compile again.
+Relieves:  compute: element-wise operators are fused, so there are fewer kernels and less Python between them.
+Numerics:  rounding: fused kernels sum in a different order.
+Limits:    needs a C++ compiler on a CPU. Compilation takes tens of seconds once, and new shapes cause recompilation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hasten.core.seams import Seam, Undo
 from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 
 RECOMPILE_ALLOWANCE = 6
-"""Graphs of one function: two for changing shapes, twice that with validation; at 8 torch silently runs it plain."""
+"""Most compilations of one function: two for varying shapes, twice that with validation. At 8, torch silently stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,9 @@ class Compile(Optimization):
     """torch.compile of the root module's call.
 
     Attributes:
-        mode: As torch.compile takes it; `reduce-overhead` (CUDA graphs) on CUDA only.
-        dynamic: `auto` compiles again once when a shape changes and then for any size; `yes` starts so; `no` never does.
+        mode: The mode of torch.compile. `reduce-overhead` (CUDA graphs) needs CUDA.
+        dynamic: `auto` recompiles once for any size when a shape changes; `yes` compiles for any size from the start; `no`
+            compiles for each size.
     """
 
     mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
@@ -40,13 +41,13 @@ class Compile(Optimization):
 
     card: ClassVar[Card] = Card(
         name="compile",
-        summary="the model compiled by torch.compile",
+        summary="compile the model with torch.compile",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.FORWARD,
         source="PyTorch documentation, torch.compile; Ansel et al. 2024, PyTorch 2",
         hoped_gain=(
-            "43 % faster in training on an A100 over 163 open-source models, 21 % at float32, 51 % with autocast "
+            "43 % faster training on an A100 over 163 open-source models: 21 % in float32, 51 % with autocast "
             "(https://pytorch.org/get-started/pytorch-2.0/)"
         ),
         prior=0.15,
@@ -61,7 +62,7 @@ class Compile(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where compute takes time and a compiler can be found; whether it pays is for the trial to say."""
+        """Applies if a compiler is available. Only a trial can show whether it pays."""
         if facts.job.device == "cpu" and facts.machine.cxx_compiler.value is None:
             return Fit.no(f"torch.compile needs a C++ compiler here: {facts.machine.cxx_compiler.reason}")
         settings = [cls()]
@@ -70,10 +71,10 @@ class Compile(Optimization):
         return Fit.yes(max_gain_frac=facts.compute_frac * 0.75, settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Compile the module's call in place: its type, attributes and state stay as they are.
+        """Compile the module's call in place. Its type, attributes and state do not change.
 
-        `Module.compile` would do the same, but compiles nothing when the root module is torch's own (nn.Sequential): its
-        frames are skipped. A function of ours around the call is not.
+        `Module.compile` would do the same, but compiles nothing if the root module is one of torch's own classes
+        (nn.Sequential), because torch skips their frames. It does not skip the frame of the function `call` below.
         """
         _forget()
         keep_out_of_graphs()
@@ -92,47 +93,47 @@ class Compile(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Graphs were compiled, and not again and again."""
+        """Check that graphs were compiled, without repeated recompilation."""
         compiled = live.model._compiled_call_impl is not None  # noqa: SLF001
         graphs = int(_dynamo_counters()["stats"].get("unique_graphs", 0)) if compiled else 0
         breaks = sum(_dynamo_counters()["graph_break"].values())
         metrics = _dynamo_utils().get_compilation_metrics()
-        often = Counter((item.co_filename, item.co_firstlineno, item.co_name) for item in metrics)
-        most = max(often.values(), default=0)
+        compilations = Counter((item.co_filename, item.co_firstlineno, item.co_name) for item in metrics)
+        most = max(compilations.values(), default=0)
         return [
             Check("graphs compiled", graphs > 0, f"{graphs} graphs, {breaks} graph breaks"),
             Check(
                 "compiled once, not at every shape",
                 most <= RECOMPILE_ALLOWANCE,
-                f"{most} times the same function, allowance {RECOMPILE_ALLOWANCE}",
+                f"the same function at most {most} times, allowed {RECOMPILE_ALLOWANCE}",
             ),
         ]
 
     def framework_setting(self, framework: str, given: Any) -> str | None:
-        """Nothing is left to do where the arguments have it."""
+        """Return an empty string if the arguments already enable it."""
         return "" if getattr(given, "torch_compile", False) else super().framework_setting(framework, given)
 
     def by_hand(self) -> tuple[str, ...]:
-        """The call that compiles the model in place."""
+        """Return the call that compiles the model in place."""
         return (f"model.compile({self._arguments()})",)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Call `model.compile()`, which leaves the model as it is; `torch.compile(model)` for torch's own classes.
+        """Call `model.compile()`, which keeps the model's class, or `torch.compile(model)` for torch's own classes.
 
-        `Module.compile` passes over frames of torch's own modules, and over those of DistributedDataParallel, where it
-        compiles what that wraps. torch.compile gives torch's own modules a frame around, but not where
-        DistributedDataParallel stands between.
+        `Module.compile` skips the frames of torch's own modules and of DistributedDataParallel, and compiles the module
+        that the latter wraps. torch.compile puts a frame around torch's own modules, but not if DistributedDataParallel
+        wraps them.
         """
         model, given = script.model(), self._arguments()
         for place in (*(call.place for call in script.calls("torch.compile")), *model.calls("compile")):
-            raise NothingToWriteError(f"torch.compile is at work already ({place})")
+            raise NothingToWriteError(f"the script already compiles the model ({place})")
         if not model.is_torchs_own:
             return f"{model.name}.compile({given}) {model.add(f'{model.name}.compile({given})', wrapped=True)}"
         call = f"torch.compile({', '.join(filter(None, (model.name, given)))})"
         for place in model.calls("state_dict", "load_state_dict"):
             raise UnwritableError(
-                f"a compiled module of torch's own class has other names in its state_dict ({place}): compile it under "
-                f"another name, and call that in the loop",
+                f"compiling a module of torch's own class renames the keys of its state_dict ({place}): assign the compiled "
+                f"module to another variable, and call that in the loop",
                 f"compiled = {call}",
                 "output = compiled(inputs)",
             )
@@ -145,7 +146,7 @@ class Compile(Optimization):
 
 
 def _forget() -> None:
-    """Forget all graphs and what was counted of them: the counts are the process's, not the model's."""
+    """Discard all graphs and their counters, which belong to the process and not to the model."""
     torch.compiler.reset()
     _dynamo_counters().clear()
     _dynamo_utils().clear_compilation_metrics()

@@ -1,12 +1,12 @@
-"""Convert the dataset to a store once, after its deterministic preparation, and gather batches from it.
+"""Convert the dataset to a store once, after its deterministic preparation, and gather batches from the store.
 
-Relieves:  input: a batch is one gather from memory-mapped columns, shared by all workers through the page cache.
-Numerics:  exact: the random transform still runs at every visit.
-Limits:    samples of plain data; as much disk as they take, and the time to prepare each of them once before training.
+Relieves:  input: a batch is one gather from memory-mapped columns, which all workers share through the page cache.
+Numerics:  exact: the random transform still runs each time a sample is used.
+Limits:    samples of plain data. It needs disk space for all of them, and time to prepare each once before training.
 
-The store is one of `hasten.data`: columns for what is alike in all samples, a record for each where they differ. It lies in
-a temporary folder and goes with the process, unless HASTEN_CACHE_DIR keeps it from run to run, under a fingerprint of the
-job's source and of a few samples. A dataset too large for that is converted by `hasten data convert` beforehand.
+The store is a `hasten.data` store: columns if all samples have the same layout, otherwise one record per sample. It is in a
+temporary folder that is removed when the process ends. With HASTEN_CACHE_DIR set it is kept between runs, under a
+fingerprint of the job's source code and of a few samples. Convert larger datasets beforehand, with `hasten data convert`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hasten.data.store.write import StoreWriter
 from hasten.optimizations.parts.sample_caching import disk_words, kept_folder, quoted_source, why_nothing_is_kept
 
 MOST_S = 600.0
-"""Longest that preparing all samples once may take; above that it is a step of its own, by `hasten data convert`."""
+"""Longest time for preparing all samples, in seconds. Above it, `hasten data convert` must be run beforehand."""
 LARGEST_GIB = 64.0
 _GIB = 2**30
-_ROWS, _LOOKED_AT, _CHECKED = 256, 8, 8
+_ROWS, _EXAMINED, _CHECKED = 256, 8, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class ConvertedDataset(Optimization):
 
     card: ClassVar[Card] = Card(
         name="converted_dataset",
-        summary="the prepared samples converted to a store once, batches gathered from its columns",
+        summary="convert the prepared samples to a store once, and gather batches from its columns",
         relieves=Bottleneck.INPUT,
         numerics=Numerics.EXACT,
         seam=Seam.DATASET,
@@ -56,14 +56,14 @@ class ConvertedDataset(Optimization):
         claims=frozenset({"sample_cache"}),
         after=("batched_reading",),
         script_advice=(
-            "which of its preparation is random cannot be seen from outside: convert the data beforehand by "
+            "it is unknown which part of the script's preparation is random: convert the data beforehand with "
             "`hasten data convert {source} {source}.store`{need}, and let the dataset read hasten.data.Store"
         ),
     )
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where a deterministic part is declared, samples come back, and preparing each once is soon done."""
+        """Applies if a deterministic part is declared, samples are used repeatedly, and preparing all of them is quick."""
         job = facts.job
         if (refusal := why_nothing_is_kept(facts)) is not None:
             return refusal
@@ -71,28 +71,28 @@ class ConvertedDataset(Optimization):
         source, need = quoted_source(job.data_path), disk_words(sample_bytes * num_samples)
         if sample_bytes * num_samples > LARGEST_GIB * _GIB:
             return Fit.no(
-                f"the {num_samples:,} samples are too many for a store of one run: convert them beforehand by `hasten data "
-                f"convert {source} {source}.store` ({need} of disk as they are prepared now, by the samples measured), and "
-                f"let train_data read hasten.data.Store"
+                f"the {num_samples:,} samples are too large to convert for one run: convert them beforehand with `hasten "
+                f"data convert {source} {source}.store` ({need} of disk, estimated from the samples measured), and let "
+                f"train_data read hasten.data.Store"
             )
         preparing_s = facts.ceiling_frac("input") * facts.epoch_s
         if preparing_s > MOST_S:
             return Fit.no(
-                f"preparing all samples takes about {preparing_s / 60:,.0f} minutes: convert them beforehand by `hasten "
-                f"data convert {source} {source}.store` ({need} of disk as they are prepared now, by the samples measured), "
-                f"and let train_data read hasten.data.Store"
+                f"preparing all samples takes about {preparing_s / 60:,.0f} minutes: convert them beforehand with `hasten "
+                f"data convert {source} {source}.store` ({need} of disk, estimated from the samples measured), and let "
+                f"train_data read hasten.data.Store"
             )
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * facts.load_frac, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Make or find the store, and read samples from it."""
+        """Create or reuse the store, and read samples from it."""
         if live.order is None or live.num_samples is None:
-            raise JobError("converted_dataset needs a map-style dataset: take it out of the plan.")
+            raise JobError("converted_dataset needs a map-style dataset: remove it from the plan.")
         count = live.num_samples
         with kept_random_state():
-            looked = [live.pipeline.load(index) for index in _spread(count, _LOOKED_AT)]
-        layout = RowLayout.of(looked)
-        folder, remove = kept_folder(live, looked, "store")
+            examined = [live.pipeline.load(index) for index in _spread(count, _EXAMINED)]
+        layout = RowLayout.of(examined)
+        folder, remove = kept_folder(live, examined, "store")
         try:
             read = _Reader(live, *_converted(live, folder, layout, count))
         except BaseException:
@@ -108,13 +108,16 @@ class ConvertedDataset(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Samples really were gathered from the store."""
+        """Check that samples were gathered from the store."""
         gathers, samples = (int(trace.counters.get(f"converted_dataset_{what}", 0)) for what in ("gathers", "samples"))
         return [Check("samples gathered from the store", samples > 0, f"{samples} samples in {gathers} gathers")]
 
 
 class _Reader:
-    """Reads samples from the store; the first are compared with fresh ones. Holds no live job: workers are handed a copy."""
+    """Reads samples from the store, and compares the first few with freshly prepared ones.
+
+    It has no reference to the live job, because it is copied to worker processes.
+    """
 
     def __init__(self, live: LiveJob, store: Store, layout: RowLayout) -> None:
         self._load, self._counters = live.pipeline.load, live.counters
@@ -125,7 +128,7 @@ class _Reader:
         return self.many([index])[0]
 
     def many(self, indices: Sequence[int]) -> list[Any]:
-        """Gather the samples of a batch."""
+        """Gather the samples of a batch from the store."""
         samples = self._layout.samples(self._store.take(list(indices)), len(indices))
         add_to(self._counters, "converted_dataset_gathers")
         add_to(self._counters, "converted_dataset_samples", len(indices))
@@ -135,14 +138,14 @@ class _Reader:
             self._to_check -= 1
             if content(self._load(index)) != content(sample):
                 raise JobError(
-                    f"Sample {index} differs from its copy in the store: deterministic_transform gives another result each "
-                    f"time. Make it deterministic, or take converted_dataset out of the plan."
+                    f"Sample {index} differs from its copy in the store: deterministic_transform is not deterministic. "
+                    f"Fix it, or remove converted_dataset from the plan."
                 )
         return samples
 
 
 def _converted(live: LiveJob, folder: Path, layout: RowLayout, count: int) -> tuple[Store, RowLayout]:
-    """The store of all samples, and their layout: as another process left it, or made now by one while others wait."""
+    """Return the store of all samples and their layout. One process creates the store while others wait for it."""
     records, path = RowLayout(None, ()), folder / "columns"
     with _alone(folder):
         if (folder / "records" / MANIFEST).exists():
@@ -152,12 +155,14 @@ def _converted(live: LiveJob, folder: Path, layout: RowLayout, count: int) -> tu
             _write(live, path, layout, count)
         store = Store(path)
     if len(store) != count:
-        raise JobError(f"the store under {folder} holds {len(store)} samples, and the dataset {count}: remove the folder.")
+        raise JobError(
+            f"The store in {folder} has {len(store)} samples, but the dataset has {count}: delete the folder and run again."
+        )
     return store, layout
 
 
 def _write(live: LiveJob, path: Path, layout: RowLayout, count: int) -> bool:
-    """Write all samples; False, and nothing, where one of them does not suit the layout."""
+    """Write all samples and return True. If a sample does not fit the layout, write nothing and return False."""
     try:
         with kept_random_state(), StoreWriter(path, block_rows=_ROWS) as writer:
             for start in range(0, count, _ROWS):
@@ -166,8 +171,8 @@ def _write(live: LiveJob, path: Path, layout: RowLayout, count: int) -> bool:
         return False
     except TypeError as error:
         raise JobError(
-            f"converted_dataset cannot keep these samples: {error}. Make tensors, arrays, numbers or strings of it in "
-            f"deterministic_transform, or take converted_dataset out of the plan."
+            f"converted_dataset cannot store these samples: {error}. Convert this value to tensors, arrays, numbers or "
+            f"strings in deterministic_transform, or remove converted_dataset from the plan."
         ) from error
     return True
 
@@ -183,5 +188,5 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _spread(count: int, wanted: int) -> list[int]:
-    """Numbers below `count`, spread evenly."""
+    """Return at most `wanted` numbers from 0 to `count - 1`, evenly spaced."""
     return sorted({round(place * (count - 1) / max(wanted - 1, 1)) for place in range(wanted)})

@@ -1,15 +1,17 @@
-"""Compute the output layer only at the positions that count.
+"""Compute the output layer only at the positions that the loss uses.
 
-Relieves:  compute: the projection to the vocabulary, forward and backward, where padding and ignored labels fill batches.
+Relieves:  compute: the projection to the vocabulary, forward and backward, if batches contain much padding or many ignored
+           labels.
 Numerics:  rounding: the same rows of the same product, multiplied and summed in other sizes.
-Limits:    the job must say which positions count (`counted`). The output layer must come last in the forward pass, or be
-           named (`output_layer`). Training only: held-out batches get the whole output.
+Limits:    the job must say which positions the loss uses (`counted`). The output layer must be the last layer of the forward
+           pass, or be named (`output_layer`). Training only: held-out batches get the full output.
 
-The other positions come out as zeros: the output keeps its shape, and the loss, which ignores them, computes its softmax
-over them as before. The gate compares gradients, so a mask that leaves out what the loss uses is found there.
+The other positions of the output are zeros. The output keeps its shape, and the loss, which ignores these positions,
+computes its softmax over them as before. The numerics check compares gradients, so it detects a mask that omits a position
+that the loss uses.
 
-Not together with torch.compile or CUDA graphs: how many positions count is known only once the mask is, so the graph would
-break at this layer or be compiled again for each count, and no capture may wait for the mask.
+It cannot be combined with torch.compile or CUDA graphs. The number of positions depends on the mask, so the graph would
+break at this layer or be recompiled for each number, and a CUDA graph capture must not wait for the mask.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from hasten.core.seams import Seam, Undo, append_to
 from hasten.core.seeding import kept_random_state
 
 PRODUCTS = ("addmm", "mm")
-"""What a linear layer runs, forward and backward."""
+"""Operators of a linear layer, forward and backward."""
 TRACED_SAMPLES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedPositions(Optimization):
-    """The output layer without the rows that nobody reads."""
+    """The output layer without the rows that the loss ignores."""
 
     card: ClassVar[Card] = Card(
         name="counted_positions",
-        summary="the output layer computed only at the positions that the loss uses",
+        summary="compute the output layer only at the positions that the loss uses",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.FORWARD,
@@ -54,29 +56,32 @@ class CountedPositions(Optimization):
         prior=0.5,
         conflicts=("compile", "cuda_graphs"),
         script_advice=(
-            "which positions the loss uses cannot be seen from outside: index the hidden states with the "
+            "it is unknown which positions the script's loss uses: index the hidden states with the "
             "mask before the output layer"
         ),
     )
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the job says what counts and not all does.
+        """Applies if the job says which positions its loss uses, and the loss does not use all of them.
 
-        What the output layer takes is not measured by itself, so the bound is the uncounted share of all matrix products
-        of linear layers.
+        The time of the output layer is not measured on its own, so the upper bound is the unused share of the matrix
+        products of all linear layers.
         """
         if not facts.job.has_counted:
-            return Fit.no("the job does not say which positions its loss uses: write counted(self, batch)")
+            return Fit.no("the job does not say which positions its loss uses: implement counted(self, batch)")
         if facts.counted_frac >= 1.0:
-            return Fit.no("every position of the measured batches counts")
+            return Fit.no("the loss uses every position of the measured batches")
         share = sum(facts.op_frac.get(op, 0.0) for op in PRODUCTS) * (1.0 - facts.counted_frac)
         return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Wrap the output layer, and tell it the mask of each batch."""
+        """Wrap the output layer, and pass it the mask of each batch."""
         if not live.job.overrides("counted"):
-            raise JobError("counted_positions needs counted(self, batch) in the job: take it out of the plan.")
+            raise JobError(
+                "counted_positions needs the method counted(self, batch) in the job: implement it, or remove "
+                "counted_positions from the plan."
+            )
         rows = _Rows(live, _output_layer(live))
         forget = append_to(live.batch_contexts, rows.of)
 
@@ -87,13 +92,15 @@ class CountedPositions(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The layer ran, and positions were left out."""
-        left, computed = (int(trace.counters.get(name, 0)) for name in ("positions_left_out", "positions_projected"))
-        return [Check("positions left out of the output layer", left > 0, f"{left} of {left + computed} in one step")]
+        """Check that the output layer skipped positions."""
+        skipped, computed = (int(trace.counters.get(name, 0)) for name in ("positions_left_out", "positions_projected"))
+        return [
+            Check("positions skipped in the output layer", skipped > 0, f"{skipped} of {skipped + computed} in one step")
+        ]
 
 
 class _Rows:
-    """Wraps a layer so that it computes the rows of the present mask."""
+    """Wraps a layer so that it computes only the rows of the current mask."""
 
     def __init__(self, live: LiveJob, layer: nn.Module) -> None:
         self._live, self._layer = live, layer
@@ -103,14 +110,14 @@ class _Rows:
         layer.forward = self._forward
 
     def unwrap(self) -> None:
-        """Give the layer its own forward back."""
+        """Restore the layer's own forward."""
         del self._layer.forward
         if self._own is not None:
             self._layer.forward = self._own
 
     @contextmanager
     def of(self, batch: Any) -> Iterator[None]:
-        """Hold the mask of a batch while its loss is computed, in training."""
+        """Set the mask of a batch while its loss is computed, in training only."""
         self._mask = counted_mask(self._live.job, batch) if self._live.model.training else None
         try:
             yield
@@ -132,10 +139,10 @@ class _Rows:
 
 
 def _output_layer(live: LiveJob) -> nn.Module:
-    """The layer that the job names, or the last layer of a traced forward pass.
+    """Return the layer that the job names, or the last layer of a traced forward pass.
 
-    Only what comes last is sure to work on each position by itself: an earlier layer may be as wide, and attention behind
-    it would read the zeros.
+    Only the last layer is certain to process each position independently. An earlier layer may be just as wide, and
+    attention after it would read the zeros.
     """
     name = live.job.output_layer
     if name is None:
@@ -145,44 +152,44 @@ def _output_layer(live: LiveJob) -> nn.Module:
     except AttributeError as error:
         known = ", ".join(child for child, _ in live.model.named_children())
         raise JobError(
-            f"{type(live.job).__name__}.output_layer is {name!r}, but the model has no such module; it has {known}."
+            f"{type(live.job).__name__}.output_layer is {name!r}, but the model has no such module. Its modules: {known}."
         ) from error
 
 
 def _last_layer(live: LiveJob) -> nn.Module:
     if live.order is None:
         raise JobError(
-            "counted_positions cannot trace a batch of data that is read in order: name the layer (output_layer = ...)."
+            "counted_positions cannot trace a batch of an iterable dataset: name the output layer (output_layer = ...)."
         )
     batch = live.to_device(live.pipeline.fetch(0, live.order(0)[0][:TRACED_SAMPLES]))
     mask, calls = counted_mask(live.job, batch), _calls(live, batch)
     names = {module: name or "the model itself" for name, module in live.model.named_modules()}
-    over_positions: list[nn.Linear] = []
+    candidates: list[nn.Linear] = []
     for module, shape in reversed(calls):
         if not (isinstance(module, nn.Linear) and shape[:-1] == mask.shape):
             break
-        over_positions.append(module)
-    if not over_positions:
-        seen = f"{names[calls[-1][0]]} ({type(calls[-1][0]).__name__}, input {list(calls[-1][1])})" if calls else "none"
+        candidates.append(module)
+    if not candidates:
+        last = f"{names[calls[-1][0]]} ({type(calls[-1][0]).__name__}, input {list(calls[-1][1])})" if calls else "none"
         raise JobError(
-            f"counted_positions: the last layer of the forward pass should be an nn.Linear with an input "
-            f"{[*mask.shape, 'features']}, as counted(batch) has it, but it is {seen}. Name the output layer "
-            f"(output_layer = ...), or take counted_positions out of the plan."
+            f"counted_positions expects the last layer of the forward pass to be an nn.Linear with input shape "
+            f"{[*mask.shape, 'features']}, to match counted(batch), but it is {last}. Name the output layer "
+            f"(output_layer = ...), or remove counted_positions from the plan."
         )
-    layer = over_positions[0]
-    wider = [other for other in over_positions if other.out_features > layer.out_features]
+    layer = candidates[0]
+    wider = [other for other in candidates if other.out_features > layer.out_features]
     times = sum(module is layer for module, _ in calls)
     if wider or times > 1:
         why = f"{names[wider[0]]} before it is wider" if wider else f"it runs {times} times in one pass"
         raise JobError(
-            f"counted_positions: the last layer of the forward pass is {names[layer]}, but {why}: which is the output "
-            f"layer? Name it (output_layer = ...), or take counted_positions out of the plan."
+            f"counted_positions cannot identify the output layer: the last layer of the forward pass is {names[layer]}, but "
+            f"{why}. Name the output layer (output_layer = ...), or remove counted_positions from the plan."
         )
     return layer
 
 
 def _calls(live: LiveJob, batch: Any) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """The modules with parameters of their own in the order they run in `job.loss`, each with the shape of its input."""
+    """Return the modules that have parameters of their own, in the order they run in `job.loss`, with their input shapes."""
     calls: list[tuple[nn.Module, tuple[int, ...]]] = []
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -1,8 +1,8 @@
-"""Choose how many threads an operator may use.
+"""Set the number of threads that an operator may use.
 
-Relieves:  compute: small operators lose more to thread hand-over than they gain; busy cores want fewer threads.
-Numerics:  rounding: sums are split otherwise.
-Limits:    CPU training; takes effect for the whole process.
+Relieves:  compute: for small operators, synchronising threads costs more than it saves. Busy cores need fewer threads.
+Numerics:  rounding: sums are split differently.
+Limits:    CPU training. It affects the whole process.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from hasten.core.seams import Seam, Undo
 from hasten.core.source_edits import SourceEdits
 
 CROWDED_FRAC = 0.75
-"""The share of the arithmetic that fewer threads are thought to save at most."""
+"""Largest share of the arithmetic that fewer threads are assumed to save."""
 LIKELY = 0.5
-"""How likely as many threads as cores pay, where a few updates were faster with them."""
+"""Prior probability of a gain from one thread per core, if a few updates were faster with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CPUThreads(Optimization):
-    """Threads within an operator.
+    """Number of threads per operator.
 
     Attributes:
-        num_threads: How many, at least 1.
+        num_threads: Number of threads, at least 1.
     """
 
     num_threads: int = 1
 
     card: ClassVar[Card] = Card(
         name="cpu_threads",
-        summary="the number of threads an operator may use",
+        summary="set the number of threads that an operator may use",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.PROCESS,
         source="PyTorch documentation, CPU threading and TorchScript inference",
         hoped_gain=(
-            "an update 8x faster with 1 thread than with 48, a small network on a server of 96 cores "
+            "an update 8x faster with 1 thread than with 48, for a small network on a 96-core server "
             "(https://github.com/callummcdougall/ARENA_3.0/pull/397)"
         ),
         prior=0.1,
@@ -56,30 +56,30 @@ class CPUThreads(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit on a CPU: all cores where they are not used, else half of them and one."""
+        """Applies on a CPU. The candidates are one thread per core, one per two cores, and a single thread."""
         if facts.job.device != "cpu":
             return Fit.no(f"the model runs on {facts.job.device}")
         cores, now = facts.machine.cores.value, facts.operator_threads
         counts = [count for count in dict.fromkeys([cores, cores // 2, 1]) if count >= 1 and count != now]
         if not counts:
-            return Fit.no(f"there is one core and {now} thread")
+            return Fit.no(f"the machine has one core, and the job uses {now} thread")
         settings = [cls(num_threads=count) for count in counts]
         if now != cores and "threads" in facts.form_gains:
             return Fit.yes(max_gain_frac=facts.form_frac("threads", 1.0), settings=settings, prior=LIKELY)
-        # More threads share the work out at best; what too many of them cost by waiting for one another has no such bound.
+        # More threads can at best divide the work. The cost of too many, which wait for one another, has no such bound.
         share = 1.0 - now / cores if now < cores else CROWDED_FRAC
         return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Set the process's thread count."""
+        """Set the number of threads of the process."""
         old = torch.get_num_threads()
         torch.set_num_threads(self.num_threads)
         return lambda: torch.set_num_threads(old)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The process has that many threads."""
+        """Check the number of threads of the process."""
         now = torch.get_num_threads()
-        return [Check("threads within an operator", now == self.num_threads, str(now))]
+        return [Check("threads per operator", now == self.num_threads, str(now))]
 
     def write_patch(self, script: SourceEdits) -> str:
         """Set the number of threads once."""

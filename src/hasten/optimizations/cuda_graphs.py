@@ -1,11 +1,12 @@
-"""Launch the model's forward pass, and its backward pass, as one CUDA graph each.
+"""Launch the forward pass and the backward pass of the model as one CUDA graph each.
 
-Relieves:  compute: many short kernels, each of which the host takes longer to launch than the GPU to run.
-Numerics:  rounding: the same operators on the same numbers; while they are captured, a library may choose another kernel.
-Limits:    CUDA; a model that is called once in an update, with tensors of one shape and no keywords, and does not wait for
-           the GPU inside. Batches of another shape run as they did. Gradients must be freed between updates and never added
-           up: the graph writes them to one place (https://github.com/pytorch/pytorch/issues/181723). Not with `compile`,
-           which has CUDA graphs of its own (mode = "reduce-overhead").
+Relieves:  compute: many short kernels that take the host longer to launch than the GPU to run.
+Numerics:  rounding: the same operators on the same numbers. During capture, a library may choose another kernel.
+Limits:    CUDA. The model must be called once per update, with tensors of one shape and without keyword arguments, and must
+           not synchronise with the GPU. Batches of another shape run without a graph. Gradients must be freed between
+           updates and not accumulated, because the graph writes them to fixed memory
+           (https://github.com/pytorch/pytorch/issues/181723). It excludes `compile`, which has CUDA graphs of its own
+           (mode = "reduce-overhead").
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ Shapes: TypeAlias = tuple[tuple[torch.Size, torch.dtype], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class CudaGraphs(Optimization):
-    """CUDA graphs of the root module's call."""
+    """CUDA graphs for the call of the root module."""
 
     card: ClassVar[Card] = Card(
         name="cuda_graphs",
-        summary="the kernels of the forward and of the backward pass launched as one CUDA graph each",
+        summary="launch the forward pass and the backward pass as one CUDA graph each",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.FORWARD,
@@ -55,14 +56,14 @@ class CudaGraphs(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit on an NVIDIA GPU where each update is one batch; whether launching takes time is for the trial to say."""
+        """Applies on an NVIDIA GPU if each update is one batch. Only a trial can show whether launching takes time."""
         job = facts.job
         if job.device != "cuda":
-            return Fit.no(f"CUDA graphs are for NVIDIA GPUs; the model runs on {job.device}")
+            return Fit.no(f"CUDA graphs need an NVIDIA GPU; the model runs on {job.device}")
         if not facts.machine.torch_build.value.startswith("cuda"):
-            return Fit.no(f"this PyTorch is {facts.machine.torch_build.value}: graphs are offered with CUDA alone")
+            return Fit.no(f"CUDA graphs need CUDA; this PyTorch build is {facts.machine.torch_build.value}")
         if job.accumulation > 1:
-            return Fit.no(f"an update adds up the gradients of {job.accumulation} batches, and a graph would overwrite them")
+            return Fit.no(f"an update accumulates the gradients of {job.accumulation} batches; a graph would overwrite them")
         if not job.zero_grad_to_none:
             return Fit.no(
                 "gradients are kept between updates, and a graph would overwrite them: use zero_grad_to_none first"
@@ -70,23 +71,23 @@ class CudaGraphs(Optimization):
         return Fit.yes(max_gain_frac=facts.compute_frac * 0.75, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Replace the root module's forward; the graph is captured at its first call in training."""
+        """Replace the root module's forward. The graph is captured at the first call in training."""
         if live.device.type != "cuda":
-            raise MachineError(f"The job runs on {live.device.type}: take cuda_graphs out of the plan.")
+            raise MachineError(f"cuda_graphs needs CUDA, but the job runs on {live.device.type}: remove it from the plan.")
         return graph_forward(live, capture)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The model's calls replayed a graph."""
+        """Check that most calls of the model replayed a graph."""
         replays, others = (int(trace.counters.get(name, 0)) for name in ("graph_replays", "graph_other_calls"))
-        return [Check("calls that replayed a graph", replays > others, f"{replays}, and {others} of another kind")]
+        return [Check("calls that replayed a graph", replays > others, f"{replays}, and {others} without a graph")]
 
 
 def graph_forward(live: LiveJob, make: Callable[[LiveJob, Forward, tuple[Any, ...]], Forward]) -> Undo:
-    """Replace the forward of the live model by one that replays a graph where it can.
+    """Replace the live model's forward with one that replays a graph if possible.
 
     Args:
-        live: The live job; it counts `graph_replays`, and training calls that could not be replayed as `graph_other_calls`.
-        make: Captures the model's forward for arguments like those given, and returns what replays it.
+        live: The live job. It counts replays as `graph_replays`, and other training calls as `graph_other_calls`.
+        make: Captures the model's forward for arguments like those given, and returns a function that replays it.
     """
     own = vars(live.model).get("forward")
     live.model.forward = _Graphed(live, live.model.forward, make)
@@ -100,7 +101,7 @@ def graph_forward(live: LiveJob, make: Callable[[LiveJob, Forward, tuple[Any, ..
 
 
 class _Graphed:
-    """A forward pass that replays a graph for arguments of the shapes of its first call, and runs plainly for others."""
+    """A forward pass that replays a graph for arguments with the shapes of its first call, and runs normally for others."""
 
     def __init__(self, live: LiveJob, plain: Forward, make: Callable[[LiveJob, Forward, tuple[Any, ...]], Forward]) -> None:
         self._live, self._plain, self._make = live, plain, make
@@ -110,7 +111,7 @@ class _Graphed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         live = self._live
-        # A dispatch mode wants to see the operators: a replay would hide them.
+        # A dispatch mode must see the operators, and a replay would hide them.
         if not (live.model.training and torch.is_grad_enabled()) or is_in_torch_dispatch_mode():
             return self._plain(*args, **kwargs)
         shapes = None if kwargs else shapes_of(args, live.device)
@@ -132,13 +133,13 @@ class _Graphed:
     def _check(self, live: LiveJob) -> None:
         if live.batches_per_update > 1 or live.micro_parts > 1 or not live.zero_grad_to_none:
             raise JobError(
-                "cuda_graphs cannot keep gradients from one backward pass to the next: its graph writes each to one place. "
-                "Compute an update in one batch and free gradients (zero_grad_to_none), or take it out of the plan."
+                "cuda_graphs cannot accumulate gradients, because its graph writes them to fixed memory. Compute each "
+                "update in one batch and free gradients (zero_grad_to_none), or remove cuda_graphs from the plan."
             )
 
 
 class _Copied(torch.autograd.Function):
-    """A copy of a graph's output, which the next replay overwrites; its backward pass refuses to come too late."""
+    """Copies the output of a graph, which the next replay overwrites. Its backward pass fails after another replay."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, graph: _Graphed, number: int) -> torch.Tensor:
@@ -148,17 +149,17 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Hand the gradient on, unless another replay has overwritten what the backward pass needs."""
+        """Pass the gradient on. Raises JobError if another replay has overwritten what the backward pass needs."""
         if ctx.graph.replays != ctx.number:
             raise JobError(
-                "The model was called again before the backward pass of its last call, which overwrites what a CUDA graph "
-                "keeps for it: take cuda_graphs out of the plan."
+                "The model was called again before the backward pass of its last call, which overwrites the activations in "
+                "the CUDA graph: remove cuda_graphs from the plan."
             )
         return gradients[0], None, None
 
 
 def shapes_of(args: tuple[Any, ...], device: torch.device) -> Shapes | None:
-    """Shape and dtype of each argument; None where one is no tensor, lies elsewhere, or asks for a gradient itself."""
+    """Return the shape and dtype of each argument, or None if one is not a tensor, is elsewhere, or requires a gradient."""
     tensors = list(iter_tensors(args))
     if len(tensors) != len(args) or any(tensor is not arg for tensor, arg in zip(tensors, args, strict=True)):
         return None
@@ -168,7 +169,7 @@ def shapes_of(args: tuple[Any, ...], device: torch.device) -> Shapes | None:
 
 
 class _Root(nn.Module):
-    """The live model behind a module of its own: a capture replaces the forward of what it is given."""
+    """Wraps the live model, because a capture replaces the forward of the module that it is given."""
 
     def __init__(self, model: nn.Module, forward: Forward) -> None:
         super().__init__()
@@ -176,26 +177,26 @@ class _Root(nn.Module):
         self._plain = forward
 
     def forward(self, *args: Any) -> Any:
-        """Run the model as it was."""
+        """Run the model's original forward."""
         return self._plain(*args)
 
 
 def capture(live: LiveJob, plain: Forward, args: tuple[Any, ...]) -> Forward:
-    """Capture the forward and the backward pass on CUDA; randomness and statistics are as if nothing had run.
+    """Capture the forward and the backward pass on CUDA. Random states and statistics are restored.
 
     Raises:
-        JobError: The forward pass cannot be captured: it waits for the GPU, or gives something that is no tensor.
+        JobError: The forward pass cannot be captured: it synchronises with the GPU, or returns something other than tensors.
     """
     root = _Root(live.model, plain)
     samples = tuple(arg.detach().clone() for arg in args)
     cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a cast weight that was kept would not be cast again at a replay
+    torch.set_autocast_cache_enabled(False)  # a replay would not repeat the cast of a cached weight
     try:
         with kept_buffers(live.model), torch.random.fork_rng(devices=[live.device]):
             graphed: Any = torch.cuda.make_graphed_callables(root, samples, allow_unused_input=True)
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise JobError(
-            f"The model's forward pass cannot be captured as a CUDA graph ({error}): take cuda_graphs out of the plan."
+            f"The model's forward pass cannot be captured as a CUDA graph ({error}): remove cuda_graphs from the plan."
         ) from error
     finally:
         torch.set_autocast_cache_enabled(cached)

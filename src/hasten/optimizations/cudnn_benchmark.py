@@ -1,8 +1,8 @@
-"""Let cuDNN time its convolution kernels on each new shape and keep the fastest.
+"""Let cuDNN time its convolution kernels for each new shape, and use the fastest.
 
-Relieves:  compute: the kernel that cuDNN would guess is not always the best.
-Numerics:  rounding: other kernels, other order of summation, not always the same from run to run.
-Limits:    CUDA with cuDNN; each new shape costs a search, so shapes that vary without end make it slower.
+Relieves:  compute: the kernel that cuDNN chooses by heuristics is not always the fastest.
+Numerics:  rounding: other kernels, which sum in a different order. The choice may differ between runs.
+Limits:    CUDA with cuDNN. Each new shape costs a search, so shapes that keep changing make training slower.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CudnnBenchmark(Optimization):
 
     card: ClassVar[Card] = Card(
         name="cudnn_benchmark",
-        summary="convolution kernels chosen by timing them on each shape",
+        summary="choose convolution kernels by timing them for each shape",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.PROCESS,
@@ -42,21 +42,21 @@ class CudnnBenchmark(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for convolutions on an NVIDIA GPU."""
+        """Applies to convolutions on an NVIDIA GPU."""
         if facts.job.device != "cuda":
-            return Fit.no(f"cuDNN runs on NVIDIA GPUs; the model runs on {facts.job.device}")
+            return Fit.no(f"cuDNN needs an NVIDIA GPU; the model runs on {facts.job.device}")
         if not facts.machine.torch_build.value.startswith("cuda"):
-            return Fit.no(f"this PyTorch is {facts.machine.torch_build.value}, without cuDNN")
+            return Fit.no(f"this PyTorch build is {facts.machine.torch_build.value}, which has no cuDNN")
         if not any(facts.job.module_counts.get(name) for name in CONVOLUTIONS):
             return Fit.no("the model has no convolution")
         return Fit.yes(max_gain_frac=facts.compute_frac * 0.5, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Turn the search on."""
+        """Enable the search."""
         return replace_attribute(torch.backends.cudnn, "benchmark", value=True)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The step has convolutions, and a convolution of a new shape runs more kernels the first time than the second."""
+        """Check that the step has convolutions, and that a new shape runs more kernels the first time than the second."""
         seen = sum(count for op, count in trace.ops.items() if op.startswith("convolution"))
         checks = [Check("convolutions", seen > 0, f"{seen} in one step")]
         if live.device.type != "cuda":
@@ -65,26 +65,26 @@ class CudnnBenchmark(Optimization):
         return [*checks, Check("a search over kernels", first > second, f"{first} kernels at first, then {second}")]
 
     def by_hand(self) -> tuple[str, ...]:
-        """The switch."""
+        """Return the assignment that enables the search."""
         return (f"{_SWITCH} = True",)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Set the switch once, unless the script asks for deterministic kernels."""
+        """Set the switch once, unless the script requests deterministic kernels."""
         assigned = script.assignments("torch.backends.cudnn.deterministic")
-        asked = [place for place, value in assigned if value != "False"]
-        asked += [call.place for call in script.calls("torch.use_deterministic_algorithms")]
-        if asked:
-            raise UnwritableError(f"the script asks for deterministic kernels ({asked[0]})")
+        places = [place for place, value in assigned if value != "False"]
+        places += [call.place for call in script.calls("torch.use_deterministic_algorithms")]
+        if places:
+            raise UnwritableError(f"the script requests deterministic kernels ({places[0]})")
         return script.assign_once({_SWITCH: "True"})
 
     def framework_arguments(self) -> dict[str, str]:
-        """Lightning has the same switch."""
+        """Return Lightning's argument for the same switch."""
         return {"lightning.Trainer": "benchmark=True"}
 
 
 def _kernels_of_a_new_shape(live: LiveJob) -> tuple[int, int]:
-    """Kernels that run for the first and for the second convolution of a shape that was never seen before."""
-    width = 32 + perf_counter_ns() % 4096  # the search is remembered by shape: take any other
+    """Return the numbers of kernels that the first and the second convolution of a new shape run."""
+    width = 32 + perf_counter_ns() % 4096  # search results are cached per shape, so use a shape that is probably new
     inputs = torch.ones(1, 3, 32, width, device=live.device)
     weights = torch.ones(4, 3, 3, 3, device=live.device)
 

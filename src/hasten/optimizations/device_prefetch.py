@@ -1,8 +1,9 @@
-"""Copy the next batch to the GPU while the present one is trained on.
+"""Copy the next batch to the GPU while the current batch is trained on.
 
-Relieves:  transfer: the copy runs on a CUDA stream of its own, beside the kernels.
-Numerics:  exact: the same bytes; the stream that trains waits for the copy of its batch.
-Limits:    CUDA devices; one more batch in the GPU's memory; batches are page-locked, else a copy makes the host wait.
+Relieves:  transfer: the copy runs on its own CUDA stream, in parallel with the kernels.
+Numerics:  exact: the same bytes. The training stream waits for the copy of its batch.
+Limits:    CUDA devices. It needs GPU memory for one more batch, and page-locked batches, because other copies block the
+           host.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from hasten.core.seams import Seam, Undo
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePrefetch(Optimization):
-    """One batch copied ahead."""
+    """Prefetch of one batch to the GPU."""
 
     card: ClassVar[Card] = Card(
         name="device_prefetch",
-        summary="the next batch is copied to the GPU while the present one is trained on",
+        summary="copy the next batch to the GPU while the current batch is trained on",
         relieves=Bottleneck.TRANSFER,
         numerics=Numerics.EXACT,
         seam=Seam.LOADER,
         source="NVIDIA Apex, examples/imagenet, data_prefetcher; PyTorch documentation, torch.Tensor.record_stream",
         prior=0.6,
-        script_advice="the script moves its batches itself: move the next one on a torch.cuda.Stream meanwhile",
+        script_advice="the script copies its batches itself: copy the next batch on a separate torch.cuda.Stream",
     )
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit on a CUDA device."""
+        """Applies on a CUDA device."""
         if facts.job.device != "cuda":
-            return Fit.no(f"the job runs on {facts.job.device}: only a CUDA device copies beside its kernels")
+            return Fit.no(f"the job runs on {facts.job.device}: only a CUDA device can copy while its kernels run")
         if facts.job.device_prefetch:
-            return Fit.no("batches are copied ahead already")
+            return Fit.no("batches are already prefetched to the GPU")
         return Fit.yes(max_gain_frac=facts.ceiling_frac("transfer"), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Set the loader."""
+        """Enable the prefetch in the loader."""
         if live.device.type != "cuda":
-            raise JobError(f"device_prefetch needs a CUDA device, not {live.device}: take it out of the plan.")
+            raise JobError(f"device_prefetch needs a CUDA device, not {live.device}: remove it from the plan.")
         old = live.loader
         live.loader = replace(old, device_prefetch=True, pin_memory=True)
 
@@ -55,6 +56,6 @@ class DevicePrefetch(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The step's batches were copied on a stream of their own."""
+        """Check that the batches of the step were copied on a separate stream."""
         count = int(trace.counters.get("batches_copied_ahead", 0))
-        return [Check("batches copied ahead", count > 0, f"{count} batches")]
+        return [Check("batches prefetched to the GPU", count > 0, f"{count} batches")]

@@ -1,8 +1,9 @@
-"""Run the optimizer step on lists of tensors, one call per operation, instead of one parameter at a time.
+"""Run the optimizer step on lists of tensors, with one call per operation, instead of one parameter at a time.
 
-Relieves:  optimizer-bound steps of many small parameters: fewer Python calls and dispatches.
-Numerics:  rounding: the same update rule; some steps of it are done in another order.
-Limits:    before the first step only; PyTorch's own classes, not those derived from them; on CUDA PyTorch does it anyway.
+Relieves:  optimizer: with many small parameters, there are fewer Python calls and dispatches.
+Numerics:  rounding: the same update rule, with some operations in a different order.
+Limits:    before the first step only. PyTorch's own optimizer classes, not subclasses of them. On CUDA, PyTorch does it by
+           default.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ WITH_FOREACH: dict[str, type[torch.optim.Optimizer]] = {
     "SGD": torch.optim.SGD,
 }
 UPDATE_OPS = ("_foreach_add",)
-"""Begin the names of operators that each of these rules uses; clipping and zeroing have foreach operators of their own."""
+"""Name prefixes of an operator that all these update rules use. Clipping and zeroing use other foreach operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeachOptimizer(Optimization):
-    """The optimizer made anew with `foreach=True`, its groups and rates kept."""
+    """The optimizer recreated with `foreach=True`, with the same groups and rates."""
 
     card: ClassVar[Card] = Card(
         name="foreach_optimizer",
-        summary="the optimizer step on lists of tensors, not one parameter at a time",
+        summary="run the optimizer step on lists of tensors instead of one parameter at a time",
         relieves=Bottleneck.OPTIMIZER,
         numerics=Numerics.ROUNDING,
         seam=Seam.OPTIMIZER,
@@ -56,33 +57,35 @@ class ForeachOptimizer(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for a class with a foreach form, on devices where PyTorch does not choose it by itself."""
+        """Applies to classes with a foreach implementation, on devices where PyTorch does not use it by default."""
         if facts.job.optimizer_class not in WITH_FOREACH:
-            return Fit.no(f"{facts.job.optimizer_class} has no foreach form in PyTorch {facts.machine.torch_version}")
+            return Fit.no(
+                f"{facts.job.optimizer_class} has no foreach implementation in PyTorch {facts.machine.torch_version}"
+            )
         if facts.job.optimizer_fused:
-            return Fit.no("the optimizer is fused, which goes further")
+            return Fit.no("the optimizer is fused, which is faster still")
         if facts.job.device == "cuda":
-            return Fit.no("PyTorch chooses the foreach form on CUDA by itself")
+            return Fit.no("PyTorch uses the foreach implementation on CUDA by default")
         if facts.job.num_param_tensors < 2:
-            return Fit.no("there is one parameter tensor: no list to work on")
+            return Fit.no("the model has only one parameter tensor")
         return Fit.yes(max_gain_frac=facts.form_frac("foreach", facts.phase_frac.get("optimizer", 0.0)), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Make the same optimizer again, in its foreach form."""
+        """Recreate the optimizer with its foreach implementation."""
         return remake_optimizer(live, self.card.name, WITH_FOREACH, {"foreach": True})
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Operators on lists of tensors did the update."""
+        """Check that operators on lists of tensors ran the update."""
         seen = sum(count for op, count in trace.ops.items() if op.startswith(UPDATE_OPS))
-        return [Check("foreach operators of the update", seen > 0, f"{seen} in one step")]
+        return [Check("foreach operators in the update", seen > 0, f"{seen} in one step")]
 
     def by_hand(self) -> tuple[str, ...]:
-        """The optimizer's argument."""
+        """Return the optimizer argument."""
         return ("torch.optim.NAME(..., foreach=True)",)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Set `foreach`; PyTorch refuses it together with `fused`."""
+        """Set `foreach`, and unset `fused`, which PyTorch does not allow together with it."""
         optimizer = script.optimizer()
         if optimizer.name not in WITH_FOREACH:
-            raise NothingToWriteError(f"{optimizer.name} ({optimizer.place}) has no such form")
+            raise NothingToWriteError(f"{optimizer.name} ({optimizer.place}) has no foreach implementation")
         return optimizer.set({"foreach": "True"}, where_given={"fused": "False"})

@@ -1,8 +1,8 @@
 """Keep Python's garbage collector out of the training step.
 
-Relieves:  other: pauses in which the collector walks over every object of model, data and libraries, at any moment.
-Numerics:  exact: nothing that is still used is ever collected.
-Limits:    objects that refer to one another in a circle live longer: with `epoch`, up to an epoch.
+Relieves:  other: pauses at arbitrary times, in which the collector traverses all objects of the model, data and libraries.
+Numerics:  exact: objects that are still in use are never collected.
+Limits:    objects in reference cycles live longer: with `epoch`, up to one epoch.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from hasten.core.seams import Seam, Undo, append_to
 from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 
 LIKELY = 0.5
-"""How likely what the collector was seen to take is saved."""
+"""Prior probability that the measured time of the collector is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageCollection(Optimization):
-    """When garbage is collected.
+    """When Python collects garbage.
 
     Attributes:
-        mode: `freeze` takes what is there when training starts out of the collector's sight and lets it run seldom;
-            `epoch` turns it off and collects once an epoch.
-        threshold: With `freeze`, new objects before the collector runs.
+        mode: `freeze` excludes the objects that exist when training starts, and makes the collector run rarely. `epoch`
+            disables the collector and collects once per epoch.
+        threshold: With `freeze`, the number of new objects after which the collector runs.
     """
 
     mode: Literal["freeze", "epoch"] = "freeze"
@@ -37,7 +37,7 @@ class GarbageCollection(Optimization):
 
     card: ClassVar[Card] = Card(
         name="garbage_collection",
-        summary="Python's garbage collector kept out of the training step",
+        summary="keep Python's garbage collector out of the training step",
         relieves=Bottleneck.OTHER,
         numerics=Numerics.EXACT,
         seam=Seam.AROUND,
@@ -54,15 +54,15 @@ class GarbageCollection(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the collector was seen to run; collecting by the epoch needs a dataset that has epochs."""
+        """Applies if the collector ran in the measured updates. Collecting once per epoch needs a map-style dataset."""
         if facts.collecting_frac <= 0:
-            return Fit.no("the collector did not run in the updates that were measured")
+            return Fit.no("the garbage collector did not run in the measured updates")
         epochs = facts.job.num_samples is not None
         settings = [cls(mode="freeze"), cls(mode="epoch")] if epochs else [cls(mode="freeze")]
         return Fit.yes(max_gain_frac=facts.collecting_frac, settings=settings, prior=LIKELY)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Collect once, then freeze or turn the collector off."""
+        """Collect once, then freeze or disable the collector."""
         enabled, thresholds = gc.isenabled(), gc.get_threshold()
         gc.collect()
         if self.mode == "freeze":
@@ -86,38 +86,40 @@ class GarbageCollection(Optimization):
         return turn_on
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The collector says how it stands; by the epoch, batches were counted towards the next collection."""
+        """Check the state of the collector and, with `epoch`, that batches were counted towards the next collection."""
         if self.mode == "freeze":
             frozen, threshold = gc.get_freeze_count(), gc.get_threshold()[0]
             return [
-                Check("objects out of the collector's sight", frozen > 0, str(frozen)),
-                Check("new objects before it runs", threshold == self.threshold, str(threshold)),
+                Check("objects excluded from collection", frozen > 0, str(frozen)),
+                Check("new objects before the collector runs", threshold == self.threshold, str(threshold)),
             ]
         counted = trace.counters.get("gc_batches_counted", 0.0)
         return [
-            Check("the collector is off", not gc.isenabled(), "on" if gc.isenabled() else "off"),
+            Check("the collector is disabled", not gc.isenabled(), "on" if gc.isenabled() else "off"),
             Check("batches counted towards a collection", counted > 0, f"{counted:.0f} in one step"),
         ]
 
     def by_hand(self) -> tuple[str, ...]:
-        """The calls before the training, and those of each epoch."""
+        """Return the calls to add before training and in each epoch."""
         plain = (line.replace("{gc}", "gc") for line in self._lines())
         return ("# before the training", *plain, *(("gc.collect()  # each epoch",) if self.mode == "epoch" else ()))
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Call the collector before the outermost loop; by the epoch, before the loop inside it as well."""
+        """Configure the collector before the outermost loop. With `epoch`, also collect before the loop inside it."""
         for call in script.calls("gc.freeze", "gc.disable"):
-            raise NothingToWriteError(f"gc.{call.name}() is called already ({call.place})")
+            raise NothingToWriteError(f"the script already calls gc.{call.name}() ({call.place})")
         loops = script.training_loops()
         outer = loops[-1]
         if self.mode == "freeze":
             outer.before(*self._lines())
             return f"gc.freeze() and a threshold of {self.threshold} before the loop at {outer.place}"
         if len(loops) < 2:
-            raise UnwritableError("the training is one loop, without one over epochs around it")
+            raise UnwritableError("the training loop has no outer loop over epochs")
         outer.before(*self._lines())
         loops[-2].before("{gc}.collect()")
-        return f"the collector is off from {outer.place} on, and garbage is collected before each pass of {loops[-2].place}"
+        return (
+            f"gc.disable() before the loop at {outer.place}, gc.collect() before each run of the loop at {loops[-2].place}"
+        )
 
     def _lines(self) -> tuple[str, ...]:
         if self.mode == "epoch":
@@ -126,7 +128,7 @@ class GarbageCollection(Optimization):
 
 
 class _CollectEvery:
-    """A batch transform that leaves batches alone and collects garbage after so many of them."""
+    """A batch transform that returns each batch unchanged, and collects garbage after every `batches` batches."""
 
     def __init__(self, live: LiveJob, batches: int) -> None:
         self.live, self.batches, self.seen = live, batches, 0

@@ -1,9 +1,9 @@
-"""Sum the gradients of all ranks in buckets, each as soon as the backward pass has filled it.
+"""Sum the gradients of all ranks in buckets, and start each sum when the backward pass has filled its bucket.
 
-Relieves:  communication: the sum runs while the rest of the backward pass computes, not after it.
-Numerics:  rounding: the same sum over the same ranks, in another order from three ranks on.
-Limits:    several ranks, and a sample for each of them in a batch. With accumulation the last pass of an update sums; a
-           window that an epoch cuts short is summed as one message after it.
+Relieves:  communication: the sums run during the backward pass, not after it.
+Numerics:  rounding: the same sum over the same ranks. With three or more ranks, its order differs.
+Limits:    several ranks, and batches with at least one sample per rank. With gradient accumulation, the last pass of an
+           update sums. An accumulation window that ends early with its epoch is summed in a single message.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CANDIDATES_MB = (25, 1, 100)
 
 @dataclass(frozen=True, kw_only=True)
 class GradientBuckets(Optimization):
-    """The reducer of torch's DistributedDataParallel, beside a model that stays as it is.
+    """The reducer of torch's DistributedDataParallel, without a change to the model.
 
     Attributes:
-        bucket_mb: Size of a bucket in MiB. Small ones begin to travel earlier, large ones use the network better.
-        static_graph: The plan promises that every update uses the same parameters in the same way, as found out in the
-            first one. Otherwise those without a gradient are looked for at each update.
+        bucket_mb: Size of a bucket in MiB. Small buckets are sent earlier; large buckets use the network better.
+        static_graph: Assume that every update uses the same parameters in the same way as the first one. Otherwise each
+            update searches for parameters without a gradient.
     """
 
     bucket_mb: float = 25.0
@@ -38,13 +38,13 @@ class GradientBuckets(Optimization):
 
     card: ClassVar[Card] = Card(
         name="gradient_buckets",
-        summary="gradients summed over the ranks in buckets while the backward pass runs",
+        summary="sum gradients over the ranks in buckets during the backward pass",
         relieves=Bottleneck.COMMUNICATION,
         numerics=Numerics.ROUNDING,
         seam=Seam.BACKWARD,
         source="Li et al. 2020, PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
         hoped_gain=(
-            "by the overlap 38.0 % and 35.2 % faster, ResNet and BERT over NCCL on 32 GPUs; 26.8 % and 21.5 % over Gloo "
+            "38.0 % and 35.2 % faster for ResNet and BERT over NCCL on 32 GPUs; 26.8 % and 21.5 % over Gloo "
             "(https://arxiv.org/abs/2006.15704)"
         ),
         prior=0.5,
@@ -62,9 +62,9 @@ class GradientBuckets(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for several ranks; at most the whole sum is saved: the exchange is hidden, and one large message not made."""
+        """Applies to several ranks. At most the whole time of the sum is saved."""
         if facts.job.ranks < 2:
-            return Fit.no("one process trains alone: there are no gradients to sum over ranks")
+            return Fit.no("the job trains in one process: there are no gradients to sum over ranks")
         if refusal := why_no_sum(facts, "flat"):
             return Fit.no(refusal)
         gradient_bytes = 4 * facts.job.num_params
@@ -73,7 +73,7 @@ class GradientBuckets(Optimization):
         return Fit.yes(max_gain_frac=facts.phase_frac.get("sync", 0.0), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Hang the reducer on the model's parameters and let the loop compute its losses through it."""
+        """Attach the reducer to the model's parameters, and compute losses through it."""
         check_ranks(live, self.card.name)
         sync = BucketSync(live, bucket_mb=self.bucket_mb, static_graph=self.static_graph)
         put_back = replace_attribute(live, "sync", sync)
@@ -85,22 +85,22 @@ class GradientBuckets(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Buckets were sent with all gradients in them, and where there are several some left before the last was full."""
+        """Check that buckets with all gradients were sent and, with several buckets, that some were sent early."""
         names = ("bucket_sums", "buckets_sent", "buckets_early", "bucket_bytes")
-        sums, sent, early, held = (int(trace.counters.get(name, 0)) for name in names)
+        sums, sent, early, total = (int(trace.counters.get(name, 0)) for name in names)
         size = sum(p.numel() * p.element_size() for p in live.model.parameters() if p.requires_grad)
         checks = [
             Check("buckets sent", sent > 0, f"{sent} buckets in {sums} updates"),
-            Check("all gradients are in them", held == sums * size > 0, f"{held} bytes, of {sums} updates of {size}"),
+            Check("all gradients are in buckets", total == sums * size > 0, f"{total} bytes for {sums} updates of {size}"),
         ]
         if sent > sums:
-            checks.append(Check("some left before the backward pass ended", early > 0, f"{early} of {sent}"))
+            checks.append(Check("some were sent before the backward pass ended", early > 0, f"{early} of {sent}"))
         return checks
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: scripts are tuned in one process."""
+        """Raise UnwritableError: scripts are tuned in one process."""
         graph = ", static_graph=True" if self.static_graph else ""
         raise UnwritableError(
-            "it depends on parts of the script that are not read here",
+            "it depends on parts of the script that Hasten does not read",
             f"DistributedDataParallel(model, bucket_cap_mb={self.bucket_mb:g}{graph})",
         )

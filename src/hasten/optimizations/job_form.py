@@ -1,9 +1,10 @@
-"""The same job, written otherwise by its owner: faster kernels, cheaper augmentation, metrics off the critical path.
+"""Use an alternative form of the job: faster kernels, cheaper augmentation, metrics outside the critical path.
 
-Relieves:  whatever the other form makes cheaper; only a trial tells.
-Numerics:  training: nobody but its owner says that it is the same job, so its held-out quality is what counts, and that is
-           always measured by the job as it was written first.
-Limits:    the two forms must train one model, in batches of one size, for as many updates; a job names its forms in `forms`.
+Relieves:  other: anything that the alternative form makes cheaper. Only a trial can show it.
+Numerics:  training: only the author of the job claims that both forms are the same job. Held-out quality decides, and it is
+           always measured by the original form.
+Limits:    both forms must train the same model, with the same batch size and number of updates. A job lists its forms in
+           `forms`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
 
 SHARED = ("batch_size", "epochs", "num_updates", "accumulation", "clip_norm", "seed", "shuffle", "quality")
-"""What both forms must say alike."""
+"""Settings that must be equal in both forms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobForm(Optimization):
-    """Another form of the job.
+    """An alternative form of the job.
 
     Attributes:
         form: Name of its class, one of the job's `forms`.
@@ -35,7 +36,7 @@ class JobForm(Optimization):
 
     card: ClassVar[Card] = Card(
         name="job_form",
-        summary="another form of the same job, which its owner wrote, takes the place of the one that was named",
+        summary="use an alternative form of the job, which the author of the job has written",
         relieves=Bottleneck.OTHER,
         numerics=Numerics.TRAINING,
         seam=Seam.PROCESS,
@@ -45,27 +46,27 @@ class JobForm(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the job has other forms, and says what is not worse."""
+        """Applies if the job lists alternative forms and defines a quality metric."""
         job = facts.job
         if not job.forms:
-            return Fit.no("the job has no other form: a job may name some in `forms`")
+            return Fit.no("the job lists no alternative form in `forms`")
         if not job.has_quality:
-            return Fit.no("another form may learn otherwise, and the job does not say what is not worse: set quality")
+            return Fit.no("another form may learn differently, and the job defines no quality metric: set quality")
         return Fit.yes(max_gain_frac=sum(facts.phase_frac.values()), settings=[cls(form=form) for form in job.forms])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Put the other form in the job's place, before anything is made of it."""
+        """Replace the job by its other form, before its model, data and optimizer are created."""
         written = live.job
         form = {kind.__name__: kind for kind in other_forms(written)}.get(self.form)
         if form is None:
             known = ", ".join(kind.__name__ for kind in other_forms(written)) or "none"
-            raise JobError(f"{type(written).__name__} has no form {self.form!r}; it has: {known}.")
+            raise JobError(f"{type(written).__name__} has no form {self.form!r}. Its forms: {known}.")
         job = form()
         check_job(job)
-        odd = [name for name in SHARED if getattr(job, name) != getattr(written, name)]
-        if odd:
-            seen = "; ".join(f"{name} is {getattr(written, name)!r} and {getattr(job, name)!r}" for name in odd)
-            raise JobError(f"{type(written).__name__} and its form {self.form} are two jobs: {seen}. Make them alike.")
+        different = [name for name in SHARED if getattr(job, name) != getattr(written, name)]
+        if different:
+            values = "; ".join(f"{name} is {getattr(written, name)!r} and {getattr(job, name)!r}" for name in different)
+            raise JobError(f"{type(written).__name__} and its form {self.form} differ: {values}. Make these settings equal.")
         before = live.job, live.zero_grad_to_none, live.read_every
         live.job, live.zero_grad_to_none, live.read_every = job, job.zero_grad_to_none, job.read_every
 
@@ -77,11 +78,11 @@ class JobForm(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The step was one of the other form."""
-        found, written = type(live.job).__name__, type(live.as_written).__name__
-        return [Check("form of the job", found == self.form and found != written, f"{found}; written as {written}")]
+        """Check that the step ran in the other form."""
+        active, written = type(live.job).__name__, type(live.as_written).__name__
+        return [Check("form of the job", active == self.form and active != written, f"{active}, original {written}")]
 
 
 def other_forms(job: Job) -> tuple[type[Job], ...]:
-    """The forms of a job that are not its own."""
+    """Return the forms of a job other than its own class."""
     return tuple(form for form in job.forms if form is not type(job))

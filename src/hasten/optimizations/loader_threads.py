@@ -1,9 +1,10 @@
-"""Read batches ahead in threads of the training process.
+"""Prefetch batches in threads of the training process.
 
-Relieves:  input: waiting for a disk or the network, and decoding that releases Python's lock, overlap with compute.
-Numerics:  exact: threads read only what draws no random numbers; batches come in the same order.
-Limits:    map-style datasets whose reading draws no random numbers and may run in several threads at once; the random
-           transform, and a collate of the job's own, still run in the training thread.
+Relieves:  input: waiting for a disk or the network, and decoding that releases Python's global interpreter lock, overlap
+           with compute.
+Numerics:  exact: threads run only code that draws no random numbers, and batches arrive in the same order.
+Limits:    map-style datasets that are thread-safe and draw no random numbers when reading. The random transform and the
+           job's own collate function still run in the training thread.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ MOSTLY_WAITING = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderThreads(Optimization):
-    """Threads that read batches ahead.
+    """Threads that prefetch batches.
 
     Attributes:
-        num_threads: How many.
-        ahead: Batches ready or under way at once.
+        num_threads: Number of threads.
+        ahead: Number of batches that are ready or being read at the same time.
     """
 
     num_threads: int = 2
@@ -36,7 +37,7 @@ class LoaderThreads(Optimization):
 
     card: ClassVar[Card] = Card(
         name="loader_threads",
-        summary="batches read ahead by threads of the training process, without copies between processes",
+        summary="prefetch batches in threads of the training process, without copies between processes",
         relieves=Bottleneck.INPUT,
         numerics=Numerics.EXACT,
         seam=Seam.LOADER,
@@ -44,8 +45,7 @@ class LoaderThreads(Optimization):
         prior=0.6,
         claims=frozenset({"workers"}),
         script_advice=(
-            "its dataset may not be safe to read in several threads: DataLoader(..., num_workers=...) reads "
-            "ahead in processes"
+            "the script's dataset may not be thread-safe: DataLoader(..., num_workers=...) prefetches in worker processes"
         ),
     )
 
@@ -55,22 +55,22 @@ class LoaderThreads(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where reading draws no random numbers, and either waits or has a core beside the training's."""
+        """Applies if reading draws no random numbers, and either mostly waits or can use a second core."""
         job, cores = facts.job, facts.machine.cores.value
         if job.num_samples is None:
-            return Fit.no("an iterable dataset has no index to read ahead by")
+            return Fit.no("an iterable dataset cannot be read by index")
         if job.num_workers:
-            return Fit.no(f"{job.num_workers} worker processes are at work already")
+            return Fit.no(f"the job already uses {job.num_workers} worker processes")
         if job.num_threads:
-            return Fit.no(f"{job.num_threads} threads read ahead already")
+            return Fit.no(f"the job already prefetches in {job.num_threads} threads")
         if job.load_is_random:
             return Fit.no(
-                "reading a sample may draw random numbers, and threads share the generators they come from: "
-                "say which preparation is deterministic (deterministic_transform), or use loader_workers"
+                "reading a sample may draw random numbers, and threads share the random generators: "
+                "declare the deterministic part of the preparation (deterministic_transform), or use loader_workers"
             )
         waits = facts.input_wait_frac > MOSTLY_WAITING
         if cores == 1 and not waits:
-            return Fit.no("there is one core, and reading computes more than it waits: nothing can overlap")
+            return Fit.no("the machine has one core, and reading computes more than it waits: nothing can overlap")
         counts = [min(4 * cores, MAX_WAITING_THREADS), cores] if waits else [cores - 1, cores]
         partly = job.finish_is_random or job.collate_is_random
         settings = [cls(num_threads=count, ahead=2 * count) for count in dict.fromkeys(counts)]
@@ -78,17 +78,17 @@ class LoaderThreads(Optimization):
         return Fit.yes(max_gain_frac=facts.ceiling_frac("input") * share, settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Set the loader."""
+        """Set the threads of the loader."""
         if live.order is None:
-            raise JobError("loader_threads needs a map-style dataset: take it out of the plan.")
+            raise JobError("loader_threads needs a map-style dataset: remove it from the plan.")
         if live.pipeline.load_is_random:
             raise JobError(
-                "Reading a sample may draw random numbers, and threads share the generators they come from: "
-                "write deterministic_transform(self, sample), or take loader_threads out of the plan."
+                "Reading a sample may draw random numbers, and threads share the random generators: "
+                "implement deterministic_transform(self, sample), or remove loader_threads from the plan."
             )
         return replace_attribute(live, "loader", replace(live.loader, num_threads=self.num_threads, ahead=self.ahead))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The step's batches came out of threads."""
+        """Check that threads read the batches of the step."""
         count = int(trace.counters.get("batches_by_threads", 0))
         return [Check("batches read by threads", count > 0, f"{count} batches")]

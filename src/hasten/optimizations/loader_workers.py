@@ -1,13 +1,12 @@
 """Fetch batches in worker processes while the model trains.
 
 Relieves:  input: reading and preparing samples overlaps with compute.
-Numerics:  exact: a sample's randomness is a function of (seed, epoch, index), whoever fetches it. With other `threads`:
-           rounding, as they add in another order.
-Limits:    map-style datasets; processes take cores from the training where it needs them itself (on a CPU, threads that
-           wait for one another at a core that is taken are slower than one thread: `threads`); batches are handed over
-           through shared memory, and a worker that finds it full is killed by the system (a bus error). In a script, workers
-           are forked for each epoch, so that what the script changes between epochs reaches them; only where the script
-           has set `persistent_workers` itself do they outlive one.
+Numerics:  exact: the randomness of a sample is a function of (seed, epoch, index), independent of the process. A change of
+           `threads` is rounding, because sums are taken in a different order.
+Limits:    map-style datasets. On a CPU, workers compete with training for cores, and threads that wait for one another on
+           busy cores can be slower than a single thread (see `threads`). Batches pass through shared memory; if it is full,
+           the system kills the worker with a bus error. In a script, workers are started for each epoch, so that they see
+           what the script changes between epochs, unless the script itself sets `persistent_workers`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from hasten.core.source_edits import SourceEdits, UnwritableError
 MAX_WAITING_WORKERS = 16
 MOSTLY_WAITING = 0.5
 SHARED_MEMORY_SHARE = 0.5
-"""Share of the free shared memory that batches under way may fill; the rest is for other processes and other ranks."""
+"""Largest share of the free shared memory for prefetched batches. The rest is for other processes and ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +36,12 @@ class LoaderWorkers(Optimization):
     """Loader worker processes.
 
     Attributes:
-        num_workers: How many; 0 is off (the training process fetches itself).
-        prefetch_factor: Batches each keeps ready.
-        persistent: Keep them between epochs, in our own loop. In a script its own `persistent_workers` decides: kept workers
-            never hear of what it changes.
-        pin_memory: Page-locked batches, for an accelerator.
-        threads: Threads within an operator of the training, which leave cores to the workers; 0 leaves them as they are.
+        num_workers: Number of worker processes. 0 is off: the training process fetches the batches.
+        prefetch_factor: Number of batches that each worker keeps ready.
+        persistent: Keep workers between epochs, in Hasten's training loop. In a script, its own `persistent_workers`
+            decides, because persistent workers do not see what the script changes.
+        pin_memory: Use page-locked batches, for an accelerator.
+        threads: Number of threads per operator in training, to leave cores to the workers; 0 does not change it.
     """
 
     num_workers: int = 2
@@ -53,7 +52,7 @@ class LoaderWorkers(Optimization):
 
     card: ClassVar[Card] = Card(
         name="loader_workers",
-        summary="batches fetched by worker processes while the model trains",
+        summary="fetch batches in worker processes while the model trains",
         relieves=Bottleneck.INPUT,
         numerics=Numerics.EXACT,
         seam=Seam.LOADER,
@@ -68,31 +67,31 @@ class LoaderWorkers(Optimization):
 
     def __post_init__(self) -> None:
         if self.num_workers < 0 or self.prefetch_factor < 1 or self.threads < 0:
-            seen = f"{self.num_workers}, {self.prefetch_factor} and {self.threads}"
-            words = f"num_workers must be at least 0, prefetch_factor at least 1 and threads at least 0, not {seen}"
-            raise ValueError(words)
+            values = f"{self.num_workers}, {self.prefetch_factor} and {self.threads}"
+            message = f"num_workers must be at least 0, prefetch_factor at least 1 and threads at least 0, not {values}"
+            raise ValueError(message)
 
     @property
     def numerics(self) -> Numerics:
-        """Other threads sum in another order."""
+        """Numerics class of this setting: rounding if `threads` is set, because sums are then taken in another order."""
         return Numerics.ROUNDING if self.threads else self.card.numerics
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for input that can be fetched by index; more workers than cores only where fetching mostly waits.
+        """Applies to map-style datasets. More workers than cores are tried only if fetching mostly waits.
 
-        Where workers are at work already, whether they wait or compute cannot be seen: other numbers of them are tried.
+        If the job already uses workers, it is unknown whether they wait or compute, so other numbers of workers are tried.
         """
         if facts.job.num_samples is None:
-            return Fit.no("an iterable dataset would be read once by each worker")
+            return Fit.no("each worker would read the whole iterable dataset")
         if facts.job.num_threads:
-            return Fit.no(f"{facts.job.num_threads} threads read ahead already")
+            return Fit.no(f"the job already prefetches in {facts.job.num_threads} threads")
         room, free = _batches_that_fit(facts), facts.machine.shared_memory_bytes
         if room == 0:
             batch = f"{_batch_bytes(facts) / 2**20:.0f} MiB"
             return Fit.no(
-                f"a batch takes {batch}, more than half of the shared memory ({free.value / 2**20:.0f} MiB, {free.reason}) "
-                f"that workers hand it over in: enlarge it (docker run --shm-size)"
+                f"a batch takes {batch}, more than half of the shared memory that workers pass it through "
+                f"({free.value / 2**20:.0f} MiB, {free.reason}): enlarge it (docker run --shm-size)"
             )
         pin = facts.job.device == "cuda"
         guesses = _others(facts) or [*_sharing(facts), *((count, prefetch, 0) for count, prefetch in _guesses(facts))]
@@ -104,9 +103,9 @@ class LoaderWorkers(Optimization):
         return Fit.yes(max_gain_frac=min(facts.ceiling_frac("input"), _overlap_frac(facts)), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Set the loader."""
+        """Set the workers of the loader."""
         if live.order is None:
-            raise JobError("loader_workers needs a map-style dataset: take it out of the plan.")
+            raise JobError("loader_workers needs a map-style dataset: remove it from the plan.")
         old = live.loader
         live.loader = replace(
             old,
@@ -128,33 +127,36 @@ class LoaderWorkers(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The workers are alive while the step runs."""
+        """Check that the workers are alive while the step runs."""
         alive = int(trace.counters.get("workers_alive", 0))
         if not self.num_workers:
             return [Check("no worker process alive", alive == 0, f"{alive} alive")]
-        found = [Check("worker processes alive", alive >= self.num_workers, f"{alive} of {self.num_workers}")]
-        now = torch.get_num_threads()
-        return [*found, Check("threads within an operator", now == self.threads, str(now))] if self.threads else found
+        checks = [Check("worker processes alive", alive >= self.num_workers, f"{alive} of {self.num_workers}")]
+        if self.threads:
+            now = torch.get_num_threads()
+            checks.append(Check("threads per operator", now == self.threads, str(now)))
+        return checks
 
     def by_hand(self) -> tuple[str, ...]:
-        """The loader's arguments."""
+        """Return the loader arguments."""
         return (f"DataLoader(..., {', '.join(f'{name}={value}' for name, value in self._arguments().items())})",)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Set the loader's arguments, and the threads of the process; whether workers persist stays the script's."""
+        """Set the loader arguments and the number of threads. `persistent_workers` is left unchanged."""
         unused = {} if self.num_workers else {"prefetch_factor": "None", "persistent_workers": "False"}
         loader, forks = script.loader(), multiprocessing.get_all_start_methods()[0] == "fork"
         if self.num_workers and not forks and (place := script.trains_on_import()):
             raise UnwritableError(
-                f"each worker imports the script here, and {place} would train again in it: put the training into a "
-                f'function that is called under `if __name__ == "__main__":` first'
+                f"each worker imports the script on this platform, so {place} would start training again in it: first move "
+                f'the training into a function that is called under `if __name__ == "__main__":`'
             )
-        words = loader.set(self._arguments(), where_given=unused)
+        change = loader.set(self._arguments(), where_given=unused)
         if self.num_workers:
-            words += (
-                "; persistent_workers is left alone: kept workers would not hear of what the script changes between epochs"
+            change += (
+                "; persistent_workers is unchanged, because persistent workers do not see what the script changes between "
+                "epochs"
             )
-        return f"{words}; {script.call_once('torch.set_num_threads', str(self.threads))}" if self.threads else words
+        return f"{change}; {script.call_once('torch.set_num_threads', str(self.threads))}" if self.threads else change
 
     def _arguments(self) -> dict[str, str]:
         values = {"num_workers": str(self.num_workers)}
@@ -163,15 +165,15 @@ class LoaderWorkers(Optimization):
         return values | ({"pin_memory": "True"} if self.pin_memory else {})
 
     def framework_arguments(self) -> dict[str, str]:
-        """The Trainer makes the loader."""
+        """Return the arguments of the Trainer, which creates the loader."""
         arguments = f"dataloader_num_workers={self.num_workers}, dataloader_prefetch_factor={self.prefetch_factor}"
         return {"transformers.TrainingArguments": arguments}
 
 
 def _guesses(facts: Facts) -> list[tuple[int, int]]:
-    """(workers, batches each keeps ready): the rule of thumb first, then more prefetch, other counts, fewer workers.
+    """Return candidates (workers, prefetch factor): a rule of thumb, then more prefetch, other counts, fewer workers.
 
-    Where fetching computes, a core is left to the training; where it waits, workers hardly need one.
+    If fetching computes, one core is left to training. If it mostly waits, workers hardly need a core.
     """
     cores = facts.machine.cores.value
     if facts.input_wait_frac > MOSTLY_WAITING:
@@ -182,9 +184,9 @@ def _guesses(facts: Facts) -> list[tuple[int, int]]:
 
 
 def _sharing(facts: Facts) -> list[tuple[int, int, int]]:
-    """Workers and threads that share the cores of a CPU, as reading and training share the time; and one thread alone.
+    """Return candidates (workers, prefetch factor, threads) that divide the cores of a CPU between reading and training.
 
-    Only where fetching computes: workers that wait take no core from anybody.
+    The last candidate trains in a single thread. There are none if fetching mostly waits, as workers then need no cores.
     """
     cores = facts.machine.cores.value
     if facts.job.device != "cpu" or facts.input_wait_frac > MOSTLY_WAITING or cores < 2:
@@ -194,10 +196,10 @@ def _sharing(facts: Facts) -> list[tuple[int, int, int]]:
 
 
 def _overlap_frac(facts: Facts) -> float:
-    """The share of the time that can be saved at most by doing two things at once: cores do no more than they can.
+    """Return the largest share of the time that overlap can save, given the number of cores.
 
-    Where fetching computes, its work and that of the training are shared out over all cores at best. Where workers are at
-    work already, how much they compute is not known, and only the ceiling of the input bounds what others would bring.
+    If fetching computes, its work and that of training are at best spread over all cores. If the job already uses workers,
+    their computing time is unknown, and only the input ceiling limits the gain.
     """
     if facts.job.num_workers:
         return 1.0
@@ -208,10 +210,10 @@ def _overlap_frac(facts: Facts) -> float:
 
 
 def _others(facts: Facts) -> list[tuple[int, int, int]]:
-    """Other numbers of workers than those at work, where there are any.
+    """Return candidates with other numbers of workers, if the job already uses workers.
 
-    Too many for the cores: fewer. Else more, as for fetching that waits. Never none: without workers, what the script
-    changes during an epoch would reach samples that it does not reach now.
+    If there are more workers than cores, fewer are tried; otherwise more are tried. 0 is never tried: without workers,
+    changes that the script makes during an epoch would affect samples that they do not affect now.
     """
     count, cores = facts.job.num_workers, facts.machine.cores.value
     if not count:
@@ -221,18 +223,18 @@ def _others(facts: Facts) -> list[tuple[int, int, int]]:
 
 
 def _batch_bytes(facts: Facts) -> int:
-    """Bytes of one batch; 0 where the size of a sample could not be measured."""
+    """Return the size of one batch in bytes, or 0 if the size of a sample could not be measured."""
     return int((facts.sample_bytes or 0) * facts.job.batch_size / max(1.0 - facts.padding_frac, 0.01))
 
 
 def _batches_that_fit(facts: Facts) -> int | None:
-    """How many batches may be under way in shared memory at once; None where nothing bounds them."""
+    """Return how many batches fit in shared memory at once, or None if the size of a batch is unknown."""
     batch, free = _batch_bytes(facts), facts.machine.shared_memory_bytes.value
     return None if batch == 0 else int(SHARED_MEMORY_SHARE * free) // batch
 
 
 def _bounded(workers: int, prefetch: int, room: int | None) -> tuple[int, int]:
-    """At most `room` batches under way: less prefetch first, then fewer workers."""
+    """Limit the prefetched batches to `room`, first by a smaller prefetch factor, then by fewer workers."""
     if room is None or workers * prefetch <= room:
         return workers, prefetch
     return (workers, room // workers) if room >= workers else (room, 1)

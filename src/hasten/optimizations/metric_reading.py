@@ -1,8 +1,8 @@
-"""Read the loss every few updates instead of at each.
+"""Read the loss every few updates instead of at every update.
 
-Relieves:  logging: each reading makes the host wait for the device.
-Numerics:  exact: the same numbers, read later.
-Limits:    a NaN is noticed up to `every` updates later.
+Relieves:  logging: each time the loss is read, the host waits for the device.
+Numerics:  exact: the same values, read later.
+Limits:    a NaN is detected up to `every` updates later.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class MetricReading(Optimization):
     """Read metrics every N updates.
 
     Attributes:
-        every: Updates between two readings; 1 is off.
+        every: Number of updates between two readings; 1 is off.
     """
 
     every: int = 20
 
     card: ClassVar[Card] = Card(
         name="metric_reading",
-        summary="the loss read every few updates, so the host does not wait at each",
+        summary="read the loss every few updates, so that the host waits for the device less often",
         relieves=Bottleneck.LOGGING,
         numerics=Numerics.EXACT,
         seam=Seam.AROUND,
@@ -38,7 +38,7 @@ class MetricReading(Optimization):
         hoped_gain=("5 to 7 % on one GPU, about 10 % on two (https://github.com/openvdb/fvdb-reality-capture/pull/144)"),
         prior=0.5,
         script_advice=(
-            "what the script does with the value of `.item()` cannot be seen: sum loss.detach() and read "
+            "it is unknown what the script does with the value of `.item()`: sum loss.detach() and read "
             "the sum at every tenth step"
         ),
         left_to={
@@ -53,9 +53,9 @@ class MetricReading(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the loss is read more often; at most the measured logging ceiling can be saved."""
+        """Applies if the loss is read more often. At most the measured logging ceiling can be saved."""
         if facts.job.read_every >= cls().every:
-            return Fit.no(f"the loss is read every {facts.job.read_every} updates already")
+            return Fit.no(f"the loss is already read only every {facts.job.read_every} updates")
         share = max(facts.ceiling_frac("logging"), facts.phase_frac.get("logging", 0.0))
         return Fit.yes(max_gain_frac=share, settings=[cls()])
 
@@ -64,13 +64,13 @@ class MetricReading(Optimization):
         return replace_attribute(live, "read_every", self.every)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The interval is in force."""
+        """Check the interval."""
         return [Check("updates between readings", live.read_every == self.every, str(live.read_every))]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: each script reads its loss in its own way."""
+        """Raise UnwritableError: each script reads its loss in its own way."""
         raise UnwritableError(
-            "where the script reads the loss is its own",
+            "each script reads its loss in its own way",
             f"if step % {self.every} == 0:",
-            "    print(loss.item())  # whatever reads the loss",
+            "    print(loss.item())  # the code that reads the loss",
         )

@@ -1,9 +1,9 @@
-"""Compute each batch in parts and add their gradients up: the optimizer sees the same batch.
+"""Compute each batch in parts and accumulate their gradients. The optimizer sees the same batch.
 
-Relieves:  memory: the activations of one part at a time. It costs time: smaller operators use the machine less well.
-Numerics:  rounding: the loss is normalised over the whole batch, so the gradient is the same sum in another order.
-Limits:    no BatchNorm, whose statistics are the batch's; no packed batches; not for a loss that compares the samples
-           of a batch with one another (contrastive learning). Dropout draws other random numbers.
+Relieves:  memory: only one part needs activations at a time. It costs time, because smaller operators are less efficient.
+Numerics:  rounding: the loss is normalised over the whole batch, so the gradient is the same sum in a different order.
+Limits:    no BatchNorm, whose statistics depend on the batch; no packed batches; no loss that compares the samples of a
+           batch with each other (contrastive learning). Dropout draws different random numbers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Microbatch(Optimization):
     """Gradient accumulation inside a batch.
 
     Attributes:
-        parts: Pieces that a batch is cut into; 1 is off.
+        parts: Number of parts of a batch; 1 is off.
     """
 
     parts: int = 2
 
     card: ClassVar[Card] = Card(
         name="microbatch",
-        summary="each batch computed in parts, their gradients added up",
+        summary="compute each batch in parts, and accumulate their gradients",
         relieves=Bottleneck.MEMORY,
         numerics=Numerics.ROUNDING,
         seam=Seam.BACKWARD,
@@ -42,7 +42,7 @@ class Microbatch(Optimization):
         saves_memory=True,
         conflicts=("sequence_packing",),
         traits=frozenset({Trait.MICROBATCH}),
-        script_advice="the script writes its own loop: accumulate gradients over parts of the batch in it",
+        script_advice="the script has its own loop: accumulate the gradients of parts of the batch in it",
     )
 
     def __post_init__(self) -> None:
@@ -51,26 +51,26 @@ class Microbatch(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where a batch holds several samples that do not depend on one another; it never saves time by itself."""
+        """Applies if a batch has several samples that do not depend on each other. On its own it never saves time."""
         norms = [name for name in facts.job.module_counts if "BatchNorm" in name]
         if norms:
-            return Fit.no(f"the model has {norms[0]}, whose statistics are those of the whole batch")
+            return Fit.no(f"the model has {norms[0]}, whose statistics depend on the whole batch")
         if facts.job.batch_size < 2:
-            return Fit.no("a batch is a single sample: nothing to cut")
+            return Fit.no("a batch is a single sample and cannot be split")
         settings = [cls(parts=parts) for parts in CANDIDATES if parts <= facts.job.batch_size]
         return Fit.yes(max_gain_frac=0.0, settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Let the loop cut each batch."""
+        """Make the loop split each batch."""
         return replace_attribute(live, "micro_parts", self.parts)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Batches were computed in more parts than there were batches."""
+        """Check that batches were computed in several parts."""
         batches, parts = (int(trace.counters.get(name, 0)) for name in ("batches_cut", "batch_parts"))
-        return [Check("batches computed in parts", parts > batches > 0, f"{batches} batches cut into {parts} parts")]
+        return [Check("batches computed in parts", parts > batches > 0, f"{batches} batches split into {parts} parts")]
 
     def framework_setting(self, framework: str, given: Any) -> str | None:
-        """Trainers accumulate gradients over smaller batches."""
+        """Return the settings that make a Trainer accumulate gradients over smaller batches."""
         if framework == "lightning":
             wanted = given.accumulate_grad_batches * self.parts
             return f"divide the batch_size of the loader by {self.parts}, and set Trainer(accumulate_grad_batches={wanted})."
@@ -82,13 +82,13 @@ class Microbatch(Optimization):
 
     @classmethod
     def computing(cls, *, parts: int = 1, merge: int = 1) -> Optimization | None:
-        """Each micro-batch in parts."""
+        """Return the setting that computes each micro-batch in `parts` parts, or None for 1."""
         return cls(parts=parts) if parts > 1 else None
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: only the user knows what of a batch can be divided."""
+        """Raise UnwritableError: only the author of the script knows how to split a batch."""
         raise UnwritableError(
-            "how a batch is cut depends on what it holds",
+            "how to split a batch depends on its contents",
             f"for x_part, y_part in zip(x.chunk({self.parts}), y.chunk({self.parts})):",
             "    loss = loss_fn(model(x_part), y_part) * len(x_part) / len(x)",
             "    loss.backward()",

@@ -1,10 +1,10 @@
-"""Compute chosen layers in bfloat16, one by one, and leave everything between them in float32.
+"""Compute selected layers in bfloat16, and everything between them in float32.
 
-Relieves:  compute: matrix products and convolutions, where the time is; nothing else is touched.
-Numerics:  rounding: 8 significant bits inside the chosen layers. What they give is float32 again, so that normalisation,
-           softmax, sums and the loss are computed in float32.
-Limits:    native bfloat16; linear layers and convolutions. Each converts its input and its output, which `precision` does
-           less often: where all of a model bears 16 bits, that one does less work.
+Relieves:  compute: matrix products and convolutions. Other operators are not changed.
+Numerics:  rounding: 8 significant bits inside the selected layers. Their outputs are float32, so normalisation, softmax,
+           sums and the loss are computed in float32.
+Limits:    hardware with native bfloat16; linear layers and convolutions. Each selected layer converts its input and output.
+           `precision` converts less often, so it is faster for models that tolerate 16 bits everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hasten.core.seams import Seam, Undo, append_to
 
 MIN_MATMUL_GAIN = 1.05
 LARGE_ELEMENTS = 2**16
-"""A second candidate takes only weights of so many elements: a small product may cost less than its conversions."""
+"""Smallest weight of the second candidate, in elements: a small product may cost less than its conversions."""
 
 _LAYERS: dict[str, tuple[type[nn.Module], ...]] = {
     "linear": (nn.Linear,),
@@ -40,16 +40,16 @@ _KEPT = (
     "native_batch_norm", "_native_batch_norm", "cudnn_batch_norm", "native_layer_norm", "native_group_norm",
     "_fused_rms_norm", "_softmax", "_log_softmax", "nll_loss", "mse_loss", "binary_cross_entropy",
 )  # fmt: skip
-"""Begin the names of what must stay in float32."""
+"""Name prefixes of the operators that must stay in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModulePrecision(Optimization):
-    """bfloat16 inside chosen layers alone.
+    """bfloat16 inside selected layers only.
 
     Attributes:
-        kinds: Which layers: `linear`, `conv` or `linear+conv`.
-        min_elements: Only layers whose weight has at least so many elements; 0 takes all.
+        kinds: The layers to select: `linear`, `conv` or `linear+conv`.
+        min_elements: Smallest number of elements in the weight of a selected layer; 0 selects all.
     """
 
     kinds: Literal["linear", "conv", "linear+conv"] = "linear+conv"
@@ -57,7 +57,7 @@ class ModulePrecision(Optimization):
 
     card: ClassVar[Card] = Card(
         name="module_precision",
-        summary="16-bit arithmetic inside linear layers and convolutions alone",
+        summary="use 16-bit arithmetic in linear layers and convolutions only",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.MODEL,
@@ -65,7 +65,7 @@ class ModulePrecision(Optimization):
         prior=0.4,
         settle_s=2.0,
         claims=frozenset({"autocast"}),
-        script_advice="which modules may run in bfloat16 is a choice of the model: torch.autocast around those",
+        script_advice="which modules may run in bfloat16 depends on the model: put torch.autocast around those",
     )
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class ModulePrecision(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where such layers exist and the hardware multiplies bfloat16 faster; they alone can gain."""
+        """Applies if such layers exist and the hardware multiplies bfloat16 faster. Only their time can be saved."""
         job, gain = facts.job, facts.bf16_matmul_gain
         if "float32" not in job.param_dtypes:
             return Fit.no(f"the parameters are {', '.join(job.param_dtypes)}, not float32")
@@ -84,9 +84,9 @@ class ModulePrecision(Optimization):
         if not present:
             return Fit.no("the model has no linear layer and no convolution")
         if not facts.machine.bfloat16.value:
-            return Fit.no(f"no native bfloat16 here: {facts.machine.bfloat16.reason}")
+            return Fit.no(f"this machine has no native bfloat16: {facts.machine.bfloat16.reason}")
         if gain is not None and gain < MIN_MATMUL_GAIN:
-            return Fit.no(f"a bfloat16 matrix product runs at {gain:.2f} times the speed of float32 here: nothing to gain")
+            return Fit.no(f"a bfloat16 matrix product runs at only {gain:.2f} times the speed of float32 on this machine")
         share = sum(facts.op_frac.get(op, 0.0) for kind in present for op in _PRODUCTS[kind])
         choices: list[Any] = ["linear+conv", *present] if len(present) > 1 else present
         settings = [cls(kinds=kinds) for kinds in choices]
@@ -95,13 +95,13 @@ class ModulePrecision(Optimization):
         return Fit.yes(max_gain_frac=facts.compute_frac * share * (1 - 1 / max(gain or 2.0, 2.0)), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Replace the forward of each chosen layer; it acts inside the plan's forward contexts, and nowhere else."""
+        """Replace the forward of each selected layer. It has an effect only inside the plan's forward contexts."""
         classes = tuple(layer for kind in self.kinds.split("+") for layer in _LAYERS[kind])
         chosen = [module for module in live.model.modules() if isinstance(module, classes) and self._large(module)]
         if not chosen:
             raise JobError(
-                f"module_precision found no float32 layer of the kind {self.kinds} whose weight has {self.min_elements} "
-                f"elements or more: lower min_elements, or take it out of the plan."
+                f"module_precision found no float32 layer of kind {self.kinds} whose weight has at least "
+                f"{self.min_elements} elements: lower min_elements, or remove module_precision from the plan."
             )
         switch = _Switch()
         undo_context = append_to(live.forward_contexts, switch.turned_on)
@@ -123,7 +123,7 @@ class ModulePrecision(Optimization):
         return bool(weight.dtype == torch.float32 and weight.numel() >= self.min_elements)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Products gave bfloat16 results, and what must stay exact gave none."""
+        """Check that products returned bfloat16, and that normalisation, softmax and losses did not."""
         products = {op for ops in _PRODUCTS.values() for op in ops}
         half = sum(count for (op, dtype), count in trace.op_dtypes.items() if dtype == "bfloat16" and op in products)
         kept = {"bfloat16": 0, "float32": 0}
@@ -138,14 +138,14 @@ class ModulePrecision(Optimization):
 
 
 class _Switch:
-    """On inside `job.loss` and `job.metric` under the plan; off where everything is measured with the plain arithmetic."""
+    """On inside `job.loss` and `job.metric` under the plan, and off elsewhere."""
 
     def __init__(self) -> None:
         self.on = False
 
     @contextmanager
     def turned_on(self) -> Iterator[None]:
-        """A forward context of the plan."""
+        """Turn the switch on, as a forward context of the plan."""
         before, self.on = self.on, True
         try:
             yield
@@ -158,7 +158,7 @@ def _in_bfloat16(plain: Callable[..., Any], device: str, switch: _Switch) -> Cal
         dtype = (args[0] if args else kwargs["input"]).dtype
         if not switch.on or dtype != torch.float32:
             return plain(*args, **kwargs)
-        # Without its cache: a weight is used once here, and what is cached outlives neither a graph nor a second run.
+        # Without autocast's cache: a weight is used only once here, and cached casts break CUDA graphs and recomputation.
         with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):
             return plain(*args, **kwargs).to(dtype)
 

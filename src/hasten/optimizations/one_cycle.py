@@ -1,9 +1,10 @@
-"""One cycle of the learning rate over the whole run: up to a high peak, then down to nearly nothing.
+"""Use one learning-rate cycle over the whole run: up to a high peak, then down to nearly zero.
 
-Relieves:  updates that teach little: a constant rate is too low for the middle of a run and too high for its end.
-Numerics:  training: other rates, and other momentum where the optimizer has any.
-Limits:    the run must be as long as planned, and its length known; a job that has a schedule of its own keeps it. Judged
-           by time to target over whole runs, which a short tuning has no room for.
+Relieves:  other: updates that improve the model little. A constant rate is too low for the middle of a run and too high for
+           its end.
+Numerics:  training: other learning rates, and other momentum if the optimizer has momentum.
+Limits:    the length of the run must be known, and the run must not be cut short. A job with its own schedule keeps it.
+           Judged by time to target over whole runs, so a short tuning skips it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ PEAKS = (3.0, 10.0)
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycle(Optimization):
-    """The one-cycle policy, in the two phases with cosine annealing that PyTorch has by default.
+    """The one-cycle policy with PyTorch's defaults: two phases with cosine annealing.
 
     Attributes:
-        max_lr_factor: The highest learning rate, as a multiple of the job's own.
-        pct_start: Share of the run in which the rate rises; between 0 and 1.
+        max_lr_factor: Highest learning rate, as a multiple of the job's own.
+        pct_start: Share of the run in which the rate rises, between 0 and 1.
     """
 
     max_lr_factor: float = 3.0
@@ -40,16 +41,16 @@ class OneCycle(Optimization):
 
     card: ClassVar[Card] = Card(
         name="one_cycle",
-        summary="the learning rate rises to a high peak and falls to nearly nothing, once over the whole run",
+        summary="raise the learning rate to a high peak and lower it to nearly zero, once over the whole run",
         relieves=Bottleneck.OTHER,
         numerics=Numerics.TRAINING,
         seam=Seam.UPDATE,
         source="Smith and Topin 2017, Super-Convergence; PyTorch documentation, torch.optim.lr_scheduler.OneCycleLR",
-        hoped_gain="an order of magnitude faster than standard training, residual networks (https://arxiv.org/abs/1708.07120)",
+        hoped_gain="residual networks train an order of magnitude faster (https://arxiv.org/abs/1708.07120)",
         prior=0.5,
         claims=frozenset({"schedule"}),
         judged_by=Judge.TIME_TO_TARGET,
-        script_advice="it changes what is trained, and a script has no held-out quality to judge that by",
+        script_advice="it changes training, and a script has no held-out quality metric to judge that",
         left_to={
             "lightning": "return the schedule from configure_optimizers",
             "transformers": "TrainingArguments(lr_scheduler_type=...)",
@@ -60,49 +61,49 @@ class OneCycle(Optimization):
         if not self.max_lr_factor > 0.0:
             raise ValueError(f"max_lr_factor must be greater than 0, not {self.max_lr_factor}")
         if not 0.0 < self.pct_start < 1.0:
-            raise ValueError(f"pct_start must lie between 0 and 1, not {self.pct_start}")
+            raise ValueError(f"pct_start must be between 0 and 1, not {self.pct_start}")
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the rate is constant, the run's length is known and the job says what is not worse."""
+        """Applies if the rate is constant, the length of the run is known, and the job defines a quality metric."""
         if refused := why_no_schedule(facts):
             return refused
         return Fit.yes(max_gain_frac=0.0, settings=[cls(max_lr_factor=factor) for factor in PEAKS])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Put the cycle in place of the job's schedule."""
+        """Replace the job's schedule by the cycle."""
         return replace_schedule(live, self.card.name, self._make)
 
     def _make(self, optimizer: Optimizer, planned: int) -> LRScheduler:
         if self.pct_start * planned <= 1.0:
-            raise JobError(f"A run of {planned} updates is too short for one_cycle: take it out of the plan.")
+            raise JobError(f"A run of {planned} updates is too short for one_cycle: remove it from the plan.")
         return _Cycle(
             optimizer,
             max_lr=[group["lr"] * self.max_lr_factor for group in optimizer.param_groups],
             total_steps=planned,
             pct_start=float(self.pct_start),
-            # A momentum of 0 is no momentum to cycle: setting one would multiply the length of every step.
+            # With a momentum of 0 there is nothing to cycle: setting one would lengthen every step.
             cycle_momentum=all("betas" in group or group.get("momentum") for group in optimizer.param_groups),
         )
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The traced update ran at the rate that the cycle begins with."""
+        """Check that the traced update ran at the initial rate of the cycle."""
         return [first_rate(live, trace, _Cycle, lambda group: group["max_lr"])]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: the number of updates is not in the source."""
+        """Raise UnwritableError: the source does not say how many updates the run has."""
         arguments = f"max_lr={self.max_lr_factor:g} * lr, total_steps=updates, pct_start={self.pct_start:g}"
         raise UnwritableError(
-            "it needs the number of updates and the script's own rate",
+            "it needs the number of updates and the script's learning rate",
             f"schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, {arguments})",
             "schedule.step()  # after each optimizer.step()",
         )
 
 
 class _Cycle(OneCycleLR):
-    """The cycle; past its end the last rate holds, where PyTorch's raises an error."""
+    """The cycle. After its end it keeps the last rate, where PyTorch's class raises an error."""
 
     def step(self, epoch: int | None = None) -> None:
-        """Go on to the next update."""
+        """Advance to the next update."""
         if self.last_epoch < self.total_steps - 1:
             super().step(epoch)

@@ -1,8 +1,8 @@
-"""Copy batches to page-locked memory, and from there to the GPU without waiting.
+"""Copy batches to page-locked memory, and from there to the GPU asynchronously.
 
-Relieves:  transfer: the GPU reads page-locked memory by itself, while the host goes on.
+Relieves:  transfer: the GPU reads page-locked memory directly, while the host continues.
 Numerics:  exact: the same bytes.
-Limits:    CUDA devices; page-locked memory cannot be swapped out, so a few batches of it are held.
+Limits:    CUDA devices. Page-locked memory cannot be swapped out; a few batches are kept in it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hasten.core.source_edits import SourceEdits
 
 @dataclass(frozen=True, kw_only=True)
 class PinnedMemory(Optimization):
-    """Page-locked batches and copies that do not wait."""
+    """Page-locked batches and asynchronous copies."""
 
     card: ClassVar[Card] = Card(
         name="pinned_memory",
-        summary="batches in page-locked memory, copied to the GPU while the host goes on",
+        summary="copy batches to the GPU asynchronously, from page-locked memory",
         relieves=Bottleneck.TRANSFER,
         numerics=Numerics.EXACT,
         seam=Seam.LOADER,
@@ -37,17 +37,17 @@ class PinnedMemory(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit on a CUDA device whose batches are not page-locked yet."""
+        """Applies on a CUDA device if batches are not page-locked yet."""
         if facts.job.device != "cuda":
-            return Fit.no(f"the job runs on {facts.job.device}: page-locked memory speeds up copies to a CUDA device alone")
+            return Fit.no(f"the job runs on {facts.job.device}: page-locked memory only speeds up copies to a CUDA device")
         if facts.job.pin_memory:
-            return Fit.no("batches are page-locked already")
+            return Fit.no("batches are already page-locked")
         return Fit.yes(max_gain_frac=facts.ceiling_frac("transfer"), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Set the loader."""
+        """Enable page-locked batches in the loader."""
         if live.device.type != "cuda":
-            raise JobError(f"pinned_memory needs a CUDA device, not {live.device}: take it out of the plan.")
+            raise JobError(f"pinned_memory needs a CUDA device, not {live.device}: remove it from the plan.")
         old = live.loader
         live.loader = replace(old, pin_memory=True)
 
@@ -57,20 +57,20 @@ class PinnedMemory(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The step's batches were page-locked."""
+        """Check that the batches of the step were page-locked."""
         count = int(trace.counters.get("pinned_batches", 0))
-        return [Check("batches page-locked", count > 0, f"{count} batches")]
+        return [Check("page-locked batches", count > 0, f"{count} batches")]
 
     def by_hand(self) -> tuple[str, ...]:
-        """The loader's argument."""
+        """Return the loader argument."""
         return ("DataLoader(..., pin_memory=True)",)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Set `pin_memory`, and let copies to the device not wait."""
-        words = [script.loader().set({"pin_memory": "True"})]
-        words += [copy.set({"non_blocking": "True"}) for copy in script.copies_to_device()]
-        return ", ".join(words)
+        """Set `pin_memory`, and make copies to the device non-blocking."""
+        changes = [script.loader().set({"pin_memory": "True"})]
+        changes += [copy.set({"non_blocking": "True"}) for copy in script.copies_to_device()]
+        return ", ".join(changes)
 
     def framework_arguments(self) -> dict[str, str]:
-        """The Trainer makes the loader."""
+        """Return the argument of the Trainer, which creates the loader."""
         return {"transformers.TrainingArguments": "dataloader_pin_memory=True"}

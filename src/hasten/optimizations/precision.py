@@ -1,11 +1,11 @@
 """Run the forward pass under autocast, so that matrix products and convolutions use 16-bit arithmetic.
 
-Relieves:  compute: more products per cycle and half the bytes moved.
-Numerics:  rounding: 8 (bfloat16) or 11 (float16) significant bits; autocast keeps reductions and losses in float32.
-Limits:    bfloat16 where the device has it in hardware; float16 on CUDA only, with a gradient scaler.
+Relieves:  compute: more products per cycle, and half the memory traffic.
+Numerics:  rounding: 8 (bfloat16) or 11 (float16) significant bits. Autocast keeps reductions and losses in float32.
+Limits:    bfloat16 on devices with hardware support for it; float16 on CUDA only, with a gradient scaler.
 
-On CPUs the fused attention of PyTorch 2.13 takes two to three times as long in bfloat16 as in float32, most of all in its
-backward pass, which can cost more than all matrix products gain. So attention may be kept in float32 there.
+On CPUs, the fused attention of PyTorch 2.13 is two to three times slower in bfloat16 than in float32, especially in its
+backward pass. This can cost more than all matrix products gain, so attention may be kept in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.nn import functional as F  # noqa: N812  the conventional name
 
 from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace, Trait
 from hasten.core.facts import Facts
@@ -38,7 +38,8 @@ class Precision(Optimization):
 
     Attributes:
         dtype: `bfloat16`, or `float16` with a gradient scaler (CUDA only).
-        attention: `autocast` leaves it to autocast; `float32` keeps torch.nn.functional.scaled_dot_product_attention exact.
+        attention: `autocast` leaves torch.nn.functional.scaled_dot_product_attention to autocast; `float32` computes it in
+            float32.
     """
 
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
@@ -46,13 +47,13 @@ class Precision(Optimization):
 
     card: ClassVar[Card] = Card(
         name="precision",
-        summary="16-bit arithmetic in the forward and backward pass (autocast)",
+        summary="use 16-bit arithmetic in the forward and backward pass (autocast)",
         relieves=Bottleneck.COMPUTE,
         numerics=Numerics.ROUNDING,
         seam=Seam.FORWARD,
         source="PyTorch documentation, torch.amp; Micikevicius et al. 2018, Mixed Precision Training",
         hoped_gain=(
-            "training 1.5x to 5.5x faster over float32 on V100 GPUs, an additional 1.3x to 2.5x on A100 GPUs "
+            "training 1.5x to 5.5x faster than float32 on V100 GPUs, and another 1.3x to 2.5x on A100 GPUs "
             "(https://pytorch.org/blog/what-every-user-should-know-about-mixed-precision-training-in-pytorch)"
         ),
         saves_memory=True,
@@ -65,9 +66,9 @@ class Precision(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the hardware has the type and a measured matrix product is really faster in it."""
+        """Applies if the hardware supports the type, and a measured matrix product is faster in it."""
         if all(name != "float32" for name in facts.job.param_dtypes):
-            return Fit.no(f"the parameters are {', '.join(facts.job.param_dtypes)} already")
+            return Fit.no(f"the parameters are already {', '.join(facts.job.param_dtypes)}")
         cuda = facts.job.device == "cuda"
         attends = any("scaled_dot_product" in op for op in facts.op_counts)
         settings = [cls(dtype="bfloat16")] if facts.machine.bfloat16.value else []
@@ -76,14 +77,14 @@ class Precision(Optimization):
         if cuda and facts.machine.float16.value:
             settings.append(cls(dtype="float16"))
         if not settings:
-            return Fit.no(f"no native 16-bit arithmetic here: {facts.machine.bfloat16.reason}")
+            return Fit.no(f"this machine has no native 16-bit arithmetic: {facts.machine.bfloat16.reason}")
         gain = facts.bf16_matmul_gain
         if gain is not None and gain < MIN_MATMUL_GAIN and facts.machine.bfloat16.value:
-            return Fit.no(f"a bfloat16 matrix product runs at {gain:.2f} times the speed of float32 here: nothing to gain")
+            return Fit.no(f"a bfloat16 matrix product runs at only {gain:.2f} times the speed of float32 on this machine")
         return Fit.yes(max_gain_frac=facts.compute_frac * (1 - 1 / max(gain or 2.0, 2.0)), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Wrap `job.loss` in autocast; float16 gets a gradient scaler."""
+        """Wrap `job.loss` in autocast. For float16, also set a gradient scaler."""
         dtype = getattr(torch, self.dtype)
         device = live.device.type
         undos = [append_to(live.forward_contexts, lambda: torch.autocast(device, dtype=dtype))]
@@ -99,7 +100,7 @@ class Precision(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Operators really gave 16-bit results."""
+        """Check that operators returned 16-bit tensors."""
         heavy = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_linear")
         seen = sum(count for (op, dtype), count in trace.op_dtypes.items() if dtype == self.dtype and op.startswith(heavy))
         checks = [Check(f"matrix products or convolutions in {self.dtype}", seen > 0, f"{seen} in one step")]
@@ -108,14 +109,14 @@ class Precision(Optimization):
             for (op, dtype), count in trace.op_dtypes.items():
                 if "scaled_dot_product" in op and dtype in kept:
                     kept[dtype] += count
-            words = ", ".join(f"{count} in {dtype}" for dtype, count in kept.items())
+            counts = ", ".join(f"{count} in {dtype}" for dtype, count in kept.items())
             checks.append(
-                Check("attention in float32", kept["float32"] > 0 and not kept[self.dtype], f"{words}, in one step")
+                Check("attention in float32", kept["float32"] > 0 and not kept[self.dtype], f"{counts}, in one step")
             )
         return checks
 
     def framework_setting(self, framework: str, given: Any) -> str | None:
-        """Trainers have autocast, and the gradient scaler with it."""
+        """Return the setting of a Trainer, which includes the gradient scaler."""
         if framework == "lightning":
             mixed = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}[self.dtype]
             return "" if given.precision == mixed else f'set Trainer(precision="{mixed}").'
@@ -123,7 +124,7 @@ class Precision(Optimization):
         return "" if getattr(given, switch) else f"set TrainingArguments({switch}=True)."
 
     def by_hand(self) -> tuple[str, ...]:
-        """Autocast around the forward pass and the loss; float16 with a gradient scaler."""
+        """Return the lines that put the forward pass and the loss under autocast, for float16 with a gradient scaler."""
         lines = [
             f"with torch.autocast(device_type, dtype=torch.{self.dtype}):",
             "    output = model(inputs)",
@@ -137,22 +138,22 @@ class Precision(Optimization):
         return tuple(lines)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Put the forward pass and the loss under autocast."""
+        """Wrap the forward pass and the loss in autocast."""
         for call in script.calls(*_AUTOCASTS):
-            if call.given.get("enabled") != "False":  # part of a model that keeps out of it
-                raise NothingToWriteError(f"autocast is there already ({call.place}): give it dtype=torch.{self.dtype}")
+            if call.given.get("enabled") != "False":  # with enabled=False, a part of the model opts out of autocast
+                raise NothingToWriteError(f"the script already uses autocast ({call.place}): set dtype=torch.{self.dtype}")
         if self.dtype == "float16":
-            raise UnwritableError("float16 also needs a gradient scaler around the backward pass and the optimizer's step")
+            raise UnwritableError("float16 also needs a gradient scaler around the backward pass and the optimizer step")
         if self.attention == "float32":
-            raise UnwritableError("attention stays in float32, which is a change within the model")
+            raise UnwritableError("keeping attention in float32 is a change within the model")
         forward = script.forward()
         if forward.library:
-            raise UnwritableError(f"{forward.library} runs the backward pass, and has a setting of its own for this")
+            raise UnwritableError(f"{forward.library} runs the backward pass, and has its own setting for autocast")
         forward.wrap(f"with {{torch.autocast}}({forward.device_type}, dtype={{torch.{self.dtype}}}):")
         return f"the forward pass and the loss at {forward.place} under autocast in {self.dtype}"
 
     def framework_arguments(self) -> dict[str, str]:
-        """Frameworks that run the training have autocast, and the gradient scaler with it."""
+        """Return the arguments of frameworks that run training. They include the gradient scaler."""
         short = {"bfloat16": "bf16", "float16": "fp16"}[self.dtype]
         mixed = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}[self.dtype]
         return {
@@ -164,7 +165,7 @@ class Precision(Optimization):
 
 
 def _in_float32(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Attention that under autocast computes in float32, and gives what autocast would give."""
+    """Return an attention function that computes in float32 under autocast, and returns autocast's dtype."""
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         device = query.device.type
@@ -172,12 +173,12 @@ def _in_float32(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
             return plain(query, key, value, *args, **kwargs)
         with torch.autocast(device, enabled=False):
             exact = [_single(part) for part in (query, key, value, *args)]
-            found = plain(*exact, **{name: _single(part) for name, part in kwargs.items()})
-        return found.to(torch.get_autocast_dtype(device))
+            output = plain(*exact, **{name: _single(part) for name, part in kwargs.items()})
+        return output.to(torch.get_autocast_dtype(device))
 
     return attend
 
 
 def _single(value: Any) -> Any:
-    """A tensor of 16-bit numbers in float32; anything else, a mask of booleans too, as it is."""
+    """Convert a floating-point tensor to float32. Return other values, such as boolean masks, unchanged."""
     return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

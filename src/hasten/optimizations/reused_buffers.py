@@ -1,23 +1,23 @@
-"""Collate into memory that is allocated once and used again in turn.
+"""Collate batches into buffers that are allocated once and reused.
 
-Relieves:  input: a large block of fresh memory is zeroed by the kernel page by page, for each batch again.
+Relieves:  input: for each batch, the kernel zeroes a large block of new memory page by page.
 Numerics:  exact: the same bytes, in other memory.
-Limits:    torch's own collate, in the training process; CPU tensors or arrays of one shape and type, from `min_bytes` on.
-           All else is collated as before.
+Limits:    torch's default collate function, in the training process, for CPU tensors or arrays of equal shape and type with
+           at least `min_bytes` bytes. Everything else is collated as before.
 
-When may a buffer be written again? When nobody can reach the batch in it any more, and that is not guessed from counts of
-batches but observed. Each batch gets a storage of its own over the buffer's memory, and what the storage holds on to (the
-lease) is watched by a weak reference. Whatever still needs the batch keeps its storage alive: the batch itself, views of it
-and the pieces that a plan cuts it into, arrays made of it, inputs that autograd saved for the backward pass, a user's own
-list. While the lease lives the buffer is not touched, and the batch at hand gets another one, a new one at need.
+A buffer is reused only when nothing can reach its last batch any more. This is observed, not derived from the number of
+batches: each batch gets its own storage over the memory of the buffer, and a weak reference tracks an object that this
+storage keeps alive (the lease). Everything that still needs the batch keeps the storage alive: the batch itself, its views
+and parts, arrays that share its memory, inputs that autograd saved for the backward pass, or a list in user code. While the
+lease is alive the buffer is not written, and the next batch gets another buffer, or a new one if none is free.
 
-How many buffers are kept? As many as are in use at once when nobody keeps a batch: what the loader reads ahead (one batch
-where it does not), the batch that is trained on, and the one before it, to which the loop still refers while the next is
-made. The backward pass of a piece frees what the forward pass saved, so pieces and accumulation windows need no more. A
-user who keeps batches makes the ring forget the buffers in them: those batches stay whole, and later ones are reused again.
+The number of buffers is the number of batches in use at once if user code keeps none: the prefetched batches (one if the
+loader does not prefetch), the current batch, and the previous one, which the loop still references while the next batch is
+created. The backward pass of a part frees what its forward pass saved, so parts and accumulation windows need no more. If
+user code keeps batches, their buffers leave the ring. Those batches stay intact, and later buffers are reused as before.
 
-Page-locked batches (`pinned_memory`) are collated straight into page-locked memory of torch's caching allocator. It reuses
-its blocks by itself, and waits for copies to the device that are still under way, which a lease cannot see.
+Page-locked batches (`pinned_memory`) are collated directly into page-locked memory from torch's caching allocator. That
+allocator reuses its blocks and waits for pending copies to the device, which a lease cannot track.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
 
 MIN_BYTES = 128 * 1024
-"""From here on glibc's malloc may ask the kernel for fresh pages (mallopt(3), M_MMAP_THRESHOLD)."""
+"""Size from which glibc's malloc may request new pages from the kernel (mallopt(3), M_MMAP_THRESHOLD)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReusedBuffers(Optimization):
-    """Batches in buffers that are used again.
+    """Batches in reused buffers.
 
     Attributes:
-        min_bytes: Smaller tensors of a batch get fresh memory as before; 0 takes all.
+        min_bytes: Smallest tensor of a batch that uses a buffer, in bytes; 0 includes all tensors.
     """
 
     min_bytes: int = MIN_BYTES
 
     card: ClassVar[Card] = Card(
         name="reused_buffers",
-        summary="batches collated into memory that is used again, not into fresh memory each time",
+        summary="collate batches into reused buffers instead of newly allocated memory",
         relieves=Bottleneck.INPUT,
         numerics=Numerics.EXACT,
         seam=Seam.DATASET,
         source="PyTorch documentation, torch.stack, `out`; mallopt(3), M_MMAP_THRESHOLD",
         hoped_gain=(
-            "10 to 16 % of a loader that works alone, for batches above 32 MiB; about nothing where a GPU's training loop "
+            "a loader on its own 10 to 16 % faster for batches above 32 MiB; almost no gain if a GPU's training loop "
             "hides the loader (https://github.com/emfdavid/insitubatch/pull/21)"
         ),
         prior=0.3,
         claims=frozenset({"collate"}),
         conflicts=("loader_workers", "sequence_packing"),
-        script_advice="the script collates its batches itself: pass collate_fn= one that fills kept buffers",
+        script_advice="the script collates its batches itself: pass a collate_fn that fills reused buffers",
     )
 
     def __post_init__(self) -> None:
@@ -77,62 +77,64 @@ class ReusedBuffers(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for large batches that torch's own collate makes; at most what follows loading can be saved."""
+        """Applies to large batches from torch's default collate function. At most the time after loading can be saved."""
         job = facts.job
         if job.collate_is_random:
-            return Fit.no("the job collates its batches itself (collate), into memory of its own")
+            return Fit.no("the job collates its batches itself (collate)")
         if job.num_workers:
-            return Fit.no(f"{job.num_workers} worker processes make the batches, in shared memory")
+            return Fit.no(f"{job.num_workers} worker processes create the batches, in shared memory")
         if facts.sample_bytes is None:
             return Fit.no("the size of a sample could not be measured")
         batch_bytes = facts.sample_bytes * job.batch_size
         if batch_bytes < MIN_BYTES:
-            seen = f"{batch_bytes / 1024:.0f} KiB, less than the {MIN_BYTES // 1024} KiB"
-            return Fit.no(f"a batch takes {seen} from which on memory is fresh each time")
+            return Fit.no(
+                f"a batch takes {batch_bytes / 1024:.0f} KiB, and the C library itself reuses memory below "
+                f"{MIN_BYTES // 1024} KiB"
+            )
         share = facts.ceiling_frac("input") * (1.0 - facts.load_frac)
         return Fit.yes(max_gain_frac=share, settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Collate through the buffers."""
+        """Replace the collate function with one that fills the buffers."""
         if live.job.overrides("collate"):
             raise JobError(
-                f"{type(live.job).__name__}.collate makes the batches itself: take reused_buffers out of the plan."
+                f"{type(live.job).__name__}.collate creates the batches itself: remove reused_buffers from the plan."
             )
         return replace_attribute(live.pipeline, "collate", _Buffers(live, self.min_bytes))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Batches came in memory that had held others before, or straight into page-locked memory."""
+        """Check that batches were collated into memory that held earlier batches, or into page-locked memory."""
         reused, fresh, locked = (
             int(trace.counters.get(name, 0))
             for name in ("batches_in_reused_buffers", "batches_in_new_buffers", "batches_collated_page_locked")
         )
-        seen = f"{reused} in buffers used before, {fresh} in new ones, {locked} in page-locked memory"
-        return [Check("batches in memory that is used again", reused + locked > 0, seen)]
+        seen = f"{reused} in reused buffers, {fresh} in new buffers, {locked} in page-locked memory"
+        return [Check("batches in reused memory", reused + locked > 0, seen)]
 
 
 class _Buffer:
     """A block of memory that holds one batch tensor at a time."""
 
     def __init__(self, nbytes: int) -> None:
-        self.memory = torch.empty(nbytes, dtype=torch.uint8)  # aligned as any tensor: kernels may round by alignment
+        self.memory = torch.empty(nbytes, dtype=torch.uint8)  # aligned like any tensor: alignment can affect rounding
         self._lease: weakref.ref[Any] | None = None
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody can reach what was last put here."""
+        """Whether nothing can reach the last tensor of this buffer any more."""
         return self._lease is None or self._lease() is None
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor over this memory with a storage of its own; the buffer is free again when that storage is gone."""
+        """Return a tensor view of this buffer with its own storage. The buffer is free again when that storage is freed."""
         lease = self.memory.numpy()[: math.prod(shape) * dtype.itemsize]
         self._lease = weakref.ref(lease)
-        storage = torch.from_numpy(lease).untyped_storage()  # holds on to `lease` for as long as it lives
+        storage = torch.from_numpy(lease).untyped_storage()  # keeps `lease` alive as long as it exists
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 
 class _Buffers:
-    """Collates as torch does, into rings of buffers: one ring for each large tensor of a batch. Safe in any thread."""
+    """Collates like torch, into rings of buffers, one ring for each large tensor of a batch. Thread-safe."""
 
     def __init__(self, live: LiveJob, min_bytes: int) -> None:
         self.live, self.min_bytes = live, max(min_bytes, 1)
@@ -153,17 +155,17 @@ class _Buffers:
 
     @property
     def page_locked(self) -> bool:
-        """Whether batches are to be page-locked; the loader is set up later than this."""
+        """Whether batches must be page-locked. It is read late, because the loader is configured after this object."""
         return self.live.loader.pin_memory and self.live.device.type == "cuda"
 
     @property
     def num_slots(self) -> int:
-        """Batches in use at once: those read ahead, the present one, and the one before it."""
+        """Number of batches in use at once: the prefetched ones, the current one, and the previous one."""
         loader = self.live.loader
         return (max(loader.ahead, 1) if loader.num_threads else 1) + 2
 
     def lend(self, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
-        """Memory for the tensor at `place` in a batch, and whether it held another before."""
+        """Return a tensor for position `place` of a batch, and whether its buffer was used before."""
         wanted = math.prod(shape) * dtype.itemsize
         with self._lock:
             ring = self.rings.setdefault(place, deque())
@@ -172,25 +174,25 @@ class _Buffers:
                 return free.lend(shape, dtype), True
             new = _Buffer(wanted)
             lent = new.lend(shape, dtype)
-            while len(ring) >= self.num_slots:  # too small, or in a batch that somebody keeps
+            while len(ring) >= self.num_slots:  # drop a buffer that is too small, or whose batch user code keeps
                 ring.remove(next((buffer for buffer in ring if buffer.is_free), ring[0]))
             ring.append(new)
             return lent, False
 
 
 class _OneBatch:
-    """Stacks the tensors of one batch, in torch's order of visiting them."""
+    """Stacks the tensors of one batch, in the order in which torch visits them."""
 
     def __init__(self, buffers: _Buffers) -> None:
         self._buffers, self._place = buffers, 0
         self.num_new = self.num_reused = self.num_locked = 0
 
     def stack(self, tensors: Sequence[torch.Tensor], *, collate_fn_map: dict[Any, Callable[..., Any]]) -> Any:
-        """What torch's own function for tensors gives: `[batch, ...]`."""
-        first, usual = tensors[0], default_collate_fn_map[torch.Tensor]
+        """Return the result of torch's own function for tensors: `[batch, ...]`."""
+        first, default = tensors[0], default_collate_fn_map[torch.Tensor]
         nbytes = len(tensors) * first.numel() * first.element_size() if type(first) is torch.Tensor else 0
-        if usual is not collate_tensor_fn or nbytes < self._buffers.min_bytes or not _are_alike(tensors):
-            return usual(tensors, collate_fn_map=collate_fn_map)
+        if default is not collate_tensor_fn or nbytes < self._buffers.min_bytes or not _can_stack(tensors):
+            return default(tensors, collate_fn_map=collate_fn_map)
         shape = (len(tensors), *first.shape)
         if self._buffers.page_locked:
             self.num_locked += 1
@@ -202,8 +204,8 @@ class _OneBatch:
         return torch.stack(list(tensors), out=out)
 
 
-def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether torch would stack these into one contiguous CPU tensor of their own type, without a gradient."""
+def _can_stack(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether torch would stack these into one contiguous CPU tensor of the same type, without a gradient."""
     first = tensors[0]
     return all(
         type(tensor) is torch.Tensor
@@ -211,7 +213,7 @@ def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
         and tensor.shape == first.shape
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
-        and (tensor.dim() < 4 or tensor.is_contiguous())  # of these torch may make a batch in channels-last order
+        and (tensor.dim() < 4 or tensor.is_contiguous())  # others may be stacked in channels-last format
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         for tensor in tensors
     )

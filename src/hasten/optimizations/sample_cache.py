@@ -1,10 +1,10 @@
 """Keep each sample in memory after its deterministic transform.
 
-Relieves:  input: reading, decoding and resizing are done once, not at every epoch.
-Numerics:  exact: the random transform still runs at every visit.
-Limits:    the job must say which part is deterministic; the samples must fit; one process (each worker would fill its own).
-           A script says nothing: each epoch begins by comparing 688 random kept samples with fresh ones, and as many are
-           compared as they are given; the first that differs ends the caching.
+Relieves:  input: reading, decoding and resizing run once, not in every epoch.
+Numerics:  exact: the random transform still runs each time a sample is used.
+Limits:    the job must declare its deterministic part. All samples must fit in memory. One process only, because each worker
+           would fill its own cache. A script declares nothing, so each epoch first compares 688 random cached samples with
+           freshly read ones, and about as many during the epoch. The first difference disables the cache.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class SampleCache(Optimization):
     """An in-memory cache of prepared samples.
 
     Attributes:
-        max_samples: Keep at most so many; 0 keeps all.
+        max_samples: Largest number of samples to keep; 0 keeps all.
     """
 
     max_samples: int = 0
 
     card: ClassVar[Card] = Card(
         name="sample_cache",
-        summary="samples kept in memory after their deterministic preparation",
+        summary="cache samples in memory after their deterministic preparation",
         relieves=Bottleneck.INPUT,
         numerics=Numerics.EXACT,
         seam=Seam.DATASET,
         source="tf.data guide, `cache`: caches sit before random augmentation",
         hoped_gain=(
-            "around 20 % off the time of a training step, early in a run "
+            "about 20 % less time per training step, early in a run "
             "(https://github.com/openvdb/fvdb-reality-capture/pull/320)"
         ),
         prior=0.8,
@@ -57,7 +57,7 @@ class SampleCache(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where a deterministic part is declared, samples come back, and all of them fit in a quarter of the memory."""
+        """Applies if a deterministic part is declared, samples are used repeatedly, and a quarter of memory holds them."""
         job = facts.job
         if (refusal := why_nothing_is_kept(facts)) is not None:
             return refusal
@@ -69,20 +69,20 @@ class SampleCache(Optimization):
         return Fit.yes(max_gain_frac=saved_frac(facts), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Put the cache behind the pipeline's `load`."""
+        """Insert the cache into the pipeline's `load`."""
         return keep_samples(live, _Memory(self.max_samples), self.card.name)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Samples really came from the cache."""
+        """Check that samples came from the cache."""
         return [hit_check(trace, self.card.name)]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: only the user knows which part of a sample never changes."""
+        """Raise UnwritableError: only the author of the script knows which part of a sample never changes."""
         room = f" and len(self.cached) < {self.max_samples}" if self.max_samples else ""
-        found = "self.cached.get(index) or self.dataset[index]" if room else "self.cached[index]"
+        sample = "self.cached[index] if index in self.cached else self.dataset[index]" if room else "self.cached[index]"
         raise UnwritableError(
-            "which part of a sample is the same at every visit is for you to say",
-            "class Cached(torch.utils.data.Dataset):  # around the dataset, below anything random",
+            "only you know which part of a sample never changes",
+            "class Cached(torch.utils.data.Dataset):  # wraps the dataset, before anything random",
             "    def __init__(self, dataset):",
             "        self.dataset, self.cached = dataset, {}",
             "    def __len__(self):",
@@ -90,7 +90,7 @@ class SampleCache(Optimization):
             "    def __getitem__(self, index):",
             f"        if index not in self.cached{room}:",
             "            self.cached[index] = self.dataset[index]",
-            f"        return {found}",
+            f"        return {sample}",
         )
 
 
@@ -102,11 +102,11 @@ class _Memory:
         self._kept: dict[int, Any] = {}
 
     def get(self, index: int) -> Any:
-        """The kept sample itself, or `MISSING`."""
+        """Return the cached sample, not a copy, or `MISSING`."""
         return self._kept.get(index, MISSING)
 
     def put(self, index: int, sample: Any) -> None:
-        """Keep a sample, where there is room."""
+        """Cache a sample if there is room."""
         if not self._max or len(self._kept) < self._max:
             self._kept[index] = sample
 

@@ -1,17 +1,17 @@
-"""Keep each sample on disk after its deterministic transform, where all worker processes find it.
+"""Keep each sample on disk after its deterministic transform, shared by all worker processes.
 
-Relieves:  input: reading, decoding and resizing are done once, not at every epoch, nor once in each worker.
-Numerics:  exact: the random transform still runs at every visit.
-Limits:    samples of tensors, arrays, numbers and strings in dicts, lists and tuples; as much disk as `max_gib` says. In a
-           script, kept samples are compared with fresh ones as those of `sample_cache` are.
+Relieves:  input: reading, decoding and resizing run once, not in every epoch and not once per worker.
+Numerics:  exact: the random transform still runs each time a sample is used.
+Limits:    samples of tensors, arrays, numbers and strings in dicts, lists and tuples. It needs up to `max_gib` of disk. In a
+           script, stored samples are compared with freshly read ones, as in `sample_cache`.
 
-The store is two files. `data` holds one record after another, written under a lock of the operating system, so that
-several processes may fill it. `index` holds, as 8-byte numbers, how far `data` is filled, how many samples it holds, then
-where the record of each sample stands (0: nowhere). A record is published by one aligned write to the index when it is
-complete; a reader checks number, length and checksum of what it finds there. Both files are read through memory maps, so
-the page cache of the system is the only copy in memory. The folder is a temporary one, removed at the end of the run. Set
-HASTEN_CACHE_DIR to keep it from run to run: then its name is a fingerprint of the source of the job and of the dataset,
-of the dataset's length, and of what a few samples hold, so that a changed job never reads what an old one wrote.
+The store consists of two files. `data` contains the records, which are appended under a file lock, so that several
+processes can fill it. `index` contains 8-byte numbers: the end of the records in `data`, the number of samples, and the
+position of each sample's record (0 if it has none). A complete record is published by a single aligned write to the index.
+A reader verifies its number, length and checksum. Both files are memory-mapped, so the page cache of the operating system
+is the only copy in memory. The folder is temporary and removed at the end of the run. Set HASTEN_CACHE_DIR to keep it
+between runs. Then its name is a fingerprint of the source code of the job and the dataset, of the length of the dataset,
+and of a few samples, so that a changed job never reads old samples.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from hasten.optimizations.parts.sample_caching import (
 
 LARGEST_GIB = 64.0
 SPARE = 1.25
-"""Room for records over what the samples take as pickles: alignment and headers."""
+"""Size of the records relative to the pickled samples: it includes alignment and headers."""
 FREE_DISK_SHARE = 0.5
 _GIB = 2**30
 _HEAD = struct.Struct("<4sIQQ")
-"""Of a record: a mark, the checksum of what follows, the sample's number, the length of what follows in bytes."""
+"""Header of a record: a mark, the checksum of the payload, the index of the sample, the length of the payload in bytes."""
 _MARK = b"ups1"
 _END, _COUNT, _FIRST = 0, 1, 2
-"""Where the index says how far the data reach and how many samples they hold, and where its entries start."""
+"""Positions in the index: the end of the records in `data`, the number of samples, and the first entry of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class SampleStore(Optimization):
     """A cache of prepared samples on disk.
 
     Attributes:
-        max_gib: Take at most so many gibibytes, and never more than half of what is free; above 0.
+        max_gib: Largest size in GiB, above 0. It never takes more than half of the free disk space.
     """
 
     max_gib: float = 8.0
 
     card: ClassVar[Card] = Card(
         name="sample_store",
-        summary="samples kept on disk after their deterministic preparation, shared by all workers",
+        summary="cache samples on disk after their deterministic preparation, shared by all workers",
         relieves=Bottleneck.INPUT,
         numerics=Numerics.EXACT,
         seam=Seam.DATASET,
@@ -90,7 +90,7 @@ class SampleStore(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where a deterministic part is declared and samples come back; samples that do not fit are prepared anew."""
+        """Applies if a deterministic part is declared and samples are used repeatedly. It may hold only some of them."""
         job = facts.job
         if (refusal := why_nothing_is_kept(facts)) is not None:
             return refusal
@@ -101,17 +101,17 @@ class SampleStore(Optimization):
         return Fit.yes(max_gain_frac=saved_frac(facts) * share, settings=[cls(max_gib=max_gib)])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Make or find the store, and put it behind the pipeline's `load`."""
+        """Create or reuse the store, and insert it into the pipeline's `load`."""
         if live.order is None or live.num_samples is None:
-            raise JobError("sample_store needs a map-style dataset: take it out of the plan.")
+            raise JobError("sample_store needs a map-style dataset: remove it from the plan.")
         with kept_random_state():
             few = [live.pipeline.load(index) for index in sorted({0, live.num_samples // 2, live.num_samples - 1})]
         try:
             encode(few[0])
         except TypeError as error:
             raise JobError(
-                f"sample_store cannot keep these samples: {error}. Make tensors, arrays, numbers or strings of it in "
-                f"deterministic_transform, or take sample_store out of the plan."
+                f"sample_store cannot store these samples: {error}. Convert this value to tensors, arrays, numbers or "
+                f"strings in deterministic_transform, or remove sample_store from the plan."
             ) from error
         folder, remove = kept_folder(live, few, "samples")
         free = shutil.disk_usage(folder).free
@@ -126,17 +126,17 @@ class SampleStore(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Samples really came from the store."""
+        """Check that samples came from the store."""
         return [hit_check(trace, self.card.name)]
 
 
 class Store:
-    """Samples on disk, for any number of threads and processes that read and write.
+    """Samples on disk, which any number of threads and processes can read and write.
 
     Args:
-        folder: Where the two files are, or shall be.
-        num_samples: How many samples there can be.
-        max_bytes: The size that `data` may reach.
+        folder: Folder of the two files.
+        num_samples: Number of samples in the dataset.
+        max_bytes: Largest size of `data` in bytes.
     """
 
     def __init__(self, folder: Path, num_samples: int, max_bytes: int) -> None:
@@ -151,33 +151,33 @@ class Store:
         return self._files().count()
 
     def get(self, index: int) -> Any:
-        """A new copy of the kept sample, or `MISSING`."""
+        """Return a new copy of the stored sample, or `MISSING`."""
         record = self._files().read(index)
         return MISSING if record is None else decode(record)
 
     def put(self, index: int, sample: Any) -> None:
-        """Keep a sample that is plain data, where there is room."""
+        """Store a sample of plain data if there is room."""
         try:
             record = encode(sample)
-        except TypeError:  # it is prepared anew at each visit, which is right, only slow
+        except TypeError:  # the sample is prepared each time it is used, which is correct but slow
             return
         self._files().write(index, record, self._max)
 
     def close(self) -> None:
-        """Let the files of this process go."""
+        """Close the files of this process."""
         if self._open is not None:
             self._open.close()
             self._open = None
 
     def _files(self) -> _OpenFiles:
-        """The files, opened once in each process: a lock that a fork shares with its parent would lock nobody out."""
+        """Return the files, opened once per process: a file lock shared with a forked parent would not exclude it."""
         if self._open is None or self._open.process != os.getpid():
             self._open = _OpenFiles(self._folder, self._num)
         return self._open
 
 
 class _OpenFiles:
-    """The two files as one process has them open."""
+    """The two open files of one process."""
 
     def __init__(self, folder: Path, num_samples: int) -> None:
         self.process = os.getpid()
@@ -187,7 +187,7 @@ class _OpenFiles:
         )
         size = 8 * (_FIRST + num_samples)
         if os.fstat(self._index).st_size < size:
-            os.ftruncate(self._index, size)  # zeros; the same whoever comes first
+            os.ftruncate(self._index, size)  # fills with zeros, so it does not matter which process comes first
         self._index_map = mmap.mmap(self._index, size, prot=mmap.PROT_READ)
         self._numbers = np.frombuffer(self._index_map, dtype=np.int64)
         self._data_map: mmap.mmap | None = None
@@ -215,7 +215,7 @@ class _OpenFiles:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                self._full = True  # what is kept stays of use, the rest is prepared anew
+                self._full = True  # stored samples stay usable, and the others are prepared each time
             finally:
                 fcntl.flock(self._data, fcntl.LOCK_UN)
 
@@ -224,16 +224,16 @@ class _OpenFiles:
         if start + len(whole) > max_bytes or self._record(index) is not None:
             return
         write_at(self._data, whole, start)
-        # In this order: a process that ends in between leaves a gap, never an entry that points to another record.
+        # The order matters: a process that dies in between leaves a gap, but never an entry that points to another record.
         self._set(_END, start + len(whole))
         self._set(_COUNT, count + (not self._numbers[_FIRST + index]))
         self._set(_FIRST + index, start // ALIGNMENT + 1)
 
-    def _set(self, at: int, number: int) -> None:
-        os.pwrite(self._index, number.to_bytes(8, sys.byteorder), 8 * at)
+    def _set(self, position: int, number: int) -> None:
+        os.pwrite(self._index, number.to_bytes(8, sys.byteorder), 8 * position)
 
     def _record(self, index: int) -> bytearray | None:
-        """A copy of what is kept of a sample; None where that is nothing, or not whole."""
+        """Return a copy of a sample's record, or None if it is missing or corrupt."""
         place = int(self._numbers[_FIRST + index])
         start = (place - 1) * ALIGNMENT
         head = self._bytes(start, start + _HEAD.size) if place else None
@@ -259,7 +259,7 @@ class _OpenFiles:
             os.close(self._index)
 
     def _bytes(self, start: int, end: int) -> bytearray | None:
-        """A copy of a part of the data; the map is made anew where the file has grown past it."""
+        """Return a copy of a part of the data. Maps the file again if it has grown beyond the current map."""
         if self._data_map is None or end > len(self._data_map):
             if self._data_map is not None:
                 self._data_map.close()

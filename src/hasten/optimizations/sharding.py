@@ -1,10 +1,10 @@
-"""Keep parameters, gradients and optimizer states in shards, one a rank (FSDP2).
+"""Divide parameters, gradients and optimizer state into shards, one per rank (FSDP2).
 
-Relieves:  memory: each rank keeps its part of them, and the whole parameters of one block at a time. It costs time where
-           the network is slow: parameters travel in the forward and in the backward pass.
-Numerics:  rounding: gradients are summed in another order; with `param_dtype` blocks compute in bfloat16.
-Limits:    several ranks, and a sample for each of them in a batch; `Job.loss` must call the model itself and not its parts;
-           no gradient scaler (float16). Each pass of an accumulation window sums its gradients.
+Relieves:  memory: each rank stores its own shard, and the full parameters of one block at a time. It costs time on slow
+           networks, because parameters are sent in the forward and in the backward pass.
+Numerics:  rounding: gradients are summed in a different order. With `param_dtype`, blocks compute in bfloat16.
+Limits:    several ranks, and batches with at least one sample per rank. `Job.loss` must call the model itself, not its
+           parts. No gradient scaler (float16). Each pass of an accumulation window sums its gradients.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hasten.optimizations.parts.shards import local_bytes, shard_model
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding(Optimization):
-    """torch's `fully_shard`, of each repeated block and of the root.
+    """torch's `fully_shard`, applied to each repeated block and to the root module.
 
     Attributes:
-        param_dtype: What the blocks compute in: `same` as their parameters, or `bfloat16`; gradients are then summed in
-            float32, and the optimizer keeps its own numbers.
+        param_dtype: Dtype in which blocks compute: `same` as their parameters, or `bfloat16`. With `bfloat16`, gradients are
+            summed in float32, and the optimizer keeps its dtype.
     """
 
     param_dtype: Literal["same", "bfloat16"] = "same"
 
     card: ClassVar[Card] = Card(
         name="sharding",
-        summary="parameters, gradients and optimizer states in shards over the ranks (FSDP2)",
+        summary="divide parameters, gradients and optimizer state into shards over the ranks (FSDP2)",
         relieves=Bottleneck.MEMORY,
         numerics=Numerics.ROUNDING,
         seam=Seam.MODEL,
@@ -58,25 +58,25 @@ class Sharding(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit for several ranks with blocks that repeat; it never saves time by itself."""
+        """Applies to several ranks and models with repeated blocks. On its own it never saves time."""
         if refusal := why_no_sum(facts, "flat"):
             return Fit.no(refusal)
         if facts.job.repeated_blocks < 2:
-            return Fit.no("the model has no list of like blocks: it would be gathered as a whole, and nothing saved")
+            return Fit.no("the model has no list of repeated blocks, so the whole model would be gathered at once")
         norms = any("BatchNorm" in name for name in facts.job.module_counts)
         half = facts.machine.bfloat16.value and not norms and facts.job.param_dtypes == ("float32",)
         return Fit.yes(max_gain_frac=0.0, settings=[cls(), cls(param_dtype="bfloat16")] if half else [cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Put the model into shards."""
+        """Shard the model."""
         check_ranks(live, self.card.name)
         return shard_model(live, param_dtype=None if self.param_dtype == "same" else torch.bfloat16)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Passes ran in shards, and this rank holds its part of the parameters only."""
+        """Check that passes ran with shards, and that this rank stores only its own shard of the parameters."""
         passes = int(trace.counters.get("passes_in_shards", 0))
-        held, total = local_bytes(live.model)
+        local, total = local_bytes(live.model)
         return [
-            Check("passes in shards", passes > 0, f"{passes} backward passes"),
-            Check("this rank holds its part", held < total, f"{held} of {total} bytes"),
+            Check("passes with sharded parameters", passes > 0, f"{passes} backward passes"),
+            Check("this rank stores only its shard", local < total, f"{local} of {total} bytes"),
         ]

@@ -1,10 +1,10 @@
-"""Cut each batch to its longest sample.
+"""Trim each batch to its longest sample.
 
-Relieves:  padding: positions that are padding in every sample of the batch are neither computed nor moved.
-Numerics:  rounding: the same samples and losses; only terms that were zero leave the sums.
-Limits:    the job must say how long a sample is (`length`), and padding must stand at the end. Of a script, whose lengths
-           nobody says, columns are cut that hold one value in all rows, the same in every batch, all but the first of them:
-           that value may be the last token of a sample, too.
+Relieves:  padding: positions that are padding in every sample of the batch are neither computed nor copied.
+Numerics:  rounding: the same samples and losses. Only zero terms are removed from sums.
+Limits:    the job must define the length of a sample (`length`), and padding must be at the end. A script defines no
+           lengths, so columns are removed that have one value in all rows, the same in every batch. The first such column
+           is kept, because that value may also be the last token of a sample.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from hasten.core.seams import Seam, Undo, append_to
 from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MIN_DIMS = 2
-"""A padded tensor is [batch, length, ...]."""
+"""Smallest number of dimensions of a padded tensor, which is [batch, length, ...]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrimPadding(Optimization):
-    """Trim batches.
+    """Trimmed batches.
 
     Attributes:
-        multiple: Round the kept length up to a multiple of this; 1 keeps exactly the longest sample.
+        multiple: Round the length of a batch up to a multiple of this number; 1 keeps exactly the longest sample.
     """
 
     multiple: int = 1
 
     card: ClassVar[Card] = Card(
         name="trim_padding",
-        summary="each batch cut to its own longest sample",
+        summary="trim each batch to its longest sample",
         relieves=Bottleneck.PADDING,
         numerics=Numerics.ROUNDING,
         seam=Seam.DATASET,
         source="Hugging Face documentation, dynamic padding",
         hoped_gain=(
-            "models train twice as fast, together with batches of like length "
+            "2x faster training, together with batches of similar length "
             "(https://wandb.ai/pommedeterresautee/speed_training/reports/"
             "How-to-Train-Your-HuggingFace-Models-Twice-As-Fast--VmlldzoxMDgzOTI)"
         ),
@@ -61,36 +61,36 @@ class TrimPadding(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where batches are longer than their longest sample."""
+        """Applies if batches are longer than their longest sample."""
         if not (facts.job.has_length or facts.job.padding_seen):
-            return Fit.no("the job does not say how long a sample is: write length(self, sample)")
+            return Fit.no("the job does not define the length of a sample: implement length(self, sample)")
         if facts.excess_padding_frac <= 0:
-            return Fit.no("batches are no longer than their longest sample already")
-        # CPU libraries prepare kernels for each new shape: few different lengths can be worth a little padding.
+            return Fit.no("batches are already as short as their longest sample")
+        # CPU libraries prepare kernels for each new shape, so a little padding can be worth having fewer lengths.
         settings = [cls(multiple=32), cls()] if facts.job.device == "cpu" else [cls(), cls(multiple=32)]
         return Fit.yes(max_gain_frac=facts.ceiling_frac("padding"), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Trim after collating."""
+        """Trim batches after the collate function."""
         trim = _Trim(live, self.multiple) if live.job.overrides("length") else _TrimSeen(live, self.multiple)
         return append_to(live.pipeline.adjust, trim)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Positions were really cut away."""
+        """Check that positions were removed."""
         cut, kept = trace.counters.get("positions_cut", 0), trace.counters.get("positions_kept", 0)
-        return [Check("positions cut away", cut > 0, f"{cut / max(cut + kept, 1):.0%} of all positions")]
+        return [Check("positions removed", cut > 0, f"{cut / max(cut + kept, 1):.0%} of all positions")]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: the script's collate function pads."""
+        """Raise UnwritableError: the script's collate function pads the samples."""
         raise UnwritableError(
-            "how samples are padded is its collate function's own",
-            "# in collate_fn: to the longest of the batch",
+            "the script's own collate function pads the samples",
+            "# in collate_fn: pad to the longest sample of the batch",
             "ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)",
         )
 
 
 class _Trim:
-    """Cuts [batch, length, ...] tensors, after making sure that what falls is one constant."""
+    """Trims [batch, length, ...] tensors, and checks that the removed part has a single value."""
 
     def __init__(self, live: LiveJob, multiple: int) -> None:
         self._live, self._multiple = live, multiple
@@ -108,8 +108,9 @@ class _Trim:
             tail = tensor[:, keep:]
             if not bool((tail == tail.reshape(-1)[0]).all()):
                 raise JobError(
-                    f"{type(self._live.job).__name__}.length says that no sample of a batch is longer than {longest}, but "
-                    f"positions past it hold different values. Return the real length from length(sample), or remove it."
+                    f"{type(self._live.job).__name__}.length says that no sample of this batch is longer than {longest}, "
+                    f"but the positions after it contain different values. Return the real length from length(sample), or "
+                    f"remove that method."
                 )
             return tensor[:, :keep].contiguous()  # user code may call view() on it
 
@@ -119,17 +120,17 @@ class _Trim:
 
 
 class _TrimSeen:
-    """Cuts columns that are padding by what they hold, but for the first of them."""
+    """Removes the columns whose contents look like padding, except the first of them."""
 
     def __init__(self, live: LiveJob, multiple: int) -> None:
         self._live, self._multiple = live, multiple
         self._values: list[Any] | None = None
 
     def __call__(self, batch: Any, _loaded: list[Any]) -> Any:
-        found = kept_length(batch)
-        if found is None:
+        lengths = kept_length(batch)
+        if lengths is None:
             return batch
-        used, length = found
+        used, length = lengths
         keep = min(-(-(used + 1) // self._multiple) * self._multiple, length)
         values = tails(batch, length, keep) if keep < length else None
         if self._values is None:

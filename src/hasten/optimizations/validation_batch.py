@@ -1,9 +1,10 @@
-"""Validate in larger batches than those of training.
+"""Validate in larger batches than training.
 
-Relieves:  validation: without a backward pass nothing is kept, so larger batches fit and keep the device busier.
-Numerics:  rounding: the training is untouched; the held-out metric is summed in another order.
-Limits:    a model whose output for a sample depends on its batch (normalisation by batch statistics in evaluation too)
-           measures otherwise; the comparison of the metric finds that out.
+Relieves:  validation: without a backward pass no activations are stored, so larger batches fit in memory and use the device
+           better.
+Numerics:  rounding: training does not change. The held-out metric is summed in a different order.
+Limits:    if the output for a sample depends on its batch (batch statistics in evaluation), the metric changes. The
+           comparison of the metric detects that.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ class ValidationBatch(Optimization):
     """The size of a validation batch.
 
     Attributes:
-        times: Training batches that one validation batch holds; 1 is off.
+        times: Size of a validation batch, in training batches; 1 is off.
     """
 
     times: int = 4
 
     card: ClassVar[Card] = Card(
         name="validation_batch",
-        summary="validation in larger batches than those of training",
+        summary="validate in larger batches than training",
         relieves=Bottleneck.VALIDATION,
         numerics=Numerics.ROUNDING,
         seam=Seam.AROUND,
-        source="PyTorch documentation, torch.inference_mode: nothing is kept for a backward pass",
+        source="PyTorch documentation, torch.inference_mode: nothing is stored for a backward pass",
         hoped_gain=(
-            "validation 5 to 10x slower where large models keep the small batches of training "
+            "validation of large models was 5 to 10x slower with the small batches of training "
             "(https://github.com/deepset-ai/FARM/issues/604)"
         ),
         prior=0.4,
         event="validation",
-        script_advice="the script writes its own validation: give its DataLoader there a larger batch_size",
+        script_advice="the script has its own validation: use a larger batch_size in its validation DataLoader",
         left_to={
             "transformers": "TrainingArguments(per_device_eval_batch_size=...)",
         },
@@ -56,28 +57,29 @@ class ValidationBatch(Optimization):
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where a pass takes several batches and memory is not short; at most the validation's time can be saved."""
+        """Applies if validation takes several batches and memory is not short. At most its own time can be saved."""
         if facts.epoch_s > 0 and facts.validation_s <= 0:
             return Fit.no("no validation was measured: there is no held-out data")
         if facts.epoch_s > 0 and facts.validation_batches < 2:
-            return Fit.no("the held-out data is one batch already")
+            return Fit.no("the held-out data already fits in one batch")
         if facts.peak_memory_bytes > MEMORY_SHORT * facts.memory_limit_bytes:
             peak, limit = facts.peak_memory_bytes / 2**30, facts.memory_limit_bytes / 2**30
-            return Fit.no(f"memory is short: {peak:.1f} of {limit:.1f} GiB at the peak of training")
+            return Fit.no(f"memory is short: training uses up to {peak:.1f} of {limit:.1f} GiB")
         times = [cls(times=4)] if facts.validation_batches < 8 else [cls(times=4), cls(times=16)]
         return Fit.yes(max_gain_frac=facts.epoch_frac(facts.validation_s), settings=times)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Set the size."""
+        """Set the size of validation batches."""
         return replace_attribute(live.around, "validation_batches", self.times)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Batches larger than those of training were measured."""
+        """Check that validation used larger batches than training."""
         seen = int(trace.counters.get("validation_large_batches", 0))
-        return [Check("validation batches larger than those of training", seen > 0, f"{seen} in a rehearsal")]
+        return [Check("validation batches larger than training batches", seen > 0, f"{seen} in a rehearsal")]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: which loader evaluates is not read."""
+        """Raise UnwritableError: Hasten does not read which loader the validation uses."""
         raise UnwritableError(
-            "which loader evaluates is not read here", f"DataLoader(valid_data, batch_size={self.times} * batch_size)"
+            "Hasten does not read which loader the validation uses",
+            f"DataLoader(valid_data, batch_size={self.times} * batch_size)",
         )

@@ -1,9 +1,9 @@
-"""Compile the model with torch.compile for validation alone.
+"""Compile the model with torch.compile for validation only.
 
-Relieves:  validation: fused element-wise work and fewer kernels in a forward pass without gradients.
-Numerics:  rounding: the training is untouched; the held-out metric comes of fused kernels that sum in another order.
-Limits:    needs a C++ compiler on CPU; costs seconds to minutes once, which few and short passes never earn back; with
-           `compile` the model is compiled for validation as well.
+Relieves:  validation: element-wise operators are fused, so the forward pass without gradients has fewer kernels.
+Numerics:  rounding: training does not change. The held-out metric comes from fused kernels that sum in a different order.
+Limits:    needs a C++ compiler on a CPU. Compilation takes seconds to minutes once, which a few short validation passes do
+           not save. `compile` compiles the model for validation too, so the two exclude each other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ COUNTER = "validation_compiled_graphs"
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationCompile(Optimization):
-    """torch.compile of the root module's call, during validation passes."""
+    """torch.compile of the root module's call, in validation passes only."""
 
     card: ClassVar[Card] = Card(
         name="validation_compile",
-        summary="the model compiled by torch.compile for validation passes",
+        summary="compile the model with torch.compile for validation passes only",
         relieves=Bottleneck.VALIDATION,
         numerics=Numerics.ROUNDING,
         seam=Seam.AROUND,
@@ -42,12 +42,12 @@ class ValidationCompile(Optimization):
         setup_s=25.0,
         event="validation",
         conflicts=("compile",),
-        script_advice="the script writes its own validation: call torch.compile(model) in it",
+        script_advice="the script has its own validation: call torch.compile(model) in it",
     )
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where validation takes time and a compiler can be found; whether it pays is for the trial to say."""
+        """Applies if validation takes time and a compiler is available. Only a trial can show whether it pays."""
         if facts.job.device == "cpu" and facts.machine.cxx_compiler.value is None:
             return Fit.no(f"torch.compile needs a C++ compiler here: {facts.machine.cxx_compiler.reason}")
         if facts.epoch_s > 0 and facts.validation_s <= 0:
@@ -55,7 +55,7 @@ class ValidationCompile(Optimization):
         return Fit.yes(max_gain_frac=facts.epoch_frac(facts.validation_s), settings=[cls()])
 
     def apply(self, live: LiveJob) -> Undo:
-        """Put the compiled call in the place of the plain one for as long as a validation pass lasts."""
+        """Replace the model's call by the compiled one during validation passes."""
         keep_out_of_graphs()
         forget = append_to(live.around.validation_contexts, _CompiledCalls(live))
 
@@ -66,24 +66,24 @@ class ValidationCompile(Optimization):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Graphs were compiled and run, in validation and not in training."""
+        """Check that compiled graphs ran in validation and that training is not compiled."""
         graphs = int(trace.counters.get(COUNTER, 0))
         outside = live.model._compiled_call_impl is None  # noqa: SLF001
         return [
             Check("compiled graphs run in validation", graphs > 0, f"{graphs} runs in a rehearsal"),
-            Check("training runs the plain call", outside, "plain" if outside else "compiled"),
+            Check("training is not compiled", outside, "not compiled" if outside else "compiled"),
         ]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: where the script evaluates is not read."""
+        """Raise UnwritableError: Hasten does not read where the script validates."""
         raise UnwritableError(
-            "where the script evaluates is not read here",
-            "compiled = torch.compile(model)  # call this one where the model is evaluated",
+            "Hasten does not read where the script validates",
+            "compiled = torch.compile(model)  # call this one in validation",
         )
 
 
 class _CompiledCalls:
-    """Makes contexts in which the model's call is the compiled one; the graphs are kept from one pass to the next."""
+    """Creates contexts in which the model's call is compiled. The graphs are kept between validation passes."""
 
     def __init__(self, live: LiveJob) -> None:
         self._live = live
@@ -92,7 +92,7 @@ class _CompiledCalls:
         def call(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)
 
-        # A function of ours around the call, as torch skips the frames of its own modules (nn.Sequential).
+        # torch skips the frames of its own modules (nn.Sequential), but not the frame of the function `call`.
         self._call = torch.compile(call, backend=self._compiled)
 
     def __call__(self) -> Any:
@@ -109,7 +109,7 @@ class _CompiledCalls:
             model._compiled_call_impl = before  # noqa: SLF001
 
     def _compiled(self, graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
-        """TorchInductor, with a count of how often its graphs run."""
+        """Compile a graph with TorchInductor, and count how often it runs."""
         run: Callable[..., Any] = importlib.import_module("torch._inductor").compile(graph, examples)
 
         def counted(*inputs: Any) -> Any:

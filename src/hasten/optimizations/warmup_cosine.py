@@ -1,9 +1,9 @@
-"""A short linear warm-up of the learning rate, then half a cosine down, over the whole run.
+"""Warm up the learning rate linearly, then lower it along a half cosine, over the whole run.
 
-Relieves:  updates that teach little: a constant rate is too high for the end of a run.
-Numerics:  training: other rates.
-Limits:    the run must be as long as planned, and its length known; a job that has a schedule of its own keeps it. Judged
-           by time to target over whole runs, which a short tuning has no room for.
+Relieves:  other: updates that improve the model little. A constant rate is too high for the end of a run.
+Numerics:  training: other learning rates.
+Limits:    the length of the run must be known, and the run must not be cut short. A job with its own schedule keeps it.
+           Judged by time to target over whole runs, so a short tuning skips it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PEAKS = (1.0, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine(Optimization):
-    """Linear warm-up, cosine decay, no restart.
+    """Linear warm-up and cosine decay without restarts.
 
     Attributes:
         warmup_frac: Share of the run in which the rate rises; 0 is off.
-        final_frac: The last rate, as a share of the highest.
-        peak_factor: The highest rate, as a multiple of the job's own.
+        final_frac: Last learning rate, as a share of the highest.
+        peak_factor: Highest learning rate, as a multiple of the job's own.
     """
 
     warmup_frac: float = 0.05
@@ -42,7 +42,7 @@ class WarmupCosine(Optimization):
 
     card: ClassVar[Card] = Card(
         name="warmup_cosine",
-        summary="the learning rate warms up over the first updates and falls along a cosine, over the whole run",
+        summary="warm up the learning rate, then lower it along a cosine, over the whole run",
         relieves=Bottleneck.OTHER,
         numerics=Numerics.TRAINING,
         seam=Seam.UPDATE,
@@ -50,7 +50,7 @@ class WarmupCosine(Optimization):
         prior=0.4,
         claims=frozenset({"schedule"}),
         judged_by=Judge.TIME_TO_TARGET,
-        script_advice="it changes what is trained, and a script has no held-out quality to judge that by",
+        script_advice="it changes training, and a script has no held-out quality metric to judge that",
         left_to={
             "lightning": "return the schedule from configure_optimizers",
             "transformers": 'TrainingArguments(lr_scheduler_type="cosine", warmup_steps=...)',
@@ -61,19 +61,19 @@ class WarmupCosine(Optimization):
         if not 0.0 <= self.warmup_frac < 1.0:
             raise ValueError(f"warmup_frac must be at least 0 and below 1, not {self.warmup_frac}")
         if not 0.0 <= self.final_frac <= 1.0:
-            raise ValueError(f"final_frac must lie between 0 and 1, not {self.final_frac}")
+            raise ValueError(f"final_frac must be between 0 and 1, not {self.final_frac}")
         if not self.peak_factor > 0.0:
             raise ValueError(f"peak_factor must be greater than 0, not {self.peak_factor}")
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit where the rate is constant, the run's length is known and the job says what is not worse."""
+        """Applies if the rate is constant, the length of the run is known, and the job defines a quality metric."""
         if refused := why_no_schedule(facts):
             return refused
         return Fit.yes(max_gain_frac=0.0, settings=[cls(peak_factor=factor) for factor in PEAKS])
 
     def factor(self, update: int, planned: int) -> float:
-        """The rate of an update, counted from 0, as a multiple of the job's own; past the end the last rate holds."""
+        """Return the rate of an update, counted from 0, as a multiple of the job's own. After the end it is constant."""
         warm = round(self.warmup_frac * planned)
         if update < warm:
             return self.peak_factor * (update + 1) / warm
@@ -81,26 +81,26 @@ class WarmupCosine(Optimization):
         return self.peak_factor * (self.final_frac + (1.0 - self.final_frac) * 0.5 * (1.0 + math.cos(math.pi * done)))
 
     def apply(self, live: LiveJob) -> Undo:
-        """Put the schedule in place of the job's."""
+        """Replace the job's schedule."""
         return replace_schedule(live, self.card.name, self._make)
 
     def _make(self, optimizer: Optimizer, planned: int) -> LRScheduler:
         return _Schedule(optimizer, lambda update: self.factor(update, planned))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """The traced update ran at the rate that the schedule begins with."""
+        """Check that the traced update ran at the initial rate of the schedule."""
         return [first_rate(live, trace, _Schedule, lambda group: group["initial_lr"] * self.peak_factor)]
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Not written: the number of updates is not in the source."""
+        """Raise UnwritableError: the source does not say how many updates the run has."""
         schedules = "torch.optim.lr_scheduler"
         raise UnwritableError(
-            "it needs the number of updates and the script's own rate",
+            "it needs the number of updates and the script's learning rate",
             f"warmup = {schedules}.LinearLR(optimizer, 1e-3, total_iters=int({self.warmup_frac:g} * updates))",
             f"cosine = {schedules}.CosineAnnealingLR(optimizer, updates, eta_min={self.final_frac:g} * lr)",
-            f"# with a rate of {self.peak_factor:g} * lr at its highest: first the one, then the other (SequentialLR)",
+            f"# combine them with SequentialLR, for an optimizer whose learning rate is {self.peak_factor:g} * lr",
         )
 
 
 class _Schedule(LambdaLR):
-    """Warm-up and cosine."""
+    """Warm-up and cosine decay."""

@@ -1,4 +1,4 @@
-"""How activation_checkpointing is tested."""
+"""Test case of activation_checkpointing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.optimizations.contract import AttentionDropout, Case, facts
 CASE = Case(
     make=ActivationCheckpointing, job=AttentionDropout, facts=facts(),
     refused=(
-        (facts(job={"repeated_blocks": 0}), "no list of like blocks"),
-        (facts(job={"repeated_blocks": 1}), "no list of like blocks"),
+        (facts(job={"repeated_blocks": 0}), "no list of repeated blocks"),
+        (facts(job={"repeated_blocks": 1}), "no list of repeated blocks"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How allocator is tested."""
+"""Test case of allocator."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.optimizations.contract import Attention, Case, facts
 CASE = Case(
     make=Allocator, job=Attention, facts=facts(on={"allocators": ("/usr/lib/libjemalloc.so.2",)}),
     refused=(
-        (facts(job={"device": "mps"}), "no allocator to choose is known for mps"),
-        (facts(job={"device": "cuda"}, on={"torch_build": "rocm 6.4"}), "this PyTorch is rocm 6.4"),
+        (facts(job={"device": "mps"}), "no other allocator is known for mps"),
+        (facts(job={"device": "cuda"}, on={"torch_build": "rocm 6.4"}), "this PyTorch build is rocm 6.4"),
         (facts(on={"c_library": ""}), "the C library is not glibc .* neither tcmalloc nor jemalloc is installed"),
-        (facts(on={"c_library": "glibc 2.31"}), "the C library is glibc 2.31 .its settings need glibc 2.33"),
+        (facts(on={"c_library": "glibc 2.31"}), "the C library is glibc 2.31 .tuning it needs glibc 2.33"),
     ),
 )  # fmt: skip

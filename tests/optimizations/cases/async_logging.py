@@ -1,4 +1,4 @@
-"""How async_logging is tested."""
+"""Test case of async_logging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How attention_backend is tested."""
+"""Test case of attention_backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How batched_reading is tested."""
+"""Test case of batched_reading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CASE = Case(
     refused=(
         (facts(job={"has_getitems": True, "load_is_random": False, "num_samples": None}), "iterable dataset"),
         (facts(job={"has_getitems": False, "load_is_random": False}), "no `__getitems__"),
-        (facts(job={"has_getitems": True, "load_is_random": False, "batch_size": 1}), "a batch is one sample"),
-        (facts(job={"has_getitems": True, "load_is_random": True}), "seeded one sample at a time"),
+        (facts(job={"has_getitems": True, "load_is_random": False, "batch_size": 1}), "a batch holds a single sample"),
+        (facts(job={"has_getitems": True, "load_is_random": True}), "seeded per sample"),
     ),
 )  # fmt: skip

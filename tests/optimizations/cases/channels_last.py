@@ -1,4 +1,4 @@
-"""How channels_last is tested."""
+"""Test case of channels_last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ CASE = Case(
     make=ChannelsLast, job=Pictures, facts=facts(),
     refused=(
         (facts(job={"module_counts": {"Conv1d": 1}}), "no 2-d convolution"),
-        (facts(job={"module_counts": {"Conv2d": 1, "Conv3d": 1}}), "3-d convolutions too"),
+        (facts(job={"module_counts": {"Conv2d": 1, "Conv3d": 1}}), "also has 3-d convolutions"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How channels_last_3d is tested."""
+"""Test case of channels_last_3d."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.optimizations.contract import Case, Pictures, facts
 
 
 class Volumes(Pictures):
-    """The same with small volumes."""
+    """The same job with small volumes."""
 
     def model(self) -> nn.Module:
         layers = [nn.Conv3d(3, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 8, 3), nn.ReLU()]

@@ -1,4 +1,4 @@
-"""How compile is tested."""
+"""Test case of compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How counted_positions is tested."""
+"""Test case of counted_positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEASURED: dict[str, Any] = {"counted_frac": 0.4, "op_frac": {"addmm": 0.3, "mm":
 
 
 class RaggedCounted(Ragged):
-    """Padded token sequences whose job says that padding does not count."""
+    """Padded token sequences of a job whose loss ignores padding."""
 
     def counted(self, batch: Any) -> torch.Tensor:
         mask: torch.Tensor = batch != 0
@@ -23,7 +23,7 @@ class RaggedCounted(Ragged):
 CASE = Case(
     make=CountedPositions, job=RaggedCounted, facts=facts(job={"has_counted": True}, **MEASURED),
     refused=(
-        (facts(**MEASURED), "write counted"),
-        (facts(job={"has_counted": True}), "every position of the measured batches counts"),
+        (facts(**MEASURED), "implement counted"),
+        (facts(job={"has_counted": True}), "every position of the measured batches"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How cpu_threads is tested."""
+"""Test case of cpu_threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.optimizations.contract import Attention, Case, facts
 
 
 def _other() -> int:
-    """A number of threads that is not in force."""
+    """Return a number of threads that is not active."""
     return 2 if torch.get_num_threads() == 1 else 1
 
 

@@ -1,4 +1,4 @@
-"""How cuda_graphs is tested."""
+"""Test case of cuda_graphs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CASE = Case(
     make=CudaGraphs, job=Pictures, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
     refused=(
         (facts(), "the model runs on cpu"),
-        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "this PyTorch is rocm 6.4"),
-        (facts(job={**GPU, "accumulation": 4}, on=NVIDIA), "adds up the gradients of 4 batches"),
+        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "this PyTorch build is rocm 6.4"),
+        (facts(job={**GPU, "accumulation": 4}, on=NVIDIA), "accumulates the gradients of 4 batches"),
         (facts(job={**GPU, "zero_grad_to_none": False}, on=NVIDIA), "use zero_grad_to_none first"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How cudnn_benchmark is tested."""
+"""Test case of cudnn_benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CASE = Case(
     make=CudnnBenchmark, job=Pictures, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
     refused=(
         (facts(), "the model runs on cpu"),
-        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "without cuDNN"),
+        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "which has no cuDNN"),
         (facts(job={**GPU, "module_counts": {"Linear": 2}}, on=NVIDIA), "no convolution"),
     ),
 )  # fmt: skip

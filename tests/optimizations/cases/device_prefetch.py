@@ -1,4 +1,4 @@
-"""How device_prefetch is tested."""
+"""Test case of device_prefetch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ CASE = Case(
     make=DevicePrefetch, job=Pictures, facts=facts(job={"device": "cuda"}), needs_gpu=True,
     refused=(
         (facts(), "runs on cpu"),
-        (facts(job={"device": "cuda", "device_prefetch": True}), "copied ahead already"),
+        (facts(job={"device": "cuda", "device_prefetch": True}), "already prefetched to the GPU"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How drop_last is tested."""
+"""Test case of drop_last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How eight_bit_states is tested."""
+"""Test case of eight_bit_states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.optimizations.contract import Case, facts
 
 
 class Square(Job):
-    """One weight of 64 x 64: 4096 parameters, so that one step is compiled."""
+    """A single weight of 64 x 64: 4096 parameters, so that one step is compiled."""
 
     batch_size = 4
     epochs = 3
@@ -40,9 +40,9 @@ LARGE = {"largest_param": 4096}
 CASE = Case(
     make=EightBitStates, job=Square, facts=facts(job=LARGE, **READY), needs_package="torchao",
     refused=(
-        (facts(job={**LARGE, "optimizer_class": "SGD"}, **READY), "SGD has no form with 8-bit states"),
+        (facts(job={**LARGE, "optimizer_class": "SGD"}, **READY), "SGD has no 8-bit version"),
         (facts(job={"largest_param": 4095}, **READY), "largest tensor has 4095 parameters"),
         (facts(job=LARGE), r"torchao is not installed: pip install 'hasten\[eight-bit\]'"),
-        (facts(job=LARGE, on={"cxx_compiler": None}, **READY), "needs a C.. compiler here: test says None"),
+        (facts(job=LARGE, on={"cxx_compiler": None}, **READY), "needs a C.. compiler: test says None"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How foreach_optimizer is tested."""
+"""Test case of foreach_optimizer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.optimizations.contract import Attention, Case, facts
 CASE = Case(
     make=ForeachOptimizer, job=Attention, facts=facts(),
     refused=(
-        (facts(job={"optimizer_class": "LBFGS"}), "LBFGS has no foreach form in PyTorch 2.x"),
-        (facts(job={"optimizer_fused": True}), "fused, which goes further"),
-        (facts(job={"device": "cuda"}), "on CUDA by itself"),
-        (facts(job={"num_param_tensors": 1}), "one parameter tensor"),
+        (facts(job={"optimizer_class": "LBFGS"}), "LBFGS has no foreach implementation in PyTorch 2.x"),
+        (facts(job={"optimizer_fused": True}), "fused, which is faster still"),
+        (facts(job={"device": "cuda"}), "on CUDA by default"),
+        (facts(job={"num_param_tensors": 1}), "only one parameter tensor"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How fused_optimizer is tested."""
+"""Test case of fused_optimizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ CASE = Case(
     make=FusedOptimizer, job=Attention, facts=facts(),
     refused=(
         (facts(job={"optimizer_class": "RMSprop"}), "RMSprop has no fused kernel in PyTorch 2.x"),
-        (facts(job={"optimizer_fused": True}), "fused already"),
+        (facts(job={"optimizer_fused": True}), "already fused"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How garbage_collection is tested."""
+"""Test case of garbage_collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How gradient_buckets is tested."""
+"""Test case of gradient_buckets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CASE = Case(
     make=lambda: GradientBuckets(bucket_mb=0.005), job=Attention, needs_ranks=True,
     facts=facts(job={"ranks": 2, "num_params": 10**8}, phase_frac=SYNC),
     refused=(
-        (facts(phase_frac=SYNC), "one process trains alone"),
-        (facts(job={"ranks": 8}, phase_frac=SYNC), "batches of 4 leave some of 8 ranks without a sample"),
-        (facts(job={"ranks": 2, "gradient_sync": "buckets"}, phase_frac=SYNC), "summed in buckets already"),
-        (facts(job={"ranks": 2, "gradient_sync": "shards"}, phase_frac=SYNC), "summed in shards already"),
+        (facts(phase_frac=SYNC), "trains in one process"),
+        (facts(job={"ranks": 8}, phase_frac=SYNC), "with batches of 4, some of the 8 ranks have no sample"),
+        (facts(job={"ranks": 2, "gradient_sync": "buckets"}, phase_frac=SYNC), "already summed in buckets"),
+        (facts(job={"ranks": 2, "gradient_sync": "shards"}, phase_frac=SYNC), "already summed in shards"),
     ),
 )  # fmt: skip

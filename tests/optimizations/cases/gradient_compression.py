@@ -1,4 +1,4 @@
-"""How gradient_compression is tested."""
+"""Test case of gradient_compression."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ JOB = {"ranks": 2, "gradient_sync": "buckets"}
 CASE = Case(
     make=GradientCompression, job=Attention, needs_ranks=True, facts=facts(job=JOB, phase_frac=SYNC),
     refused=(
-        (facts(phase_frac=SYNC), "one process trains alone"),
+        (facts(phase_frac=SYNC), "trains in one process"),
         (facts(job={"ranks": 2}, phase_frac=SYNC), "gradient_buckets must be in the plan first"),
-        (facts(job={**JOB, "param_dtypes": ("bfloat16",)}, phase_frac=SYNC), "the gradients are bfloat16 already"),
+        (facts(job={**JOB, "param_dtypes": ("bfloat16",)}, phase_frac=SYNC), "the gradients are already bfloat16"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How job_form is tested."""
+"""Test case of job_form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.optimizations.contract import Case, Pictures, facts
 
 
 class Mirrored(Pictures):
-    """The pictures mirrored in the dataset; and the same done while collating."""
+    """Mirrors each picture in the collate function."""
 
     quality = hasten.Quality(margin=0.1)
 
@@ -35,7 +35,7 @@ class MirroredTogether(Mirrored):
 
 
 class Dimmed(MirroredTogether):
-    """Mirrored, and darker: it is for quality to say whether that is the same job."""
+    """Mirrored and darker. Only a quality metric can show whether it is the same job."""
 
     def collate(self, samples: list[Any]) -> Any:
         pictures, targets = super().collate(samples)
@@ -49,7 +49,7 @@ class Offering(Mirrored):
 CASE = Case(
     make=lambda: JobForm(form="Dimmed"), job=Offering, facts=facts(job={"forms": ("MirroredTogether", "Other")}),
     refused=(
-        (facts(), "no other form"),
+        (facts(), "no alternative form"),
         (facts(job={"forms": ("Other",), "has_quality": False}), "set quality"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How length_bucketing is tested."""
+"""Test case of length_bucketing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.optimizations.contract import Case, Ragged, facts
 CASE = Case(
     make=lambda: LengthBucketing(window_batches=4), job=Ragged, facts=facts(),
     refused=(
-        (facts(job={"has_length": False}), "write length"),
+        (facts(job={"has_length": False}), "implement length"),
         (facts(job={"num_samples": None}), "iterable dataset"),
         (facts(job={"has_quality": False}), "set quality"),
         (facts(excess_padding_frac=0.2), "trim_padding"),

@@ -1,4 +1,4 @@
-"""How matmul_precision is tested."""
+"""Test case of matmul_precision."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CASE = Case(
     make=MatmulPrecision, job=Pictures, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
     refused=(
         (facts(job={**GPU, "param_dtypes": ("bfloat16",)}, on=NVIDIA), "the parameters are bfloat16, not float32"),
-        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "this PyTorch is rocm 6.4"),
-        (facts(job=GPU, on={**NVIDIA, "bfloat16": False}), "older than tf32: test says False"),
+        (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "this PyTorch build is rocm 6.4"),
+        (facts(job=GPU, on={**NVIDIA, "bfloat16": False}), "does not support tf32: test says False"),
         (facts(on={"cpu_flags": frozenset({"avx512_bf16"})}), "the processor has no AMX"),
-        (facts(job={"device": "mps"}), "no such switch is known for mps"),
+        (facts(job={"device": "mps"}), "no such switch for mps"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How merged_microbatches is tested."""
+"""Test case of merged_microbatches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.optimizations.contract import Case, Ragged, facts
 
 
 class Accumulated(Ragged):
-    """8 micro-batches an epoch, the last one short: updates of 3, 3 and 2."""
+    """8 micro-batches per epoch, the last one short, in updates of 3, 3 and 2."""
 
     accumulation = 3
 

@@ -1,4 +1,4 @@
-"""How metric_reading is tested."""
+"""Test case of metric_reading."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from tests.optimizations.contract import Case, Prepared, facts
 
 CASE = Case(
     make=lambda: MetricReading(every=3), job=Prepared, facts=facts(),
-    refused=((facts(job={"read_every": 20}), "every 20 updates already"),),
+    refused=((facts(job={"read_every": 20}), "already read only every 20 updates"),),
 )  # fmt: skip

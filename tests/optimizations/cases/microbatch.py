@@ -1,4 +1,4 @@
-"""How microbatch is tested."""
+"""Test case of microbatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How module_precision is tested."""
+"""Test case of module_precision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CASE = Case(
     refused=(
         (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are bfloat16, not float32"),
         (facts(job={"module_counts": {"Embedding": 1, "LSTM": 2}}), "no linear layer and no convolution"),
-        (facts(on={"bfloat16": False}), "no native bfloat16 here: test says False"),
+        (facts(on={"bfloat16": False}), "no native bfloat16: test says False"),
         (facts(bf16_matmul_gain=0.8), "0.80 times the speed of float32"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How one_cycle is tested."""
+"""Test case of one_cycle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CASE = Case(
     make=OneCycle, job=Ragged, facts=facts(),
     refused=(
         (facts(job={"has_quality": False}), "set quality"),
-        (facts(job={"has_schedule": True}), "a learning-rate schedule of its own"),
+        (facts(job={"has_schedule": True}), "its own learning-rate schedule"),
         (facts(job={"planned_updates": None}), "set num_updates"),
         (facts(job={"planned_updates": 49}), "49 updates is too short"),
     ),

@@ -1,4 +1,4 @@
-"""How optimizer_batch is tested."""
+"""Test case of optimizer_batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ CASE = Case(
         (facts(job={"num_samples": None}), "iterable dataset"),
         (facts(job={"planned_updates": None}), "set num_updates"),
         (facts(job={"optimizer_class": "LBFGS"}), "learning rate of LBFGS"),
-        (facts(job={"planned_updates": 60, "batch_size": 3}), "leave a run of at least 50 updates"),
+        (facts(job={"planned_updates": 60, "batch_size": 3}), "a run of at least 50 updates"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How pinned_memory is tested."""
+"""Test case of pinned_memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ CASE = Case(
     make=PinnedMemory, job=Pictures, facts=facts(job={"device": "cuda"}), needs_gpu=True,
     refused=(
         (facts(), "runs on cpu"),
-        (facts(job={"device": "cuda", "pin_memory": True}), "page-locked already"),
+        (facts(job={"device": "cuda", "pin_memory": True}), "already page-locked"),
     ),
 )  # fmt: skip

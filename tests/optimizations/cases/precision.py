@@ -1,4 +1,4 @@
-"""How precision is tested."""
+"""Test case of precision."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.optimizations.contract import Case, Pictures, facts
 CASE = Case(
     make=Precision, job=Pictures, facts=facts(),
     refused=(
-        (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are bfloat16 already"),
-        (facts(on={"bfloat16": False}), "no native 16-bit arithmetic here: test says False"),
+        (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are already bfloat16"),
+        (facts(on={"bfloat16": False}), "no native 16-bit arithmetic: test says False"),
         (facts(bf16_matmul_gain=0.8), "0.80 times the speed of float32"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How sample_store is tested."""
+"""Test case of sample_store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.optimizations.contract import Case, Prepared, facts
 CASE = Case(
     make=SampleStore, job=Prepared, facts=facts(),
     refused=(
-        (facts(job={"has_deterministic_transform": False}), "write deterministic_transform"),
+        (facts(job={"has_deterministic_transform": False}), "implement deterministic_transform"),
         (facts(job={"num_samples": None}), "iterable dataset"),
-        (facts(job={"planned_updates": 25}), "visited at most once"),
+        (facts(job={"planned_updates": 25}), "used at most once"),
         (facts(sample_bytes=None), "could not be measured"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How sequence_packing is tested."""
+"""Test case of sequence_packing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.optimizations.contract import Case, RaggedPacked, facts
 CASE = Case(
     make=SequencePacking, job=RaggedPacked, facts=facts(),
     refused=(
-        (facts(job={"has_collate_packed": False}), "write collate_packed"),
-        (facts(job={"has_length": False}), "write length"),
+        (facts(job={"has_collate_packed": False}), "implement collate_packed"),
+        (facts(job={"has_length": False}), "implement length"),
         (facts(padding_frac=0.0), "no padding in the batches"),
     ),
 )  # fmt: skip

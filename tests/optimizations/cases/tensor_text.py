@@ -1,4 +1,4 @@
-"""How tensor_text is tested."""
+"""Test case of tensor_text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.optimizations.contract import Attention, Case, facts
 
 
 class Writing(Attention):
-    """Writes its weights as text at every step."""
+    """Converts its weights to text at every step."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | hasten.Loss:
         assert len(str(next(model.parameters()))) > 100
@@ -22,5 +22,5 @@ class Writing(Attention):
 
 CASE = Case(
     make=TensorText, job=Writing, facts=facts(tensor_texts_s=0.4, epoch_s=1.0),
-    refused=((facts(), "no tensor of several numbers was written as text"),),
+    refused=((facts(), "no tensor with several elements was converted to text"),),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How trim_padding is tested."""
+"""Test case of trim_padding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.optimizations.contract import Case, Ragged, facts
 CASE = Case(
     make=TrimPadding, job=Ragged, facts=facts(excess_padding_frac=0.2),
     refused=(
-        (facts(job={"has_length": False}), "write length"),
-        (facts(excess_padding_frac=0.0), "no longer than their longest sample"),
+        (facts(job={"has_length": False}), "implement length"),
+        (facts(excess_padding_frac=0.0), "already as short as their longest sample"),
     ),
 )  # fmt: skip

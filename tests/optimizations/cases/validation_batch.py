@@ -1,4 +1,4 @@
-"""How validation_batch is tested."""
+"""Test case of validation_batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CASE = Case(
     make=ValidationBatch, job=Ragged, facts=facts(**EPOCH),
     refused=(
         (facts(epoch_s=10.0), "there is no held-out data"),
-        (facts(**{**EPOCH, "validation_batches": 1}), "one batch already"),
-        (facts(**EPOCH, peak_memory_bytes=7 * GIB), "memory is short: 7.0 of 8.0 GiB"),
+        (facts(**{**EPOCH, "validation_batches": 1}), "already fits in one batch"),
+        (facts(**EPOCH, peak_memory_bytes=7 * GIB), "memory is short: training uses up to 7.0 of 8.0 GiB"),
     ),
 )  # fmt: skip

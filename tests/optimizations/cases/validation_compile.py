@@ -1,4 +1,4 @@
-"""How validation_compile is tested."""
+"""Test case of validation_compile."""
 
 from __future__ import annotations
 

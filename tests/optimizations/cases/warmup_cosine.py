@@ -1,4 +1,4 @@
-"""How warmup_cosine is tested."""
+"""Test case of warmup_cosine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CASE = Case(
     make=WarmupCosine, job=Ragged, facts=facts(),
     refused=(
         (facts(job={"has_quality": False}), "set quality"),
-        (facts(job={"has_schedule": True}), "a learning-rate schedule of its own"),
+        (facts(job={"has_schedule": True}), "its own learning-rate schedule"),
         (facts(job={"planned_updates": None}), "set num_updates"),
         (facts(job={"planned_updates": 49}), "49 updates is too short"),
     ),

@@ -1,4 +1,4 @@
-"""How zero_grad_to_none is tested."""
+"""Test case of zero_grad_to_none."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from tests.optimizations.contract import Case, PicturesZeroed, facts
 
 CASE = Case(
     make=ZeroGradToNone, job=PicturesZeroed, facts=facts(),
-    refused=((facts(job={"zero_grad_to_none": True}), "freed already"),),
+    refused=((facts(job={"zero_grad_to_none": True}), "already freed"),),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Mechanisms that several optimizations share, or that are longer than the optimization that uses them."""
+"""Code that several optimizations share, or that is longer than the optimization that uses it."""

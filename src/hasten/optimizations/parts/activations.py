@@ -1,10 +1,11 @@
-"""What a forward pass keeps for the backward pass, operator by operator, and which of it is cheapest to compute again.
+"""Measure which activations a forward pass stores for the backward pass, and choose those that are cheapest to recompute.
 
-One forward pass is watched from two sides: hooks see every tensor that autograd would keep (and keep nothing, so that
-the measurement itself needs little memory), a dispatch mode times every operator and sees which memory it makes.
-Storages count once, whoever views them; parameters, buffers and the batch do not count, for they are there anyhow.
+A forward pass is observed in two ways. Hooks see every tensor that autograd would save, and save none, so that the
+measurement needs little memory. A dispatch mode times every operator and records which memory it allocates. Each storage
+counts once, even if it has several views. Parameters, buffers and the batch do not count, because they exist anyway.
 
-The choice is a knapsack: what a block keeps must fit the budget, and the seconds of what it does not keep are the price.
+The choice is a knapsack problem: the activations that a block stores must fit the budget, and the cost is the time to
+recompute the others.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ OpCall: TypeAlias = tuple[str, int]
 """An operator with its overload, and how often it ran before in the same block."""
 
 PASSES = 3
-"""Forward passes; the first warms up. The quickest of each operator counts."""
+"""Number of forward passes. The first is a warm-up, and the fastest time of each operator counts."""
 BUCKETS = 1024
-"""Steps of the knapsack's budget."""
+"""Number of steps into which the budget of the knapsack is divided."""
 CASTS = ("aten::_to_copy",)
-"""Autocast keeps a cast weight for the whole forward pass: when computed again, the number of casts may differ."""
+"""Operators that are never stored: autocast caches cast weights, so a recomputation may run another number of casts."""
 
 
 @dataclass
 class OpRun:
-    """One operator in a block.
+    """One run of an operator in a block.
 
     Attributes:
-        call: Which one.
-        seconds: How long it took.
-        made_bytes: Memory it made; 0 for a view.
-        keepable: Whether its result may be kept instead of computed again: it drew no random numbers, changed
-            nothing in place, and was not changed later.
+        call: The operator and its number.
+        seconds: Its running time.
+        made_bytes: Bytes that it allocated; 0 for a view.
+        keepable: Whether its result may be stored instead of recomputed: the operator drew no random numbers and changed
+            nothing in place, and its result was not changed later.
     """
 
     call: OpCall
@@ -63,9 +64,9 @@ class BlockRun:
 
     Attributes:
         ops: Its operators, in order.
-        kept_bytes: What autograd keeps of what the block made, without the block's result.
-        num_again: So many operators of the block must run again if nothing is kept; later ones are not needed.
-        num_calls: How often the block ran.
+        kept_bytes: Bytes that the block allocated and autograd saves, without the result of the block.
+        num_again: Number of operators that must run again if nothing is stored. Later operators are not needed.
+        num_calls: Number of times that the block ran.
     """
 
     ops: list[OpRun] = field(default_factory=list)
@@ -76,7 +77,7 @@ class BlockRun:
 
 @dataclass(frozen=True)
 class Activations:
-    """What one forward pass keeps: `total_bytes` in all, and each block's part."""
+    """Activations that one forward pass stores: their `total_bytes`, and those of each block."""
 
     total_bytes: int
     blocks: tuple[BlockRun, ...]
@@ -84,12 +85,12 @@ class Activations:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to keep.
+    """The activations to store.
 
     Attributes:
-        keep: For each block the results to keep; None leaves the block as it is.
-        saved_frac: Share of all kept memory that is saved, 0 to 1, by the measured sizes.
-        again_s: Seconds of the operators that run again, as measured.
+        keep: The results to store for each block; None does not checkpoint the block.
+        saved_frac: Share of the activation memory that this saves, from 0 to 1, by the measured sizes.
+        again_s: Measured time of the operators that run again, in seconds.
     """
 
     keep: tuple[frozenset[OpCall] | None, ...]
@@ -98,9 +99,9 @@ class Choice:
 
 
 def choose(found: Activations, save_frac: float) -> Choice:
-    """Choose what to keep so that `save_frac` of all kept memory is saved in the least time.
+    """Choose the activations to store, so that `save_frac` of their memory is saved at the least cost in time.
 
-    Where that cannot be reached, nothing is kept in any block.
+    If that is not possible, no block stores activations.
     """
     order = sorted(range(len(found.blocks)), key=lambda index: -found.blocks[index].kept_bytes)
     plain = sum(block.kept_bytes for block in found.blocks)
@@ -133,7 +134,7 @@ def choose(found: Activations, save_frac: float) -> Choice:
 
 
 def _with_item(avoided: Any, seconds: float, size: int) -> tuple[Any, Any]:
-    """One more thing to keep: the seconds avoided for each budget, and whether it is kept there."""
+    """Add an item to the knapsack. Returns the avoided seconds for each budget, and whether the item is stored there."""
     taken = np.zeros(len(avoided), dtype=bool)
     if size >= len(avoided):
         return avoided, taken
@@ -155,12 +156,12 @@ def _choice(found: Activations, keep: dict[int, frozenset[OpCall]]) -> Choice:
 
 
 def measure_activations(live: LiveJob, blocks: Sequence[nn.Module], batch: Any) -> Activations:
-    """Run the forward pass of a training step on `batch`, on the device, and measure what it keeps.
+    """Run the forward pass of a training step on `batch`, on the device, and measure the activations that it stores.
 
-    Randomness, modes and buffers are put back; no gradient is touched.
+    Random states, training modes and buffers are restored. Gradients do not change.
 
     Raises:
-        JobError: A block runs more than once in a step, or the loss itself asks for gradients.
+        JobError: A block runs more than once per step, or the loss itself computes gradients.
     """
     modes = [(module, module.training) for module in live.model.modules()]
     live.model.train()
@@ -178,7 +179,10 @@ def measure_activations(live: LiveJob, blocks: Sequence[nn.Module], batch: Any) 
             module.training = training
     last = passes[-1]
     if any(block.num_calls > 1 for block in last.blocks):
-        raise JobError("a memory budget needs blocks that run once in a step, and one of this model runs more often.")
+        raise JobError(
+            "A memory budget needs blocks that run once per step, but a block of this model runs more often: set "
+            "save_frac = 0, or remove activation_checkpointing from the plan."
+        )
     for earlier in passes[1:]:
         for mine, other in zip(last.blocks, earlier.blocks, strict=True):
             for op, same in zip(mine.ops, other.ops, strict=False):
@@ -187,7 +191,7 @@ def measure_activations(live: LiveJob, blocks: Sequence[nn.Module], batch: Any) 
 
 
 class _Watch(TorchDispatchMode):
-    """Sees what is made, and what is kept of it."""
+    """Records what is allocated, and which of it autograd saves."""
 
     def __init__(self, live: LiveJob, blocks: Sequence[nn.Module], batch: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -204,7 +208,7 @@ class _Watch(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what runs inside."""
+        """Record the operators that run inside this context."""
         with ExitStack() as stack:
             for index, module in enumerate(self._modules):
                 stack.callback(module.register_forward_pre_hook(self._entering(index)).remove)
@@ -225,7 +229,7 @@ class _Watch(TorchDispatchMode):
         def leave(_module: nn.Module, _args: Any, result: Any) -> None:
             for address in {_address(tensor) for tensor in iter_tensors(result) if _has_storage(tensor)}:
                 if self._is_kept(address):
-                    self._own[index].pop(address, None)  # the result lives on as the input of what follows
+                    self._own[index].pop(address, None)  # the result stays in memory as the input of the next module
                 if (made := self._maker(address)) is not None and made[0] == index:
                     made[1].made_bytes = 0
             self.blocks[index].kept_bytes += sum(self._own[index].values())
@@ -234,7 +238,7 @@ class _Watch(TorchDispatchMode):
         return leave
 
     def _pack(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that autograd would keep; nothing is kept."""
+        """Count a tensor that autograd would save, without saving it."""
         now = self._now
         if now is not None:
             self.blocks[now].num_again = len(self.blocks[now].ops)
@@ -247,18 +251,18 @@ class _Watch(TorchDispatchMode):
         self.total_bytes += size
         made = self._maker(address)
         if now is not None and made is not None and made[0] == now:
-            # Nothing is held here, so another tensor may have lain at this address before: it counts as well.
+            # Nothing is saved here, so an earlier tensor may have had the same address. It counts as well.
             self.blocks[now].kept_bytes += self._own[now].pop(address, 0)
             self._own[now][address] = size
 
     def _is_kept(self, address: int) -> bool:
-        """Whether what lies at an address now was counted."""
+        """Return whether the storage that is now at an address was counted."""
         known = self._kept.get(address)
         return known is not None and not known.expired()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for address in _written(func, args, kwargs):  # the result of an earlier operator is another now
+        for address in _written(func, args, kwargs):  # this changes the result of an earlier operator
             if (made := self._maker(address)) is not None:
                 made[1].keepable = False
         if self._now is None:
@@ -290,7 +294,7 @@ class _Watch(TorchDispatchMode):
                 self._made[address] = (StorageWeakRef(storage), op, self._now)
 
     def _maker(self, address: int) -> tuple[int | None, OpRun] | None:
-        """The block and the operator that made what lies at an address now."""
+        """Return the block and the operator that allocated the storage which is now at an address, or None."""
         made = self._made.get(address)
         return None if made is None or made[0].expired() else (made[2], made[1])
 
@@ -312,7 +316,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[int]:
-    """Addresses that an operator writes to."""
+    """Yield the addresses that an operator writes to."""
     schema = func._schema  # noqa: SLF001
     if schema.is_mutable:
         for place, argument in enumerate(schema.arguments):
@@ -322,4 +326,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[int]:
 
 
 def _no_backward(_: object) -> torch.Tensor:
-    raise JobError("the loss asks for gradients while it is computed: a memory budget cannot be measured for such a job.")
+    raise JobError(
+        "A memory budget cannot be measured for a loss that computes gradients itself: set save_frac = 0, or remove "
+        "activation_checkpointing from the plan."
+    )

@@ -1,4 +1,4 @@
-"""Make an optimizer anew, with other flags or of another class: the same groups, rates and defaults."""
+"""Recreate an optimizer with other flags or of another class, with the same groups, rates and defaults."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def remake_optimizer(
     flags: Mapping[str, bool],
     into: Mapping[str, Callable[..., Optimizer]] | None = None,
 ) -> Undo:
-    """Replace the live job's optimizer by its like with other flags; the undo puts the old one back.
+    """Replace the live job's optimizer by a copy with other flags. The undo restores the old one.
 
     Args:
-        live: The live job; its optimizer must not have stepped yet.
-        technique: The optimization that asks, for the messages.
-        kinds: The classes that take these flags, by name; a class derived from one may have another rule and is refused.
+        live: The live job. Its optimizer must not have stepped yet.
+        technique: Name of the calling optimization, for error messages.
+        kinds: Optimizer classes that support these flags, by name. Subclasses may have other update rules and are refused.
         flags: Keyword arguments of the optimizer, set in every group.
-        into: Classes to make instead, by the name of the old one; what their constructor does not take is left out. None
-            keeps the class.
+        into: Classes of the new optimizer, by the name of the old class. Arguments that their constructors do not accept
+            are omitted. None keeps the class.
 
     Raises:
-        JobError: The optimizer is of another class, or has stepped.
+        JobError: The optimizer is of another class, or has already stepped.
     """
     old = live.optimizer
     kind: Any = type(old)
     if kinds.get(type(old).__name__) is not type(old):
-        words = " or ".join(name for name, on in flags.items() if on)
-        wanted = f"{words} kernel" if words else "other form"
-        raise JobError(f"{type(old).__name__} has no {wanted}: take {technique} out of the plan.")
-    if any(_has_stepped(kept) for kept in old.state.values()):
-        raise JobError(f"The optimizer has stepped already: {technique} must be applied before the first update.")
+        names = " or ".join(name for name, on in flags.items() if on)
+        missing = f"has no {names} implementation" if names else "is not supported"
+        raise JobError(f"{type(old).__name__} {missing}: remove {technique} from the plan.")
+    if any(_has_stepped(state) for state in old.state.values()):
+        raise JobError(f"The optimizer has already stepped: {technique} must be applied before the first update.")
     make = kind if into is None else into[type(old).__name__]
     accepted = inspect.signature(make).parameters
     dropped = (inspect.signature(kind).parameters.keys() - accepted.keys()) - {"params"}
@@ -55,6 +55,6 @@ def remake_optimizer(
     return undo
 
 
-def _has_stepped(kept: Any) -> bool:
-    """Whether a parameter's state comes from a step; Adagrad's is there from the start, at step 0."""
-    return bool(kept) and float(kept.get("step", 1)) > 0
+def _has_stepped(state: Any) -> bool:
+    """Return whether a parameter's state comes from a step. Adagrad creates its state at once, with step 0."""
+    return bool(state) and float(state.get("step", 1)) > 0

@@ -1,12 +1,11 @@
-"""Keep prepared samples: what every sample cache does, wherever it keeps them, and the folder of those on disk.
+"""Shared code of the sample caches, and the folder of those that are on disk.
 
-A cache stands behind the pipeline's `load`, after the deterministic transform and before the random one. The job promises
-that this part gives the same each time; the first hits are compared with a fresh reading, so that a broken promise is
-found at once and not in the loss.
+A cache is part of the pipeline's `load`, after the deterministic transform and before the random one. The job declares that
+this part always returns the same sample. The first hits are compared with freshly prepared samples, so that a wrong
+declaration is detected at once and not in the loss.
 
-The folder is a temporary one, or lies in HASTEN_CACHE_DIR and is kept from run to run. Then its name is a fingerprint of the
-source of the job and of the dataset, of the dataset's length, and of what a few samples hold, so that a changed job never
-reads what an old one wrote.
+The folder is temporary, or is kept between runs in HASTEN_CACHE_DIR. Then its name is a fingerprint of the source code of
+the job and the dataset, of the length of the dataset, and of a few samples, so that a changed job never reads old samples.
 """
 
 from __future__ import annotations
@@ -35,45 +34,47 @@ from hasten.core.seams import Undo, add_to, append_to, replace_attribute
 
 FOLDER_VARIABLE = "HASTEN_CACHE_DIR"
 TRIALS_VARIABLE = "HASTEN_TRIAL_STORES"
-"""The same for the trials of one tuning, which need not make a whole store each; set by those who start them."""
+"""The same for the trials of a tuning, so that they share one store. The parent process sets it."""
 _FORMAT = 1
 CHECKED_HITS = 8
 MISSING = object()
 
 
 def why_nothing_is_kept(facts: Facts) -> Fit | None:
-    """The refusal of every technique that keeps prepared samples; None where there is something to keep."""
+    """Return the refusal of every technique that caches prepared samples, or None if samples can be cached."""
     job = facts.job
     if not job.has_deterministic_transform:
-        return Fit.no("the job does not say what may be kept: write deterministic_transform(self, sample)")
+        return Fit.no(
+            "the job declares no deterministic part that can be cached: implement deterministic_transform(self, sample)"
+        )
     if job.num_samples is None:
-        return Fit.no("an iterable dataset has no index to keep samples under")
+        return Fit.no("samples of an iterable dataset have no index to cache them by")
     per_epoch = job.updates_per_epoch or -(-job.num_samples // (job.accumulation * job.batch_size))
     if (job.planned_updates or 0) <= per_epoch:
-        return Fit.no(f"each of the {job.num_samples} samples is visited at most once in this run")
+        return Fit.no(f"each of the {job.num_samples} samples is used at most once in this run")
     if facts.sample_bytes is None:
         return Fit.no("the size of a prepared sample could not be measured")
     if job.kept_compared_frac >= 1.0:
         return Fit.no(
-            f"nobody promises that the samples stay the same, and comparing kept ones with fresh ones at every epoch would "
-            f"read as many of the {job.num_samples} as it saves: a job that says which part is deterministic "
-            f"(deterministic_transform) needs no comparison"
+            f"the samples are not declared deterministic, and comparing cached samples with fresh ones in every epoch would "
+            f"read as many of the {job.num_samples} samples as it saves: declare the deterministic part in a job "
+            f"(deterministic_transform), which needs no comparison"
         )
     return None
 
 
 def saved_frac(facts: Facts) -> float:
-    """The largest share of the time that keeping samples can save: that of reading them, without what is compared."""
+    """Return the largest share of the time that a cache can save: the time to read the samples that are not compared."""
     return facts.ceiling_frac("input") * facts.load_frac * (1.0 - facts.job.kept_compared_frac)
 
 
 def quoted_source(path: str) -> str:
-    """The file or folder of a dataset as a shell takes it; the word SOURCE where the dataset names none."""
+    """Return the path of a dataset quoted for the shell, or the word SOURCE if the dataset has no path."""
     return shlex.quote(path.rstrip("/") or path) if path else "SOURCE"
 
 
 def disk_words(num_bytes: int) -> str:
-    """About how much of a disk that is: `about 3.2 GiB`."""
+    """Return an approximate size in words: `about 3.2 GiB`."""
     size = float(max(num_bytes, 0))
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
@@ -83,32 +84,32 @@ def disk_words(num_bytes: int) -> str:
 
 
 class Shelf(Protocol):
-    """Where samples are kept, under their index."""
+    """Storage for samples by index."""
 
     def get(self, index: int) -> Any:
-        """The kept sample, or `MISSING`."""
+        """Return the stored sample, or `MISSING`."""
         ...
 
     def put(self, index: int, sample: Any) -> None:
-        """Keep a sample, where there is room."""
+        """Store a sample if there is room."""
         ...
 
     def __len__(self) -> int: ...
 
 
 def keep_samples(live: LiveJob, shelf: Shelf, name: str) -> Undo:
-    """Put a cache behind the pipeline's reading of samples.
+    """Insert a cache into the pipeline that reads samples.
 
     Args:
-        live: The live job; it counts `{name}_hits`, `{name}_misses` and `{name}_kept`.
-        shelf: Where the samples are kept.
-        name: The optimization's name.
+        live: The live job. It counts `{name}_hits`, `{name}_misses` and `{name}_kept`.
+        shelf: Storage for the samples.
+        name: Name of the optimization.
 
     Raises:
-        JobError: The dataset has no index to keep samples under.
+        JobError: The dataset is not map-style.
     """
     if live.order is None:
-        raise JobError(f"{name} needs a map-style dataset: take it out of the plan.")
+        raise JobError(f"{name} needs a map-style dataset: remove it from the plan.")
     pipeline = live.pipeline
     kept = _KeptLoad(live, shelf, name)
     undos = [replace_attribute(pipeline, "load", kept), replace_attribute(pipeline, "kept", shelf.get)]
@@ -124,14 +125,14 @@ def keep_samples(live: LiveJob, shelf: Shelf, name: str) -> Undo:
 
 
 def hit_check(trace: StepTrace, name: str) -> Check:
-    """The proof that samples came from the cache, with its hit rate in the traced steps."""
+    """Check that samples came from the cache, and show its hit rate in the traced steps."""
     hits, misses, kept = (int(trace.counters.get(f"{name}_{what}", 0)) for what in ("hits", "misses", "kept"))
     rate = f"{hits / (hits + misses):.0%}" if hits else "0%"
-    return Check("samples taken from the cache", hits > 0, f"{hits} hits of {hits + misses} readings ({rate}), {kept} kept")
+    return Check("samples from the cache", hits > 0, f"{hits} hits in {hits + misses} reads ({rate}), {kept} samples cached")
 
 
 class _KeptLoad:
-    """`load` with a memory. Holds the counters and not the live job: worker processes are handed a copy of it."""
+    """`load` with a cache. It has no reference to the live job, only to its counters, because it is copied to workers."""
 
     def __init__(self, live: LiveJob, shelf: Shelf, name: str) -> None:
         self._load, self._load_many = live.pipeline.load, live.pipeline.load_many
@@ -146,17 +147,17 @@ class _KeptLoad:
         return sample
 
     def many(self, indices: Sequence[int]) -> list[Any]:
-        """Take what is kept, and read the rest in one call."""
-        found = {index: self._taken(index) for index in indices}
-        missing = [index for index, sample in found.items() if sample is MISSING]
+        """Take cached samples, and read the others in one call."""
+        samples = {index: self._taken(index) for index in indices}
+        missing = [index for index, sample in samples.items() if sample is MISSING]
         if missing and self._load_many is not None:
             for index, sample in zip(missing, self._load_many(missing), strict=True):
                 self._shelf.put(index, sample)
-                found[index] = sample
-        return [found[index] for index in indices]
+                samples[index] = sample
+        return [samples[index] for index in indices]
 
     def fill(self, indices: Sequence[int]) -> None:
-        """Load what is not there yet."""
+        """Load the samples that are not cached yet."""
         for index in indices:
             if self._shelf.get(index) is MISSING:
                 self(index)
@@ -176,19 +177,19 @@ class _KeptLoad:
     def _check(self, index: int, kept: Any) -> None:
         if content(self._load(index)) != content(kept):
             raise JobError(
-                f"Sample {index} differs from its kept copy: either deterministic_transform gives another result each time, "
-                f"or random_transform or collate changes its argument in place. Copy it there first, "
-                f"or take {self._name} out of the plan."
+                f"Sample {index} differs from its cached copy: either deterministic_transform is not deterministic, or "
+                f"random_transform or collate modifies its argument in place. Copy the argument there, or remove "
+                f"{self._name} from the plan."
             )
 
 
 def kept_folder(live: LiveJob, few: list[Any], kind: str) -> tuple[Path, Undo]:
-    """A folder for a job's samples, and how to remove it: at once when undone, and at the latest when this process ends.
+    """Return a folder for a job's samples, and a function that removes it. It is also removed when this process ends.
 
     Args:
         live: The live job.
-        few: A few of its samples, freshly prepared: they tell of changes that the source of the job does not.
-        kind: Begins its name: `samples`, `store`.
+        few: A few freshly prepared samples, which reveal changes that are not in the source code of the job.
+        kind: Prefix of the folder's name: `samples` or `store`.
     """
     kept = os.environ.get(FOLDER_VARIABLE) or os.environ.get(TRIALS_VARIABLE if kind == "store" else "")
     if kept and (name := fingerprint(live, few)):
@@ -198,7 +199,7 @@ def kept_folder(live: LiveJob, few: list[Any], kind: str) -> tuple[Path, Undo]:
     folder, owner = Path(tempfile.mkdtemp(prefix=f"hasten-{kind}-")), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # not when a fork of it ends
+        if os.getpid() == owner:  # not when a forked process ends
             shutil.rmtree(folder, ignore_errors=True)
             atexit.unregister(remove)
 
@@ -207,11 +208,14 @@ def kept_folder(live: LiveJob, few: list[Any], kind: str) -> tuple[Path, Undo]:
 
 
 def fingerprint(live: LiveJob, few: list[Any]) -> str:
-    """Name what a kept sample depends on, as 24 hexadecimal digits; empty where the source cannot be read.
+    """Return a fingerprint of everything that a cached sample depends on, or an empty text if a source cannot be read.
 
     Args:
         live: The live job.
-        few: A few of its samples, freshly prepared: they tell of changes that the source of the job does not.
+        few: A few freshly prepared samples, which reveal changes that are not in the source code of the job.
+
+    Returns:
+        24 hexadecimal digits.
     """
     kinds = [kind for owner in (live.job, live.dataset) for kind in type(owner).__mro__]
     files = {}
@@ -220,7 +224,7 @@ def fingerprint(live: LiveJob, few: list[Any]) -> str:
             continue
         try:
             files[f"{kind.__module__}.{kind.__qualname__}"] = Path(inspect.getfile(kind)).read_bytes()
-        except (TypeError, OSError):  # written at a prompt: nothing tells one version of it from another
+        except (TypeError, OSError):  # defined interactively: its versions cannot be distinguished
             return ""
     digest = hashlib.sha256(repr((_FORMAT, live.num_samples, torch.__version__, np.__version__)).encode())
     for name in sorted(files):

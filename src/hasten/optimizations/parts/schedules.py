@@ -1,4 +1,4 @@
-"""Put another learning-rate schedule in place of the job's, and change the rate of each update beside any schedule."""
+"""Replace the job's learning-rate schedule, and scale the learning rate of each update independently of any schedule."""
 
 from __future__ import annotations
 
@@ -17,67 +17,69 @@ from hasten.core.optimization import Fit
 from hasten.core.seams import Undo
 
 MakeSchedule: TypeAlias = Callable[[Optimizer, int], LRScheduler]
-"""Makes a schedule of an optimizer and the updates of the whole run."""
+"""Creates a schedule from an optimizer and the number of updates of the whole run."""
 
 MIN_UPDATES = 50
-"""A shorter run is hardly more than its warm-up."""
+"""Smallest number of updates of a run with a schedule. A shorter run is hardly more than its warm-up."""
 SCHEDULED_RATE = "scheduled_rate"
-"""Counter: the learning rate of the first parameter group in the last update under a schedule that was put in place."""
+"""Counter: the learning rate of the first parameter group in the last update under the new schedule."""
 SCALED_BY = "learning_rate_scaled_by"
-"""Counter: what the learning rate was multiplied by in the last update."""
+"""Counter: the factor by which the learning rate was multiplied in the last update."""
 
 
 def why_no_schedule(facts: Facts) -> Fit | None:
-    """The refusal of every technique that brings another learning-rate schedule; None where one can be tried."""
+    """Return the refusal of every technique with its own learning-rate schedule, or None if one can be tried."""
     job = facts.job
     if not job.has_quality:
-        return Fit.no("it changes how the model learns, and the job does not say what is not worse: set quality")
+        return Fit.no("it changes how the model learns, and the job defines no quality metric: set quality")
     if job.has_schedule:
-        return Fit.no("the job has a learning-rate schedule of its own: to have this one tried, let schedule() return None")
+        return Fit.no("the job has its own learning-rate schedule: to try this one, let schedule() return None")
     if job.planned_updates is None:
-        return Fit.no("how long the run is, is not known: set num_updates")
+        return Fit.no("the length of the run is unknown: set num_updates")
     if job.planned_updates < MIN_UPDATES:
-        return Fit.no(f"a run of {job.planned_updates} updates is too short for a schedule: {MIN_UPDATES} at least")
+        return Fit.no(f"a run of {job.planned_updates} updates is too short for a schedule, which needs {MIN_UPDATES}")
     return None
 
 
 def first_rate(live: LiveJob, trace: StepTrace, kind: type[LRScheduler], peak: Callable[[Any], float]) -> Check:
-    """Whether the traced update ran at the rate that a schedule begins with.
+    """Check that the traced update ran at the initial rate of a schedule.
 
     Args:
         live: The live job.
-        trace: Of its first update.
-        kind: The class of the schedule.
-        peak: Gives the highest rate of a parameter group.
+        trace: Trace of its first update.
+        kind: Class of the schedule.
+        peak: Returns the highest rate of a parameter group.
     """
     name, group = "learning rate of the first update", live.optimizer.param_groups[0]
     if not isinstance(live.scheduler, kind):
-        return Check(name, passed=False, seen="the schedule is not in force")
+        return Check(name, passed=False, seen="the schedule is not active")
     used = trace.counters.get(SCHEDULED_RATE)
     seen = "none" if used is None else f"{used:.3g}"
-    whole = f"the schedule begins at {group['lr']:.3g} and peaks at {peak(group):.3g}, over {live.planned_updates} updates"
-    return Check(name, used == group["lr"], f"{seen}; {whole}")
+    schedule = (
+        f"the schedule starts at {group['lr']:.3g} and peaks at {peak(group):.3g}, over {live.planned_updates} updates"
+    )
+    return Check(name, used == group["lr"], f"{seen}; {schedule}")
 
 
 def replace_schedule(live: LiveJob, technique: str, make: MakeSchedule) -> Undo:
-    """Put a schedule in place of the job's, which spans the whole run and is stepped once per update.
+    """Replace the job's schedule by one that spans the whole run and is stepped once per update.
 
     Args:
-        live: The live job; its optimizer must be the final one.
-        technique: The optimization that asks, for the messages.
-        make: Makes the schedule; the rates of the groups are then those the job's own schedule began from.
+        live: The live job. Its optimizer must be the final one.
+        technique: Name of the calling optimization, for error messages.
+        make: Creates the schedule. The groups then have the rates from which the job's own schedule started.
 
     Returns:
-        The undo: the job's schedule, and every setting of the parameter groups as it was.
+        The undo, which restores the job's schedule and all settings of the parameter groups.
 
     Raises:
-        JobError: The length of the run is not known, or a learning rate is a tensor.
+        JobError: The length of the run is unknown, or a learning rate is a tensor.
     """
     optimizer, planned = live.optimizer, live.planned_updates
     if planned is None:
-        raise JobError(f"{technique} needs the length of the run: set num_updates, or take it out of the plan.")
+        raise JobError(f"{technique} needs the length of the run: set num_updates, or remove {technique} from the plan.")
     if any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups):
-        raise JobError(f"{technique} needs learning rates that are plain numbers, not tensors: take it out of the plan.")
+        raise JobError(f"{technique} needs learning rates that are numbers, not tensors: remove it from the plan.")
     kept = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     scheduler = live.scheduler
     _go_back(optimizer)
@@ -101,7 +103,7 @@ def replace_schedule(live: LiveJob, technique: str, make: MakeSchedule) -> Undo:
 
 
 def scale_rates(live: LiveJob, factor: float) -> Undo:
-    """Multiply the learning rate by `factor` in each step alone, so that any schedule goes on from its own numbers."""
+    """Multiply the learning rate by `factor` during each step only, so that a schedule continues from its own values."""
     rates: list[Any] = []
 
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -124,14 +126,14 @@ def scale_rates(live: LiveJob, factor: float) -> Undo:
 
 
 def restart_schedule(live: LiveJob) -> None:
-    """Make the job's own schedule anew, from the rates it began with; nothing where it has none."""
+    """Recreate the job's own schedule from its initial rates. Does nothing if the job has no schedule."""
     if live.scheduler is not None:
         _go_back(live.optimizer)
         live.rebuild_schedule()
 
 
 def _go_back(optimizer: Optimizer) -> None:
-    """Give each group the rate that its schedule began from."""
+    """Reset each group to the rate from which its schedule started."""
     for group in optimizer.param_groups:
         group["lr"] = group.pop("initial_lr", group["lr"])
 
