@@ -214,7 +214,7 @@ def _prove(case: Case, plan: Plan, screen: Screen) -> tuple[bool, str, str]:
     """The held-out proof: other mathematics must be shown to be no worse, anything else not to be worse."""
     job = load_job(screen.setting.target)
     if job.quality is None:
-        return False, "", "the job does not say what is not worse"
+        return False, "", "the job defines no quality metric"
     screen.freeze()
     design = Design(
         updates=PROOF_UPDATES, uneven=job.overrides("length"), seed=0, quality=job.quality, turns=TURNS,

@@ -29,7 +29,7 @@ from hasten.core.seams import Seam
 from hasten.optimizations import catalogue, measured
 from hasten.report import catalogue as told
 from hasten.report.evidence import parse, save
-from tests.optimizations.contract import Pictures, facts
+from tests.optimizations.contract import Images, facts
 from tests.report.sample import bare, full
 
 NAMES = sorted(catalogue())
@@ -228,7 +228,7 @@ def tuning(*rungs: dict[str, Any], **job: Any) -> dict[str, Any]:
     machine = facts().machine
     return {
         **bare(),
-        "job": {"target": "jobs.py:Pictures", "device": "cpu", "batch_size": Pictures.batch_size, **job},
+        "job": {"target": "jobs.py:Images", "device": "cpu", "batch_size": Images.batch_size, **job},
         "machine": {"summary": "a machine", **machine.to_dict()},
         "phases": {"forward": 0.5},
         "ceilings": {},
@@ -255,12 +255,12 @@ FASTER = {"ratio": 1.5, "low": 1.2, "high": 1.9, "pairs": 5, "verdict": "faster"
     [
         (tuning(device="cuda"), "not tried in a recorded run yet"),
         (tuning(), "needs a GPU: the model runs on cpu"),
-        (tuning(rung(reason="no images"), device="cuda"), "not fitted to any recorded job: no images (Pictures)"),
+        (tuning(rung(reason="no images"), device="cuda"), "not fitted to any recorded job: no images (Images)"),
         (
             tuning(rung(reason="too little", predicted_max_gain=1.01), device="cuda"),
-            "fits Pictures, but was not run there: too little",
+            "fits Images, but was not run there: too little",
         ),
-        (tuning(rung(outcome="failed", reason="hung: it hung")), "failed in a recorded run: hung: it hung (Pictures)"),
+        (tuning(rung(outcome="failed", reason="hung: it hung")), "failed in a recorded run: hung: it hung (Images)"),
     ],
 )
 def test_why_nothing_was_measured_is_decided_by_facts(evidence: Any, why: str) -> None:
@@ -287,8 +287,8 @@ def test_a_measured_rung_is_shown_with_job_interval_and_machine() -> None:
     assert told.gain_words(found["measured"][0]) == "1.50x (1.20 to 1.90)"
     page = generator.page({"only_gpu": OnlyGPU}, {"only_gpu": found})
     line = "| `only_gpu` | something for a test | compute | exact | twice as fast ([source](https://example.org/a)) "
-    assert line + "| Pictures: 1.50x (1.20 to 1.90), applied |" in page
-    assert "- `jobs.py:Pictures`: a machine;" in page
+    assert line + "| Images: 1.50x (1.20 to 1.90), applied |" in page
+    assert "- `jobs.py:Images`: a machine;" in page
 
 
 # A technique on a job made for it.
@@ -325,7 +325,7 @@ def test_a_job_made_for_it_is_told_apart_from_what_a_tuning_found() -> None:
     assert seen["memory"] is None, "it promises nothing about memory"
     page = generator.page(kinds, found)
     alone_words = "on a job made for it (wide things): 3.20x (2.90 to 3.50), faster; size=4"
-    assert f"| Pictures: 1.50x (1.20 to 1.90), refused<br>{alone_words} |" in page
+    assert f"| Images: 1.50x (1.20 to 1.90), refused<br>{alone_words} |" in page
     assert "- jobs made for one technique each (`benchmarks/jobs`): a machine; 2026-01-02, commit abc" in page
     assert set(tuned_seen) < set(seen)
 

@@ -1,4 +1,4 @@
-"""The callback for Lightning, with real Trainers of both packages."""
+"""Test the Lightning callback with real Trainers of both packages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hasten.optimizations.fused_optimizer import FusedOptimizer
 from hasten.optimizations.microbatch import Microbatch
 from hasten.optimizations.precision import Precision
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the frameworks warn of themselves
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the frameworks themselves emit warnings
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
@@ -39,7 +39,7 @@ def pl(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def callback(pl: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The class, made anew for the package that is loaded."""
+    """Return the class, created again for the package that is loaded."""
     monkeypatch.delitem(sys.modules, "hasten.integrations.lightning", raising=False)
     made = importlib.import_module("hasten.integrations.lightning").HastenCallback
     assert issubclass(made, pl.Callback)
@@ -73,7 +73,7 @@ def model_of(pl: Any, *, breaks: bool = False, slow: str = "") -> Any:
 
         def validation_step(self, batch: Any, _at: int) -> None:
             if slow == "valid":
-                time.sleep(0.1)  # much beside what the framework itself does around steps
+                time.sleep(0.1)  # long compared to the framework's own work around steps
             self.net(batch[0])
 
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -100,11 +100,11 @@ def fit(pl: Any, callbacks: list[Any], folder: Path, model: Any = None, **more: 
 
 def test_a_fit_is_profiled(pl: Any, callback: Any, tmp_path: Path) -> None:
     watch = callback(json=tmp_path / "profile.json")
-    with pytest.raises(HastenError, match="Nothing was watched yet"):
+    with pytest.raises(HastenError, match="There is no profile yet"):
         watch.profile()
     fit(pl, [watch], tmp_path)
     found = watch.profile()
-    assert found["steps"] == 13  # of 16, of which the first has no beginning and two warm up
+    assert found["steps"] == 13  # of 16: the first has no start time, and two are warm-up
     assert json.loads((tmp_path / "profile.json").read_text()) == found
     assert "A step takes" in watch.summary()
     fit(pl, [watch], tmp_path, max_epochs=1)  # once more, with the same callback
@@ -112,7 +112,9 @@ def test_a_fit_is_profiled(pl: Any, callback: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("slow", "name"), [("valid", "validation"), ("saves", "checkpoint")])
-def test_what_stands_around_the_steps_is_told_apart(pl: Any, callback: Any, tmp_path: Path, slow: str, name: str) -> None:
+def test_what_stands_around_the_steps_is_measured_separately(
+    pl: Any, callback: Any, tmp_path: Path, slow: str, name: str
+) -> None:
     watch = callback()
     saves = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2)
     fit(pl, [watch, saves], tmp_path, model_of(pl, slow=slow), enable_checkpointing=True)
@@ -146,7 +148,7 @@ def test_the_phases_are_logged_if_asked(pl: Any, callback: Any, tmp_path: Path) 
 def test_what_lightning_owns_is_left_to_it(pl: Any, callback: Any, tmp_path: Path) -> None:
     plan = Plan(optimizations=(FusedOptimizer(), Precision(), Microbatch(parts=4)))
     watch, model = callback(plan), model_of(pl)
-    with pytest.warns(UserWarning, match="hasten leaves") as caught:
+    with pytest.warns(UserWarning, match="hasten does not apply") as caught:
         fit(pl, [watch], tmp_path, model, accumulate_grad_batches=2)
     words = [str(item.message) for item in caught if "hasten" in str(item.message)]
     assert len(words) == 2
@@ -159,14 +161,14 @@ def test_what_lightning_owns_is_left_to_it(pl: Any, callback: Any, tmp_path: Pat
     assert model.optimizers() is not None
 
 
-def test_what_lightning_was_told_already_needs_no_word(pl: Any, callback: Any, tmp_path: Path) -> None:
+def test_settings_that_lightning_has_cause_no_warning(pl: Any, callback: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(pl, [callback(Plan(optimizations=(Precision(),)))], tmp_path, precision="bf16-mixed")
     assert not [item for item in caught if "hasten" in str(item.message)]
 
 
-def test_nothing_else_is_taken_from_the_plan() -> None:
+def test_only_these_optimizations_are_left_to_the_trainer() -> None:
     trainer = SimpleNamespace(precision="32-true", accumulate_grad_batches=1)
     settings = [item.framework_setting("lightning", trainer) for item in (FusedOptimizer(), CudnnBenchmark(), Precision())]
     assert settings == [None, None, 'set Trainer(precision="bf16-mixed").']

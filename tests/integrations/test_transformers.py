@@ -1,4 +1,4 @@
-"""The callback for Transformers, with real Trainers."""
+"""Test the Transformers callback with real Trainers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hasten.optimizations.microbatch import Microbatch
 from hasten.optimizations.precision import Precision
 from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the framework warns of itself
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the framework itself emits warnings
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def hf() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = importlib.import_module("transformers")
-        assert module.Trainer  # lazily imported
+        assert module.Trainer  # imported lazily
     return module
 
 
@@ -104,7 +104,7 @@ def train(hf: Any, callbacks: list[Any], folder: Path, model: Any = None, rows: 
 
 def test_a_training_is_profiled(hf: Any, callback: Any, tmp_path: Path) -> None:
     watch = callback(json=tmp_path / "profile.json")
-    with pytest.raises(HastenError, match="Nothing was watched yet"):
+    with pytest.raises(HastenError, match="There is no profile yet"):
         watch.summary()
     train(hf, [watch], tmp_path)
     found = watch.profile()
@@ -115,13 +115,15 @@ def test_a_training_is_profiled(hf: Any, callback: Any, tmp_path: Path) -> None:
     assert watch.profile()["steps"] == 5
 
 
-def test_validation_is_told_apart(hf: Any, callback: Any, tmp_path: Path) -> None:
+def test_validation_is_measured_separately(hf: Any, callback: Any, tmp_path: Path) -> None:
     watch = callback()
     train(hf, [watch], tmp_path, Classifier(slow="valid"), eval_strategy="epoch")
     assert watch.profile()["bottleneck"]["name"] == "validation"
 
 
-def test_checkpoints_are_told_apart(hf: Any, callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_measured_separately(
+    hf: Any, callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save = hf.Trainer._save
 
     def slowly(*args: Any, **kwargs: Any) -> None:
@@ -178,7 +180,7 @@ def test_the_phases_are_logged_if_asked(hf: Any, callback: Any, tmp_path: Path) 
 def test_what_the_trainer_owns_is_left_to_it(hf: Any, callback: Any, tmp_path: Path) -> None:
     plan = Plan(optimizations=(ZeroGradToNone(), Precision(), Microbatch(parts=4)))
     watch = callback(plan)
-    with pytest.warns(UserWarning, match="hasten leaves") as caught:
+    with pytest.warns(UserWarning, match="hasten does not apply") as caught:
         train(hf, [watch], tmp_path, gradient_accumulation_steps=2)
     words = [str(item.message) for item in caught if "hasten" in str(item.message)]
     assert len(words) == 2
@@ -187,7 +189,7 @@ def test_what_the_trainer_owns_is_left_to_it(hf: Any, callback: Any, tmp_path: P
     assert watch.profile()["plan"] == {"applied": ["zero_grad_to_none"], "failures": {}}
 
 
-def test_what_the_trainer_was_told_already_needs_no_word(hf: Any, callback: Any) -> None:
+def test_settings_that_the_trainer_has_cause_no_warning(hf: Any, callback: Any) -> None:
     items = (FusedOptimizer(), Precision(), ActivationCheckpointing())
     told = SimpleNamespace(bf16=True, gradient_checkpointing=True)
     assert [item.framework_setting("transformers", told) for item in items] == [None, "", ""]

@@ -1,3 +1,3 @@
-"""A package whose import fails, as a user's may."""
+"""A module whose import fails."""
 
 Thing = 1 / 0

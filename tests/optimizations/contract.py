@@ -1,4 +1,4 @@
-"""What every optimization is tested with: a small job it fits, facts it fits, facts it must refuse."""
+"""The test cases of optimizations: small jobs they apply to, facts they accept, and facts they must refuse."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ GIB = 2**30
 # Jobs.
 
 
-class Pictures(Job):
-    """Convolutions over 14 small pictures, in batches of 4: the last batch holds 2."""
+class Images(Job):
+    """Convolutions over 14 small images, in batches of 4. The last batch has 2."""
 
     batch_size = 4
     epochs = 3
@@ -49,14 +49,14 @@ class Pictures(Job):
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-class PicturesZeroed(Pictures):
+class ImagesZeroed(Images):
     """Gradients filled with zeros between updates."""
 
     zero_grad_to_none = False
 
 
 class Ragged(Job):
-    """Token sequences of 1 to 20, padded to 24 always, with a loss by token."""
+    """Sequences of 1 to 20 tokens, always padded to 24, with a loss per token."""
 
     batch_size = 4
     epochs = 3
@@ -92,14 +92,14 @@ class Ragged(Job):
 
 
 class RaggedPacked(Ragged):
-    """The same, and it can be packed."""
+    """The same job, which can also be packed."""
 
     def collate_packed(self, samples: list[Any]) -> Any:
         return torch.cat(samples)[None]
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, with a running statistic."""
+    """Attention and a feed-forward part, with running statistics."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Block(nn.Module):
         self.feed = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(dropout), nn.Linear(64, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [batch, time, 16] to the same."""
+        """Map [batch, time, 16] to the same shape."""
         q, k, v = (part.unflatten(2, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
         x = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.norm(x.transpose(1, 2)).transpose(1, 2)
@@ -116,7 +116,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Three like blocks."""
+    """Three blocks of one class."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -154,13 +154,13 @@ class Attention(Job):
 
 
 class AttentionDropout(Attention):
-    """The same with dropout."""
+    """The same job with dropout."""
 
     dropout = 0.3
 
 
 class Prepared(Job):
-    """A deterministic preparation, then a random one."""
+    """A deterministic transform, then a random one."""
 
     batch_size = 4
     epochs = 3
@@ -185,7 +185,7 @@ class Prepared(Job):
 
 
 class Rows(Dataset[Any]):
-    """Rows of a table, read one by one or several in one call."""
+    """Rows of a table, read one by one or several per call."""
 
     def __init__(self) -> None:
         self.table = torch.randn(14, 6, generator=torch.Generator().manual_seed(5))
@@ -202,7 +202,7 @@ class Rows(Dataset[Any]):
 
 
 class PreparedRows(Prepared):
-    """The same from a table that reads several rows in one call."""
+    """The same job with a table that reads several rows per call."""
 
     def train_data(self) -> Dataset[Any]:
         return Rows()
@@ -212,7 +212,7 @@ class PreparedRows(Prepared):
 
 
 def machine(cpu_flags: frozenset[str] = frozenset(), **changes: Any) -> Machine:
-    """Four cores with everything; `changes` are plain values of readings."""
+    """Return a machine with four cores and all features. `changes` are values of readings."""
     values: dict[str, Any] = {
         "cores": 4, "memory_limit_bytes": 8 * GIB, "cpu_model": "test", "accelerators": (), "bfloat16": True,
         "float16": False, "torch_build": "cpu", "threads": 4, "cxx_compiler": "/usr/bin/g++", "shared_memory_bytes": GIB,
@@ -248,27 +248,27 @@ GOOD_JOB: dict[str, Any] = {
 
 
 def facts(*, job: dict[str, Any] | None = None, on: dict[str, Any] | None = None, **changes: Any) -> Facts:
-    """Facts that suit every optimization, with changes to the job, to the machine (`on`) and to what was measured."""
+    """Return facts that suit every optimization, with changes to the job, the machine (`on`) and the measurements."""
     return Facts(machine=machine(**(on or {})), job=JobFacts(**{**GOOD_JOB, **(job or {})}), **{**GOOD, **changes})
 
 
-# A case, and running it.
+# Test cases, and helpers that run them.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """How one optimization is tested.
+    """The test case of one optimization.
 
     Attributes:
-        make: Makes the optimization at work.
-        job: A job on which it really does something.
-        facts: Facts it accepts.
-        refused: Facts it refuses, each with a part of the reason.
-        needs_gpu: Whether its mechanism cannot fire on a CPU; then what runs it is skipped where there is no CUDA device.
-        needs_ranks: Whether it works among several ranks only: `test_ranks.py` has its part of the contract, with real ones.
-        leaves_out: Samples of the job's that an epoch does not visit under it.
-        other_weights: Whether it trains other weights than the job's: what is kept of its start is no plain start then.
-        needs_package: An optional package it works with; then what runs it is skipped where that is not installed.
+        make: Creates the optimization with a setting that has an effect.
+        job: A job on which it has an effect.
+        facts: Facts that it accepts.
+        refused: Facts that it refuses, each with a part of the reason.
+        needs_gpu: Whether it needs a GPU. Without a CUDA device, tests that run it are skipped.
+        needs_ranks: Whether it needs several ranks. `test_ranks.py` tests its part of the contract with real ranks.
+        leaves_out: Number of samples per epoch that it omits.
+        other_weights: Whether it trains other weights than the job, so that its saved start is not a plain start.
+        needs_package: An optional package that it needs. If it is not installed, tests that run it are skipped.
     """
 
     make: Callable[[], Optimization]
@@ -283,7 +283,7 @@ class Case:
 
     @property
     def device(self) -> torch.device:
-        """Where its job runs; skips the test where there is no such device, or not the package it needs."""
+        """Return the device of its job. Skips the test if the device or a package is missing."""
         if self.needs_package and find_spec(self.needs_package) is None:
             pytest.skip(f"needs the package {self.needs_package}")
         if self.needs_gpu and not torch.cuda.is_available():
@@ -292,7 +292,7 @@ class Case:
 
 
 def run(job: Job, updates: int, *optimizations: Optimization, device: torch.device = CPU) -> list[float]:
-    """The losses of a fresh run under these optimizations; undoes them afterwards."""
+    """Return the losses of a new run under these optimizations, and undo them afterwards."""
     loop = make_loop(job, *optimizations, device=device)
     try:
         loop.run(updates)
@@ -303,12 +303,12 @@ def run(job: Job, updates: int, *optimizations: Optimization, device: torch.devi
 
 
 def make_loop(job: Job, *optimizations: Optimization, device: torch.device = CPU) -> Loop:
-    """A loop at the start of a run under these optimizations."""
+    """Return a loop at the start of a run under these optimizations."""
     return Loop(build(job, Plan(optimizations=optimizations), device=device))
 
 
 def undone(loop: Loop) -> Loop:
-    """Rewind, undo everything, and stand at the start of the plain run in the same live job."""
+    """Undo everything in the same live job, and return its loop at the start of a plain run."""
     loop.rewind()
     loop.live.undo_all()
     return Loop(loop.live)

@@ -1,4 +1,4 @@
-"""Puts the techniques of several ranks through their contract and their arithmetic, in the group that torchrun started.
+"""Test the contract and the arithmetic of the techniques for several ranks, in a group started by torchrun.
 
 Usage: torchrun --nproc-per-node 2 -m tests.optimizations.ranks_script FOLDER
 """
@@ -34,14 +34,14 @@ from tests.train.jobs import Tokens
 from tests.train.ranks_script import Uneven
 
 SMALL = 0.0005
-"""MiB of a bucket: several of them in models of a few kilobytes."""
+"""Size of a bucket in MiB, so that models of a few kilobytes have several buckets."""
 UPDATES = 11
-BESIDE: dict[str, tuple[Optimization, ...]] = {
+TOGETHER: dict[str, tuple[Optimization, ...]] = {
     "gradient_compression": (GradientBuckets(bucket_mb=SMALL),),
 }
 
 
-# Jobs: 17 samples in batches of 4, so the last batch of an epoch leaves a rank without a sample.
+# Jobs: 17 samples in batches of 4, so in the last batch of an epoch one rank has no sample.
 
 
 class Single(Uneven):
@@ -51,19 +51,19 @@ class Single(Uneven):
 
 
 class Thirds(Uneven):
-    """Windows of three and of two: the last one of an epoch is cut short."""
+    """Windows of three batches and of two, because the epoch ends the last one early."""
 
     accumulation = 3
 
 
 class Fifths(Uneven):
-    """One window an epoch, whose last micro-batch leaves a rank without a sample."""
+    """One window per epoch. In its last micro-batch, one rank has no sample."""
 
     accumulation = 5
 
 
 class Stack(Tokens):
-    """Repeated blocks under a model that is called as a whole, with clipping and a norm that keeps statistics."""
+    """A model with repeated blocks, gradient clipping, and a norm with running statistics."""
 
     num_samples = 17
     accumulation = 3
@@ -78,7 +78,7 @@ class Stack(Tokens):
 
 
 class StackSingle(Stack):
-    """The same, every batch an update."""
+    """The same job with an update per batch."""
 
     accumulation = 1
 
@@ -99,7 +99,7 @@ class _Blocks(nn.Module):
 
 
 class _Quiet(Block):
-    """Without batch statistics, which are each rank's own."""
+    """A block without batch statistics, which differ between ranks."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__(dropout)
@@ -107,7 +107,7 @@ class _Quiet(Block):
 
 
 class HeldOutStack(Stack):
-    """A single held-out sample."""
+    """A job with a single held-out sample."""
 
     def valid_data(self) -> Any:
         return torch.utils.data.Subset(self.train_data(), [3])
@@ -130,14 +130,14 @@ TRAINED: dict[str, tuple[type[Job], tuple[Optimization, ...]]] = {
     for name, plan in plans.items()
 }
 ROUNDED: dict[str, tuple[Optimization, ...]] = {
-    "bfloat16": (*BESIDE["gradient_compression"], GradientCompression(dtype="bfloat16")),
-    "float16": (*BESIDE["gradient_compression"], GradientCompression(dtype="float16")),
+    "bfloat16": (*TOGETHER["gradient_compression"], GradientCompression(dtype="bfloat16")),
+    "float16": (*TOGETHER["gradient_compression"], GradientCompression(dtype="float16")),
     "half_shards": (Sharding(param_dtype="bfloat16"),),
 }
 
 
 class Single32(Stack):
-    """In float32, which all of them round."""
+    """The same job in float32, where all techniques round."""
 
     accumulation = 1
 
@@ -146,7 +146,7 @@ class Single32(Stack):
 
 
 def train(job: type[Job], plan: tuple[Optimization, ...]) -> dict[str, Any]:
-    """Losses, weights and counters of a run; the same numbers are expected of one process."""
+    """Return the losses, weights and counters of a run. One process must give the same numbers."""
     loop = make_loop(job(), *plan)
     loop.run(UPDATES)
     loop.close()
@@ -156,7 +156,7 @@ def train(job: type[Job], plan: tuple[Optimization, ...]) -> dict[str, Any]:
     return {"losses": loop.losses, "weights": weights, "counters": counters}
 
 
-# The contract, as `test_contract.py` has it for one process.
+# The contract, as in `test_contract.py` for one process.
 
 
 def failed(optimization: Optimization, loop: Loop) -> list[str]:
@@ -164,15 +164,15 @@ def failed(optimization: Optimization, loop: Loop) -> list[str]:
     return [f"{check.name}: {check.seen}" for check in checks if not check.passed]
 
 
-def evidence(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
+def evidence(name: str, item: Optimization, others: tuple[Optimization, ...]) -> None:
     job = CASES[name].job
-    assert failed(item, make_loop(job(), *beside)), "found in a plain run"
-    loop = make_loop(job(), *beside, item)
+    assert failed(item, make_loop(job(), *others)), "the negative control detected the mechanism in a plain run"
+    loop = make_loop(job(), *others, item)
     assert not failed(item, loop), failed(item, loop)
-    assert failed(item, undone(loop)), "still there after the undo"
+    assert failed(item, undone(loop)), "the mechanism is still active after the undo"
 
 
-def undo(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
+def undo(name: str, item: Optimization, others: tuple[Optimization, ...]) -> None:
     from tests.optimizations.test_contract import visible
 
     job = CASES[name].job
@@ -180,7 +180,7 @@ def undo(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> Non
     before = visible(plain)
     alone = Loop(plain)
     alone.run(UPDATES)
-    loop = make_loop(job(), *beside, item)
+    loop = make_loop(job(), *others, item)
     assert visible(loop.live) != before
     loop.run(3)
     again = undone(loop)
@@ -189,8 +189,8 @@ def undo(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> Non
     assert again.losses == alone.losses
 
 
-def rewound(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
-    loop = make_loop(CASES[name].job(), *beside, item)
+def rewound(name: str, item: Optimization, others: tuple[Optimization, ...]) -> None:
+    loop = make_loop(CASES[name].job(), *others, item)
     loop.run(5)
     first = list(loop.losses)
     loop.rewind()
@@ -198,9 +198,9 @@ def rewound(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> 
     assert loop.losses == first, (loop.losses, first)
 
 
-def sampled(name: str, item: Optimization, beside: tuple[Optimization, ...]) -> None:
-    """What the numerics gate asks of a trial; no sample may change the run."""
-    loop = make_loop(CASES[name].job(), *beside, item)
+def sampled(name: str, item: Optimization, others: tuple[Optimization, ...]) -> None:
+    """Take the samples that the numerics check needs. They must not change the run."""
+    loop = make_loop(CASES[name].job(), *others, item)
     loop.run(2)
     first = list(loop.losses)
     loop.rewind()
@@ -229,7 +229,7 @@ class Few(Uneven):
 
 
 def refusals() -> dict[str, str]:
-    """What is said where a technique cannot work."""
+    """Return the error messages of techniques that cannot be applied."""
     said = {}
     cases: dict[str, tuple[type[Job], tuple[Optimization, ...]]] = {
         "few": (Few, (GradientBuckets(),)),
@@ -245,15 +245,15 @@ def refusals() -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
-    """Run everything and save it by rank."""
+    """Run everything, and save the results of each rank."""
     dist.init_process_group("gloo")
     found: dict[str, Any] = {"contract": {}, "refusals": refusals()}
     for name in GROUPED:
         for part, act in CONTRACT.items():
             try:
-                act(name, CASES[name].make(), BESIDE.get(name, ()))
+                act(name, CASES[name].make(), TOGETHER.get(name, ()))
                 found["contract"][f"{name}-{part}"] = ""
-            except Exception:  # noqa: BLE001  each is a test of its own
+            except Exception:  # noqa: BLE001  a separate test reports each error
                 found["contract"][f"{name}-{part}"] = traceback.format_exc()
     trained = {name: train(job, plan) for name, (job, plan) in TRAINED.items()}
     trained |= {name: train(Single32, plan) for name, plan in ROUNDED.items()}

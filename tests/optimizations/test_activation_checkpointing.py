@@ -1,4 +1,4 @@
-"""Checkpointing: less is kept, and not a bit or a statistic is other."""
+"""Test that activation checkpointing saves memory and changes no loss and no statistic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.optimizations.contract import Attention, AttentionDropout, Block, Pre
 
 
 def kept_bytes(loop: Loop) -> int:
-    """Bytes of the distinct storages that autograd keeps after a forward pass; parameters, buffers and batch left out."""
+    """Return the bytes of the storages that autograd saves in a forward pass, except parameters, buffers and the batch."""
     batch = loop.live.pipeline.fetch(0, range(8))
     model = loop.live.model
     there = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *iter_tensors(batch))}
@@ -60,7 +60,7 @@ def test_losses_and_running_statistics_are_bit_equal_with_dropout() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_every_so_manieth_block_runs_twice(every: int) -> None:
+def test_one_block_in_every_runs_twice(every: int) -> None:
     item = ActivationCheckpointing(every=every)
     loop = make_loop(AttentionDropout(), item, Precision())
     trace = trace_step(loop)
@@ -76,8 +76,8 @@ def test_measuring_runs_each_block_once() -> None:
     assert "blocks_run" not in loop.live.counters
 
 
-def test_a_model_without_like_blocks_is_refused() -> None:
-    with pytest.raises(JobError, match="no list of like blocks"):
+def test_a_model_without_repeated_blocks_is_refused() -> None:
+    with pytest.raises(JobError, match="no list of repeated blocks"):
         make_loop(Prepared(), ActivationCheckpointing())
 
 
@@ -104,10 +104,10 @@ def test_a_fraction_of_a_block_is_refused() -> None:
 
 
 class Careless(Block):
-    """Changes results in place, after they were made and after they were handed out."""
+    """Changes results in place after they were computed, and after they were returned."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [batch, time, 16] to the same."""
+        """Map [batch, time, 16] to the same shape."""
         return super().forward(x).mul(2).add_(0.1).relu_()
 
 
@@ -124,7 +124,7 @@ class InPlace(AttentionDropout):
 
 
 class Repeating(InPlace):
-    """One block runs twice in a step."""
+    """One block runs twice per step."""
 
     def model(self) -> nn.Module:
         first, second = Careless(0.0), Careless(0.0)
@@ -164,14 +164,14 @@ def test_measuring_changes_nothing_and_agrees_with_autograd() -> None:
 
 
 class Chain(nn.Module):
-    """Tensors of one size, each dead as soon as autograd lets it go: the allocator gives their memory out again."""
+    """Computes tensors of one size that autograd frees at once, so that the allocator reuses their memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [batch, time, 16] to the same."""
+        """Map [batch, time, 16] to the same shape."""
         for layer in self.layers:
             x = layer(x).sigmoid()
         return x
@@ -186,7 +186,7 @@ def test_memory_that_is_given_out_again_counts_again() -> None:
     live = make_loop(Chains()).live
     blocks = [module for module in live.model.modules() if isinstance(module, Chain)]
     found = measure_activations(live, blocks, live.pipeline.fetch(0, range(8)))
-    size = 8 * 9 * 16 * 4  # bytes of one result; a block keeps each but its last, which is its own result
+    size = 8 * 9 * 16 * 4  # bytes of one result; a block stores all but the last, which is its own result
     assert [block.kept_bytes for block in found.blocks] == [5 * size, 5 * size]
 
 
@@ -203,7 +203,7 @@ def test_random_and_changed_results_are_never_kept() -> None:
 
 
 def block(*ops: tuple[float, int]) -> BlockRun:
-    """A block of (seconds, bytes) that keeps all it makes."""
+    """Return a block of operators (seconds, bytes) that stores all their results."""
     runs = [OpRun(("op", number), seconds, size) for number, (seconds, size) in enumerate(ops)]
     return BlockRun(runs, sum(size for _, size in ops), len(runs), 1)
 
@@ -216,7 +216,7 @@ def test_the_cheapest_bytes_go_first() -> None:
     assert choice.again_s == pytest.approx(0.1)
     assert choose(found, 0.4).keep == (frozenset({("op", 2)}),)
     assert choose(found, 0.45).keep == (frozenset(),)
-    assert choose(found, 0.9).keep == (frozenset(),)  # cannot be met: nothing is kept
+    assert choose(found, 0.9).keep == (frozenset(),)  # cannot be met, so nothing is stored
 
 
 def test_a_block_that_is_not_needed_stays_as_it_is() -> None:

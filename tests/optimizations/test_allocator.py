@@ -1,4 +1,4 @@
-"""The allocator: which kinds are offered where, and what each asks the environment for."""
+"""Test which allocators are offered, and the environment variables that they set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hasten.core.errors import MachineError
 from hasten.core.live import LiveJob
 from hasten.core.system import glibc_version
 from hasten.optimizations.allocator import Allocator
-from tests.optimizations.contract import Pictures, facts, make_loop
+from tests.optimizations.contract import Images, facts, make_loop
 
 JEMALLOC, TCMALLOC = "/usr/lib/libjemalloc.so.2", "/opt/lib/libtcmalloc_minimal.so.4"
 
@@ -65,7 +65,7 @@ def test_a_preload_names_the_file_that_is_there_and_keeps_what_is_freed(
 
 def test_a_library_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hasten.optimizations.allocator.library_folders", lambda _: [Path("/nowhere")])
-    with pytest.raises(MachineError, match=r"tcmalloc is not installed .*/nowhere.*take allocator out"):
+    with pytest.raises(MachineError, match=r"tcmalloc is not installed .*/nowhere.*remove allocator from the plan"):
         Allocator(kind="tcmalloc").environment()
 
 
@@ -76,7 +76,7 @@ def test_another_kind_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["tcmalloc", "jemalloc", "cuda_expandable"])
 def test_no_kind_is_found_in_a_plain_process(kind: Any) -> None:
-    live: LiveJob = make_loop(Pictures()).live
+    live: LiveJob = make_loop(Images()).live
     checks = Allocator(kind=kind).evidence(live, StepTrace())
     assert not all(check.passed for check in checks)
     assert all(check.seen for check in checks)
@@ -91,7 +91,7 @@ def test_segments_grow_on_a_gpu(tmp_path: Path) -> None:
     from hasten.core.plan import Plan
     from hasten.tune.trials.trial import Trial, TrialSetting
 
-    setting = TrialSetting(target=f"{inspect.getfile(Pictures)}:Pictures", folder=tmp_path)
+    setting = TrialSetting(target=f"{inspect.getfile(Images)}:Images", folder=tmp_path)
     with Trial(setting, Plan(optimizations=(Allocator(kind="cuda_expandable"),))) as trial:
         (check,) = trial.call("trace")["evidence"]["allocator"]
     assert check["passed"], check

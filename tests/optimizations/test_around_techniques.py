@@ -1,4 +1,4 @@
-"""What the techniques around the updates save at most, and what they refuse."""
+"""Test the largest gain and the refusals of the techniques for reports, checkpoints and validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention kernels: which are there, which really ran."""
+"""Test which attention kernels are offered and which kernels ran."""
 
 from __future__ import annotations
 

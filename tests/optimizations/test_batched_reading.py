@@ -1,4 +1,4 @@
-"""Batched reading: one call a batch, and never trusted blindly."""
+"""Test that batched reading makes one call per batch and verifies the dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.optimizations.contract import Prepared, PreparedRows, Rows, make_loop
 
 
 class CountedRows(Rows):
-    """Counts how it is read."""
+    """Counts its reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class CountedRows(Rows):
 
 
 class Counted(PreparedRows):
-    """Rows that count."""
+    """A job with rows that count their reads."""
 
     def train_data(self) -> Any:
         return CountedRows()
@@ -49,21 +49,22 @@ def test_threads_read_in_one_call_too() -> None:
 
 
 class Wrong(Rows):
-    """Gives the rows in the order of the table."""
+    """Returns the rows in the order of the table."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor]]:
         return super().__getitems__(sorted(indices, reverse=True))
 
 
 class Short(Rows):
-    """Gives a row too few."""
+    """Returns one row too few."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor]]:
         return super().__getitems__(indices[1:])
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [(Wrong, "gives another sample [0-9]+ than Wrong.__getitem__"), (Short, "gave 3 samples for 4")]
+    ("kind", "message"),
+    [(Wrong, "Wrong.__getitem__ return different data for sample [0-9]+"), (Short, "returned 3 samples for 4")],
 )
 def test_a_wrong_dataset_is_found_at_once(kind: type[Rows], message: str) -> None:
     job: type[Prepared] = type("Wronged", (PreparedRows,), {"train_data": lambda _: kind(), "shuffle": False})
@@ -72,7 +73,7 @@ def test_a_wrong_dataset_is_found_at_once(kind: type[Rows], message: str) -> Non
 
 
 class Seeded(PreparedRows):
-    """Does not say that its reading is deterministic."""
+    """Does not declare that its reading is deterministic."""
 
     def overrides(self, method: str) -> bool:
         return method != "deterministic_transform" and super().overrides(method)
@@ -81,7 +82,7 @@ class Seeded(PreparedRows):
 def test_a_job_it_does_not_suit_is_refused() -> None:
     with pytest.raises(JobError, match="needs a dataset with `__getitems__`, not TensorDataset"):
         make_loop(Prepared(), BatchedReading())
-    with pytest.raises(JobError, match="seeded one sample at a time"):
+    with pytest.raises(JobError, match="seeded per sample"):
         make_loop(Seeded(), BatchedReading())
 
 
@@ -89,6 +90,6 @@ def test_a_job_it_does_not_suit_is_refused() -> None:
     ("data", "expected"),
     [(Rows(), True), (Subset(Rows(), range(8)), True), ([(torch.zeros(6),)] * 8, False), (Subset([1] * 8, range(8)), False)],  # type: ignore[arg-type]
 )
-def test_a_subset_reads_at_once_where_what_it_is_of_does(data: Any, expected: bool) -> None:
+def test_a_subset_reads_at_once_if_its_dataset_does(data: Any, expected: bool) -> None:
     job: type[Prepared] = type("OfData", (Prepared,), {"train_data": lambda _: data})
     assert job_facts(make_loop(job()).live).has_getitems is expected

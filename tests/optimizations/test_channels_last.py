@@ -1,4 +1,4 @@
-"""Channels-last: weights, batches, and tensors that are no pictures."""
+"""Test channels-last memory format for weights, batches, and tensors that are not images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from hasten.core.errors import JobError
 from hasten.optimizations.channels_last import ChannelsLast
 from hasten.train.trace import trace_step
-from tests.optimizations.contract import Pictures, facts, make_loop
+from tests.optimizations.contract import Images, facts, make_loop
 
 
 def test_weights_and_pictures_change_and_nothing_else() -> None:
-    live = make_loop(Pictures(), ChannelsLast()).live
+    live = make_loop(Images(), ChannelsLast()).live
     layouts = {name: p.is_contiguous() for name, p in live.model.named_parameters() if p.dim() > 1}
     assert layouts == {"0.weight": False, "3.weight": False, "7.weight": True}
     batch: Any = live.to_device({"image": torch.rand(2, 3, 4, 4), "boxes": torch.rand(2, 5, 4), "label": torch.ones(2)})
@@ -24,7 +24,7 @@ def test_weights_and_pictures_change_and_nothing_else() -> None:
 
 
 def test_the_whole_chain_stays_so() -> None:
-    trace = trace_step(make_loop(Pictures(), ChannelsLast()))
+    trace = trace_step(make_loop(Images(), ChannelsLast()))
     assert trace.channels_last["convolution"] == trace.ops["convolution"] == 2
 
 
@@ -32,19 +32,19 @@ def test_transposed_convolutions_count() -> None:
     assert ChannelsLast.fit(facts(job={"module_counts": {"ConvTranspose2d": 1}})).fits
 
 
-class Strided(Pictures):
-    """Pictures whose second layer is a convolution of one pixel with a stride."""
+class Strided(Images):
+    """Images with a model whose second layer is a 1x1 convolution with a stride."""
 
     inputs = 8
 
     def model(self) -> nn.Module:
-        """Make the network."""
+        """Return the network."""
         first = nn.Conv2d(3, self.inputs, 3, padding=1)
         return nn.Sequential(first, nn.Conv2d(self.inputs, 4, 1, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def test_a_layer_whose_gradient_is_written_out_of_bounds_on_a_cpu_is_refused_by_its_name() -> None:
-    with pytest.raises(JobError, match="layer 1 is a convolution of one pixel with a stride and fewer than 16 inputs"):
+    with pytest.raises(JobError, match="layer 1 is a 1x1 convolution with a stride and fewer than 16 input channels"):
         make_loop(Strided(), ChannelsLast())
 
 

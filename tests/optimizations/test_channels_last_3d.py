@@ -1,4 +1,4 @@
-"""Channels-last in three dimensions: weights, batches, and tensors that are no volumes."""
+"""Test channels-last 3d memory format for weights, batches, and tensors that are not volumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.optimizations.contract import facts, make_loop
 
 
 class Mixed(Volumes):
-    """Volumes, then pictures."""
+    """3-d convolutions, then 2-d convolutions."""
 
     def model(self) -> nn.Module:
         layers = [nn.Conv3d(3, 4, 3, padding=1), nn.Flatten(1, 2), nn.Conv2d(24, 4, 3), nn.AdaptiveAvgPool2d(2)]
@@ -27,10 +27,10 @@ def test_weights_and_volumes_change_and_nothing_else() -> None:
     live = make_loop(Mixed(), ChannelsLast3d()).live
     layouts = {name: p.is_contiguous() for name, p in live.model.named_parameters() if p.dim() > 1}
     assert layouts == {"0.weight": False, "2.weight": True, "5.weight": True}
-    volume, picture = torch.rand(2, 3, 4, 4, 4), torch.rand(2, 3, 4, 4)
-    batch: Any = live.to_device({"volume": volume, "picture": picture, "label": torch.ones(2)})
+    volume, image = torch.rand(2, 3, 4, 4, 4), torch.rand(2, 3, 4, 4)
+    batch: Any = live.to_device({"volume": volume, "image": image, "label": torch.ones(2)})
     assert batch["volume"].is_contiguous(memory_format=torch.channels_last_3d)
-    assert batch["picture"].is_contiguous()
+    assert batch["image"].is_contiguous()
     live.undo_all()
     assert all(p.is_contiguous() for p in live.model.parameters())
 

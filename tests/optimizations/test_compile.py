@@ -1,4 +1,4 @@
-"""torch.compile: graphs are counted, and a new one at every shape is no success."""
+"""Test that torch.compile graphs are counted, and that recompiling for every shape fails the evidence."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hasten.optimizations.compile import Compile
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.trace import trace_step
-from tests.optimizations.contract import Pictures, Ragged, facts, make_loop, run
+from tests.optimizations.contract import Images, Ragged, facts, make_loop, run
 
 
 class Changing(Ragged):
-    """A new batch width at every step."""
+    """A job with another batch width at every step."""
 
     shuffle = False
     batch_size = 1
@@ -70,8 +70,8 @@ def test_it_goes_with_checkpointing() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_cuda_graphs_train() -> None:
     item, device = Compile(mode="reduce-overhead"), torch.device("cuda")
-    live = build(Pictures(), Plan(optimizations=(item,)), device=device)
-    loop, plain = Loop(live), Loop(build(Pictures(), device=device))
+    live = build(Images(), Plan(optimizations=(item,)), device=device)
+    loop, plain = Loop(live), Loop(build(Images(), device=device))
     loop.run(6)
     plain.run(6)
     assert loop.losses == pytest.approx(plain.losses, rel=2e-2)

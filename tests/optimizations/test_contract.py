@@ -1,4 +1,4 @@
-"""One contract for every optimization that is found; a new one fails here until it has a case in `cases/`."""
+"""Test one contract for all optimizations. A new one fails here until it has a case in `cases/`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.optimizations.cases import CASES, GROUPED, STARTED
 from tests.optimizations.contract import make_loop, run, undone
 
 UPDATES = 9
-"""More than two epochs of each job."""
+"""Number of updates: more than two epochs of each job."""
 
 NAMES = sorted(catalogue())
 HEAVY = pytest.mark.slow
@@ -38,7 +38,7 @@ LONG_IF_COMPILED = [pytest.param(name, marks=pytest.mark.long if name == "compil
 
 
 def failed(optimization: Optimization, loop: Loop) -> list[str]:
-    """What of the evidence is missing, on a fresh trace."""
+    """Return the names of the checks that fail on a new trace."""
     trace = trace_step(loop)
     checks = optimization.evidence(loop.live, trace)
     assert checks
@@ -121,14 +121,14 @@ def test_evidence_is_absent_present_and_gone(name: str) -> None:
     case = CASES[name]
     optimization = case.make()
     plain = make_loop(case.job(), device=case.device)
-    assert failed(optimization, plain), "the negative control found the mechanism in a plain run"
+    assert failed(optimization, plain), "the negative control detected the mechanism in a plain run"
     loop = make_loop(case.job(), optimization, device=case.device)
     assert failed(optimization, loop) == []
-    assert failed(optimization, undone(loop)), "the mechanism is still there after undo"
+    assert failed(optimization, undone(loop)), "the mechanism is still active after the undo"
 
 
 def visible(live: LiveJob) -> dict[str, Any]:
-    """What of a live job an optimization may change."""
+    """Return everything in a live job that an optimization may change."""
     return {
         "job": type(live.job),
         "threads": torch.get_num_threads(),
@@ -225,13 +225,13 @@ def test_a_rewound_run_under_it_is_bit_equal(name: str) -> None:
     loop.run(5)
     loop.close()
     loop.live.undo_all()
-    if name == "compile":  # the graph of the first shape gave way to one for any shape, which sums in another order
+    if name == "compile":  # a graph for any shape replaced the first one, and sums in another order
         assert loop.losses == pytest.approx(first, rel=1e-5)
     else:
         assert loop.losses == first
 
 
-# Registered by packages.
+# Optimizations that packages register.
 
 
 def _point(value: str, name: str = "mine") -> EntryPoint:
@@ -250,9 +250,9 @@ def test_a_registered_optimization_is_loaded() -> None:
         ("hasten.optimizations.precision:Missing", "cannot be loaded: AttributeError"),
         ("not a value", "cannot be loaded: AttributeError"),
         ("tests.optimizations.broken_module:Thing", "cannot be loaded: ZeroDivisionError"),
-        ("hasten.core.plan:Plan", "mine = hasten.core.plan:Plan` is no Optimization with a card"),
-        ("hasten.core.optimization:Optimization", "is no Optimization with a card"),
-        ("hasten.optimizations.precision:MIN_MATMUL_GAIN", "is no Optimization with a card"),
+        ("hasten.core.plan:Plan", "mine = hasten.core.plan:Plan` is not an Optimization with a card"),
+        ("hasten.core.optimization:Optimization", "is not an Optimization with a card"),
+        ("hasten.optimizations.precision:MIN_MATMUL_GAIN", "is not an Optimization with a card"),
     ],
 )
 def test_an_entry_point_that_is_wrong_is_named(value: str, message: str) -> None:
@@ -263,5 +263,5 @@ def test_an_entry_point_that_is_wrong_is_named(value: str, message: str) -> None
 def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     point = _point("hasten.optimizations.precision:Precision")
     monkeypatch.setattr("hasten.optimizations.entry_points", lambda **_: [point])
-    with pytest.raises(PlanError, match="`mine` takes the name `precision`"):
+    with pytest.raises(PlanError, match="`mine` uses the name `precision`"):
         catalogue.__wrapped__()

@@ -1,4 +1,4 @@
-"""The dataset as a store: the same samples, whatever they are made of, and shared where a folder is kept."""
+"""Test that the converted dataset returns the same samples, and is shared if a folder is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hasten.profile.probes import data_path
 from hasten.script.plan.reach import why_beyond
 from tests.optimizations.contract import Prepared, facts, make_loop, run
 
-ALIKE: list[Any] = [
+EQUAL_LAYOUTS: list[Any] = [
     {
         "x": torch.arange(6.0).reshape(2, 3) * n,
         "y": n,
@@ -47,11 +47,11 @@ def back(samples: list[Any]) -> list[Any]:
     return layout.samples(rows, len(samples))
 
 
-def test_what_is_alike_stands_in_columns() -> None:
-    layout = RowLayout.of(ALIKE)
-    rows = layout.rows(ALIKE)
+def test_equal_layouts_are_stored_in_columns() -> None:
+    layout = RowLayout.of(EQUAL_LAYOUTS)
+    rows = layout.rows(EQUAL_LAYOUTS)
     assert rows["c0"].shape == (5, 2, 3)
-    assert [content(sample) for sample in layout.samples(rows, 5)] == [content(sample) for sample in ALIKE]
+    assert [content(sample) for sample in layout.samples(rows, 5)] == [content(sample) for sample in EQUAL_LAYOUTS]
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -78,7 +78,7 @@ def test_a_dataset_too_large_is_refused_with_the_command_that_converts_it(tmp_pa
             super().__init__([0, 1])
             self.root = f"{folder}/"
 
-    path = data_path(Subset(OfFolder(), [0]))  # type: ignore[arg-type]  # it has what a dataset needs
+    path = data_path(Subset(OfFolder(), [0]))  # type: ignore[arg-type]  # it has the methods of a dataset
     fit = ConvertedDataset.fit(facts(epoch_s=1e6, sample_bytes=3 * 2**20, job={"num_samples": 1000, "data_path": path}))
     command = f"`hasten data convert '{folder}' '{folder}'.store` (about 2.9 GiB of disk"
     assert command in fit.reason
@@ -89,7 +89,7 @@ def test_a_dataset_too_large_is_refused_with_the_command_that_converts_it(tmp_pa
 
 
 @pytest.mark.parametrize("value", ["", "no such folder", "a" * 10_000, "a\0b", 7, None])
-def test_what_is_no_path_is_not_taken_for_one(value: Any) -> None:
+def test_other_values_are_not_used_as_a_path(value: Any) -> None:
     class Texts:
         path = "of the class, not of the dataset"
 
@@ -100,7 +100,7 @@ def test_what_is_no_path_is_not_taken_for_one(value: Any) -> None:
 
 
 class Ragged(Prepared):
-    """Samples of different lengths, after many that are alike."""
+    """Samples of different lengths, after many of equal length."""
 
     def deterministic_transform(self, sample: Any) -> Any:
         found = super().deterministic_transform(sample)

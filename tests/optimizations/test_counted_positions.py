@@ -1,4 +1,4 @@
-"""The output layer at counted positions alone: the same gradients, and a promise that does not hold is found."""
+"""Test that the output layer gives the same gradients at counted positions only, and that a wrong mask is detected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.nn import functional as F  # noqa: N812  the conventional name
 from torch.utils.data import Dataset
 
 import hasten
@@ -31,7 +31,7 @@ IGNORED = -100
 
 
 class Masked(nn.Module):
-    """A language model of one attention block; its feed-forward part is wider than the vocabulary."""
+    """A language model with one attention block, whose feed-forward part is wider than the vocabulary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Masked(nn.Module):
 
 
 class Filled(Job):
-    """Masked language modelling: one label in about seven counts, the others are ignored."""
+    """Masked language modelling, where the loss uses about one label in seven."""
 
     batch_size = 4
     epochs = 4
@@ -86,13 +86,13 @@ class Filled(Job):
 
 
 class FilledFloat(Filled):
-    """The same in single precision."""
+    """The same job in single precision."""
 
     dtype = torch.float32
 
 
 class Lying(Filled):
-    """Says that its last label does not count where a batch has more rows than the traced one, though its loss uses it."""
+    """Declares its last label unused in batches with more rows than the traced one, although its loss uses it."""
 
     def counted(self, batch: Any) -> torch.Tensor:
         mask = super().counted(batch).clone()
@@ -113,7 +113,7 @@ def gradients(job: Job, *optimizations: Any) -> Any:
 def by_parameter(job: Job, *optimizations: Any) -> dict[str, torch.Tensor]:
     live = make_loop(job, *optimizations).live
     live.model.train()
-    torch.manual_seed(0)  # dropout draws the same
+    torch.manual_seed(0)  # dropout draws the same numbers
     loss: Any = live.compute_loss(live.pipeline.fetch(0, [0, 1, 2, 3]))
     loss.backward()
     return {name: p.grad for name, p in live.model.named_parameters() if p.grad is not None}
@@ -141,7 +141,7 @@ def curve(job: type[Job], seed: int) -> list[float]:
 
 
 def judged(job: type[Job]) -> Any:
-    """The verdict of the numerics gate on `job`."""
+    """Return the verdict of the numerics check on `job`."""
     counted = CountedPositions()
     others = [curve(job, 1), curve(job, 2)]
     return judge_rounding(run(job(), 8), run(job(), 8, counted), others, gradients(job()), gradients(job(), counted))
@@ -155,7 +155,7 @@ def test_the_gate_passes_a_promise_that_holds_and_finds_one_that_does_not() -> N
 
 
 def outputs(mask: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """The output of one batch in training, plain and with the technique where `mask` counts; and what was counted."""
+    """Return the output of one batch in training, without and with the technique under `mask`, and the counters."""
     seen, counters = [], {}
     for optimizations in ((), (CountedPositions(),)):
         live = make_loop(changed(counted=lambda _, batch: mask(batch))(), *optimizations).live
@@ -241,7 +241,7 @@ def test_it_cannot_be_with_compile_or_cuda_graphs() -> None:
         assert clash(CountedPositions(), catalogue()[name]()) == f"`counted_positions` and `{name}` exclude each other"
 
 
-# Which layer.
+# The choice of the layer.
 
 
 def wrapped(job: type[Job]) -> list[str]:
@@ -264,11 +264,11 @@ def test_looking_for_the_layer_leaves_no_trace() -> None:
     )
     assert all(parameter.grad is None for parameter in live.model.parameters())
     assert not any(module._forward_pre_hooks for module in live.model.modules())
-    assert run(Filled(), 3, CountedPositions()) == pytest.approx(run(Filled(), 3), rel=1e-9)  # dropout drew the same
+    assert run(Filled(), 3, CountedPositions()) == pytest.approx(run(Filled(), 3), rel=1e-9)  # dropout drew the same numbers
 
 
 class Pooled(Masked):
-    """A second output of the first position alone, computed last."""
+    """A second output, computed last from the first position only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Twice(Masked):
 
 
 class Widest(Masked):
-    """A narrow layer over the positions behind the wide one."""
+    """A narrow layer over the positions after the wide one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,8 +314,8 @@ class Tied(Masked):
     [
         (Pooled, r"\[2, 12, 'features'\], .*, but it is pool \(Linear, input \[2, 20\]\)\. Name the output layer"),
         (Tied, r"but it is norm \(LayerNorm, input \[2, 12, 16\]\)\. Name"),
-        (Twice, "is head, but it runs 2 times in one pass: which is the output layer"),
-        (Widest, "is tags, but head before it is wider: which is the output layer"),
+        (Twice, "is head, but it runs 2 times in one pass"),
+        (Widest, "is tags, but head before it is wider"),
     ],
 )
 def test_a_layer_that_is_not_clear_is_refused(model: Any, message: str) -> None:
@@ -324,7 +324,9 @@ def test_a_layer_that_is_not_clear_is_refused(model: Any, message: str) -> None:
 
 
 def test_a_name_that_the_model_does_not_know_is_refused() -> None:
-    with pytest.raises(JobError, match=r"output_layer is 'heads', but the model has no such module; it has embed, qkv"):
+    with pytest.raises(
+        JobError, match=r"output_layer is 'heads', but the model has no such module. Its modules: embed, qkv"
+    ):
         make_loop(changed(output_layer="heads")(), CountedPositions())
 
 
@@ -342,7 +344,7 @@ def test_what_is_no_mask_is_refused(mask: Any, message: str) -> None:
 
 
 def test_a_job_that_does_not_say_what_counts_is_refused() -> None:
-    with pytest.raises(JobError, match=r"counted_positions needs counted\(self, batch\) in the job"):
+    with pytest.raises(JobError, match=r"needs the method counted\(self, batch\) in the job"):
         make_loop(Attention(), CountedPositions())
 
 

@@ -1,4 +1,4 @@
-"""Threads within an operator."""
+"""Test the number of threads per operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: which calls replay one. What is captured needs a GPU; when it may be replayed is shown on the CPU too."""
+"""Test which calls replay a CUDA graph. Captures need a GPU; the decision to replay is also tested on a CPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.trace import trace_step
 from hasten.train.validate import HeldOut
-from tests.optimizations.contract import CPU, Attention, Pictures, PicturesZeroed, make_loop, run
+from tests.optimizations.contract import CPU, Attention, Images, ImagesZeroed, make_loop, run
 
 
 class Recorder:
-    """Stands where the capture stands: notes what it was asked for, and hands the plain forward back."""
+    """Replaces the capture: records its arguments, and returns the plain forward."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -44,15 +44,15 @@ def counts(live: LiveJob) -> tuple[int, int]:
 
 
 def test_one_graph_is_made_and_the_short_batch_runs_plainly() -> None:
-    loop, recorder = graphed(Pictures())
-    loop.run(8)  # two epochs of 4, 4, 4 and 2 pictures
+    loop, recorder = graphed(Images())
+    loop.run(8)  # two epochs of 4, 4, 4 and 2 images
     assert recorder.asked == [[(4, 3, 12, 12)]]
     assert counts(loop.live) == (6, 2)
-    assert loop.losses == run(Pictures(), 8)
+    assert loop.losses == run(Images(), 8)
 
 
 def test_evaluation_and_calls_without_gradients_are_left_alone() -> None:
-    loop, recorder = graphed(Pictures())
+    loop, recorder = graphed(Images())
     live = loop.live
     HeldOut(live, data=live.dataset).measure()
     live.model.train()
@@ -63,15 +63,15 @@ def test_evaluation_and_calls_without_gradients_are_left_alone() -> None:
 
 
 def test_a_tracer_sees_the_operators() -> None:
-    loop, _ = graphed(Pictures())
+    loop, _ = graphed(Images())
     trace = trace_step(loop)
     assert trace.ops["convolution"] == 2
     checks = CudaGraphs().evidence(loop.live, trace)
-    assert [(check.passed, check.seen) for check in checks] == [(True, "1, and 0 of another kind")]
+    assert [(check.passed, check.seen) for check in checks] == [(True, "1, and 0 without a graph")]
 
 
 def test_a_step_of_other_calls_is_no_evidence() -> None:
-    class Named(Pictures):
+    class Named(Images):
         def loss(self, model: nn.Module, batch: Any) -> Any:
             return nn.functional.cross_entropy(model(input=batch[0]), batch[1])
 
@@ -101,7 +101,7 @@ def test_another_dtype_is_another_shape() -> None:
     assert shapes_of((torch.ones(2),), CPU) != shapes_of((torch.ones(2, dtype=torch.float64),), CPU)
 
 
-class Twice(Pictures):
+class Twice(Images):
     """Calls the model again before the backward pass."""
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
@@ -115,7 +115,7 @@ def test_a_second_call_before_the_backward_pass_is_refused() -> None:
 
 
 def test_what_was_handed_out_outlives_the_next_replay() -> None:
-    live = make_loop(Pictures()).live
+    live = make_loop(Images()).live
     place = torch.zeros(4, 5)
 
     def static(_: LiveJob, plain: Callable[..., Any], __: tuple[Any, ...]) -> Callable[..., Any]:
@@ -131,20 +131,20 @@ def test_what_was_handed_out_outlives_the_next_replay() -> None:
     assert not torch.equal(*found)
 
 
-class Accumulating(Pictures):
+class Accumulating(Images):
     accumulation = 2
 
 
-@pytest.mark.parametrize("job", [Accumulating, PicturesZeroed])
+@pytest.mark.parametrize("job", [Accumulating, ImagesZeroed])
 def test_gradients_that_must_stay_are_refused(job: Any) -> None:
     loop, recorder = graphed(job())
-    with pytest.raises(JobError, match="cannot keep gradients from one backward pass to the next"):
+    with pytest.raises(JobError, match="cannot accumulate gradients"):
         loop.run(1)
     assert recorder.asked == []
 
 
 def test_a_forward_that_the_user_replaced_comes_back() -> None:
-    live = make_loop(Pictures()).live
+    live = make_loop(Images()).live
     undo = graph_forward(live, Recorder())
     assert "forward" in vars(live.model)
     undo()
@@ -155,13 +155,13 @@ def test_a_forward_that_the_user_replaced_comes_back() -> None:
 
 
 def test_without_a_gpu_it_says_so() -> None:
-    with pytest.raises(MachineError, match="runs on cpu: take cuda_graphs out"):
-        make_loop(Pictures(), CudaGraphs())
+    with pytest.raises(MachineError, match="runs on cpu: remove it from the plan"):
+        make_loop(Images(), CudaGraphs())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
-@pytest.mark.parametrize("job", [Pictures, Attention])
+@pytest.mark.parametrize("job", [Images, Attention])
 @pytest.mark.parametrize("others", [(), (Precision(),), (Precision(dtype="float16"),)])
 def test_it_trains_on_a_gpu(job: Any, others: tuple[Optimization, ...]) -> None:
     item, device = CudaGraphs(), torch.device("cuda")
@@ -180,7 +180,7 @@ def test_it_trains_on_a_gpu(job: Any, others: tuple[Optimization, ...]) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_a_model_that_waits_for_the_gpu_is_refused() -> None:
-    class Waiting(Pictures):
+    class Waiting(Images):
         def model(self) -> nn.Module:
             model: Any = super().model()
             model[2].register_forward_hook(lambda _, __, out: out * (1 if out.sum().item() else 0))

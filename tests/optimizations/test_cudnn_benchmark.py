@@ -1,4 +1,4 @@
-"""The search over convolution kernels: the switch, and evidence that a CPU cannot give."""
+"""Test the switch for the search over convolution kernels, and that its evidence fails on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from hasten.optimizations.cudnn_benchmark import CudnnBenchmark
 from hasten.train.trace import trace_step
-from tests.optimizations.contract import Pictures, facts, make_loop
+from tests.optimizations.contract import Images, facts, make_loop
 
 
 @pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"])
@@ -18,7 +18,7 @@ def test_every_convolution_counts(name: str) -> None:
 
 def test_the_switch_is_set_and_put_back() -> None:
     before = torch.backends.cudnn.benchmark
-    live = make_loop(Pictures(), CudnnBenchmark()).live
+    live = make_loop(Images(), CudnnBenchmark()).live
     assert torch.backends.cudnn.benchmark
     live.undo_all()
     assert torch.backends.cudnn.benchmark == before
@@ -26,7 +26,7 @@ def test_the_switch_is_set_and_put_back() -> None:
 
 def test_on_a_cpu_nothing_is_searched_though_the_switch_is_on() -> None:
     item = CudnnBenchmark()
-    loop = make_loop(Pictures(), item)
+    loop = make_loop(Images(), item)
     checks = item.evidence(loop.live, trace_step(loop))
     loop.live.undo_all()
     assert [check.passed for check in checks] == [True, False]

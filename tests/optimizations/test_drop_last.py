@@ -1,4 +1,4 @@
-"""Full batches only: which samples are left out changes, how many updates are made does not."""
+"""Test that only full batches remain, that epochs omit different samples, and that the number of updates is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States in 8 bits: refused where they cannot be, smaller where they are, and the schedule goes on as before."""
+"""Test that unsupported optimizers are refused, that 8-bit state is smaller, and that schedules work as before."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def job_with(make: Any, model: Any = None) -> Job:
 
 def test_a_missing_library_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hasten.optimizations.eight_bit_states.find_spec", lambda _: None)
-    with pytest.raises(JobError, match=r"needs the library torchao: pip install 'hasten\[eight-bit\]', or take it out"):
+    with pytest.raises(
+        JobError, match=r"needs the library torchao: install it .pip install 'hasten\[eight-bit\]'., or remove"
+    ):
         make_loop(Square(), EightBitStates())
 
 
 @pytest.fixture
 def present(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where torchao is installed; what is refused is refused before it is imported."""
+    """Pretend that torchao is installed. Refusals come before it is imported."""
     monkeypatch.setattr("hasten.optimizations.eight_bit_states.find_spec", lambda _: True)
 
 
@@ -46,13 +48,13 @@ def present(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "AdamW with amsgrad=True has no form with 8-bit"),
-        (lambda m: torch.optim.Adam(m.parameters(), maximize=True), "Adam with maximize=True has no form with 8-bit"),
-        (lambda m: torch.optim.Adam(m.parameters(), decoupled_weight_decay=True), "is AdamW: write AdamW"),
+        (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "AdamW with amsgrad=True has no 8-bit version"),
+        (lambda m: torch.optim.Adam(m.parameters(), maximize=True), "Adam with maximize=True has no 8-bit version"),
+        (lambda m: torch.optim.Adam(m.parameters(), decoupled_weight_decay=True), "is AdamW: use AdamW"),
         (lambda m: torch.optim.AdamW(m.parameters(), differentiable=True), "AdamW with differentiable=True"),
     ],
 )
-def test_what_has_no_like_is_refused(make: Any, message: str) -> None:
+def test_optimizers_without_an_8_bit_version_are_refused(make: Any, message: str) -> None:
     with pytest.raises(JobError, match=message):
         make_loop(job_with(make), EightBitStates())
 
@@ -61,14 +63,14 @@ def test_what_has_no_like_is_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize("shape", [(63, 65), (64, 63)])
 def test_parameters_too_few_or_of_no_whole_blocks_are_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(
-        JobError, match=r"No tensor has 4096 parameters or more, in a multiple of 256: all states would keep"
+        JobError, match=r"No tensor has at least 4096 parameters and a multiple of 256, so all state would keep"
     ):
         make_loop(job_with(lambda m: torch.optim.AdamW(m.parameters()), lambda: nn.Linear(*shape)), EightBitStates())
 
 
 @installed
 def test_an_optimizer_of_another_class_is_refused() -> None:
-    with pytest.raises(JobError, match="SGD has no other form: take eight_bit_states out of the plan"):
+    with pytest.raises(JobError, match="SGD is not supported: remove eight_bit_states from the plan"):
         make_loop(job_with(lambda m: torch.optim.SGD(m.parameters(), lr=0.1)), EightBitStates())
 
 
@@ -76,7 +78,7 @@ def test_an_optimizer_of_another_class_is_refused() -> None:
 def test_an_optimizer_that_has_stepped_is_refused() -> None:
     loop = make_loop(Square())
     loop.run(1)
-    with pytest.raises(JobError, match="stepped already"):
+    with pytest.raises(JobError, match="already stepped"):
         loop.live.apply(EightBitStates())
 
 
@@ -137,7 +139,7 @@ def test_a_loop_may_start_at_states_that_are_there_and_come_back_to_them() -> No
 
 
 class Scheduled(Square):
-    """A rate that halves at each update, in two groups."""
+    """A learning rate that is halved at each update, in two groups."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))

@@ -1,4 +1,4 @@
-"""Optimizations that work through the environment of a process: proved in real processes that were started with it."""
+"""Test optimizations that set environment variables, in real processes that are started with them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_it_is_proved_in_a_process_of_its_own(item: Optimization, tmp_path_facto
     assert item.environment() == required_environment([item])
     plain = make_loop(CASES[name].job())
     checks = item.evidence(plain.live, trace_step(plain))
-    assert not all(check.passed for check in checks), "the negative control found the mechanism in a plain process"
+    assert not all(check.passed for check in checks), "the negative control detected the mechanism in a plain process"
     with Trial(TrialSetting(target=target_of(name), folder=folder), Plan(optimizations=(item,))) as trial:
         evidence = trial.call("trace")["evidence"]
         losses = trial.call("run", updates=UPDATES)["losses"]
@@ -105,12 +105,12 @@ def test_a_variable_set_after_the_start_does_not_count(monkeypatch: pytest.Monke
     for variable, value in item.environment().items():
         monkeypatch.setenv(variable, value)
     if started_with() is os.environ:
-        pytest.skip("this system does not show the environment a process was started with")
+        pytest.skip("this system does not show the initial environment of a process")
     with pytest.raises(PlanError, match="GLIBC_TUNABLES"):
         build(CASES["allocator"].job(), Plan(optimizations=(item,)))
 
 
-def test_a_trial_gets_what_its_plan_requires_beside_what_the_user_set(tmp_path: Path) -> None:
+def test_a_trial_gets_the_variables_of_its_plan_and_of_the_user(tmp_path: Path) -> None:
     plan = Plan(optimizations=(CASES["allocator"].make(),))
     theirs = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=9:glibc.malloc.perturb=1", "HOME": "/home/me"}
     made = trial_environment(tmp_path, theirs, plan=plan)
@@ -119,7 +119,7 @@ def test_a_trial_gets_what_its_plan_requires_beside_what_the_user_set(tmp_path: 
     assert trial_environment(tmp_path, theirs)["GLIBC_TUNABLES"] == theirs["GLIBC_TUNABLES"]
 
 
-# `hasten run` starts itself again.
+# `hasten run` restarts itself.
 
 NOTED = """
 import json

@@ -1,4 +1,4 @@
-"""Denormal numbers become zero on every thread, and come back on every thread."""
+"""Test that all threads treat denormal numbers as zero, and that the undo restores all threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_thread_flushes_and_every_thread_stops(threads: int) -> None:
     if threads > 1 and not read_openmp()[0]:
         pytest.skip(read_openmp()[1])
     torch.set_num_threads(threads)
-    assert count_denormals_kept(MANY) == MANY  # the threads are there now, and keep the state they were made with
+    assert count_denormals_kept(MANY) == MANY  # the threads exist now, and keep the state they were created with
     live = make_loop(Prepared(), FlushDenormals()).live
     assert count_denormals_kept(MANY) == 0
     assert all(check.passed for check in FlushDenormals().evidence(live, StepTrace()))
@@ -30,7 +30,7 @@ def test_every_thread_flushes_and_every_thread_stops(threads: int) -> None:
 
 
 OTHER_LIBRARY = """
-import sklearn.ensemble  # brings an OpenMP library of its own
+import sklearn.ensemble  # loads its own OpenMP library
 import torch
 from tests.optimizations.contract import Prepared, make_loop
 from hasten.core.system import count_denormals_kept
@@ -50,7 +50,7 @@ def test_the_threads_of_another_package_are_not_mistaken_for_torchs() -> None:
         pytest.skip(read_openmp()[1])
     done = subprocess.run([sys.executable, "-c", OTHER_LIBRARY], capture_output=True, text=True, timeout=60, check=True)
     libraries, kept = map(int, done.stdout.split())
-    assert libraries > 1, "nothing was there to be mistaken"
+    assert libraries > 1, "there is only one OpenMP library"
     assert kept == 0
 
 

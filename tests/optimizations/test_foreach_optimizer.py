@@ -1,4 +1,4 @@
-"""The optimizer on lists of tensors: the same rule for every class that has the form."""
+"""Test that the foreach implementation of each optimizer class has the same update rule."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_groups_keep_their_rates() -> None:
 
 
 def test_a_class_without_the_form_is_refused() -> None:
-    with pytest.raises(JobError, match="LBFGS has no foreach kernel: take foreach_optimizer out"):
+    with pytest.raises(JobError, match="LBFGS has no foreach implementation: remove foreach_optimizer"):
         make_loop(job_with(lambda m: torch.optim.LBFGS(m.parameters())), ForeachOptimizer())
 
 

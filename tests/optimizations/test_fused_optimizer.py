@@ -1,4 +1,4 @@
-"""The fused optimizer: the same rule, groups and schedule, in one kernel."""
+"""Test that the fused optimizer has the same update rule, groups and schedule."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_it_is_the_same_rule(make: Any) -> None:
 
 
 class _Mine(torch.optim.AdamW):
-    """Derived, and so perhaps another rule."""
+    """A subclass, which may have another update rule."""
 
 
 def test_a_subclass_is_refused() -> None:
-    with pytest.raises(JobError, match="_Mine has no fused kernel"):
+    with pytest.raises(JobError, match="_Mine has no fused implementation"):
         make_loop(job_with(lambda m: _Mine(m.parameters())), FusedOptimizer())
 
 
 def test_a_class_that_only_borrows_the_name_is_refused() -> None:
     kind: Any = type("AdamW", (torch.optim.AdamW,), {})
-    with pytest.raises(JobError, match="AdamW has no fused kernel"):
+    with pytest.raises(JobError, match="AdamW has no fused implementation"):
         make_loop(job_with(lambda m: kind(m.parameters())), FusedOptimizer())
 
 
@@ -58,12 +58,12 @@ def test_a_class_that_only_borrows_the_name_is_refused() -> None:
 def test_an_optimizer_that_has_stepped_is_refused(kind: Any) -> None:
     loop = make_loop(job_with(lambda m: kind(m.parameters(), lr=0.01)))
     loop.run(1)
-    with pytest.raises(JobError, match="stepped already"):
+    with pytest.raises(JobError, match="already stepped"):
         loop.live.apply(FusedOptimizer())
 
 
 class Grouped(Attention):
-    """Two groups with rates of their own, under a schedule."""
+    """Two groups with different rates, under a schedule."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         decayed = [p for p in model.parameters() if p.dim() > 1]

@@ -1,4 +1,4 @@
-"""When garbage is collected: seldom, or once an epoch."""
+"""Test when garbage is collected: rarely, or once per epoch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hasten.train.trace import trace_step
 from tests.optimizations.contract import Prepared, facts, make_loop, run
 
 BATCHES = 4
-"""Of an epoch of `Prepared`."""
+"""Number of batches in an epoch of `Prepared`."""
 
 
 class _Circle:
-    """Refers to itself, so only the collector frees it."""
+    """References itself, so only the collector frees it."""
 
     def __init__(self) -> None:
         self.me = self

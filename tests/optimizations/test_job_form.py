@@ -1,4 +1,4 @@
-"""Another form of a job: one job in two ways of writing, never two jobs."""
+"""Test alternative forms of a job, which must be the same job."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_held_out_quality_is_measured_by_the_job_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("Missing", "has no form 'Missing'; it has: MirroredTogether"),
-        ("Bigger", "are two jobs: batch_size is 4 and 8"),
+        ("Missing", "has no form 'Missing'. Its forms: MirroredTogether"),
+        ("Bigger", "differ: batch_size is 4 and 8"),
     ],
 )
-def test_what_is_no_form_is_refused(form: str, message: str) -> None:
+def test_an_invalid_form_is_refused(form: str, message: str) -> None:
     bigger: type[Job] = type("Bigger", (MirroredTogether,), {"batch_size": 8})
     forms = (MirroredTogether, bigger) if form == "Bigger" else (MirroredTogether,)
     job: type[Job] = type("Asked", (Offering,), {"forms": forms})

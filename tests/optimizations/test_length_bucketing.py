@@ -1,4 +1,4 @@
-"""Buckets: less padding, the same samples, no sorted epoch."""
+"""Test that buckets reduce padding, keep all samples, and do not sort the epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.optimizations.contract import Prepared, Ragged, make_loop
 
 
 class Long(Ragged):
-    """400 sequences of 1 to 20."""
+    """400 sequences of 1 to 20 tokens."""
 
     def train_data(self) -> Any:
         lengths = torch.randint(1, 21, (400,), generator=torch.Generator().manual_seed(6)).tolist()
@@ -50,7 +50,7 @@ def test_epochs_do_not_end_with_the_long_ones() -> None:
     assert lengths != sorted(lengths)
     half = len(lengths) // 2
     first, second = sum(lengths[:half]) / half, sum(lengths[half:]) / half
-    assert abs(first - second) < 3.0  # sorted, they would differ by ten
+    assert abs(first - second) < 3.0  # in a sorted epoch they would differ by ten
     assert min(lengths[-10:]) < 10
 
 

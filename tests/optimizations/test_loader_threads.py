@@ -1,4 +1,4 @@
-"""Threads that read ahead: the same batches in the same order, errors as they were raised, and no thread left over."""
+"""Test that prefetching threads keep batches and their order, pass on errors, and end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_they_change_no_bit(job: type[Job], ahead: int) -> None:
 
 
 class Held(torch.utils.data.Dataset[Any]):
-    """Its first sample is not given before the last one of the second batch was asked for."""
+    """Returns its first sample only after the last sample of the second batch was requested."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -46,7 +46,7 @@ class Held(torch.utils.data.Dataset[Any]):
 
 
 class InOrder(Prepared):
-    """Samples in their order."""
+    """A job with samples in a fixed order."""
 
     shuffle = False
 
@@ -59,13 +59,13 @@ def test_batches_are_read_ahead_no_further_than_allowed_and_come_in_order() -> N
     batches = loop.stream.epoch(0)
     seen = [next(batches) for _ in range(2)]
     assert [float(batch["y"][0]) / 6 for batch, _ in seen] == [0.0, 4.0]
-    del batches  # ends the epoch early, after what was under way
+    del batches  # ends the epoch early, after pending reads
     assert set(range(8)) <= set(loop.live.dataset.asked) <= set(range(16))
     assert threads() == []
 
 
 class UnreadableError(OSError):
-    """What a dataset of the user's raises."""
+    """An error that a user's dataset raises."""
 
 
 class Broken(Prepared):
@@ -83,7 +83,7 @@ class Broken(Prepared):
 
 
 class BrokenWhole(Broken):
-    """As `Broken`, where threads make whole batches."""
+    """The same job, where threads create whole batches."""
 
     def overrides(self, method: str) -> bool:
         return method != "random_transform" and super().overrides(method)
@@ -115,7 +115,7 @@ def test_no_thread_is_left(end: str) -> None:
 
 
 class Drawing(Prepared):
-    """Does not say that its reading is deterministic."""
+    """Does not declare that its reading is deterministic."""
 
     def train_data(self) -> Any:
         return [(torch.zeros(6),)] * 14
@@ -125,7 +125,7 @@ class Drawing(Prepared):
 
 
 def test_reading_that_may_draw_random_numbers_is_refused() -> None:
-    with pytest.raises(JobError, match="threads share the generators"):
+    with pytest.raises(JobError, match="threads share the random generators"):
         make_loop(Drawing(), LoaderThreads())
     loop = make_loop(Drawing())
     loop.live.loader = LoaderSettings(num_threads=2)

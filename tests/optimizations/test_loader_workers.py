@@ -1,4 +1,4 @@
-"""Loader workers: the same numbers, whoever fetches."""
+"""Test that loader workers give the same numbers as the training process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_more_workers_than_cores_only_where_fetching_waits(cores: int, wait: flo
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, [8, 2]), (2, [8]), (16, [2, 1])])
-def test_beside_workers_that_are_there_others_are_offered(workers: int, expected: list[int]) -> None:
+def test_other_numbers_of_workers_are_offered(workers: int, expected: list[int]) -> None:
     given = facts(job={"num_workers": workers}, on={"cores": 2})
     assert [setting.num_workers for setting in _offered(LoaderWorkers.fit(given))] == expected
 
@@ -66,7 +66,7 @@ def test_memory_is_pinned_for_a_gpu(device: str) -> None:
 
 
 class OneBatch(Prepared):
-    """One batch an epoch, in one order, a model that does nothing random: what differs is the transform."""
+    """One batch per epoch in a fixed order and a deterministic model, so that only the transform differs."""
 
     batch_size = 14
     shuffle = False
@@ -88,7 +88,7 @@ def test_workers_see_the_epoch(persistent: bool) -> None:
 
 @pytest.mark.slow
 def test_persistent_workers_see_the_epoch_in_every_batch() -> None:
-    """Each of the two workers lives through three epochs of four batches, whose transform depends on the epoch."""
+    """Run two workers for three epochs of four batches, whose transform depends on the epoch."""
     losses = run(Prepared(), 12, LoaderWorkers(num_workers=2, persistent=True))
     assert losses == run(Prepared(), 12)
     assert len(set(losses)) == 12

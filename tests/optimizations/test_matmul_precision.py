@@ -1,4 +1,4 @@
-"""Reduced precision inside float32 products: which switches are set, and that the evidence measures arithmetic."""
+"""Test the switches for reduced precision in float32 products, and that the evidence measures the arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hasten.core.machine import read_cpu_flags
 from hasten.optimizations.matmul_precision import REDUCED_ERROR, MatmulPrecision, relative_error
 from hasten.train.trace import trace_step
-from tests.optimizations.contract import CPU, Attention, Pictures, facts, make_loop
+from tests.optimizations.contract import CPU, Attention, Images, facts, make_loop
 
 BACKENDS: Any = torch.backends
 
@@ -27,7 +27,7 @@ def switches() -> dict[str, str]:
 @pytest.mark.parametrize(("kind", "library"), [("tf32", "cud"), ("bf16", "mkldnn")])
 def test_the_switches_of_one_library_are_set_and_put_back(kind: Any, library: str) -> None:
     before = switches()
-    live = make_loop(Pictures(), MatmulPrecision(kind=kind)).live
+    live = make_loop(Images(), MatmulPrecision(kind=kind)).live
     expected = {name: kind if name.startswith(library) else value for name, value in before.items()}
     assert switches() == expected != before
     live.undo_all()
@@ -52,7 +52,7 @@ def test_the_error_tells_float32_from_less() -> None:
 @pytest.mark.skipif("amx_bf16" in read_cpu_flags(), reason="this processor has AMX")
 def test_without_amx_the_switch_does_nothing_and_the_evidence_says_so() -> None:
     item = MatmulPrecision(kind="bf16")
-    for job in (Pictures(), Attention()):
+    for job in (Images(), Attention()):
         loop = make_loop(job, item)
         checks = item.evidence(loop.live, trace_step(loop))
         loop.live.undo_all()

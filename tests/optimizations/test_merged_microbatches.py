@@ -1,4 +1,4 @@
-"""Merged micro-batches: the same samples and the same update, from fewer and larger batches."""
+"""Test that merged micro-batches give the same samples and updates from fewer and larger batches."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from hasten.train.loop import Loop
 from hasten.train.trace import trace_step
 from hasten.tune.trials.gradients import gradient_batches
 from tests.optimizations.cases.merged_microbatches import Accumulated
-from tests.optimizations.contract import Pictures, Prepared, facts, make_loop, run
+from tests.optimizations.contract import Images, Prepared, facts, make_loop, run
 from tests.optimizations.test_microbatch import Means
 
 
 class Double(Accumulated):
-    """Weights by token in float64; an epoch ends in an update of 2 micro-batches, of 4 and of 2 samples."""
+    """Weights per token in float64. The last update of an epoch has 2 micro-batches, with 4 and 2 samples."""
 
     def model(self) -> nn.Module:
         return super().model().double()
 
 
 class Steps(Double):
-    """Plain descent at rate 1: an update moves the weights by the gradient and by nothing else."""
+    """Plain gradient descent with rate 1: an update moves the weights by exactly the gradient."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=1.0)
 
 
 class FiveMeans(Means):
-    """A mean by sample over 5 micro-batches: 23 samples, 5 at a time, the last one of 3."""
+    """A mean per sample over 5 micro-batches: 23 samples in batches of 5, the last one of 3."""
 
     accumulation = 5
 
 
 def moves(loop: Loop, updates: int) -> list[torch.Tensor]:
-    """What each update does to all weights, as one vector each."""
+    """Return the change of all weights by each update, as one vector per update."""
     found = []
     for _ in range(updates):
         before = [p.detach().clone() for p in loop.live.model.parameters()]
@@ -62,7 +62,7 @@ def moves(loop: Loop, updates: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("merge", [0, 2, 3, 100])
 def test_the_gradient_of_each_window_is_that_of_its_micro_batches(merge: int) -> None:
     plain, merged = make_loop(Steps()), make_loop(Steps(), MergedMicrobatches(merge=merge))
-    for one, other in zip(moves(plain, 7), moves(merged, 7), strict=True):  # two epochs and a bit: both partial windows
+    for one, other in zip(moves(plain, 7), moves(merged, 7), strict=True):  # more than two epochs, with both partial windows
         assert torch.linalg.vector_norm(one - other) <= 1e-6 * torch.linalg.vector_norm(one)
         assert torch.linalg.vector_norm(one) > 0
     assert merged.losses == pytest.approx(plain.losses, rel=1e-6)
@@ -104,7 +104,7 @@ def test_other_loaders_bring_the_same_batches(settings: LoaderSettings) -> None:
     assert loop.losses == expected
 
 
-def test_it_stands_beside_another_order() -> None:
+def test_it_can_be_combined_with_another_order() -> None:
     sorted_too = run(Double(), 6, LengthBucketing(window_batches=2), MergedMicrobatches(merge=0))
     assert sorted_too == pytest.approx(run(Double(), 6, LengthBucketing(window_batches=2)), rel=1e-9)
     loop = make_loop(Double(), LengthBucketing(window_batches=2), MergedMicrobatches(merge=0))
@@ -137,7 +137,7 @@ def test_windows(micro_batches: int, accumulation: int, merge: int, sizes: list[
     assert merged_per_update(accumulation, merge) == per_update
 
 
-# What is measured and traced.
+# Measurement and tracing.
 
 
 def test_fewer_and_larger_batches_are_computed() -> None:
@@ -164,7 +164,7 @@ def test_merging_one_is_the_plain_run() -> None:
     assert not item.evidence(loop.live, trace_step(loop))[0].passed
 
 
-def test_gradients_are_sampled_on_the_same_micro_batches_whatever_is_merged() -> None:
+def test_gradients_are_sampled_on_the_same_micro_batches_for_each_merge() -> None:
     loops = make_loop(Double()), make_loop(Double(), MergedMicrobatches(merge=0))
     plain, merged = (gradient_batches(loop, 3) for loop in loops)
     assert [size for _, size in merged] == [size for _, size in plain] == [4, 4, 4, 2, 4]
@@ -184,12 +184,12 @@ def test_ceilings_replay_the_merged_batches() -> None:
     assert set(seen) == {12}
 
 
-# What is refused.
+# Refusals.
 
 
 def test_settings() -> None:
     offered = {accumulation: MergedMicrobatches.fit(facts(job={"accumulation": accumulation})) for accumulation in (2, 3, 8)}
-    assert [item.settings()["merge"] for item in offered[2].settings] == [0]  # 2 of 2 are all
+    assert [item.settings()["merge"] for item in offered[2].settings] == [0]  # 2 of 2 is all of them
     assert [item.settings()["merge"] for item in offered[3].settings] == [0, 2]
     assert [item.settings()["merge"] for item in offered[8].settings] == [0, 4, 2]
     assert offered[8].max_gain_frac == pytest.approx(0.5)  # forward and backward
@@ -210,6 +210,6 @@ def test_an_iterable_dataset_is_refused() -> None:
 
 
 def test_batch_statistics_would_change() -> None:
-    """Why BatchNorm is refused: a merged batch has other statistics than its micro-batches."""
-    kind: type[Job] = type("Accumulated", (Pictures,), {"accumulation": 2})
+    """Show why BatchNorm is refused: a merged batch has other statistics than its micro-batches."""
+    kind: type[Job] = type("Accumulated", (Images,), {"accumulation": 2})
     assert run(kind(), 2, MergedMicrobatches()) != pytest.approx(run(kind(), 2), rel=1e-4)

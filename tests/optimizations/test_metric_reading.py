@@ -1,4 +1,4 @@
-"""Reading the loss seldom."""
+"""Test that the loss is read every few updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Microbatches: the same update from the parts, less memory, and a clear no where a batch cannot be cut."""
+"""Test that parts of a batch give the same update with less memory, and that other batches are refused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.microbatch import split_batch
 from hasten.train.trace import trace_step
-from tests.optimizations.contract import CPU, Pictures, Ragged, RaggedPacked, facts, make_loop, run
+from tests.optimizations.contract import CPU, Images, Ragged, RaggedPacked, facts, make_loop, run
 
 
 class Doubles(Ragged):
-    """Losses by token in float64, so that only a wrong weight can show; the last batch holds 2 samples."""
+    """Losses per token in float64, so that only a wrong weight makes a difference. The last batch has 2 samples."""
 
     clip_norm = 0.5
 
@@ -32,7 +32,7 @@ class Doubles(Ragged):
 
 
 class Means(Job):
-    """A mean over 5 samples a batch: parts of 3 and 2."""
+    """A mean over 5 samples per batch, in parts of 3 and 2."""
 
     batch_size = 5
     accumulation = 2
@@ -72,7 +72,7 @@ def test_a_step_sees_the_parts_and_only_the_parts() -> None:
 
     loop = make_loop(Watched(), item)
     loop.run(1)
-    assert rows == [2, 2]  # 4 samples in at most 3 parts of like size
+    assert rows == [2, 2]  # 4 samples in at most 3 parts of equal size
     assert item.evidence(loop.live, trace_step(loop))[0].passed
 
 
@@ -153,5 +153,5 @@ def test_settings() -> None:
 
 
 def test_batch_statistics_would_change() -> None:
-    """Why BatchNorm is refused: the parts have other statistics than the whole."""
-    assert run(Pictures(), 2, Microbatch()) != pytest.approx(run(Pictures(), 2), rel=1e-4)
+    """Show why BatchNorm is refused: the parts have other statistics than the whole batch."""
+    assert run(Images(), 2, Microbatch()) != pytest.approx(run(Images(), 2), rel=1e-4)

@@ -1,4 +1,4 @@
-"""bfloat16 inside chosen layers: which layers, where it acts, and what stays in float32."""
+"""Test which layers compute in bfloat16, where this takes effect, and what stays in float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hasten.optimizations.module_precision import LARGE_ELEMENTS, ModulePrecisio
 from hasten.optimizations.precision import Precision
 from hasten.train.trace import trace_step
 from hasten.train.validate import HeldOut
-from tests.optimizations.contract import Attention, AttentionDropout, Pictures, Prepared, Ragged, facts, make_loop, run
+from tests.optimizations.contract import Attention, AttentionDropout, Images, Prepared, Ragged, facts, make_loop, run
 
 
 def replaced(item: Optimization, job: Any) -> list[str]:
@@ -27,24 +27,24 @@ def replaced(item: Optimization, job: Any) -> list[str]:
 
 @pytest.mark.parametrize(("kinds", "expected"), [("linear", ["7"]), ("conv", ["0", "3"]), ("linear+conv", ["0", "3", "7"])])
 def test_the_layers_of_the_kinds_are_taken(kinds: Any, expected: list[str]) -> None:
-    assert replaced(ModulePrecision(kinds=kinds), Pictures()) == expected
+    assert replaced(ModulePrecision(kinds=kinds), Images()) == expected
 
 
 @pytest.mark.parametrize(("elements", "expected"), [(160, ["0", "3", "7"]), (161, ["0", "3"]), (217, ["3"]), (576, ["3"])])
 def test_small_weights_are_left_alone(elements: int, expected: list[str]) -> None:
-    assert replaced(ModulePrecision(min_elements=elements), Pictures()) == expected
+    assert replaced(ModulePrecision(min_elements=elements), Images()) == expected
 
 
 def test_no_layer_at_all_is_refused() -> None:
-    with pytest.raises(JobError, match="whose weight has 577 elements or more"):
-        make_loop(Pictures(), ModulePrecision(min_elements=577))
-    with pytest.raises(JobError, match="of the kind conv "):
+    with pytest.raises(JobError, match="whose weight has at least 577 elements"):
+        make_loop(Images(), ModulePrecision(min_elements=577))
+    with pytest.raises(JobError, match="of kind conv "):
         make_loop(Prepared(), ModulePrecision(kinds="conv"))
 
 
 @pytest.mark.parametrize(("kinds", "half"), [("linear", {"addmm"}), ("conv", {"convolution"})])
 def test_one_kind_is_in_bfloat16_and_the_rest_is_not(kinds: Any, half: set[str]) -> None:
-    trace = trace_step(make_loop(Pictures(), ModulePrecision(kinds=kinds)))
+    trace = trace_step(make_loop(Images(), ModulePrecision(kinds=kinds)))
     for op in ("addmm", "convolution"):
         assert ((op, "bfloat16") in trace.op_dtypes) == (op in half)
         assert ((op, "float32") in trace.op_dtypes) == (op not in half)
@@ -53,7 +53,7 @@ def test_one_kind_is_in_bfloat16_and_the_rest_is_not(kinds: Any, half: set[str])
 
 
 def test_a_norm_in_bfloat16_is_found_out() -> None:
-    class Careless(Pictures):
+    class Careless(Images):
         def model(self) -> nn.Module:
             model: Any = super().model()
             model[1].register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
@@ -67,7 +67,7 @@ def test_a_norm_in_bfloat16_is_found_out() -> None:
 
 
 def test_parameters_gradients_and_losses_stay_float32() -> None:
-    loop = make_loop(Pictures(), ModulePrecision())
+    loop = make_loop(Images(), ModulePrecision())
     loop.live.model.train()
     loss: Any = loop.live.compute_loss(loop.live.pipeline.fetch(0, [0, 1]))
     loss.backward()
@@ -93,11 +93,11 @@ def test_checkpointed_blocks_are_computed_again_in_bfloat16(checkpointing: Optim
 
 def test_it_goes_with_channels_last() -> None:
     items = (ModulePrecision(), ChannelsLast())
-    loop = make_loop(Pictures(), *items)
+    loop = make_loop(Images(), *items)
     trace = trace_step(loop)
     for item in items:
         assert all(check.passed for check in item.evidence(loop.live, trace))
-    assert run(Pictures(), 6, *items) == pytest.approx(run(Pictures(), 6), rel=2e-2)
+    assert run(Images(), 6, *items) == pytest.approx(run(Images(), 6), rel=2e-2)
 
 
 @pytest.mark.long
@@ -118,7 +118,7 @@ def test_it_stands_in_no_plan_with_precision() -> None:
 
 
 def test_a_forward_that_the_user_replaced_comes_back() -> None:
-    class Patched(Pictures):
+    class Patched(Images):
         def model(self) -> nn.Module:
             model: Any = super().model()
             model[0].forward = type(model[0]).forward.__get__(model[0])

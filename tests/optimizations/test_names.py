@@ -1,4 +1,4 @@
-"""Adding an optimization touches its file and its test: no other module of the package names one."""
+"""Test that a new optimization changes only its file and its test: no other module of the package names one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ OTHER_MEANINGS = {
     ("recipes/detection/evaluate.py", "precision"): "the metric",
     ("recipes/ocr/metrics.py", "precision"): "the metric",
     ("script/watch/seams.py", "compile"): "the function of torch",
-    ("tune/batch/search.py", "optimizer_batch"): "a key of the answer, in samples",
+    ("tune/batch/search.py", "optimizer_batch"): "a key of the result, in samples",
 }
-"""(File, word) -> what the word means there, where it is no name of an optimization."""
+"""(File, word) -> the meaning of the word in that file, if it is not the name of an optimization."""
 
 
 def named(text: str, names: set[str]) -> Iterator[str]:
-    """The names in the strings of a module, outside docstrings and comments: alone, in backticks, or with `_` in them."""
+    """Yield the names in strings outside docstrings and comments: alone, in backticks, or with `_` in them."""
     tree = ast.parse(text)
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -39,10 +39,10 @@ def test_no_module_names_an_optimization() -> None:
         for name in named(path.read_text(encoding="utf-8"), names)
     }
     assert found - OTHER_MEANINGS.keys() == set()
-    assert OTHER_MEANINGS.keys() - found == set(), "take out what is said no longer"
+    assert OTHER_MEANINGS.keys() - found == set(), "remove entries that no file has any more"
 
 
-def test_a_name_is_seen_wherever_it_stands_in_a_string() -> None:
+def test_a_name_is_found_anywhere_in_a_string() -> None:
     module = '''
 """A docstring may say fast_math."""
 A = "fast_math"

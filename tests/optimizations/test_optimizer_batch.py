@@ -1,4 +1,4 @@
-"""Another number of samples per update: the same samples in the run, the rate scaled, the schedule made anew."""
+"""Test that another number of samples per update keeps the samples of the run, and adapts the rate and the schedule."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_the_run_sees_the_same_samples_in_other_many_updates(factor: float, accu
         loop.run(loop.live.planned_updates)
         seen.append((loop.position.samples, loop.live.planned_updates))
     assert seen[0][0] == seen[1][0] == 90
-    assert seen[1][1] == pytest.approx(seen[0][1] / factor, abs=1.5 * 3)  # the last of each of 3 epochs may be short
+    assert seen[1][1] == pytest.approx(seen[0][1] / factor, abs=1.5 * 3)  # the last batch of each of 3 epochs may be short
     assert max(len(batch) for batch in other.live.batches(0)) == 4 * factor
 
 
 def test_a_number_of_updates_is_rescaled() -> None:
     kind: type[Ragged] = type("Counted", (Ragged,), {"num_updates": 20})
     assert make_loop(kind(), OptimizerBatch(factor=2.0)).live.planned_updates == 10
-    assert make_loop(kind(), OptimizerBatch(factor=0.5)).live.planned_updates == 38  # 15 a whole epoch, where 8 were
+    assert make_loop(kind(), OptimizerBatch(factor=0.5)).live.planned_updates == 38  # 15 updates per epoch instead of 8
 
 
 @pytest.mark.parametrize(("scaling", "times"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
@@ -46,7 +46,7 @@ def test_the_rate_is_scaled_in_the_step_alone(scaling: Any, times: float) -> Non
     assert loop.live.optimizer.param_groups[0]["lr"] == RATE
 
 
-def test_it_scales_whatever_a_schedule_says_and_the_optimizer_that_another_technique_made() -> None:
+def test_it_scales_the_rate_of_a_schedule_and_the_optimizer_of_another_technique() -> None:
     item = OptimizerBatch(factor=2.0, scaling="linear")
     planned = PLANNED // 2
     kind: type[Ragged] = type("Half", (Ragged,), {"num_updates": planned})
@@ -55,7 +55,7 @@ def test_it_scales_whatever_a_schedule_says_and_the_optimizer_that_another_techn
 
 
 class Planned(Ragged):
-    """A schedule that depends on the number of updates."""
+    """A job with a schedule that depends on the number of updates."""
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> Any:
         return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_updates)
@@ -92,7 +92,7 @@ def test_a_plan_tells_how_many_updates_see_as_many_samples() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(JobError, match=r"batches of 6\.4 samples out of 4"):
+    with pytest.raises(JobError, match=r"batches of 4 samples into 6\.4"):
         make_loop(Ragged(), OptimizerBatch(factor=1.6))
     kind: type[Prepared] = type("Streamed", (Prepared,), {"train_data": lambda _: Stream()})
     with pytest.raises(JobError, match="needs a map-style dataset"):

@@ -1,4 +1,4 @@
-"""A packed job under torch.compile: the attention stays out of the graphs, so that new lengths compile nothing anew."""
+"""Test a packed job under torch.compile: attention stays out of the graphs, so new lengths cause no recompilation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.optimizations.contract import RaggedPacked, make_loop, run
 
 
 class Reader(nn.Module):
-    """Embedding, attention within each sample, logits."""
+    """Computes embeddings, attention within each sample, and logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Reader(nn.Module):
 
 
 class Texts(RaggedPacked):
-    """Ragged sequences under attention."""
+    """A job with ragged sequences and attention."""
 
     def model(self) -> nn.Module:
         return Reader()
@@ -51,8 +51,8 @@ class Texts(RaggedPacked):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks, where a graph ends
-def test_new_lengths_compile_nothing_anew() -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler accesses it at graph breaks
+def test_new_lengths_cause_no_recompilation() -> None:
     plain = run(Texts(), 12)
     assert run(Texts(), 12, SequencePacking()) == pytest.approx(plain, rel=1e-5)
     loop = make_loop(Texts(), SequencePacking(), Compile())

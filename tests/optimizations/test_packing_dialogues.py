@@ -1,7 +1,7 @@
-"""Packing of real text: the losses of the padded batches, and no attention from one document to another.
+"""Test packing of real text: losses equal those of padded batches, and documents do not attend to each other.
 
-The text is what every Python carries; where HASTEN_DATA names a folder with `counsel/conversations.jsonl`, the same is
-tested on those conversations as well.
+The text comes with Python. If HASTEN_DATA names a folder with `counsel/conversations.jsonl`, those conversations are tested
+too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.nn import functional as F  # noqa: N812  the conventional name
 
 from benchmarks.jobs.dialogues import FOLDER_VARIABLE, DialoguesJob, conversations_file
 from examples.text import NOTHING, Batch, ByteGPT, TextJob
@@ -34,7 +34,7 @@ class SmallText(TextJob):
 
 
 class SmallDialogues(DialoguesJob):
-    """The same for the conversations."""
+    """The same for conversations."""
 
     batch_size = 4
     width, num_heads = 32, 2
@@ -42,7 +42,7 @@ class SmallDialogues(DialoguesJob):
 
 @pytest.fixture(scope="module", params=[SmallText, SmallDialogues], ids=["topics", "dialogues"])
 def kind(request: pytest.FixtureRequest) -> type[TextJob]:
-    """A job on each of the two texts."""
+    """Return a job for each of the two texts."""
     if request.param is SmallDialogues and conversations_file() is None:
         pytest.skip(f"{FOLDER_VARIABLE} names no folder with counsel/conversations.jsonl")
     chosen: type[TextJob] = request.param
@@ -50,13 +50,13 @@ def kind(request: pytest.FixtureRequest) -> type[TextJob]:
 
 
 def pair(kind: type[TextJob]) -> tuple[LiveJob, LiveJob]:
-    """The job as it is, and packed; the same weights in both."""
+    """Return the unpacked and the packed job, with equal weights."""
     packed = Plan(optimizations=(SequencePacking(),))
     return build(kind(), device=CPU), build(kind(), packed, device=CPU)
 
 
 def batches(live: LiveJob, num: int) -> list[Batch]:
-    """The first batches of the first epoch."""
+    """Return the first batches of the first epoch."""
     assert live.order is not None
     return [live.pipeline.fetch(0, indices) for indices in live.order(0)[:num]]
 
@@ -74,7 +74,7 @@ def test_each_of_twenty_batches_has_the_loss_of_its_padded_self(kind: type[TextJ
         mean, packed_mean = float(ours.total / ours.weight), float(theirs.total / theirs.weight)
         assert packed_mean == pytest.approx(mean, rel=1e-5)
         saved += padded_batch[0].numel() - packed_batch[0].numel()
-    assert saved > 0, "no batch was padded: nothing was tested"
+    assert saved > 0, "no batch had padding, so nothing was tested"
 
 
 def test_no_document_sees_another(kind: type[TextJob]) -> None:
@@ -85,15 +85,13 @@ def test_no_document_sees_another(kind: type[TextJob]) -> None:
     for document, found in enumerate(reached):
         for other, gradient in enumerate(found.split(lengths)):
             if other == document:
-                assert bool((gradient.abs().amax(dim=1) > 0).all()), (
-                    "a position of the document has no influence on its loss"
-                )
+                assert bool((gradient.abs().amax(dim=1) > 0).all()), "a position of the document does not affect its loss"
             else:
-                assert gradient.abs().max() == 0, f"document {other} moves the loss of document {document}"
+                assert gradient.abs().max() == 0, f"document {other} affects the loss of document {document}"
 
 
 def test_plain_attention_over_a_packed_row_would_be_found(kind: type[TextJob]) -> None:
-    """The negative control: without the packing, a document sees all that came before it in the row."""
+    """Run the negative control: without the packing, a document attends to everything before it in the row."""
     _, packed = pair(kind)
     (batch,) = batches(packed, 1)
     inputs, targets, packing = batch
@@ -105,7 +103,7 @@ def test_plain_attention_over_a_packed_row_would_be_found(kind: type[TextJob]) -
 
 
 def influence(live: LiveJob, batch: Batch, lengths: Sequence[int] = ()) -> tuple[list[int], list[torch.Tensor]]:
-    """The gradient of each document's own loss with respect to the embedding of every position, `[total, width]` each."""
+    """Return the gradients of each document's loss with respect to all embeddings, `[total, width]` per document."""
     inputs, targets, packing = batch
     sizes = list(packing.lengths if packing is not None else lengths)
     embedded: list[torch.Tensor] = []

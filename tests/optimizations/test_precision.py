@@ -1,4 +1,4 @@
-"""Autocast: where it fits, and which arithmetic really ran."""
+"""Test where autocast applies, and which arithmetic ran."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.nn import functional as F  # noqa: N812  the conventional name
 
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
@@ -14,7 +14,7 @@ from hasten.optimizations.precision import Precision, _in_float32
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.trace import trace_step
-from tests.optimizations.contract import Attention, Pictures, facts, make_loop, run
+from tests.optimizations.contract import Attention, Images, facts, make_loop, run
 
 GPU = {"device": "cuda"}
 ATTEND = F.scaled_dot_product_attention
@@ -23,7 +23,7 @@ ATTEND = F.scaled_dot_product_attention
 @pytest.mark.parametrize(
     ("device", "bfloat16", "float16", "expected"),
     [
-        ("cpu", True, True, ["bfloat16"]),  # float16 wants a scaler, and pays on CUDA only
+        ("cpu", True, True, ["bfloat16"]),  # float16 needs a scaler, and pays on CUDA only
         ("cuda", True, True, ["bfloat16", "float16"]),
         ("cuda", False, True, ["float16"]),
     ],
@@ -46,7 +46,7 @@ def test_slow_emulated_bfloat16_does_not_speak_against_float16() -> None:
 
 
 def test_products_are_16_bit_and_the_loss_is_not() -> None:
-    loop = make_loop(Pictures(), Precision())
+    loop = make_loop(Images(), Precision())
     trace = trace_step(loop)
     assert trace.op_dtypes["convolution", "bfloat16"] == 2
     assert ("convolution", "float32") not in trace.op_dtypes
@@ -84,7 +84,9 @@ def test_exact_attention_takes_what_the_plain_one_takes(mask: str) -> None:
     ]
     assert torch.equal(found, F.scaled_dot_product_attention(*exact).bfloat16())
     assert torch.equal(found, named)
-    assert attend(query.float(), key.float(), value.float()).dtype == torch.float32  # without autocast it is the plain one
+    assert (
+        attend(query.float(), key.float(), value.float()).dtype == torch.float32
+    )  # without autocast it is the plain function
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_it_goes_with_checkpointing() -> None:
 def test_it_trains_on_a_gpu(dtype: str) -> None:
     item: Optimization = Precision(dtype=dtype)  # type: ignore[arg-type]
     device = torch.device("cuda")
-    plain, live = Loop(build(Pictures(), device=device)), build(Pictures(), Plan(optimizations=(item,)), device=device)
+    plain, live = Loop(build(Images(), device=device)), build(Images(), Plan(optimizations=(item,)), device=device)
     loop = Loop(live)
     assert (live.scaler is not None) == (dtype == "float16")
     assert all(check.passed for check in item.evidence(live, trace_step(loop)))

@@ -1,4 +1,4 @@
-"""The techniques of several ranks, in two real processes: their contract, and the arithmetic of one process."""
+"""Test the techniques for several ranks in two real processes, against the contract and the numbers of one process."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_all_ranks_hold_the_same_weights(trained: list[dict[str, Any]], name: st
 
 @pytest.mark.parametrize(("name", "near"), [("bfloat16", 2e-2), ("float16", 5e-3), ("half_shards", 2e-2)])
 def test_rounded_gradients_stay_near(trained: list[dict[str, Any]], name: str, near: float) -> None:
-    losses = trained[0][name]["losses"][:3]  # further on a run amplifies whatever differs
+    losses = trained[0][name]["losses"][:3]  # later in a run, small differences grow
     alone = train(Single32, ())["losses"][:3]
     assert losses == pytest.approx(alone, rel=near)
     assert losses != pytest.approx(alone, rel=1e-6)
 
 
 def test_only_the_last_pass_of_a_window_is_summed(trained: list[dict[str, Any]]) -> None:
-    """An epoch of `Thirds` has a window of three and one that is cut short, which is summed as one message."""
+    """Check that an epoch of `Thirds` sums its window of three, and the shorter window as a single message."""
     assert trained[0]["Thirds-buckets"]["counters"]["bucket_sums"] == 6  # of 11 updates
     assert trained[0]["Single-buckets"]["counters"]["bucket_sums"] == 11
     assert trained[0]["Fifths-buckets"]["counters"]["bucket_sums"] == 11
@@ -108,7 +108,7 @@ def test_a_rank_without_a_held_out_sample_takes_part(found: list[dict[str, Any]]
 def test_what_cannot_work_says_so(found: list[dict[str, Any]]) -> None:
     said = found[0]["refusals"]
     assert "batch_size is 1 for 2 ranks" in said["few"]
-    assert "put gradient_buckets into the plan as well" in said["alone"]
+    assert "add gradient_buckets to the plan" in said["alone"]
 
 
 @pytest.mark.parametrize("item", [GradientBuckets(), Sharding()])

@@ -1,4 +1,4 @@
-"""Batches in memory that is used again: torch's own batches to the last bit, and never one that somebody still needs."""
+"""Test that batches in reused memory equal torch's batches bit by bit, and that a batch in use is never overwritten."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.trace import trace_step
 from hasten.train.validate import HeldOut
-from tests.optimizations.contract import Attention, Pictures, Ragged, facts, make_loop, run
+from tests.optimizations.contract import Attention, Images, Ragged, facts, make_loop, run
 
 ALL = ReusedBuffers(min_bytes=0)
-Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024  what users write
+Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024  as users write it
 
 
-def live_with(job: type[Job] = Pictures, *others: Any) -> LiveJob:
+def live_with(job: type[Job] = Images, *others: Any) -> LiveJob:
     return make_loop(job(), ALL, *others).live
 
 
 def samples(number: int, count: int = 4) -> list[torch.Tensor]:
-    """Samples of 12 numbers that all hold `number`."""
+    """Return samples of 12 elements that are all `number`."""
     return [torch.full((12,), float(number)) for _ in range(count)]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two batches are the same: structure, types, layout and bits."""
+    """Return whether two batches are equal in structure, types, layout and bits."""
     if isinstance(one, torch.Tensor):
         return (one.dtype, one.shape, one.stride(), one.requires_grad) == (
             other.dtype, other.shape, other.stride(), other.requires_grad,
@@ -82,11 +82,11 @@ def same(one: Any, other: Any) -> bool:
 def test_a_batch_is_what_torch_makes(make: Any) -> None:
     collate, given = live_with().pipeline.collate, [make(i) for i in range(3)]
     expected = default_collate(given)
-    for _ in range(3):  # in new memory, and then in memory that was used before
+    for _ in range(3):  # first in new memory, then in reused memory
         assert same(collate(list(given)), expected)
 
 
-def test_memory_is_used_again_once_nobody_needs_the_batch() -> None:
+def test_memory_is_reused_once_nothing_needs_the_batch() -> None:
     live = live_with()
     first = live.pipeline.collate(samples(1))
     address = first.data_ptr()
@@ -160,7 +160,7 @@ def test_a_larger_batch_takes_the_place_of_a_smaller_buffer() -> None:
 
 
 def test_small_tensors_are_left_alone() -> None:
-    live = make_loop(Pictures(), ReusedBuffers()).live
+    live = make_loop(Images(), ReusedBuffers()).live
     batch = live.pipeline.collate([(torch.ones(2**15), 1), (torch.ones(2**15), 2)])
     assert [tensor.numel() for tensor in iter_tensors(batch)] == [2**16, 2]
     buffers: Any = live.pipeline.collate
@@ -169,8 +169,8 @@ def test_small_tensors_are_left_alone() -> None:
     assert live.counters == {"batches_in_new_buffers": 1}
 
 
-class Windows(Pictures):
-    """Three micro-batches an update."""
+class Windows(Images):
+    """Three micro-batches per update."""
 
     accumulation = 3
 
@@ -178,8 +178,8 @@ class Windows(Pictures):
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 5))
 
 
-class Remembering(Pictures):
-    """Keeps a view of every batch it ever saw, and trains on the oldest of them too."""
+class Remembering(Images):
+    """Keeps a view of every batch, and also trains on the oldest one."""
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         vars(self).setdefault("seen", []).append(batch[0][:1])
@@ -189,7 +189,7 @@ class Remembering(Pictures):
 @pytest.mark.parametrize(
     ("job", "others"),
     [
-        (Pictures, ()),
+        (Images, ()),
         (Windows, ()),
         (Windows, (Microbatch(parts=2),)),
         (Remembering, ()),
@@ -201,8 +201,8 @@ def test_losses_are_bit_equal(job: type[Job], others: Any) -> None:
     assert run(job(), 12, ALL, *others) == run(job(), 12, *others)
 
 
-class Streamed(Pictures):
-    """Pictures that can only be read in order."""
+class Streamed(Images):
+    """Images from an iterable dataset."""
 
     def train_data(self) -> Dataset[Any]:
         return _InOrder()
@@ -220,8 +220,8 @@ def test_data_that_is_read_in_order_is_collated_into_them_too() -> None:
     assert loop.live.counters["batches_in_reused_buffers"] >= 5
 
 
-class Validated(Pictures):
-    """Held-out pictures."""
+class Validated(Images):
+    """A job with held-out images."""
 
     def valid_data(self) -> Dataset[Any]:
         return self.train_data()
@@ -230,7 +230,7 @@ class Validated(Pictures):
 def test_validation_shares_the_buffers_with_training() -> None:
     loop = make_loop(Validated(), ALL)
     held_out = HeldOut(loop.live)
-    measured = held_out.measure()  # in inference mode, and the first to use the buffers
+    measured = held_out.measure()  # in inference mode, before training uses the buffers
     loop.run(6)
     again = held_out.measure()
     plain = make_loop(Validated())
@@ -240,7 +240,7 @@ def test_validation_shares_the_buffers_with_training() -> None:
 
 
 def test_a_job_that_collates_itself_is_refused() -> None:
-    with pytest.raises(JobError, match=r"Ragged\.collate makes the batches itself: take reused_buffers out"):
+    with pytest.raises(JobError, match=r"Ragged\.collate creates the batches itself: remove reused_buffers"):
         make_loop(Ragged(), ALL)
 
 
@@ -260,12 +260,12 @@ def test_page_locked_batches_are_collated_where_they_are_sent_from() -> None:
         pytest.skip("needs an NVIDIA GPU")
     cuda = torch.device("cuda")
     plan = Plan(optimizations=(ALL, PinnedMemory()))
-    loop = Loop(build(Pictures(), plan, device=cuda))
+    loop = Loop(build(Images(), plan, device=cuda))
     assert loop.live.pipeline.collate(samples(1)).is_pinned()
     assert all(check.passed for check in ALL.evidence(loop.live, trace_step(loop)))
     loop.run(9)
     assert "batches_in_reused_buffers" not in loop.live.counters
-    assert loop.losses == run(Pictures(), 9, PinnedMemory(), device=cuda)
+    assert loop.losses == run(Images(), 9, PinnedMemory(), device=cuda)
 
 
 @pytest.mark.gpu
@@ -273,4 +273,4 @@ def test_pageable_batches_are_reused_under_a_gpu_too() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     cuda = torch.device("cuda")
-    assert run(Pictures(), 9, ALL, device=cuda) == run(Pictures(), 9, device=cuda)
+    assert run(Images(), 9, ALL, device=cuda) == run(Images(), 9, device=cuda)

@@ -1,4 +1,4 @@
-"""The sample cache: bounded, honest, and distrustful of promises."""
+"""Test that the sample cache respects its limit and detects preparations that are not deterministic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.optimizations.contract import Prepared, PreparedRows, facts, make_loo
 
 
 class Counted(Prepared):
-    """Counts its deterministic preparations."""
+    """Counts calls of its deterministic transform."""
 
     def __init__(self) -> None:
         self.prepared = 0
@@ -57,14 +57,14 @@ def test_priming_makes_the_first_epoch_like_the_second() -> None:
     assert loop.live.counters["sample_cache_hits"] == 8
 
 
-def test_the_hit_rate_is_told() -> None:
+def test_the_hit_rate_is_shown() -> None:
     item = SampleCache(max_samples=3)
     loop = make_loop(Counted(), item)
     for fill in loop.live.prime:
         fill(loop.upcoming(1)[0])
     checks = item.evidence(loop.live, trace_step(loop))
-    # The first batch of 4 samples, of which 3 were kept, is fetched twice to look at it and once to train on it.
-    assert [check.seen for check in checks] == ["9 hits of 12 readings (75%), 3 kept"]
+    # The first batch has 4 samples, 3 of them cached. It is fetched twice for the examination and once for training.
+    assert [check.seen for check in checks] == ["9 hits in 12 reads (75%), 3 samples cached"]
 
 
 def test_it_reads_the_rest_of_a_batch_in_one_call() -> None:
@@ -76,7 +76,7 @@ def test_it_reads_the_rest_of_a_batch_in_one_call() -> None:
 
 
 class InPlace(Prepared):
-    """Breaks the promise: changes what was kept."""
+    """Modifies cached samples, against its declaration."""
 
     def random_transform(self, sample: Any) -> Any:
         sample["x"] += torch.rand(6)
@@ -84,7 +84,7 @@ class InPlace(Prepared):
 
 
 class Random(Prepared):
-    """Breaks the promise: another result each time."""
+    """Returns another result each time, against its declaration."""
 
     def deterministic_transform(self, sample: Any) -> Any:
         kept = super().deterministic_transform(sample)
@@ -92,7 +92,7 @@ class Random(Prepared):
 
 
 class InPlaceArray(Prepared):
-    """As `InPlace`, with numpy."""
+    """The same with numpy."""
 
     def deterministic_transform(self, sample: Any) -> Any:
         return {"x": sample[0].numpy().copy(), "y": sample[0].sum()}
@@ -104,7 +104,7 @@ class InPlaceArray(Prepared):
 
 @pytest.mark.parametrize("kind", [InPlace, Random, InPlaceArray])
 def test_a_broken_promise_is_found(kind: type[Prepared]) -> None:
-    with pytest.raises(JobError, match="differs from its kept copy: either deterministic_transform"):
+    with pytest.raises(JobError, match="differs from its cached copy: either deterministic_transform"):
         run(kind(), 12, SampleCache())
 
 
@@ -147,7 +147,7 @@ def test_an_iterable_dataset_is_refused(item: Optimization) -> None:
 
 def test_few_samples_of_a_script_are_all_compared_and_many_leave_something_to_gain() -> None:
     few, many = (facts(job={"num_samples": 1000, "kept_compared_frac": share}) for share in (1.0, 0.25))
-    assert "would read as many of the 1000 as it saves" in SampleCache.fit(few).reason
-    assert "would read as many of the 1000 as it saves" in SampleStore.fit(few).reason
+    assert "would read as many of the 1000 samples as it saves" in SampleCache.fit(few).reason
+    assert "would read as many of the 1000 samples as it saves" in SampleStore.fit(few).reason
     promised = SampleCache.fit(facts(job={"num_samples": 1000})).max_gain_frac
     assert SampleCache.fit(many).max_gain_frac == pytest.approx(0.75 * promised)

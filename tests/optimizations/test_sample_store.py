@@ -1,4 +1,4 @@
-"""The sample store: shared by processes, bounded, never stale, gone when it is not wanted."""
+"""Test that the sample store is shared by processes, bounded, never stale, and removed with a temporary folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.optimizations.contract import Prepared, facts, make_loop, run
 from tests.optimizations.test_sample_cache import Counted
 
 AT_START = 3
-"""Samples prepared to see whether they can be kept, and to tell one job from another."""
+"""Number of samples prepared to check that they can be stored, and for the fingerprint of the job."""
 
 
 def record(index: int) -> dict[str, torch.Tensor]:
@@ -38,17 +38,19 @@ def test_each_sample_is_prepared_once() -> None:
     assert losses == run(Counted(), 12)
 
 
-def test_the_hit_rate_is_told() -> None:
+def test_the_hit_rate_is_shown() -> None:
     item = SampleStore()
     loop = make_loop(Counted(), item)
-    assert [check.seen for check in item.evidence(loop.live, trace_step(loop))] == ["8 hits of 12 readings (67%), 4 kept"]
+    assert [check.seen for check in item.evidence(loop.live, trace_step(loop))] == [
+        "8 hits in 12 reads (67%), 4 samples cached"
+    ]
     loop.live.undo_all()
 
 
-@pytest.mark.parametrize("beside", [LoaderWorkers(num_workers=2), LoaderThreads(num_threads=3)])
+@pytest.mark.parametrize("others", [LoaderWorkers(num_workers=2), LoaderThreads(num_threads=3)])
 @pytest.mark.slow
-def test_workers_and_threads_share_it(beside: Any) -> None:
-    loop = make_loop(Counted(), SampleStore(), beside)
+def test_workers_and_threads_share_it(others: Any) -> None:
+    loop = make_loop(Counted(), SampleStore(), others)
     loop.run(12)
     load: Any = loop.live.pipeline.load
     assert len(load._shelf) == 14
@@ -82,7 +84,7 @@ def test_many_processes_write_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path, 200, 1 << 30)
     assert len(store) == 200
     assert all(torch.equal(store.get(index)["x"], record(index)["x"]) for index in range(200))
-    assert (tmp_path / "data").stat().st_size < 201 * 1024  # none of them twice
+    assert (tmp_path / "data").stat().st_size < 201 * 1024  # no sample is stored twice
 
 
 def test_it_takes_no_more_than_it_may(tmp_path: Path) -> None:
@@ -98,14 +100,14 @@ def test_it_takes_no_more_than_it_may(tmp_path: Path) -> None:
     assert job.prepared == AT_START + 3 * 14
 
 
-def test_a_damaged_record_is_not_there_and_is_written_anew(tmp_path: Path) -> None:
+def test_a_damaged_record_is_not_there_and_is_written_again(tmp_path: Path) -> None:
     store = Store(tmp_path, 4, 1 << 20)
     for index in range(3):
         store.put(index, record(index))
     data = bytearray((tmp_path / "data").read_bytes())
     at = data.find(np.float32(1.0).tobytes() * 100)
     data[at + 5] ^= 0xFF
-    (tmp_path / "data").write_bytes(data[: data.find(np.float32(2.0).tobytes() * 100)])  # and the last one is cut short
+    (tmp_path / "data").write_bytes(data[: data.find(np.float32(2.0).tobytes() * 100)])  # the last record is truncated
     again = Store(tmp_path, 4, 1 << 20)
     assert [again.get(index) is MISSING for index in range(4)] == [False, True, True, True]
     again.put(1, record(1))
@@ -133,12 +135,12 @@ def test_the_sample_is_a_copy_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(store.get(0)["x"], record(3)["x"])
 
 
-def test_what_is_no_plain_data_is_refused_or_prepared_anew(tmp_path: Path) -> None:
+def test_samples_other_than_plain_data_are_refused_or_prepared_again(tmp_path: Path) -> None:
     class Odd(Prepared):
         def deterministic_transform(self, sample: Any) -> Any:
             return {**super().deterministic_transform(sample), "path": Path("x")}
 
-    with pytest.raises(JobError, match=r"cannot keep these samples: a pathlib.*PosixPath is not plain data"):
+    with pytest.raises(JobError, match=r"cannot store these samples: a pathlib.*PosixPath is not plain data"):
         make_loop(Odd(), SampleStore())
     store = Store(tmp_path, 4, 1 << 20)
     store.put(0, object())
@@ -146,7 +148,7 @@ def test_what_is_no_plain_data_is_refused_or_prepared_anew(tmp_path: Path) -> No
 
 
 class Random(Prepared):
-    """Breaks the promise: another result each time."""
+    """Returns another result each time, against its declaration."""
 
     def deterministic_transform(self, sample: Any) -> Any:
         kept = super().deterministic_transform(sample)
@@ -154,11 +156,11 @@ class Random(Prepared):
 
 
 def test_a_broken_promise_is_found() -> None:
-    with pytest.raises(JobError, match="or take sample_store out of the plan"):
+    with pytest.raises(JobError, match="or remove sample_store from the plan"):
         run(Random(), 12, SampleStore())
 
 
-# Where it is.
+# The folder.
 
 
 def folders(where: Path) -> list[str]:
@@ -185,7 +187,7 @@ def test_the_folder_of_a_run_goes_with_the_process(tmp_path: Path) -> None:
         loop = make_loop(Prepared(), SampleStore())
         loop.run(2)
         if os.fork() == 0:
-            sys.exit(0)  # a fork that ends takes nothing away
+            sys.exit(0)  # the end of a forked process removes nothing
         os.wait()
         assert len(list(Path(sys.argv[1]).glob("hasten-samples-*"))) == 1
     """
@@ -237,7 +239,7 @@ def test_a_job_without_source_is_kept_for_the_run_alone(monkeypatch: pytest.Monk
     assert folders(tmp_path) == []
 
 
-# Fitting.
+# Fit.
 
 
 @pytest.mark.parametrize(

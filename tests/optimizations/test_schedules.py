@@ -1,4 +1,4 @@
-"""The schedules that take the place of a job's: their rates over a run, the momentum, and what they leave behind."""
+"""Test the schedules that replace a job's: their rates over a run, the momentum, and their undo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hasten.optimizations.one_cycle import OneCycle
 from hasten.optimizations.warmup_cosine import WarmupCosine
 from tests.optimizations.contract import Prepared, Ragged, make_loop
 
-RATE = 1e-2  # of Ragged
+RATE = 1e-2  # the rate of Ragged
 PLANNED = 24
 
 
@@ -30,14 +30,14 @@ class Momentum(Ragged):
 
 
 class Stepped(Ragged):
-    """A schedule of the job's own."""
+    """A job with its own schedule."""
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> Any:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.5 if update < num_updates // 2 else 0.1)
 
 
 def rates(job: Ragged, *items: Optimization, updates: int = PLANNED, key: str = "lr") -> list[float]:
-    """A setting of the first group at each update."""
+    """Return a setting of the first group at each update."""
     loop = make_loop(job, *items)
     (group,) = loop.live.optimizer.param_groups
     found: list[float] = []
@@ -98,7 +98,7 @@ def test_a_schedule_of_the_jobs_own_is_replaced_and_comes_back(item: Optimizatio
     loop.run(3)
     assert rates(Stepped(), item) == pytest.approx(
         rates(Ragged(), item)
-    )  # counted from the job's rate, not the scheduled one
+    )  # relative to the job's rate, not to the scheduled one
     loop.live.undo_all()
     group = loop.live.optimizer.param_groups[0]
     assert {key: group[key] for key in group if key != "params"} == {key: before[key] for key in before if key != "params"}
@@ -130,7 +130,7 @@ def test_a_rate_that_is_a_tensor_is_refused() -> None:
         def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
             return torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3))
 
-    with pytest.raises(JobError, match="plain numbers"):
+    with pytest.raises(JobError, match="rates that are numbers"):
         make_loop(Tensors(), OneCycle())
 
 
@@ -144,9 +144,9 @@ def test_a_run_too_short_for_a_cycle_is_refused_and_leaves_the_optimizer_alone()
     ("kind", "settings", "message"),
     [
         (OneCycle, {"max_lr_factor": 0.0}, "max_lr_factor must be greater than 0"),
-        (OneCycle, {"pct_start": 1.0}, "pct_start must lie between 0 and 1"),
+        (OneCycle, {"pct_start": 1.0}, "pct_start must be between 0 and 1"),
         (WarmupCosine, {"warmup_frac": 1.0}, "warmup_frac must be at least 0 and below 1"),
-        (WarmupCosine, {"final_frac": 1.5}, "final_frac must lie between 0 and 1"),
+        (WarmupCosine, {"final_frac": 1.5}, "final_frac must be between 0 and 1"),
         (WarmupCosine, {"peak_factor": -1.0}, "peak_factor must be greater than 0"),
     ],
 )

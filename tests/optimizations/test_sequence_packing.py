@@ -1,4 +1,4 @@
-"""Packing: the losses of the padded run, and a wrong promise is found."""
+"""Test that packing gives the losses of a padded run, and that incorrect packing is detected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.optimizations.contract import CPU, Ragged, RaggedPacked, facts, make_
 
 
 def probe(loop: Loop) -> InputProbe:
-    """The first batches of a loop."""
+    """Return the first batches of a loop."""
     return probe_input(loop.live, loop.upcoming(3))
 
 
@@ -32,7 +32,9 @@ def test_a_sample_that_is_left_out_is_found() -> None:
         def collate_packed(self, samples: list[Any]) -> Any:
             return super().collate_packed(samples[1:])
 
-    with pytest.raises(JobError, match=r"Loses\.collate_packed gave a row of \d+ positions for 4 samples that have \d+"):
+    with pytest.raises(
+        JobError, match=r"Loses\.collate_packed returned a row of \d+ positions for 4 samples whose lengths by .* sum to \d+"
+    ):
         run(Loses(), 3, SequencePacking())
 
 
@@ -41,12 +43,12 @@ def test_padding_in_a_packed_row_is_found() -> None:
         def collate_packed(self, samples: list[Any]) -> Any:
             return torch.nn.functional.pad(super().collate_packed(samples), (0, 5))
 
-    with pytest.raises(JobError, match="hold each sample once and no padding"):
+    with pytest.raises(JobError, match="contain each sample once and no padding"):
         run(Pads(), 3, SequencePacking())
 
 
 class PackedToMultiple(RaggedPacked):
-    """Its packed rows may be longer than its samples."""
+    """A job whose packed rows may be longer than its samples."""
 
     def collate_packed(self, samples: list[Any], multiple: int = 1) -> Any:
         batch = super().collate_packed(samples)
@@ -72,7 +74,7 @@ def test_a_job_that_cannot_lengthen_says_so() -> None:
 
 
 def test_a_job_that_cannot_pack_says_so() -> None:
-    with pytest.raises(JobError, match="needs collate_packed"):
+    with pytest.raises(JobError, match="needs the method collate_packed"):
         build(Ragged(), Plan(optimizations=(SequencePacking(),)), device=CPU)
 
 

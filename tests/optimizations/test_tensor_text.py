@@ -1,4 +1,4 @@
-"""The text of tensors is the same to the letter, whatever they hold and however they are to be printed."""
+"""Test that the text of tensors is unchanged, for all contents and print options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def printed(**options: Any) -> Iterator[None]:
 
 
 def drawn(seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of any size and sign, some whole, some special, in one to three dimensions."""
+    """Return a tensor of one to three dimensions with numbers of any size and sign, integers and special values."""
     torch.manual_seed(seed)
     size = int(torch.randint(1, 60, ()))
     low, high = sorted(torch.randint(-12, 12, (2,)).tolist())
@@ -90,6 +90,6 @@ def test_a_parameter_and_a_graph_are_written_too() -> None:
 def test_a_torch_that_writes_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     before = texts._Formatter
     monkeypatch.setattr(tensor_text, "extremes", lambda tensor: tensor.reshape(-1)[:1])
-    with pytest.raises(JobError, match="writes tensors in another way"):
+    with pytest.raises(JobError, match="formats tensors differently"):
         make_loop(Attention(), TensorText())
     assert texts._Formatter is before

@@ -1,4 +1,4 @@
-"""Trimming: only padding falls, and a wrong promise is found."""
+"""Test that trimming removes only padding, and that a wrong length is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_wrong_length_is_found() -> None:
         def length(self, sample: Any) -> int:
             return max(len(sample) - 3, 1)
 
-    with pytest.raises(JobError, match=r"Wrong\.length says that no sample of a batch is longer than"):
+    with pytest.raises(JobError, match=r"Wrong\.length says that no sample of this batch is longer than"):
         run(Wrong(), 8, TrimPadding())
 
 

@@ -391,7 +391,7 @@ REFUSALS: dict[str, tuple[Callable[[], DataLoader[Any]], tuple[Optimization, ...
     ),
     "own kind, workers": (lambda: Kind(Rows()), (LoaderWorkers(),), "Kind creates its own kind of iterator"),
     "store and workers": (lambda: DataLoader(Rows()), (SampleStore(), LoaderWorkers()), "cached in this process"),
-    "not for scripts": (lambda: DataLoader(Rows()), (DropLast(),), "drop_last=True) is yours to decide"),
+    "not for scripts": (lambda: DataLoader(Rows()), (DropLast(),), "drop_last=True) if that is acceptable"),
     "no device": (lambda: DataLoader(Rows()), (PinnedMemory(),), "needs a CUDA device"),
     "workers, cache": (lambda: DataLoader(Rows(), num_workers=1), (SampleCache(),), "each separately"),
     "workers, sampler": (

@@ -105,7 +105,7 @@ def test_workers_are_taken_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_workers_that_would_train_again_are_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     left = made(monkeypatch, tmp_path, MODULE_LEVEL, "loader_workers").left["loader_workers"]
-    assert f"each worker imports the script here, and {at(MODULE_LEVEL, 'for x, y in loader')} would train again" in left
+    assert f"so {at(MODULE_LEVEL, 'for x, y in loader')} would start training again" in left
     assert made(monkeypatch, tmp_path, PLAIN, "loader_workers").diff
 
 
@@ -282,7 +282,7 @@ def test_accelerate_keeps_its_own_autocast(monkeypatch: pytest.MonkeyPatch, tmp_
         ("        loss.backward()\n", "        helper.backward(loss)\n"),
     )
     patch = made(monkeypatch, tmp_path, text, "precision", "attention_backend")
-    assert patch.left["precision"].startswith("accelerate runs the backward pass, and has a setting of its own")
+    assert patch.left["precision"].startswith("accelerate runs the backward pass, and has its own setting")
     assert patch.left["precision"].endswith('\n    Accelerator(..., mixed_precision="bf16")')
     assert "attention_backend" in patch.written
 
@@ -304,18 +304,18 @@ def test_a_large_folder_is_followed_in_little_work(monkeypatch: pytest.MonkeyPat
         ("loader_workers", LOADER, "DataLoader(rows(), **one, **two)", "more than one `[*][*]`"),
         ("loader_workers", "import DataLoader,", "import Dataset as DataLoader,", "no call of torch's DataLoader was found"),
         ("fused_optimizer", "torch.optim.AdamW", "getattr(torch.optim, 'AdamW')", "no call of an optimizer"),
-        ("fused_optimizer", "AdamW", "RMSprop", "RMSprop .train.py:[0-9]+. has no such form"),
+        ("fused_optimizer", "AdamW", "RMSprop", "RMSprop .train.py:[0-9]+. has no fused implementation"),
         ("fused_optimizer", "lr=1e-3)", "lr=1e-3, fused=True)", "the optimizer already has this setting"),
         ("precision", "        out = model(x)  #", "        a = 1; out = model(x)  #", "several statements"),
         ("precision", "loss.backward()", "loss.backward()\n        (2 * loss).backward()", "more than one call of .back"),
         ("precision", "        out = model(x)", "        out = x @ x", "no call of the model was found before train.py:"),
         ("precision", "import torch\n", "import torch\ntorch = vars()\n", "`torch` means something else in train.py"),
-        ("compile", "model = Net()", "model = torch.compile(Net())", "torch.compile is at work already"),
-        ("compile", "model = Net()", "model = nn.Sequential()\n    model.state_dict()", "other names in its state_dict"),
+        ("compile", "model = Net()", "model = torch.compile(Net())", "already compiles the model"),
+        ("compile", "model = Net()", "model = nn.Sequential()\n    model.state_dict()", "renames the keys of its"),
         ("channels_last", "model.parameters()", "[*model.parameters(), *main.x.parameters()]", "it is unclear where"),
-        ("cudnn_benchmark", "SEEN =", "torch.use_deterministic_algorithms(True)\nSEEN =", "asks for deterministic kernels"),
-        ("matmul_precision", "SEEN =", "torch.set_float32_matmul_precision('high')\nSEEN =", "refuses to mix"),
-        ("background_checkpoint", "    report(", "    torch.save({}, 'x')\n    report(", "# train.py:[0-9]+: copy, and"),
+        ("cudnn_benchmark", "SEEN =", "torch.use_deterministic_algorithms(True)\nSEEN =", "requests deterministic kernels"),
+        ("matmul_precision", "SEEN =", "torch.set_float32_matmul_precision('high')\nSEEN =", "does not allow these"),
+        ("background_checkpoint", "    report(", "    torch.save({}, 'x')\n    report(", "# train.py:[0-9]+: copy the"),
         ("allocator", "", "", "GLIBC_TUNABLES=glibc.malloc.mmap_max=0:.* python train.py"),
         ("reused_buffers", "", "", "train with `hasten run --plan hasten.toml train.py`"),
     ],

@@ -83,7 +83,7 @@ def test_a_trace_sees_operators_and_dtypes() -> None:
 
 
 def test_a_trace_sees_memory_layout() -> None:
-    class Pictures(Plain):
+    class Images(Plain):
         def model(self) -> nn.Module:
             return nn.Sequential(nn.Unflatten(1, (1, 1, 5)), nn.Conv2d(1, 4, (1, 3)), nn.Flatten(), nn.LazyLinear(1))
 
@@ -91,7 +91,7 @@ def test_a_trace_sees_memory_layout() -> None:
             model(torch.zeros(1, 5))
             return super().optimizer(model)
 
-    live = build(Pictures(), device=CPU)
+    live = build(Images(), device=CPU)
     loop = Loop(live)
     assert trace_step(loop).channels_last.get("convolution", 0) == 0
     live.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -14,7 +14,7 @@ from hasten.profile.probes import probe_input
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.validate import HeldOut
-from tests.optimizations.contract import CPU, Pictures
+from tests.optimizations.contract import CPU, Images
 
 PIXELS = torch.randint(0, 256, (14, 3, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
@@ -24,7 +24,7 @@ def normalised(images: torch.Tensor) -> torch.Tensor:
     return images.float().div(255).sub(0.5)
 
 
-class Stored(Pictures):
+class Stored(Images):
     """Small pictures as they are stored."""
 
     def train_data(self) -> Any:
@@ -39,7 +39,7 @@ class Stored(Pictures):
         return normalised(images), targets
 
 
-class Prepared(Pictures):
+class Prepared(Images):
     """The same, normalised beforehand."""
 
     def train_data(self) -> Any:

@@ -223,7 +223,7 @@ def test_a_size_whose_batch_cannot_be_cut_is_recorded_with_the_reason() -> None:
 
 
 def test_batch_statistics_are_left_alone() -> None:
-    reason = "the model has BatchNorm2d, whose statistics are those of the whole batch"
+    reason = "the model has BatchNorm2d, whose statistics depend on the whole batch"
     lab = Played(refused={"microbatch": reason, "merged_microbatches": reason})
     found = search_batch(lab)
     assert chosen(found) == 4

@@ -12,6 +12,6 @@ CASE = Case(
     make=BackgroundCheckpoint, job=Prepared, facts=facts(**EPOCH, checkpoint_bytes=GIB),
     refused=(
         (facts(epoch_s=10.0), "no checkpoint was measured"),
-        (facts(**EPOCH, checkpoint_bytes=7 * GIB), r"copy of the weights \(7168 MiB\): the job already uses 1024 of 8192 MiB"),
+        (facts(**EPOCH, checkpoint_bytes=7 * GIB), r"weights \(7168 MiB\): the job already uses 1024 of 8192 MiB"),
     ),
 )  # fmt: skip

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from hasten.optimizations.channels_last_3d import ChannelsLast3d
-from tests.optimizations.contract import Case, Pictures, facts
+from tests.optimizations.contract import Case, Images, facts
 
 
-class Volumes(Pictures):
+class Volumes(Images):
     """The same job with small volumes."""
 
     def model(self) -> nn.Module:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hasten.optimizations.cuda_graphs import CudaGraphs
-from tests.optimizations.contract import Case, Pictures, facts
+from tests.optimizations.contract import Case, Images, facts
 
 GPU = {"device": "cuda", "zero_grad_to_none": True}
 NVIDIA = {"torch_build": "cuda 12.8"}
 
 CASE = Case(
-    make=CudaGraphs, job=Pictures, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
+    make=CudaGraphs, job=Images, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
     refused=(
         (facts(), "the model runs on cpu"),
         (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "this PyTorch build is rocm 6.4"),

@@ -10,11 +10,11 @@ from torch.utils.data import Dataset
 import hasten
 from hasten.core.job import Job
 from hasten.optimizations.job_form import JobForm
-from tests.optimizations.contract import Case, Pictures, facts
+from tests.optimizations.contract import Case, Images, facts
 
 
-class Mirrored(Pictures):
-    """Mirrors each picture in the collate function."""
+class Mirrored(Images):
+    """Mirrors each image in the collate function."""
 
     quality = hasten.Quality(margin=0.1)
 
@@ -22,24 +22,24 @@ class Mirrored(Pictures):
         return self.train_data()
 
     def collate(self, samples: list[Any]) -> Any:
-        pictures, targets = zip(*samples, strict=True)
-        return torch.stack([picture.flip(-1) for picture in pictures]), torch.stack(targets)
+        images, targets = zip(*samples, strict=True)
+        return torch.stack([image.flip(-1) for image in images]), torch.stack(targets)
 
 
 class MirroredTogether(Mirrored):
     zero_grad_to_none = False
 
     def collate(self, samples: list[Any]) -> Any:
-        pictures, targets = zip(*samples, strict=True)
-        return torch.stack(pictures).flip(-1), torch.stack(targets)
+        images, targets = zip(*samples, strict=True)
+        return torch.stack(images).flip(-1), torch.stack(targets)
 
 
 class Dimmed(MirroredTogether):
     """Mirrored and darker. Only a quality metric can show whether it is the same job."""
 
     def collate(self, samples: list[Any]) -> Any:
-        pictures, targets = super().collate(samples)
-        return pictures * 0.9, targets
+        images, targets = super().collate(samples)
+        return images * 0.9, targets
 
 
 class Offering(Mirrored):

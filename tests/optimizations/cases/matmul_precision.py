@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hasten.optimizations.matmul_precision import MatmulPrecision
-from tests.optimizations.contract import Case, Pictures, facts
+from tests.optimizations.contract import Case, Images, facts
 
 GPU = {"device": "cuda"}
 NVIDIA = {"torch_build": "cuda 12.8"}
 
 CASE = Case(
-    make=MatmulPrecision, job=Pictures, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
+    make=MatmulPrecision, job=Images, facts=facts(job=GPU, on=NVIDIA), needs_gpu=True,
     refused=(
         (facts(job={**GPU, "param_dtypes": ("bfloat16",)}, on=NVIDIA), "the parameters are bfloat16, not float32"),
         (facts(job=GPU, on={"torch_build": "rocm 6.4"}), "this PyTorch build is rocm 6.4"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hasten.optimizations.module_precision import ModulePrecision
-from tests.optimizations.contract import Case, Pictures, facts
+from tests.optimizations.contract import Case, Images, facts
 
 CASE = Case(
-    make=ModulePrecision, job=Pictures, facts=facts(),
+    make=ModulePrecision, job=Images, facts=facts(),
     refused=(
         (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are bfloat16, not float32"),
         (facts(job={"module_counts": {"Embedding": 1, "LSTM": 2}}), "no linear layer and no convolution"),

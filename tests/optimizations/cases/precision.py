@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hasten.optimizations.precision import Precision
-from tests.optimizations.contract import Case, Pictures, facts
+from tests.optimizations.contract import Case, Images, facts
 
 CASE = Case(
-    make=Precision, job=Pictures, facts=facts(),
+    make=Precision, job=Images, facts=facts(),
     refused=(
         (facts(job={"param_dtypes": ("bfloat16",)}), "the parameters are already bfloat16"),
         (facts(on={"bfloat16": False}), "no native 16-bit arithmetic: test says False"),
