@@ -60,7 +60,7 @@ def test_losses_and_running_statistics_are_bit_equal_with_dropout() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_one_block_in_every_runs_twice(every: int) -> None:
+def test_one_block_in_n_runs_twice(every: int) -> None:
     item = ActivationCheckpointing(every=every)
     loop = make_loop(AttentionDropout(), item, Precision())
     trace = trace_step(loop)

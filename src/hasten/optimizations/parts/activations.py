@@ -98,22 +98,22 @@ class Choice:
     again_s: float
 
 
-def choose(found: Activations, save_frac: float) -> Choice:
+def choose(activations: Activations, save_frac: float) -> Choice:
     """Choose the activations to store, so that `save_frac` of their memory is saved at the least cost in time.
 
     If that is not possible, no block stores activations.
     """
-    order = sorted(range(len(found.blocks)), key=lambda index: -found.blocks[index].kept_bytes)
-    plain = sum(block.kept_bytes for block in found.blocks)
-    budget = plain - save_frac * found.total_bytes
+    order = sorted(range(len(activations.blocks)), key=lambda index: -activations.blocks[index].kept_bytes)
+    plain = sum(block.kept_bytes for block in activations.blocks)
+    budget = plain - save_frac * activations.total_bytes
     if budget < 0:
-        return _choice(found, dict.fromkeys(order, frozenset()))
+        return _choice(activations, dict.fromkeys(order, frozenset()))
     bucket = max(budget, 1.0) / BUCKETS
     avoided = np.zeros(BUCKETS + 1)
     items: list[tuple[int, OpRun, int, Any]] = []
     again, best = 0.0, (float("inf"), 0, 0, 0)  # seconds, blocks, items, buckets
     for number, index in enumerate(order, start=1):
-        block = found.blocks[index]
+        block = activations.blocks[index]
         plain -= block.kept_bytes
         for op in block.ops[: block.num_again]:
             again += op.seconds
@@ -130,7 +130,7 @@ def choose(found: Activations, save_frac: float) -> Choice:
         if taken[room]:
             keep[index].add(op.call)
             room -= size
-    return _choice(found, {index: frozenset(calls) for index, calls in keep.items()})
+    return _choice(activations, {index: frozenset(calls) for index, calls in keep.items()})
 
 
 def _with_item(avoided: Any, seconds: float, size: int) -> tuple[Any, Any]:
@@ -145,14 +145,14 @@ def _with_item(avoided: Any, seconds: float, size: int) -> tuple[Any, Any]:
     return result, taken
 
 
-def _choice(found: Activations, keep: dict[int, frozenset[OpCall]]) -> Choice:
+def _choice(activations: Activations, keep: dict[int, frozenset[OpCall]]) -> Choice:
     saved, again = 0, 0.0
     for index, calls in keep.items():
-        block = found.blocks[index]
+        block = activations.blocks[index]
         saved += block.kept_bytes - sum(op.made_bytes for op in block.ops if op.call in calls)
         again += sum(op.seconds for op in block.ops[: block.num_again] if op.call not in calls)
-    share = saved / found.total_bytes if found.total_bytes else 0.0
-    return Choice(tuple(keep.get(index) for index in range(len(found.blocks))), share, again)
+    share = saved / activations.total_bytes if activations.total_bytes else 0.0
+    return Choice(tuple(keep.get(index) for index in range(len(activations.blocks))), share, again)
 
 
 def measure_activations(live: LiveJob, blocks: Sequence[nn.Module], batch: Any) -> Activations:
