@@ -49,7 +49,7 @@ class SequencePacking(Optimization):
         saves_memory=True,
         prior=0.9,
         conflicts=("trim_padding", "length_bucketing"),
-        script_advice="it is unknown which samples form a document: concatenate them in the collate function",
+        script_advice="it is unknown which samples belong together: pack them in the collate function, with attention kept within each",
     )
 
     def __post_init__(self) -> None:
