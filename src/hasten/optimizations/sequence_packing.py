@@ -49,7 +49,7 @@ class SequencePacking(Optimization):
         saves_memory=True,
         prior=0.9,
         conflicts=("trim_padding", "length_bucketing"),
-        script_advice="it is unknown which samples belong together: pack them in the collate function, with attention kept within each",
+        script_advice="pack samples in the collate function, and keep attention within each sample",
     )
 
     def __post_init__(self) -> None:
