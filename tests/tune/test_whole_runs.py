@@ -212,7 +212,7 @@ class J(Good):
     path.write_text(HEAD + body, encoding="utf-8")
     setting = TrialSetting(target=f"{path}:J", folder=tmp_path / "trials", hang_s=60.0)
     before = children()
-    with pytest.raises(TrialError, match=r"Under the plan \[empty\]: The job does not say how long the run is"):
+    with pytest.raises(TrialError, match=r"Under the plan \[empty\]: The length of the run is unknown"):
         run_pair(setting, {"A": Plan(), "B": Plan()}, ("A", "B"), 0, TargetDesign(quality=QUALITY))
     assert children() <= before
 
