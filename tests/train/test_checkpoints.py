@@ -219,8 +219,8 @@ def test_a_damaged_one_is_passed_over_with_a_word(tmp_path: Path) -> None:
     saved = CheckpointFolder(tmp_path).newest_valid(said.append)
     assert saved is not None
     assert saved.update == 2
-    assert [line.partition(":")[0] for line in said] == [f"checkpoint {n:08d} is passed over" for n in (5, 4, 3)]
-    assert "never finished" in said[0]
+    assert [line.partition(":")[0] for line in said] == [f"checkpoint {n:08d} is skipped" for n in (5, 4, 3)]
+    assert "it is incomplete" in said[0]
     assert "bytes instead of" in said[1]
     assert "checksum differs" in said[2]
 
@@ -232,7 +232,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
         def model(self) -> nn.Module:
             return nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 1))
 
-    with pytest.raises(DataError, match=r"the checkpoint is of another model: .*which the model has not"):
+    with pytest.raises(DataError, match=r"The checkpoint does not match the model: .*which the model does not have"):
         resume_run(made(Wider()), tmp_path, {}, print)
 
     class Plain(Everything):
@@ -245,7 +245,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
 
 def test_changed_code_or_data_is_refused_unless_told_otherwise(tmp_path: Path) -> None:
     saved_after(2, tmp_path, facts={"code": "a", "data": "b"})
-    with pytest.raises(DataError, match="was made with something else: code was 'a' and is 'c'"):
+    with pytest.raises(DataError, match="code was 'a' and is now 'c'"):
         resume_run(made(), tmp_path, {"code": "c", "data": "b"}, print)
     said: list[str] = []
     assert resume_run(made(), tmp_path, {"code": "c", "data": "b"}, said.append, anyway=True) is not None
@@ -291,10 +291,10 @@ def test_a_full_disk_is_told_tried_again_and_at_last_an_error(tmp_path: Path, mo
         loop.run(1)
         saver.after_update()
     loop.run(1)
-    with pytest.raises(MachineError, match=r"No checkpoint can be written, 3 times in a row: .* has room for 10 bytes"):
+    with pytest.raises(MachineError, match=r"Writing a checkpoint failed 3 times in a row: .* has 10 bytes free"):
         saver.after_update()
     assert len(said) == 2
-    assert "it is tried again" in said[0]
+    assert "It will be retried" in said[0]
     monkeypatch.undo()
     saver.close()
     saved = CheckpointFolder(tmp_path).newest_valid(said.append)
@@ -416,7 +416,7 @@ def test_one_order_at_a_time(tmp_path: Path) -> None:
     size = memory.take({"x": torch.zeros(10)}, {})
     process = WriterProcess(memory.handle)
     process.write(tmp_path / "a", size)
-    with pytest.raises(Exception, match="a checkpoint is under way"):
+    with pytest.raises(Exception, match="A checkpoint is being written"):
         process.write(tmp_path / "b", size)
     done = process.poll(None)
     assert done is not None

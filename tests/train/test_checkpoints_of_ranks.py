@@ -99,7 +99,7 @@ def test_what_one_rank_cannot_write_all_try_again(tmp_path: Path) -> None:
         loop.run(1)
         assert saver.save(wait=True) is None
     loop.run(1)
-    with pytest.raises(MachineError, match=r"No checkpoint can be written, 3 times in a row: rank1\.safetensors"):
+    with pytest.raises(MachineError, match=r"Writing a checkpoint failed 3 times in a row: rank1\.safetensors"):
         saver.save(wait=True)
     assert [line.partition(":")[0] for line in said] == ["checkpoint 1", "checkpoint 2"]
     assert CheckpointFolder(tmp_path).all() == []

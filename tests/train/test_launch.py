@@ -118,11 +118,11 @@ def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_pa
 
     done = hasten("--out", out, "--plan", plan, "--resume", "--updates", 9, ranks=3)
     assert done.returncode == 0, done.stderr
-    assert "checkpoint 00000005 was written by 2 ranks; it goes on with 3 ranks" in done.stderr
+    assert "checkpoint 00000005 was written by 2 ranks; resuming with 3 ranks" in done.stderr
     said: list[str] = []
     result = train(Dying(), Plan(), out, max_updates=UPDATES, options=RunOptions(resume=True, pace=Pace(), say=said.append))
     assert (result.went_on_from, result.updates) == (9, UPDATES)
-    assert said == ["checkpoint 00000009 was written by 3 ranks; it goes on with one process"]
+    assert said == ["checkpoint 00000009 was written by 3 ranks; resuming with one process"]
     train(Dying(), Plan(), tmp_path / "whole", max_updates=UPDATES)
     near(out, tmp_path / "whole")
     assert result.samples == 2 * 205

@@ -88,7 +88,7 @@ def test_an_update_that_is_no_number_is_left_out(tmp_path: Path, job: type[Badly
     assert result.updates == 20
     (incident,) = incidents(tmp_path)
     assert BAD in incident["samples"]
-    assert incident["action"] == "left out"
+    assert incident["action"] == "the update is skipped"
     want = trained_without_the_bad_batch(job(), set(incident["samples"]))
     have = weights(tmp_path)
     assert all(torch.equal(want[name], have[name]) for name in want)
@@ -151,13 +151,13 @@ def test_a_run_goes_back_and_on_at_a_lower_rate(tmp_path: Path) -> None:
     found = incidents(tmp_path)
     assert [one["kind"] for one in found] == ["not finite"] * len(found)
     assert len(found) == 2  # 1.0 -> 0.5 -> 0.25, which is below what it can bear
-    assert all("0.5 times" in one["action"] or "0.25 times" in one["action"] for one in found)
+    assert all("multiplied by 0.5" in one["action"] or "multiplied by 0.25" in one["action"] for one in found)
     assert job.rate == pytest.approx(0.25)
     assert all(math.isfinite(float(value.sum())) for value in weights(tmp_path).values())
 
 
 def test_a_run_that_cannot_go_back_says_so(tmp_path: Path) -> None:
-    with pytest.raises(LossError, match="no checkpoint to go back to"):
+    with pytest.raises(LossError, match="no checkpoint to roll back to"):
         train(
             Badly(), Plan(), tmp_path, options=RunOptions(non_finite=NonFinitePolicy(policy="rollback"), say=lambda _: None)
         )
@@ -277,7 +277,7 @@ def test_running_statistics_of_a_failed_pass_are_taken_back(tmp_path: Path) -> N
     said: list[str] = []
     train(FailsAfterIt(), Plan(), tmp_path / "a", max_updates=1, options=RunOptions(say=said.append))
     train(Normed(), Plan(optimizations=()), tmp_path / "b", max_updates=1)
-    assert "BatchNorm takes its statistics over the parts" in said[0]
+    assert "BatchNorm computes its statistics over the parts" in said[0]
     # Two micro-batches, each in two parts: four looks, and none of the pass that failed.
     assert int(weights(tmp_path / "a")["1.num_batches_tracked"]) == 4
     assert int(weights(tmp_path / "b")["1.num_batches_tracked"]) == 2

@@ -147,7 +147,7 @@ def test_tensors_that_lie_by_columns_or_in_copies_are_kept_too(folder: Path) -> 
     assert [rank["columns"]["is_first"] for rank in (first, second)] == [True, True]
     for name in ("copies", "hybrid"):  # written once
         assert [rank[name]["is_first"] for rank in (first, second)] == [True, False]
-    assert "a checkpoint keeps whole tensors and blocks of them" in first["sums"]
+    assert "a checkpoint can store only replicated and sharded tensors" in first["sums"]
 
 
 @pytest.mark.long

@@ -72,7 +72,7 @@ def test_a_number_alone_is_kept_too() -> None:
     ],
 )
 def test_what_is_not_the_whole_is_told(parts: list[Any]) -> None:
-    with pytest.raises(CorruptError, match=r"here: x is \[4, 2\] with 8 numbers, and the files of all ranks have"):
+    with pytest.raises(CorruptError, match=r"here: x has shape \[4, 2\] with 8 numbers, but the files of all ranks have"):
         joined({"x": parts}, "here")
 
 
@@ -125,7 +125,7 @@ def test_one_process_takes_up_what_several_ranks_wrote_in_shards(tmp_path: Path,
     assert saved.world == world
     assert same(weights(again), want)
     assert again.position.samples == sum(5 + rank for rank in range(world))
-    assert said == ([f"checkpoint 00000004 was written by {world} ranks; it goes on with one process"] if world > 1 else [])
+    assert said == ([f"checkpoint 00000004 was written by {world} ranks; resuming with one process"] if world > 1 else [])
     again.run(3)
     assert same(weights(again), weights(whole))
 
@@ -148,14 +148,14 @@ def test_a_checkpoint_without_one_of_its_shards_is_passed_over(tmp_path: Path) -
     saved = resume_run(made(), tmp_path, {}, said.append)
     assert saved is not None
     assert saved.update == 2
-    assert said[0] == "checkpoint 00000004 is passed over: rank1.safetensors is missing"
+    assert said[0] == "checkpoint 00000004 is skipped: rank1.safetensors is missing"
 
 
 def test_a_manifest_that_names_too_few_ranks_gives_no_half_of_a_model(tmp_path: Path) -> None:
     saved, _ = checkpoint_of(tmp_path, 2, 2)
     manifest = saved.path / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "world": 1}))
-    with pytest.raises(CorruptError, match="and the files of all ranks have"):
+    with pytest.raises(CorruptError, match="but the files of all ranks have"):
         resume_run(made(), tmp_path, {}, print)
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: everything it needs to continue bit for bit, copied in memory and written by another process."""
+"""Checkpoints of a run: all state for bit-identical continuation, copied in memory and written by another process."""

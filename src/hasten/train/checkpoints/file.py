@@ -1,8 +1,8 @@
-"""The format of a checkpoint file, and a snapshot in it: a header of JSON, then plain numbers, as safetensors has it.
+"""The format of a checkpoint file, and snapshots in this format: a JSON header, then raw numbers, as in safetensors.
 
-The file is laid out before anything is copied: a snapshot is one copy of each tensor to its final place, in memory that
-another process can read, and writing it means passing bytes on. Any reader of safetensors reads it; nothing in it can run
-code. Source: https://github.com/huggingface/safetensors, section "Format".
+The file is laid out before anything is copied. A snapshot copies each tensor once, to its final place in memory that another
+process can read and write to disk. Any safetensors reader can read the file, and it contains no code.
+Source: https://github.com/huggingface/safetensors, section "Format".
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _META = "hasten"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor stands.
+    """The place of a tensor in a file.
 
     Attributes:
-        start: Its first byte, counted from the end of the header.
-        dtype: Its type.
-        shape: Its shape; it is stored in row-major order.
+        start: Offset of its first byte from the end of the header.
+        dtype: Its dtype.
+        shape: Its shape. It is stored in row-major order.
     """
 
     start: int
@@ -46,18 +46,18 @@ class Place:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """Size of the tensor in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A file before it is written.
+    """The layout of a file.
 
     Attributes:
-        header: Its first bytes, padded so that tensors stand on whole cache lines.
-        places: Of each tensor, by name.
-        num_bytes: Of the whole file.
+        header: The header, padded so that the tensors start on a cache line.
+        places: Name -> place of each tensor.
+        num_bytes: Size of the whole file.
     """
 
     header: bytes
@@ -66,49 +66,49 @@ class Layout:
 
 
 def lay_out(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> Layout:
-    """Plan a file: the same for the same names, types, shapes and `meta`, in whatever order they come.
+    """Return the layout of a file. It depends on names, dtypes, shapes and `meta`, not on their order.
 
     Args:
-        tensors: By name.
-        meta: Plain data, kept in the header as JSON.
+        tensors: Name -> tensor.
+        meta: Plain data, stored in the header as JSON.
 
     Raises:
-        TypeError: A tensor is of a type that the format does not know.
+        TypeError: The format does not support a tensor's dtype.
     """
     places: dict[str, Place] = {}
     entries: dict[str, Any] = {"__metadata__": {_META: json.dumps(meta, sort_keys=True, allow_nan=True)}}
-    at = 0
-    # Wide types first, as safetensors does it: then every tensor is aligned to its own width.
+    start = 0
+    # Wide dtypes first, as in safetensors, so that every tensor is aligned to its item size.
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
         tensor = tensors[name]
         if tensor.dtype not in DTYPES:
-            raise TypeError(f"{name} is of type {tensor.dtype}, which no checkpoint can hold")
-        place = Place(at, tensor.dtype, tuple(tensor.shape))
+            raise TypeError(f"{name} has dtype {tensor.dtype}, which checkpoints do not support")
+        place = Place(start, tensor.dtype, tuple(tensor.shape))
         places[name] = place
         entries[name] = {
-            "dtype": DTYPES[tensor.dtype], "shape": list(place.shape), "data_offsets": [at, at + place.num_bytes]
+            "dtype": DTYPES[tensor.dtype], "shape": list(place.shape), "data_offsets": [start, start + place.num_bytes]
         }  # fmt: skip
-        at += place.num_bytes
+        start += place.num_bytes
     text = json.dumps(entries, separators=(",", ":")).encode("utf-8")
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     header = len(text).to_bytes(8, "little") + text
-    return Layout(header, places, len(header) + at)
+    return Layout(header, places, len(header) + start)
 
 
 def read_layout(start: bytes | bytearray | memoryview, num_bytes: int, where: str) -> tuple[Layout, dict[str, Any]]:
-    """The layout and the `meta` of a file.
+    """Return the layout and the `meta` of a file.
 
     Args:
-        start: Its first bytes: the whole header at least.
-        num_bytes: Its size.
-        where: Its name, for messages.
+        start: The first bytes of the file, with at least the whole header.
+        num_bytes: Size of the file.
+        where: Name of the file, for messages.
 
     Raises:
-        CorruptError: It is cut, or no such file.
+        CorruptError: The file is truncated, or is not a checkpoint file.
     """
     length = int.from_bytes(bytes(start[:8]), "little")
     if length > min(_LONGEST_HEADER, num_bytes - 8):
-        raise CorruptError(f"{where} is no checkpoint, or was cut within its header.")
+        raise CorruptError(f"{where} is not a checkpoint file, or is truncated within its header.")
     try:
         entries = json.loads(bytes(start[8 : 8 + length]))
         meta = json.loads(entries.pop("__metadata__", {}).get(_META, "{}"))
@@ -117,10 +117,10 @@ def read_layout(start: bytes | bytearray | memoryview, num_bytes: int, where: st
             for name, entry in entries.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"{where} is no checkpoint: its header cannot be read ({type(error).__name__}).") from error
+        raise CorruptError(f"{where} is not a checkpoint file: its header is invalid ({type(error).__name__}).") from error
     total = 8 + length + max((place.start + place.num_bytes for place in places.values()), default=0)
     if total != num_bytes:
-        raise CorruptError(f"{where} has {num_bytes:,} bytes, and its header speaks of {total:,}: it was cut or changed.")
+        raise CorruptError(f"{where} has {num_bytes:,} bytes, but its header says {total:,}: it is truncated or modified.")
     return Layout(bytes(start[: 8 + length]), places, total), meta
 
 
@@ -128,7 +128,7 @@ class SnapshotMemory:
     """Memory for one snapshot at a time.
 
     Attributes:
-        handle: The anonymous file, to be handed to a process that writes it out.
+        handle: File descriptor of the anonymous file, for the process that writes it to disk.
     """
 
     def __init__(self) -> None:
@@ -137,12 +137,12 @@ class SnapshotMemory:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def take(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> int:
-        """Copy tensors to their places in the file to be; its size in bytes.
+        """Copy tensors to their places in memory, and return the size of the file in bytes.
 
-        Whoever reads the memory must have finished with what was there before.
+        The process that reads the memory must have finished with the previous snapshot.
 
         Raises:
-            TypeError: A tensor is of a type that no checkpoint can hold.
+            TypeError: The format does not support a tensor's dtype.
             OSError: There is not enough memory.
         """
         layout = lay_out(tensors, meta)
@@ -156,7 +156,7 @@ class SnapshotMemory:
         return layout.num_bytes
 
     def close(self) -> None:
-        """Let the memory go; a process that was handed it keeps it."""
+        """Release the memory. A process that received the handle keeps it."""
         self._bytes = torch.empty(0, dtype=torch.uint8)
         if self.handle >= 0:
             os.close(self.handle)
@@ -169,24 +169,24 @@ class SnapshotMemory:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(self.handle, size)
-        os.posix_fallocate(self.handle, 0, size)  # a lack of memory is an error here, and would kill the process later
+        os.posix_fallocate(self.handle, 0, size)  # raises if memory is short; without it, the process would be killed later
         self._map = mmap.mmap(self.handle, size)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
 
 def views_of(data: Any, layout: Layout) -> dict[str, torch.Tensor]:
-    """The tensors of a file that lies in memory, without a copy.
+    """Return the tensors of a file in memory, without copying.
 
     Args:
-        data: The whole file: a writable buffer (a private map does).
-        layout: Of the file.
+        data: The whole file as a writable buffer, such as a private memory map.
+        layout: The layout of the file.
     """
     start = len(layout.header)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, place in layout.places.items():
         if not place.num_bytes:
-            found[name] = torch.empty(place.shape, dtype=place.dtype)
+            tensors[name] = torch.empty(place.shape, dtype=place.dtype)
             continue
         flat = torch.frombuffer(data, dtype=torch.uint8, count=place.num_bytes, offset=start + place.start)
-        found[name] = flat.view(place.dtype).view(place.shape)
-    return found
+        tensors[name] = flat.view(place.dtype).view(place.shape)
+    return tensors

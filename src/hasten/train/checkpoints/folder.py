@@ -1,13 +1,12 @@
-"""The checkpoints of a run on disk: which there are, which is whole, which may go.
+"""The checkpoints of a run on disk: list, verify and prune them.
 
     RUN/checkpoints/
-      00001200/rank0.safetensors    what rank 0 holds: the weights, the optimizer, where everything stands
-      00001200/rank1.safetensors    what rank 1 holds besides: its random numbers, or its shards
-      00001200/manifest.json        sizes and checksums; written last, so that without it nothing is there
-      latest, best                  names, each replaced in one rename
+      00001200/rank0.safetensors    state of rank 0: weights, optimizer, position of the run
+      00001200/rank1.safetensors    state that only rank 1 has: its random number generators, its shards
+      00001200/manifest.json        sizes and checksums; written last, so a checkpoint without it is incomplete
+      latest, best                  names of checkpoints, replaced atomically
 
-A checkpoint that lacks its manifest, or whose files are not as the manifest says, is passed over with a word, and the one
-before it is taken.
+A checkpoint without a manifest, or whose files do not match it, is skipped with a message, and the previous one is used.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from hasten.core.files import write_atomically
 
 FORMAT = 2
 Checksum, CHECKSUM = xxhash.xxh3_128, "xxh3_128"
-"""It finds what a disk or a crash did to a file, in a tenth of the time that SHA-256 would take from training. Against
-forgers neither helps: who can change a file can change the manifest as well."""
+"""The checksum detects corruption by a disk or a crash, in a tenth of the time of SHA-256. Neither protects against
+deliberate changes, because anyone who can change a file can also change the manifest."""
 CHECKPOINTS, MANIFEST, LATEST, BEST = "checkpoints", "manifest.json", "latest", "best"
 _NAME = re.compile(r"\d{8,}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint whose manifest is there.
+    """A checkpoint with a manifest.
 
     Attributes:
         path: Its folder.
-        update: Updates that were done.
-        world: Ranks that wrote it.
-        files: Size and checksum of each file, by name.
-        created: When, in ISO 8601.
-        facts: What else the run noted: fingerprints, metrics, the plan.
+        update: Completed updates.
+        world: Number of ranks that wrote it.
+        files: File name -> size and checksum.
+        created: Time of creation in ISO 8601.
+        facts: Other data from the run: fingerprints, metrics, the plan.
     """
 
     path: Path
@@ -57,7 +56,7 @@ class Saved:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files in bytes."""
         return sum(size for size, _ in self.files.values())
 
 
@@ -72,7 +71,7 @@ class CheckpointFolder:
         self.path = run / CHECKPOINTS
 
     def place(self, update: int) -> Path:
-        """The folder of a checkpoint, made where it is not there; what an earlier attempt left in it goes."""
+        """Return the folder of a checkpoint. Create it if missing, and remove a manifest left by an earlier attempt."""
         folder = self.path / f"{update:08d}"
         (folder / MANIFEST).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,13 +80,13 @@ class CheckpointFolder:
     def commit(
         self, update: int, files: Mapping[str, tuple[int, str]], *, world: int = 1, facts: Mapping[str, Any] | None = None
     ) -> Saved:
-        """Say that a checkpoint is whole: from here on it is found.
+        """Mark a checkpoint as complete by writing its manifest, and return it.
 
         Args:
-            update: Updates that were done.
-            files: Size and checksum of each, by name.
-            world: Ranks that wrote it.
-            facts: Plain data, kept beside.
+            update: Completed updates.
+            files: File name -> size and checksum.
+            world: Number of ranks that wrote it.
+            facts: Plain data to store in the manifest.
         """
         folder = self.path / f"{update:08d}"
         manifest = {
@@ -103,19 +102,19 @@ class CheckpointFolder:
         return read_saved(folder)
 
     def mark_best(self, update: int) -> None:
-        """Say that a checkpoint is the best there is."""
+        """Mark a checkpoint as the best."""
         write_atomically(self.path / BEST, f"{update:08d}\n")
 
     def all(self) -> list[Saved]:
-        """All that have a manifest that can be read, the oldest first."""
-        found = []
+        """Return all checkpoints with a readable manifest, the oldest first."""
+        checkpoints = []
         for folder in sorted(self.path.glob("*")):
             if _NAME.fullmatch(folder.name) and (folder / MANIFEST).exists():
                 try:
-                    found.append(read_saved(folder))
-                except CorruptError:  # told by whoever wants this very one
+                    checkpoints.append(read_saved(folder))
+                except CorruptError:  # reported by `newest_valid` and `find`
                     continue
-        return sorted(found, key=lambda saved: saved.update)
+        return sorted(checkpoints, key=lambda saved: saved.update)
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe each of `all()` as plain data: name, update, size, time, number of ranks, whether it is the best."""
@@ -133,24 +132,24 @@ class CheckpointFolder:
         ]
 
     def find(self, update: int) -> Saved:
-        """The one of an update.
+        """Return the checkpoint of an update.
 
         Raises:
-            CorruptError: There is none, or it was never finished.
+            CorruptError: There is none, or it was never completed.
         """
         return read_saved(self.path / f"{update:08d}")
 
     def best(self) -> Saved | None:
-        """The one marked as best; None where there is none."""
+        """Return the checkpoint marked as best, or None."""
         try:
             return read_saved(self.path / (self.path / BEST).read_text(encoding="utf-8").strip())
         except (FileNotFoundError, CorruptError):
             return None
 
     def newest_valid(self, say: Callable[[str], None]) -> Saved | None:
-        """The newest that is whole, byte for byte; each that is not is told.
+        """Return the newest checkpoint whose files match their checksums, or None. Report each one that is skipped.
 
-        The number of updates decides what is newest, not a clock.
+        The newest is the one with the most updates, not the latest time.
         """
         folders = [folder for folder in self.path.glob("*") if _NAME.fullmatch(folder.name)]
         for folder in sorted(folders, key=lambda folder: int(folder.name), reverse=True):
@@ -162,11 +161,11 @@ class CheckpointFolder:
                 problem = str(error)
             if not problem:
                 return saved
-            say(f"checkpoint {folder.name} is passed over: {problem}")
+            say(f"checkpoint {folder.name} is skipped: {problem}")
         return None
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep`, and the best; also what was never finished before the newest."""
+        """Remove all checkpoints except the newest `keep` and the best, and incomplete ones older than the newest."""
         saved = self.all()
         best = self.best()
         kept = {one.path.name for one in saved[-keep:]} | ({best.path.name} if best else set())
@@ -175,25 +174,26 @@ class CheckpointFolder:
             if not _NAME.fullmatch(folder.name) or folder.name in kept:
                 continue
             if (folder / MANIFEST).exists() or int(folder.name) < newest:
-                # The manifest first: half of a checkpoint must not look like one.
+                # Remove the manifest first, so that a partly removed checkpoint counts as incomplete.
                 (folder / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_saved(folder: Path) -> Saved:
-    """What the manifest of a checkpoint says.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        CorruptError: There is none, or it cannot be read.
-        DataError: It is of another format.
+        CorruptError: There is no manifest, or it cannot be read.
+        DataError: It has another format version.
     """
     try:
         read = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if read["format"] != FORMAT:
-            which, then = ("a newer", "upgrade") if read["format"] > FORMAT else ("an older", "go on with that one")
+            newer = read["format"] > FORMAT
+            which, remedy = ("a newer", "upgrade Hasten") if newer else ("an older", "resume with that version")
             raise DataError(
                 f"{folder} was written by {which} version of Hasten (format {read['format']}; this one reads {FORMAT}): "
-                f"{then}."
+                f"{remedy}."
             )
         files = {_safe(name): (int(file["num_bytes"]), str(file[CHECKSUM])) for name, file in read["files"].items()}
         return Saved(
@@ -205,13 +205,13 @@ def read_saved(folder: Path) -> Saved:
             facts=dict(read["facts"]),
         )
     except FileNotFoundError as error:
-        raise CorruptError("it was never finished (no manifest.json)") from error
+        raise CorruptError("it is incomplete (no manifest.json)") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError(f"its manifest.json cannot be read ({type(error).__name__})") from error
 
 
 def damage(saved: Saved) -> str:
-    """What is wrong with the files of a checkpoint, in words; empty where they are byte for byte what was written."""
+    """Return what is wrong with the files of a checkpoint; empty if they match their checksums."""
     for name, (size, digest) in saved.files.items():
         path = saved.path / name
         try:
@@ -219,7 +219,7 @@ def damage(saved: Saved) -> str:
             if have != size:
                 return f"{name} has {have:,} bytes instead of {size:,}"
             if file_checksum(path) != digest:
-                return f"{name} is not what was written: its checksum differs"
+                return f"{name} is corrupt: its checksum differs"
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
@@ -228,13 +228,13 @@ def damage(saved: Saved) -> str:
 
 
 def file_checksum(path: Path) -> str:
-    """The checksum of a file, in hexadecimal."""
+    """Return the checksum of a file in hexadecimal."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, Checksum).hexdigest()
 
 
 def _safe(name: str) -> str:
-    """A file's name from a manifest, which may come from a stranger."""
+    """Validate a file name from a manifest, which may be untrusted."""
     if "/" in name or name in {"", ".", ".."}:
-        raise ValueError(f"{name!r} is no name of a file")
+        raise ValueError(f"{name!r} is not a file name")
     return name

@@ -1,4 +1,4 @@
-"""Read checkpoints: the files of all ranks put together, and the weights exported for other programs."""
+"""Read checkpoints: combine the files of all ranks, and export the weights for other programs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MODEL = "model."
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint file in memory: what one rank wrote.
+    """A memory-mapped checkpoint file of one rank.
 
     Attributes:
-        tensors: By name; they share the file's memory, and may be written to without changing the file.
-        meta: Its plain data.
+        tensors: Name -> tensor. They share the mapped memory. Writing to them does not change the file.
+        meta: The plain data of the file.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -35,12 +35,12 @@ class Opened:
 
 @dataclass(frozen=True)
 class Whole:
-    """A checkpoint, the files of all ranks put together.
+    """A checkpoint combined from the files of all ranks.
 
     Attributes:
-        tensors: By name, those in shards as wholes; of what each rank has for itself, rank 0's.
-        meta: Rank 0's plain data, with `samples` of all ranks.
-        ranks: What each rank wrote.
+        tensors: Name -> tensor. Shards are combined; tensors that differ by rank are those of rank 0.
+        meta: Rank 0's plain data, with the `samples` of all ranks.
+        ranks: The file of each rank.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -48,11 +48,11 @@ class Whole:
     ranks: tuple[Opened, ...]
 
     def of_rank(self, rank: int, world: int) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
-        """Tensors and plain data for one of the ranks that go on: its own random numbers and buffers where it was there.
+        """Return tensors and plain data for one rank of the resumed run, with its own random state and buffers if saved.
 
         Args:
-            rank: Which one.
-            world: How many go on. Where others wrote the checkpoint, each takes an equal share of the samples seen.
+            rank: Index of the rank.
+            world: Number of ranks of the resumed run. If it changed, each rank gets an equal share of the samples seen.
         """
         tensors, meta = dict(self.tensors), dict(self.meta)
         if rank < len(self.ranks):
@@ -68,10 +68,10 @@ class Whole:
 
 
 def open_file(path: Path) -> Opened:
-    """Map a checkpoint file; nothing is read until it is used.
+    """Memory-map a checkpoint file. Tensors are read on first use.
 
     Raises:
-        CorruptError: It is no checkpoint, or cut.
+        CorruptError: It is not a checkpoint file, or is truncated.
     """
     with path.open("rb") as file:
         size = path.stat().st_size
@@ -81,10 +81,10 @@ def open_file(path: Path) -> Opened:
 
 
 def open_whole(saved: Saved) -> Whole:
-    """Map the files of all ranks of a checkpoint; nothing is read until it is used.
+    """Memory-map the files of all ranks of a checkpoint. Tensors are read on first use.
 
     Raises:
-        CorruptError: One is no checkpoint or cut, or the parts of a tensor are not the whole of it.
+        CorruptError: A file is not a checkpoint file or is truncated, or parts of a tensor are missing.
     """
     ranks = tuple(open_file(saved.path / f"rank{rank}.safetensors") for rank in range(saved.world))
     parts: dict[str, list[Any]] = {}
@@ -101,15 +101,15 @@ def _header_bytes(data: Any) -> int:
 
 
 def export_weights(saved: Saved, path: Path) -> int:
-    """Write the model's state_dict; how many tensors it has.
+    """Write the model's state_dict to a file, and return its number of tensors.
 
     Args:
-        saved: The checkpoint; tensors that lie in shards are put together.
+        saved: The checkpoint. Shards are combined.
         path: `FILE.safetensors`, or `FILE.pt` for `torch.load(..., weights_only=True)`.
 
     Raises:
-        DataError: The file is named otherwise.
-        MachineError: It cannot be written.
+        DataError: The file name has another extension.
+        MachineError: The file cannot be written.
     """
     whole = open_whole(saved)
     names = {name: name for name in whole.tensors} | whole.meta.get("aliases", {})
@@ -123,11 +123,11 @@ def export_weights(saved: Saved, path: Path) -> int:
         torch.save({name: weights[name].clone() for name in sorted(weights)}, file)
         data = file.getvalue()
     else:
-        raise DataError(f"{path} must end in .safetensors or .pt: that says which of the two to write.")
+        raise DataError(f"{path} must end in .safetensors or .pt, which selects the format.")
     try:
         write_atomically(path, data)
     except OSError as error:
-        raise MachineError(f"{path} cannot be written ({error.strerror}): choose another place.") from error
+        raise MachineError(f"{path} cannot be written ({error.strerror}): choose another path.") from error
     return len(weights)
 
 

@@ -1,4 +1,4 @@
-"""Find where a run stopped, and go on there, with as many ranks as before or with others."""
+"""Resume a run from its newest checkpoint, with the same number of ranks or another."""
 
 from __future__ import annotations
 
@@ -17,84 +17,85 @@ from hasten.train.checkpoints.read import open_whole
 from hasten.train.checkpoints.state import restore
 from hasten.train.loop import Loop
 
-_ANEW = 0x200
-"""Salt of the random numbers of a rank that was not there when the checkpoint was written."""
+_NEW_RANK = 0x200
+"""Seed salt for a rank that did not exist when the checkpoint was written."""
 
 
 def resume_run(
     loop: Loop, run: Path, facts: Mapping[str, Any], say: Callable[[str], None], *, anyway: bool = False
 ) -> Saved | None:
-    """Bring a loop that was just built to the newest whole checkpoint of its run; all ranks to the same one.
+    """Restore a newly built loop from the newest intact checkpoint of its run, the same on all ranks.
 
     Args:
-        loop: The run.
-        run: Its folder.
-        facts: What decides the run: `code`, `data` and `seed`, as they are now.
-        say: Told what a person must know.
-        anyway: Go on although the code or the data changed.
+        loop: The loop of the run.
+        run: The run's folder.
+        facts: Current fingerprints: `code`, `data` and `seed`.
+        say: Called with messages for the user.
+        anyway: Resume even if the code or the data changed.
 
     Returns:
-        Where it goes on; None where there is no checkpoint, so that the run begins.
+        The checkpoint; None if there is none and the run starts from the beginning.
 
     Raises:
-        DataError: Model, optimizer, code or data are other ones; says what differs.
+        DataError: Model, optimizer, code or data changed. Says what differs.
     """
     saved = newest_checkpoint(loop, run, say)
     if saved is None:
         return None
     changed = [name for name in facts if name in saved.facts and saved.facts[name] != facts[name]]
     if changed and not anyway:
-        told = "; ".join(f"{name} was {saved.facts[name]!r} and is {facts[name]!r}" for name in changed)
+        listed = "; ".join(f"{name} was {saved.facts[name]!r} and is now {facts[name]!r}" for name in changed)
         raise DataError(
-            f"{saved.path} was made with something else: {told}. Go back to it, train anew (another --out), or go on anyway "
-            f"(--resume-anyway)."
+            f"The run changed since {saved.path}: {listed}. Revert the change, start a new run (another --out), or resume "
+            f"anyway (--resume-anyway)."
         )
     if changed:
-        say(f"going on although {', '.join(changed)} changed since checkpoint {saved.path.name}")
+        say(f"resuming although {', '.join(changed)} changed since checkpoint {saved.path.name}")
     if loop.ranks.world != saved.world and loop.ranks.rank == 0:
-        say(f"checkpoint {saved.path.name} was written by {_ranks(saved.world)}; it goes on with {_ranks(loop.ranks.world)}")
+        say(f"checkpoint {saved.path.name} was written by {_ranks(saved.world)}; resuming with {_ranks(loop.ranks.world)}")
     load_checkpoint(loop, saved)
     return saved
 
 
 def load_checkpoint(loop: Loop, saved: Saved) -> None:
-    """Bring a loop to where a checkpoint was taken; all ranks together.
+    """Restore a loop from a checkpoint. All ranks must call it together.
 
     Raises:
-        DataError: The model or the optimizer is another one.
-        CorruptError: The checkpoint is not whole.
+        DataError: The model or the optimizer changed.
+        CorruptError: The checkpoint is corrupt.
     """
     rank, world = loop.ranks.rank, loop.ranks.world
     restore(loop, *open_whole(saved).of_rank(rank, world))
-    if rank >= saved.world:  # this rank is new: its random numbers must not be those of rank 0
-        seed_everything(mix(loop.live.seed, _ANEW, saved.update, rank))
+    if rank >= saved.world:  # a new rank must not draw the same random numbers as rank 0
+        seed_everything(mix(loop.live.seed, _NEW_RANK, saved.update, rank))
 
 
 def newest_checkpoint(loop: Loop, run: Path, say: Callable[[str], None]) -> Saved | None:
-    """The newest whole checkpoint, as rank 0 finds it: all must take the same, and one reads all that there is."""
-    found: Saved | DataError | None = None
+    """Return the newest intact checkpoint, or None. Rank 0 verifies the files, so that all ranks use the same one."""
+    newest: Saved | DataError | None = None
     if loop.ranks.rank == 0:
         try:
-            found = CheckpointFolder(run).newest_valid(say)
+            newest = CheckpointFolder(run).newest_valid(say)
         except DataError as error:
             if loop.ranks.world == 1:
                 raise
-            found = error
-    found = loop.ranks.broadcast(found)
-    if isinstance(found, DataError):
-        raise found
-    return found
+            newest = error
+    newest = loop.ranks.broadcast(newest)
+    if isinstance(newest, DataError):
+        raise newest
+    return newest
 
 
 def _ranks(number: int) -> str:
     return f"{number} ranks" if number > 1 else "one process"
 
 
-_LOOKED_AT = 3
+_SAMPLES_READ = 3
+"""Number of samples in the fingerprint of a dataset."""
 
 
 def run_facts(live: LiveJob) -> dict[str, Any]:
-    """`code`, `data` and `seed` of a live job; `code` is empty where the source cannot be read."""
+    """Return `code`, `data`, `seed` and `batch_size` of a live job. `code` is empty if the source cannot be read."""
     return {"code": _code(live), "data": _data(live), "seed": live.seed, "batch_size": live.job.batch_size}
 
 
@@ -111,14 +112,14 @@ def _code(live: LiveJob) -> str:
 
 
 def _data(live: LiveJob) -> str:
-    """Of a map-style dataset its length and a few samples; an iterable one tells nothing without being read."""
+    """Return a fingerprint of the data: length and a few samples of a map-style dataset. Iterable datasets are not read."""
     if live.num_samples is None:
         return "iterable"
     digest = hashlib.sha256(str(live.num_samples).encode())
     if live.pipeline.load_is_random:
         return f"{live.num_samples} samples"
     with kept_random_state():
-        for place in range(_LOOKED_AT):
-            sample = live.pipeline.load(place * (live.num_samples - 1) // max(_LOOKED_AT - 1, 1))
+        for number in range(_SAMPLES_READ):
+            sample = live.pipeline.load(number * (live.num_samples - 1) // max(_SAMPLES_READ - 1, 1))
             digest.update(repr(content(sample)).encode())
     return digest.hexdigest()[:16]

@@ -1,11 +1,11 @@
-"""Save a run as it goes on: a moment's stall, a process that writes, and a bound on what it all costs.
+"""Save checkpoints during training: a short stall for a snapshot, a process that writes it, and bounded overhead.
 
-How often is chosen from measured cost: the stall of a snapshot, and what training loses while it is written (Mohan et al.
-2021, CheckFreq). One checkpoint is under way at a time. A write that fails is told at once and tried again; the checkpoint
-before it stays whole.
+The interval is chosen from measured costs: the stall of a snapshot, and the slowdown of training while it is written (Mohan
+et al. 2021, CheckFreq). Only one checkpoint is in progress at a time. A failed write is reported immediately and retried,
+and the previous checkpoint stays intact.
 
-Several ranks do the same at the same update. Each writes its own file; when all have written, they tell each other what, and
-rank 0 says that the checkpoint is whole.
+Several ranks save at the same update. Each writes its own file. When all have finished, they exchange sizes and checksums,
+and rank 0 writes the manifest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ from hasten.train.loop import Loop
 from hasten.train.records.lock import hold_folder
 
 _TRIES = 3
+"""Number of failed writes in a row that stop the run."""
 _SPARE = 1.02
+"""Required free disk space as a multiple of the checkpoint's size."""
 _FIRST_AFTER_S = 30.0
-"""Seconds of training before the first checkpoint, where their frequency is chosen by cost."""
+"""Seconds of training before the first checkpoint, if the interval is chosen from costs."""
 _SMOOTH = 0.1
+"""Weight of the newest update in the smoothed update time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,9 @@ class Pace:
     """How often to save.
 
     Attributes:
-        every: Updates from one checkpoint to the next; None chooses it by cost.
-        overhead_frac: Share of the training time that checkpoints may take, where it is chosen.
-        keep: Checkpoints that stay, the best beside them.
+        every: Updates from one checkpoint to the next; None chooses the interval from measured costs.
+        overhead_frac: Largest share of the training time for checkpoints, if the interval is chosen from costs.
+        keep: Number of newest checkpoints to keep, in addition to the best.
     """
 
     every: int | None = None
@@ -51,12 +54,12 @@ class Pace:
 
 @dataclass
 class Costs:
-    """What checkpoints cost until now.
+    """The measured costs of checkpoints.
 
     Attributes:
-        stall_s: Of the last snapshot.
-        dip_s: What updates lost while the last one was written.
-        update_s: Of an update while nothing is written, smoothed.
+        stall_s: Seconds that the last snapshot stalled training.
+        dip_s: Seconds that updates lost while the last checkpoint was written.
+        update_s: Smoothed seconds of an update while no checkpoint is written.
     """
 
     stall_s: float = 0.0
@@ -64,7 +67,7 @@ class Costs:
     update_s: float = 0.0
 
     def interval(self, overhead_frac: float) -> int:
-        """Updates between checkpoints that keep their cost within a share of the training time."""
+        """Return the updates between checkpoints that limit their cost to a share of the training time."""
         lost = self.stall_s + self.dip_s
         if self.update_s <= 0 or lost <= 0:
             return 1
@@ -73,11 +76,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is to be done about checkpoints after an update; of several ranks, what all of them do.
+    """What to do about checkpoints after an update, the same on all ranks.
 
     Attributes:
-        written: No file of the checkpoint under way is still being written.
-        due: It is time for another one.
+        written: No file of the checkpoint in progress is still being written.
+        due: The next checkpoint is due.
     """
 
     written: bool
@@ -85,20 +88,20 @@ class Turn:
 
 
 class Saver:
-    """Saves a loop's run. To be closed, or a context manager; then an error does not wait for the other ranks.
+    """Saves checkpoints of a run. Close it, or use it as a context manager, which does not wait for other ranks on an error.
 
     Args:
-        loop: The run.
-        run: Its folder, for this run alone as long as it lives.
-        pace: How often.
-        facts: Noted with each checkpoint: fingerprints, plan, seed; plain data.
-        say: Told what a person must know.
+        loop: The loop of the run.
+        run: The run's folder, which is locked for this run.
+        pace: How often to save.
+        facts: Plain data to store with each checkpoint: fingerprints, plan, seed.
+        say: Called with messages for the user.
 
     Raises:
-        DataError: Another run is at work in the folder.
+        DataError: Another run is using the folder.
 
     Attributes:
-        costs: What checkpoints cost until now.
+        costs: The measured costs of checkpoints.
     """
 
     def __init__(
@@ -117,9 +120,9 @@ class Saver:
         self._memory = SnapshotMemory()
         self._process = WriterProcess(self._memory.handle, [self._lock])
         self._process.start()
-        self._update = self._whole = -1  # of the checkpoint under way, and of the last one that is whole
-        self._under_way = False  # until it is settled
-        self._done: Done | None = None  # what came of this rank's part of it
+        self._update = self._whole = -1  # updates of the checkpoint in progress, and of the last complete one
+        self._under_way = False  # whether a checkpoint is in progress and not settled
+        self._done: Done | None = None  # the result of writing this rank's file
         self._last = loop.position.update
         self._failed = 0
         self._best = False
@@ -127,18 +130,18 @@ class Saver:
         self._busy_s, self._busy_updates = 0.0, 0
 
     def turn(self) -> Turn:
-        """What is to be done, by this rank's clock."""
+        """Return what to do, by this rank's clock."""
         written = self._is_written(0.0)
         return Turn(written, due=written and self._is_due(perf_counter()))
 
     def after_update(self, turn: Turn | None = None) -> Saved | None:
-        """Look after the checkpoint under way, and begin one where it is time; the one that became durable, if any.
+        """Settle the checkpoint in progress if it is written, start the next one if due, and return the settled one.
 
         Args:
-            turn: What all ranks agreed on, where there are several; None decides here.
+            turn: What all ranks agreed on; None decides by this rank alone.
 
         Raises:
-            MachineError: Checkpoints cannot be written, and it was tried several times.
+            MachineError: Several writes in a row failed.
         """
         self._note_update(perf_counter() - self._before)
         saved = self._settle() if (self._is_written(0.0) if turn is None else turn.written) else None
@@ -148,17 +151,17 @@ class Saver:
         return saved
 
     def save(self, *, best: bool = False, wait: bool = False) -> Saved | None:
-        """Take a snapshot now and have it written; all ranks together.
+        """Take a snapshot now and start writing it. All ranks must call it together.
 
         Args:
-            best: Mark it as the best when it is whole.
-            wait: Return when it is durable.
+            best: Mark it as the best when it is complete.
+            wait: Wait until it is on disk.
 
         Returns:
-            With `wait`, the checkpoint on rank 0; else None.
+            With `wait`, the checkpoint on rank 0; otherwise None.
 
         Raises:
-            MachineError: As in `after_update`.
+            MachineError: Several writes in a row failed.
         """
         loop = self._loop
         saved = self._finish()
@@ -171,7 +174,7 @@ class Saver:
         state = capture(loop)
         size = self._memory.take(state.tensors, state.meta)
         self._update, self._best, self._last = loop.position.update, best, loop.position.update
-        self._under_way, self._done = True, self._ordered_to_write(f"rank{loop.ranks.rank}.safetensors", size)
+        self._under_way, self._done = True, self._start_writing(f"rank{loop.ranks.rank}.safetensors", size)
         self.costs.stall_s = perf_counter() - started
         self._busy_s, self._busy_updates = 0.0, 0
         if loop.ranks.world == 1 and self._done is not None:
@@ -179,22 +182,22 @@ class Saver:
         return self._finish() if wait else None
 
     def settle(self) -> None:
-        """Wait for the checkpoint under way; all ranks together.
+        """Wait for the checkpoint in progress. All ranks must call it together.
 
         Raises:
-            MachineError: As in `after_update`.
+            MachineError: Several writes in a row failed.
         """
         self._finish()
 
     def went_back(self) -> None:
-        """The run stands at an earlier update now: count from there."""
+        """Restart the count of updates after a rollback to an earlier update."""
         self._last, self._whole = self._loop.position.update, -1
 
     def close(self, *, together: bool = True) -> None:
-        """Wait for the checkpoint under way, and let the process and the memory go.
+        """Wait for the checkpoint in progress, and release the process and the memory.
 
         Args:
-            together: Whether all ranks do so. Where not, a checkpoint of several ranks that is under way is given up.
+            together: Whether all ranks close. If not, a checkpoint of several ranks in progress is abandoned.
         """
         try:
             if together or self._loop.ranks.world == 1:
@@ -210,17 +213,17 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(together=kind is None)
 
-    def _ordered_to_write(self, name: str, size: int) -> Done | None:
-        """Order the snapshot to be written; what came of it where it cannot be."""
+    def _start_writing(self, name: str, size: int) -> Done | None:
+        """Have the process write the snapshot. Return None, or a result with an error if it cannot be written."""
         try:
             folder = self.folder.place(self._update)
             free = shutil.disk_usage(folder).free
         except OSError as error:
-            words = f"{self.folder.path} cannot be written ({error.strerror})"
-            return Done(self.folder.path / name, size, "", words)
+            message = f"{self.folder.path} cannot be written ({error.strerror})"
+            return Done(self.folder.path / name, size, "", message)
         if free < _SPARE * size:
-            words = f"{folder} has room for {free:,} bytes, and the checkpoint takes {size:,}"
-            return Done(folder / name, size, "", words)
+            message = f"{folder} has {free:,} bytes free, but the checkpoint needs {size:,}"
+            return Done(folder / name, size, "", message)
         alone = self._loop.ranks.world == 1
         commit = {"update": self._update, "facts": self._facts, "best": self._best, "keep": self._pace.keep}
         self._process.write(folder / name, size, commit=commit if alone else None)
@@ -248,7 +251,7 @@ class Saver:
             self.costs.update_s = seconds
 
     def _is_written(self, timeout_s: float | None) -> bool:
-        """Whether this rank's part of the checkpoint under way was written, or could not be; waits so long for it."""
+        """Wait up to `timeout_s` for this rank's file, and return whether no write is in progress any more."""
         if self._under_way and self._done is None:
             self._done = self._process.poll(timeout_s)
             if self._done is not None and self._done.error:
@@ -256,41 +259,41 @@ class Saver:
         return not self._under_way or self._done is not None
 
     def _finish(self) -> Saved | None:
-        """Wait until the checkpoint under way is written by all ranks, and settle it."""
+        """Wait until all ranks have written the checkpoint in progress, and settle it."""
         self._is_written(None)
         return self._settle()
 
     def _settle(self) -> Saved | None:
-        """Take up what all ranks wrote of the checkpoint under way; on rank 0 the checkpoint, where it is whole now."""
+        """Collect the results of all ranks for the checkpoint in progress. Return the checkpoint on rank 0 if complete."""
         done, ranks = self._done, self._loop.ranks
         if done is None:
             return None
         self._under_way, self._done = False, None
-        told = ranks.gather((done.num_bytes, done.checksum, done.error))
-        errors = [error for _, _, error in told if error]
+        results = ranks.gather((done.num_bytes, done.checksum, done.error))
+        errors = [error for _, _, error in results if error]
         if errors:
             self._fail(errors[0])
             return None
         self.costs.dip_s = max(0.0, self._busy_s - self._busy_updates * self.costs.update_s)
         self._failed, self._whole = 0, self._update
-        if ranks.world == 1:  # the process that wrote it has said so
+        if ranks.world == 1:  # the writer process has already written the manifest
             return self.folder.find(self._update)
         if ranks.rank != 0:
             return None
-        files = {f"rank{rank}.safetensors": (size, digest) for rank, (size, digest, _) in enumerate(told)}
+        files = {f"rank{rank}.safetensors": (size, digest) for rank, (size, digest, _) in enumerate(results)}
         saved = self.folder.commit(self._update, files, world=ranks.world, facts=self._facts)
         if self._best:
             self.folder.mark_best(self._update)
         self.folder.prune(self._pace.keep)
         return saved
 
-    def _fail(self, words: str) -> None:
-        """Tell of a checkpoint that could not be written; the next update tries again, some times."""
+    def _fail(self, message: str) -> None:
+        """Report a failed write. The next update retries, up to a limit."""
         self._failed += 1
         if self._failed >= _TRIES:
             raise MachineError(
-                f"No checkpoint can be written, {self._failed} times in a row: {words}. Make room there, or choose another "
-                f"folder (--out). The checkpoints before are whole."
+                f"Writing a checkpoint failed {self._failed} times in a row: {message}. Free some space, or choose another "
+                f"folder (--out). Earlier checkpoints are intact."
             )
         if self._loop.ranks.rank == 0:
-            self._say(f"checkpoint {self._update}: {words}; it is tried again.")
+            self._say(f"checkpoint {self._update} failed: {message}. It will be retried.")

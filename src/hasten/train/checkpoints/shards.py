@@ -1,8 +1,8 @@
-"""Tensors in parts: which part of a tensor this rank holds, and how any part is put together from what all ranks wrote.
+"""Sharded tensors: which part of a tensor this rank holds, and how to assemble any part from the files of all ranks.
 
-A sharded tensor (torch's DTensor) lies in parts over the ranks, each a block of rows or, in general, a box: where it begins
-and how far it reaches in each dimension. A rank writes its box and where it stands in the whole. Whoever reads, under
-however many ranks, copies what overlaps with the box that it holds itself; a whole tensor is a box too.
+A sharded tensor (torch's DTensor) is split over the ranks into blocks of rows or, in general, boxes with a start and a size
+in each dimension. A rank writes its box and the box's position in the full tensor. When a checkpoint is read with any number
+of ranks, each rank copies the overlap with its own box. A full tensor is also a box.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hasten.core.errors import CorruptError, DataError
 
 @dataclass(frozen=True)
 class Shard:
-    """What this rank holds of a tensor.
+    """This rank's part of a tensor.
 
     Attributes:
         tensor: The part, sharing the tensor's memory.
-        start: Where it begins in the whole tensor, in each dimension.
-        shape: Of the whole tensor.
-        is_first: Whether no rank before this one holds the same part: it is written once.
+        start: Its start in the full tensor, in each dimension.
+        shape: Shape of the full tensor.
+        is_first: Whether this is the first rank with this part, which writes it.
     """
 
     tensor: torch.Tensor
@@ -35,12 +35,12 @@ class Shard:
 
 
 def shard_of(tensor: torch.Tensor) -> Shard | None:
-    """This rank's part of a tensor that lies in shards; None for any other tensor.
+    """Return this rank's part of a sharded tensor; None for any other tensor.
 
-    Where the part stands is what torch's own distributed checkpoints ask of a DTensor (`__create_chunk_list__`).
+    The position of the part comes from the same method that torch's distributed checkpoints use (`__create_chunk_list__`).
 
     Raises:
-        DataError: It lies otherwise than whole or in blocks, such as in sums that were not made yet.
+        DataError: The tensor is neither replicated nor sharded, for example a partial sum.
     """
     if not hasattr(tensor, "to_local"):
         return None
@@ -49,7 +49,7 @@ def shard_of(tensor: torch.Tensor) -> Shard | None:
     part: torch.Tensor = distributed.to_local()
     if not all(placement.is_replicate() or placement.is_shard() for placement in placements):
         raise DataError(
-            f"a tensor lies as {placements} over the ranks: a checkpoint keeps whole tensors and blocks of them."
+            f"a tensor has the placements {placements}: a checkpoint can store only replicated and sharded tensors."
         )
     (chunk,) = distributed.__create_chunk_list__()
     copies = [number for number, placement in enumerate(placements) if placement.is_replicate()]
@@ -59,12 +59,12 @@ def shard_of(tensor: torch.Tensor) -> Shard | None:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as the files of a checkpoint hold it.
+    """A tensor as stored in the files of a checkpoint.
 
     Attributes:
-        shape: Of the whole tensor.
-        dtype: Its type.
-        parts: Where each part begins, and the part; none overlaps another, and together they are the whole.
+        shape: Shape of the full tensor.
+        dtype: Its dtype.
+        parts: Start and data of each part. The parts do not overlap, and together they are the full tensor.
     """
 
     shape: tuple[int, ...]
@@ -73,11 +73,11 @@ class StoredTensor:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> StoredTensor:
-        """A tensor that is kept in one part."""
+        """Create a stored tensor with one part."""
         return cls(tuple(tensor.shape), tensor.dtype, (((0,) * tensor.dim(), tensor),))
 
     def copy_to(self, target: torch.Tensor) -> None:
-        """Give a tensor of this shape its numbers; of one that lies in shards, this rank's part alone."""
+        """Copy the values to a tensor of this shape. If it is sharded, copy only this rank's part."""
         with torch.no_grad():
             shard = shard_of(target)
             box, start = (target, (0,) * target.dim()) if shard is None else (shard.tensor, shard.start)
@@ -85,40 +85,41 @@ class StoredTensor:
                 copy_overlap(part, part_start, box, start)
 
     def whole(self) -> torch.Tensor:
-        """The whole tensor; it shares the memory of its part where it has one alone."""
+        """Return the full tensor. If it has only one part, they share memory."""
         if len(self.parts) == 1 and tuple(self.parts[0][1].shape) == self.shape:
             return self.parts[0][1]
-        made = torch.empty(self.shape, dtype=self.dtype)
-        self.copy_to(made)
-        return made
+        full = torch.empty(self.shape, dtype=self.dtype)
+        self.copy_to(full)
+        return full
 
 
 def joined(
-    found: Mapping[str, Sequence[tuple[Sequence[int], Sequence[int], torch.Tensor]]], where: str
+    shards: Mapping[str, Sequence[tuple[Sequence[int], Sequence[int], torch.Tensor]]], where: str
 ) -> dict[str, StoredTensor]:
-    """Tensors of the parts that all ranks wrote.
+    """Combine the parts that all ranks wrote into tensors.
 
     Args:
-        found: By name, of each part: the shape of the whole, where the part begins, and the part.
+        shards: Name -> shape of the full tensor, start and data of each part.
         where: Name of the checkpoint, for messages.
 
     Raises:
-        CorruptError: The parts of a tensor are not the whole of it.
+        CorruptError: Parts of a tensor are missing.
     """
     tensors = {}
-    for name, parts in found.items():
+    for name, parts in shards.items():
         shape, dtype = tuple(parts[0][0]), parts[0][2].dtype
         have = sum(part.numel() for _, _, part in parts)
         if have != prod(shape) or any(tuple(whole) != shape or part.dtype != dtype for whole, _, part in parts):
             raise CorruptError(
-                f"{where}: {name} is {list(shape)} with {prod(shape):,} numbers, and the files of all ranks have {have:,}."
+                f"{where}: {name} has shape {list(shape)} with {prod(shape):,} numbers, but the files of all ranks have "
+                f"{have:,}."
             )
         tensors[name] = StoredTensor(shape, dtype, tuple((tuple(start), part) for _, start, part in parts))
     return tensors
 
 
 def copy_overlap(source: torch.Tensor, begins: Sequence[int], target: torch.Tensor, target_begins: Sequence[int]) -> None:
-    """Copy what two boxes of one tensor have in common."""
+    """Copy the overlap of two boxes of one tensor."""
     for dim, (ours, theirs) in enumerate(zip(target_begins, begins, strict=True)):
         begin = max(ours, theirs)
         length = min(ours + target.shape[dim], theirs + source.shape[dim]) - begin

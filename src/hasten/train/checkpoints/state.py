@@ -1,12 +1,12 @@
-"""Everything that decides how a run goes on, as tensors and plain data, and back.
+"""Capture the complete state of a run as tensors and plain data, and restore it.
 
-What is taken: the model's state and those buffers that no state_dict names, the optimizer's state and settings, the
-schedule, the gradient scaler, the random numbers of Python, NumPy and torch on the host and the device, where the run
-stands in its epoch, and what it divides gradients by. With the same data and plan, a run that gets it back does the same
-updates, bit for bit, as one that was never stopped; on a GPU where the job itself is deterministic.
+The state contains the model's state_dict and non-persistent buffers, the optimizer's state and settings, the schedule, the
+gradient scaler, the random number generators of Python, NumPy and torch on the host and the device, the position in the
+epoch, and the divisor of gradients. With the same data and plan, a restored run does the same updates as one that was never
+stopped, bit for bit. On a GPU, this requires a deterministic job.
 
-Of several ranks each takes what it alone has: its shards of sharded tensors, its random numbers, and its buffers, since
-running statistics are of the samples that a rank saw. What all have alike is rank 0's to keep.
+Each rank saves what only it has: its shards of sharded tensors, its random number generators, and its buffers, because
+running statistics depend on the samples that a rank saw. Rank 0 saves everything that is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from hasten.train.checkpoints.shards import StoredTensor, shard_of
 from hasten.train.loop import Loop, Position
 
 STATE = 1
+"""Version of the state's format."""
 _BY_NUMBER = "\0by number"
 _MODEL, _BUFFER, _OPTIMIZER, _RANDOM = "model.", "buffer.", "optimizer.", "random."
 _SETTINGS_LEFT = ("params", "fused", "foreach", "capturable", "differentiable")
-"""What a parameter group says of its implementation, which the plan decides anew."""
+"""Keys of a parameter group that select an implementation, which the plan decides."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run needs to go on.
+    """The state of a run.
 
     Attributes:
-        tensors: By name. They are the run's own and not copies: take them before the next update.
+        tensors: Name -> tensor. They are the run's own tensors, not copies: copy them before the next update.
         meta: Plain data.
     """
 
@@ -47,14 +48,14 @@ class RunState:
 
 @dataclass
 class _Taken:
-    """What one rank keeps."""
+    """The tensors that one rank saves."""
 
     leads: bool
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     shards: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, tensor: torch.Tensor, *, own: bool = False) -> None:
-        """Add a tensor, or this rank's part of it; `own` says that each rank has another one."""
+        """Add a tensor, or this rank's part of it. `own` says that it differs between ranks."""
         shard = shard_of(tensor)
         if shard is None:
             if self.leads or own:
@@ -65,15 +66,15 @@ class _Taken:
 
 
 def capture(loop: Loop) -> RunState:
-    """What this rank keeps of a run between two updates.
+    """Return the state that this rank saves of a run between two updates.
 
-    Of a tensor in shards it is this rank's part; `meta["shards"]` has the shape of the whole and where the part begins.
+    For a sharded tensor, it contains this rank's part. `meta["shards"]` has the full shape and the start of the part.
 
     Args:
-        loop: The run; its losses must have been read.
+        loop: The loop of the run. Its losses must have been read.
 
     Raises:
-        DataError: A part of the state is no plain data.
+        DataError: A part of the state is not plain data.
     """
     live, position = loop.live, loop.position
     taken = _Taken(leads=loop.ranks.rank == 0)
@@ -98,22 +99,23 @@ def capture(loop: Loop) -> RunState:
 
 
 def restore(loop: Loop, tensors: Mapping[str, StoredTensor], meta: Mapping[str, Any]) -> None:
-    """Bring a loop that was just built to where a state says.
+    """Restore a newly built loop from a state.
 
     Args:
-        loop: The run, under the same job; the plan and the number of ranks may be others.
-        tensors: By name; this rank's own random numbers and buffers among them.
-        meta: The leading rank's, with `samples` and `random` as they are for this rank.
+        loop: The loop of the same job. The plan and the number of ranks may differ.
+        tensors: Name -> tensor, including this rank's own random number generators and buffers.
+        meta: The plain data of rank 0, with this rank's `samples` and `random`.
 
     Raises:
-        DataError: The model or the optimizer is another one; says what differs.
+        DataError: The model or the optimizer changed. Says what differs.
     """
     live = loop.live
     problems = _differences(loop, tensors, meta)
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise DataError(
-            f"the checkpoint is of another model: {shown}. Train the job it was made by, or start anew (another --out)."
+            f"The checkpoint does not match the model: {shown}. Use the job that wrote it, or start a new run (another "
+            f"--out)."
         )
     for name, tensor in _named_tensors(loop).items():
         tensors[meta["aliases"].get(name, name)].copy_to(tensor)
@@ -125,39 +127,39 @@ def restore(loop: Loop, tensors: Mapping[str, StoredTensor], meta: Mapping[str, 
     place = meta["position"]
     position = Position(update=place["update"], samples=meta["samples"], epoch=place["epoch"])
     loop.go_to(position, taken=place["taken"], unit=place["unit"], skipped=place["skipped"])
-    _restore_random({name: kept.whole() for name, kept in tensors.items() if name.startswith(_RANDOM)}, meta["random"])
+    _restore_random({name: saved.whole() for name, saved in tensors.items() if name.startswith(_RANDOM)}, meta["random"])
 
 
 def _named_tensors(loop: Loop) -> dict[str, torch.Tensor]:
-    """Parameters and buffers under the names they are kept by: those of the state_dict, and the buffers it leaves out."""
+    """Return parameters and buffers by their saved names: those of the state_dict, and the non-persistent buffers."""
     model = loop.live.model
     state = {f"{_MODEL}{name}": value for name, value in model.state_dict(keep_vars=True).items()}
-    odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
-    if odd:
+    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    if others:
         raise DataError(
-            f"{odd[0].removeprefix(_MODEL)} of the model's state_dict is no tensor (a module's get_extra_state): keep it as "
-            f"a buffer."
+            f"{others[0].removeprefix(_MODEL)} of the model's state_dict is not a tensor (a module's get_extra_state): "
+            f"store it as a buffer."
         )
     known = {id(value) for value in state.values()}
-    left = {f"{_BUFFER}{name}": value for name, value in model.named_buffers() if id(value) not in known}
-    return {**state, **left}
+    buffers = {f"{_BUFFER}{name}": value for name, value in model.named_buffers() if id(value) not in known}
+    return {**state, **buffers}
 
 
 def _add_model(loop: Loop, taken: _Taken) -> dict[str, str]:
-    """Add parameters and buffers; names of the same tensor point to the first of them."""
-    seen: dict[int, str] = {}
+    """Add parameters and buffers, and return aliases: further names of a tensor -> its first name."""
+    first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in _named_tensors(loop).items():
-        if id(tensor) in seen:
-            aliases[name] = seen[id(tensor)]
+        if id(tensor) in first_names:
+            aliases[name] = first_names[id(tensor)]
             continue
-        seen[id(tensor)] = name
+        first_names[id(tensor)] = name
         taken.add(name, tensor, own=not isinstance(tensor, nn.Parameter))
     return aliases
 
 
 def _add_optimizer(loop: Loop, taken: _Taken) -> dict[str, Any]:
-    """Add the optimizer's tensors, and give its plain part: settings of each group, and numbers of each parameter."""
+    """Add the optimizer's tensors, and return its plain data: settings of each group, and numbers of each parameter."""
     optimizer = loop.live.optimizer
     state: dict[str, dict[str, Any]] = {}
     for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
@@ -176,50 +178,50 @@ def _add_optimizer(loop: Loop, taken: _Taken) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, "groups": groups, "state": state}
 
 
-def _restore_optimizer(loop: Loop, tensors: Mapping[str, StoredTensor], kept: Mapping[str, Any]) -> None:
+def _restore_optimizer(loop: Loop, tensors: Mapping[str, StoredTensor], plain: Mapping[str, Any]) -> None:
     optimizer = loop.live.optimizer
     by_parameter: dict[int, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith(_OPTIMIZER):
             number, _, key = name.removeprefix(_OPTIMIZER).partition(".")
             by_parameter.setdefault(int(number), {})[key] = tensor
-    for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        found: dict[str, Any] = dict(kept["state"].get(str(place), {}))
-        had = optimizer.state.get(parameter, {})
-        for key, tensor in by_parameter.get(place, {}).items():
-            found[key] = _like(tensor, had.get(key), parameter)
-        if found:
-            optimizer.state[parameter] = found
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        state: dict[str, Any] = dict(plain["state"].get(str(number), {}))
+        current = optimizer.state.get(parameter, {})
+        for key, tensor in by_parameter.get(number, {}).items():
+            state[key] = _like(tensor, current.get(key), parameter)
+        if state:
+            optimizer.state[parameter] = state
         else:
             optimizer.state.pop(parameter, None)
-    for group, settings in zip(optimizer.param_groups, kept["groups"], strict=True):
+    for group, settings in zip(optimizer.param_groups, plain["groups"], strict=True):
         group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in settings.items()})
 
 
-def _like(kept: StoredTensor, had: Any, parameter: torch.Tensor) -> torch.Tensor:
-    """A new tensor with the kept numbers, where and in the memory order that the optimizer would have chosen."""
-    if isinstance(had, torch.Tensor) and tuple(had.shape) == kept.shape:
-        made = torch.empty_like(had, dtype=kept.dtype)
-    elif kept.shape == tuple(parameter.shape):  # in shards where the parameter is
-        made = torch.empty_like(parameter, dtype=kept.dtype, requires_grad=False)
+def _like(saved: StoredTensor, current: Any, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor with the saved values, on the device and in the memory order that the optimizer would use."""
+    if isinstance(current, torch.Tensor) and tuple(current.shape) == saved.shape:
+        result = torch.empty_like(current, dtype=saved.dtype)
+    elif saved.shape == tuple(parameter.shape):  # sharded if the parameter is
+        result = torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False)
     else:  # a count of steps, which stays on the host unless the optimizer is fused
-        fused = parameter.is_cuda and not kept.shape
-        made = torch.empty(kept.shape, dtype=kept.dtype, device=parameter.device if fused else "cpu")
-    kept.copy_to(made)
-    return made
+        fused = parameter.is_cuda and not saved.shape
+        result = torch.empty(saved.shape, dtype=saved.dtype, device=parameter.device if fused else "cpu")
+    saved.copy_to(result)
+    return result
 
 
 def _differences(loop: Loop, tensors: Mapping[str, StoredTensor], meta: Mapping[str, Any]) -> list[str]:
-    """In words, how the state's model and optimizer differ from the run's."""
+    """Describe how the state's model and optimizer differ from the run's."""
     problems = []
-    have = _named_tensors(loop)
-    kept = {name for name in tensors if name.startswith((_MODEL, _BUFFER))} | set(meta["aliases"])
-    problems += [f"it lacks {_shown(name)}" for name in sorted(have.keys() - kept)]
-    problems += [f"it has {_shown(name)}, which the model has not" for name in sorted(kept - have.keys())]
-    for name in sorted(have.keys() & kept):
-        there, here = tensors[meta["aliases"].get(name, name)], have[name]
+    current = _named_tensors(loop)
+    saved = {name for name in tensors if name.startswith((_MODEL, _BUFFER))} | set(meta["aliases"])
+    problems += [f"it lacks {_shown(name)}" for name in sorted(current.keys() - saved)]
+    problems += [f"it has {_shown(name)}, which the model does not have" for name in sorted(saved - current.keys())]
+    for name in sorted(current.keys() & saved):
+        there, here = tensors[meta["aliases"].get(name, name)], current[name]
         if there.shape != tuple(here.shape):
-            problems.append(f"{_shown(name)} is {list(there.shape)} there and {list(here.shape)} here")
+            problems.append(f"{_shown(name)} has shape {list(there.shape)} there and {list(here.shape)} here")
     optimizer = loop.live.optimizer
     if meta["optimizer"]["class"] != type(optimizer).__name__:
         problems.append(f"the optimizer is {meta['optimizer']['class']} there and {type(optimizer).__name__} here")
@@ -236,30 +238,30 @@ def _shown(name: str) -> str:
 
 
 def _add_random(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Add the states of all random generators, and give their plain part."""
+    """Add the states of all random number generators, and return their plain data."""
     version, words, gauss = random.getstate()
-    kind, keys, at, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002  user code draws from it
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002  user code draws from it
     tensors[f"{_RANDOM}torch"] = torch.get_rng_state()
     tensors[f"{_RANDOM}numpy"] = torch.from_numpy(np.asarray(keys, dtype=np.uint32).astype(np.int64))
     tensors[f"{_RANDOM}python"] = torch.tensor(words, dtype=torch.int64)
     if torch.cuda.is_available():
         tensors[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state()
-    return {"python": [version, gauss], "numpy": [str(kind), int(at), int(has_gauss), float(cached)]}
+    return {"python": [version, gauss], "numpy": [str(kind), int(place), int(has_gauss), float(cached)]}
 
 
 def _restore_random(tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]) -> None:
     version, gauss = plain["python"]
     random.setstate((version, tuple(tensors[f"{_RANDOM}python"].tolist()), gauss))
-    kind, at, has_gauss, cached = plain["numpy"]
+    kind, place, has_gauss, cached = plain["numpy"]
     keys = tensors[f"{_RANDOM}numpy"].numpy().astype(np.uint32)
-    np.random.set_state((kind, keys, at, has_gauss, cached))  # noqa: NPY002  as above
+    np.random.set_state((kind, keys, place, has_gauss, cached))  # noqa: NPY002  as above
     torch.set_rng_state(tensors[f"{_RANDOM}torch"].clone())
     if f"{_RANDOM}cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors[f"{_RANDOM}cuda"].clone())
 
 
 def _back(value: Any) -> Any:
-    """What `_plain` was given."""
+    """Return the value that was passed to `_plain`."""
     if isinstance(value, dict):
         if set(value) == {_BY_NUMBER}:
             return Counter({int(key): _back(item) for key, item in value[_BY_NUMBER]})
@@ -268,10 +270,10 @@ def _back(value: Any) -> Any:
 
 
 def _plain(what: str, value: Any) -> Any:
-    """A value as JSON can hold it and give it back.
+    """Return a value in a form that JSON can store without loss.
 
     Raises:
-        DataError: It is something else.
+        DataError: The value is not plain data.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -286,5 +288,5 @@ def _plain(what: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise DataError(
-        f"{what} holds a {type(value).__qualname__}, which no checkpoint can keep: make it a number, text or a list."
+        f"{what} contains a {type(value).__qualname__}, which cannot be saved: use a number, a string or a list."
     )

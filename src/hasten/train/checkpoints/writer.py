@@ -1,4 +1,4 @@
-"""Hand a snapshot to a process that writes it, and hear what came of it."""
+"""Pass a snapshot to a process that writes it, and receive the result."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hasten.core.errors import HastenError, MachineError
 
 @dataclass(frozen=True)
 class Done:
-    """What came of an order.
+    """The result of a write.
 
     Attributes:
         path: The file.
         num_bytes: Its size.
-        checksum: Of its bytes, as `folder.Checksum` has it; empty where it was not written.
-        error: What went wrong, in the system's words; empty where nothing did.
+        checksum: Checksum of the file, see `folder.Checksum`; empty if it was not written.
+        error: The system's error message; empty on success.
     """
 
     path: Path
@@ -33,11 +33,11 @@ class Done:
 
 
 class WriterProcess:
-    """A process that writes one file at a time from an anonymous file; started again at an order if it died.
+    """A process that writes one file at a time from an anonymous file. If it died, the next write restarts it.
 
     Args:
-        handle: The anonymous file.
-        held: Open files that stay open as long as the process lives: a lock on them lasts until the last byte is written.
+        handle: File descriptor of the anonymous file.
+        held: File descriptors that the process keeps open, so that locks on them last until the last byte is written.
     """
 
     def __init__(self, handle: int, held: Sequence[int] = ()) -> None:
@@ -47,36 +47,36 @@ class WriterProcess:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an order is under way."""
+        """Whether a write is in progress."""
         return self._order is not None
 
     def start(self) -> None:
-        """Start the process ahead of the first order, which then need not wait for it.
+        """Start the process before the first write, so that the write does not wait for it.
 
         Raises:
-            MachineError: It cannot be started.
+            MachineError: The process cannot be started.
         """
         self._alive()
 
     def write(self, path: Path, num_bytes: int, *, commit: Mapping[str, Any] | None = None) -> None:
-        """Order the first bytes of the anonymous file to be written to `path`.
+        """Have the process write the first `num_bytes` of the anonymous file to `path`.
 
         Args:
             path: The file.
             num_bytes: Its size.
-            commit: What `commit` of the process takes besides: a checkpoint of this file alone is made whole there and then.
+            commit: Arguments for `writer_process.commit`, if the process is to complete a checkpoint of this single file.
 
         Raises:
-            HastenError: An order is under way.
+            HastenError: A write is in progress.
             MachineError: The process cannot be started.
         """
         if self._order is not None:
-            raise HastenError("a checkpoint is under way: wait for it before the next one.")
+            raise HastenError("A checkpoint is being written: wait for it before the next one.")
         process = self._alive()
-        told = {"path": str(path), "num_bytes": num_bytes, "commit": None if commit is None else dict(commit)}
-        order = json.dumps(told).encode() + b"\n"
+        request = {"path": str(path), "num_bytes": num_bytes, "commit": None if commit is None else dict(commit)}
+        order = json.dumps(request).encode() + b"\n"
         if process.stdin is None:
-            raise HastenError("the process that writes checkpoints has no stdin.")
+            raise HastenError("The process that writes checkpoints has no stdin.")
         try:
             process.stdin.write(order)
             process.stdin.flush()
@@ -84,16 +84,16 @@ class WriterProcess:
             self._drop()
             process = self._alive()
             if process.stdin is None:
-                raise HastenError("the process that writes checkpoints has no stdin.") from None
+                raise HastenError("The process that writes checkpoints has no stdin.") from None
             process.stdin.write(order)
             process.stdin.flush()
         self._order = (path, num_bytes)
 
     def poll(self, timeout_s: float | None = 0.0) -> Done | None:
-        """What came of the order under way; None where there is none, or it is not done yet.
+        """Return the result of the write in progress, or None if there is none or it is not finished.
 
         Args:
-            timeout_s: How long to wait for it; None waits until it is done.
+            timeout_s: Seconds to wait for it; None waits until it is finished.
         """
         if self._order is None or self._process is None or self._process.stdout is None:
             return None
@@ -110,7 +110,7 @@ class WriterProcess:
         return Done(path, num_bytes, answer.get("checksum", ""), answer.get("error", ""))
 
     def close(self) -> None:
-        """Wait for the order under way, and end the process."""
+        """Wait for the write in progress, and end the process."""
         self.poll(None)
         self._drop()
 
@@ -119,12 +119,12 @@ class WriterProcess:
             self._drop()
         if self._process is None:
             try:
-                self._process = subprocess.Popen(  # noqa: S603  our own module, by our own interpreter
+                self._process = subprocess.Popen(  # noqa: S603  a module of this package
                     [sys.executable, "-m", "hasten.train.checkpoints.writer_process", str(self._handle)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     pass_fds=[self._handle, *self._held],
-                    start_new_session=True,  # a Ctrl-C at the terminal is for the run alone
+                    start_new_session=True,  # Ctrl-C in the terminal must only reach the run
                 )
             except OSError as error:
                 raise MachineError(f"The process that writes checkpoints cannot be started: {error}.") from error
@@ -132,14 +132,14 @@ class WriterProcess:
 
     def _drop(self) -> None:
         if self._process is not None:
-            # Loader workers that were forked meanwhile hold its stdin open: it must be told.
+            # Loader workers forked in the meantime keep its stdin open, so it needs an explicit message to end.
             with contextlib.suppress(OSError):
                 if self._process.stdin is not None:
                     self._process.stdin.write(b"null\n")
                     self._process.stdin.flush()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(OSError):  # it was killed, and what is left in the pipe is for nobody
+                    with contextlib.suppress(OSError):  # it was killed, and no process reads the rest of the pipe
                         pipe.close()
             self._process.wait()
             self._process = None

@@ -1,8 +1,8 @@
-"""The process that writes checkpoints: it knows bytes and files, and nothing of torch.
+"""The process that writes checkpoints. It handles bytes and files only, and does not import torch.
 
-It reads orders from its first stdin, one JSON object a line, and answers on its stdout. It takes the lowest priority there
-is, so that training goes first. When the one who started it is gone, it finishes what it is at, and ends: a run that was
-killed while a checkpoint was under way has one more checkpoint.
+It reads orders from stdin, one JSON object per line, and answers on stdout. It runs at the lowest priority, so that training
+is not slowed down. When its parent has ended, it finishes the current write and exits. A run that is killed during the write
+of a checkpoint therefore still gets this checkpoint.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from hasten.core.files import replaced
 from hasten.train.checkpoints.folder import CheckpointFolder, Checksum
 
 PART = 2**23
-"""Bytes handed on at a time."""
+"""Size in bytes of each write."""
 BLOCK = 4096
-"""Bytes that a disk takes at a time, or a multiple of them."""
+"""Block size in bytes: direct writes must be a multiple of it."""
 
 
 def write_file(handle: int, num_bytes: int, path: Path) -> str:
-    """Write the first bytes of an anonymous file to `path`, durably; their checksum.
-
-    The file appears whole or not at all.
+    """Write the first `num_bytes` of an anonymous file to `path` atomically and durably, and return their checksum.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written; nothing is left behind then.
+        OSError: The disk is full, or the folder cannot be written. No file is left behind.
     """
     digest = Checksum()
     with mmap.mmap(handle, num_bytes, prot=mmap.PROT_READ) as source, replaced(path, buffering=0) as file:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)  # a full disk is found before it is written full
-        out = _PastTheCache(file.fileno())
+        os.posix_fallocate(file.fileno(), 0, num_bytes)  # fails early if the disk is too full
+        out = _DirectFile(file.fileno())
         with memoryview(source) as view:
             for start in range(0, num_bytes, PART):
                 with view[start : start + PART] as chunk:
@@ -47,11 +45,11 @@ def write_file(handle: int, num_bytes: int, path: Path) -> str:
     return digest.hexdigest()
 
 
-class _PastTheCache:
-    """Writes to an open file, past the page cache where its file system can.
+class _DirectFile:
+    """Writes to an open file with direct I/O, bypassing the page cache, if its file system supports it.
 
-    Through the cache a checkpoint takes as much memory again, which the system must find while training needs it: a fresh
-    page costs more than the copy into it.
+    Writing through the page cache would need as much memory as the checkpoint, while training needs it. Allocating a page
+    takes longer than copying to it.
     """
 
     def __init__(self, handle: int) -> None:
@@ -61,7 +59,7 @@ class _PastTheCache:
             self._switch(on=True)
 
     def write(self, data: memoryview) -> None:
-        """Write all of it; what is no whole block goes through the cache, and so does all that follows it."""
+        """Write all data. A partial block goes through the page cache, and so does everything after it."""
         done = 0
         while done < len(data):
             whole = (len(data) - done) // BLOCK * BLOCK
@@ -86,20 +84,20 @@ class _PastTheCache:
         except OSError:
             if not on:
                 raise
-            self._is_direct = False  # this file system has no such way
+            self._is_direct = False  # this file system does not support direct I/O
 
 
 def commit(path: Path, num_bytes: int, checksum: str, *, update: int, facts: dict[str, Any], best: bool, keep: int) -> None:
-    """Say that a checkpoint of this one file is whole, and let older ones go: training does not wait for it.
+    """Mark a checkpoint with a single file as complete, and prune older ones, so that training does not wait for it.
 
     Args:
         path: The file, `RUN/checkpoints/UPDATE/rank0.safetensors`.
         num_bytes: Its size.
-        checksum: Of its bytes.
-        update: Updates that were done.
-        facts: Noted with it.
+        checksum: Its checksum.
+        update: Completed updates.
+        facts: Plain data to store in the manifest.
         best: Mark it as the best.
-        keep: Checkpoints that stay.
+        keep: Number of newest checkpoints to keep.
     """
     folder = CheckpointFolder(path.parents[2])
     folder.commit(update, {path.name: (num_bytes, checksum)}, facts=facts)
@@ -109,13 +107,13 @@ def commit(path: Path, num_bytes: int, checksum: str, *, update: int, facts: dic
 
 
 def main(handle: int) -> None:
-    """Obey orders until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which tells us what to do
+    """Execute orders until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(19)
     for line in sys.stdin.buffer:
         order: dict[str, Any] | None = json.loads(line)
-        if order is None:  # the end; that of the pipe may be far, as forks of the run hold it too
+        if order is None:  # explicit end: forks of the run may keep the pipe open
             return
         try:
             answer: dict[str, Any] = {"checksum": write_file(handle, order["num_bytes"], Path(order["path"]))}
@@ -123,12 +121,12 @@ def main(handle: int) -> None:
                 commit(Path(order["path"]), order["num_bytes"], answer["checksum"], **order["commit"])
         except OSError as error:
             answer = {"error": error.strerror or str(error)}
-        except HastenError as error:  # another checkpoint of the folder is of a newer version
+        except HastenError as error:  # the folder has a checkpoint written by a newer version
             answer = {"error": str(error)}
         try:
             sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # nobody is left to hear it
+        except BrokenPipeError:  # the parent has ended
             return
 
 

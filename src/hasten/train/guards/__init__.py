@@ -1,1 +1,1 @@
-"""Watch a run while it trains: hangs, memory growth, out of memory, losses that are not finite."""
+"""Watch a run while it trains: hangs, memory growth, out of memory, NaN and infinite losses."""

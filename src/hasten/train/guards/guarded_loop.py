@@ -1,8 +1,8 @@
-"""The training loop of a run that nobody watches: an update that fails is looked at before it can do harm.
+"""The training loop for unattended runs, which handles failed updates.
 
-Memory that runs out: the update is done again with its batches in smaller parts, at the same optimizer batch. A loss or a
-gradient that is no number: the run stops, leaves the update out, or goes back to a checkpoint. Whatever happens is kept with
-the samples it happened with.
+If memory runs out, the update is repeated with its batches in smaller parts, at the same optimizer batch. If a loss or a
+gradient is NaN or infinite, the run stops, skips the update, or rolls back to a checkpoint. Every incident is recorded with
+the samples of its update.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hasten.core.errors import JobError, LossError, MachineError
 from hasten.core.live import LiveJob
 from hasten.core.sync import shard
-from hasten.train.guards.incidents import Incident, Incidents, shown_samples
+from hasten.train.guards.incidents import INCIDENTS, Incident, Incidents, shown_samples
 from hasten.train.guards.non_finite import NonFinitePolicy, SpikeWatch, all_finite
 from hasten.train.guards.oom import ChangedBuffers, PieceLimit, Window, free_memory, is_out_of_memory
 from hasten.train.loop import Loop, MicroBatch
 from hasten.train.ranks import Ranks
 
 _LEARNS = 2
-"""Updates after which it is known which buffers change."""
+"""Number of updates after which it is known which buffers change."""
 
 
 class _Where(NamedTuple):
-    """An update, and the batches of its epoch that it took."""
+    """An update, with its range of batches in the epoch."""
 
     update: int
     epoch: int
@@ -35,11 +35,11 @@ class _Where(NamedTuple):
     end: int
 
 
-class RollBack(Exception):  # noqa: N818  no error as long as there is a checkpoint to go back to
-    """An update went wrong, and the run is to go back to its newest checkpoint.
+class RollBack(Exception):  # noqa: N818  not an error while there is a checkpoint to roll back to
+    """An update failed, and the run must roll back to its newest checkpoint.
 
     Args:
-        incident: What happened; its action is still to be told.
+        incident: What happened. Its action is not set yet.
     """
 
     def __init__(self, incident: Incident) -> None:
@@ -48,13 +48,13 @@ class RollBack(Exception):  # noqa: N818  no error as long as there is a checkpo
 
 
 class GuardedLoop(Loop):
-    """A loop that looks after its updates. It keeps no start to go back to.
+    """A loop that handles failed updates. It cannot rewind.
 
     Args:
-        live: The job.
-        incidents: Told what went wrong.
-        non_finite: What is done about losses and gradients that are no numbers.
-        ranks: The process group; found by itself when None.
+        live: The live job.
+        incidents: Records incidents.
+        non_finite: How to handle NaN and infinite losses and gradients.
+        ranks: The process group; None detects it.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class GuardedLoop(Loop):
         self._unread: list[_Where] = []
 
     def read_losses(self) -> None:
-        """Bring the pending losses to the host, and look at them.
+        """Copy the pending losses to the host and check them.
 
         Raises:
-            LossError: One of them is NaN or infinite; the samples of its update are in the incidents.
+            LossError: A loss is NaN or infinite. The samples of its update are in the incidents.
         """
         before = len(self.losses)
         unread, self._unread = self._unread, []
@@ -85,10 +85,10 @@ class GuardedLoop(Loop):
             raise
         for where, loss in zip(unread, self.losses[before:], strict=True):
             if words := self._spikes.look(where.update, loss):
-                self._note("spike", where, words, "nothing was done")
+                self._note("spike", where, words, "no action")
 
     def went_back(self) -> None:
-        """Forget what the losses were: the run stands somewhere else."""
+        """Discard gradients and the history of losses after a rollback."""
         self.live.optimizer.zero_grad(set_to_none=True)
         self._unread.clear()
         self._spikes.forget()
@@ -107,7 +107,7 @@ class GuardedLoop(Loop):
             self._buffers.learn()
 
     def _tried(self, window: Window) -> str:
-        """Do the update; what ran out of memory, in words, where it did."""
+        """Try the update. Return the error message if memory ran out, otherwise an empty string."""
         self._stepping = False
         self._taken_by = window
         try:
@@ -117,35 +117,35 @@ class GuardedLoop(Loop):
                 raise
             if self._stepping:
                 raise MachineError(
-                    f"Memory ran out in the optimizer's step of update {self.position.update} ({_short(error)}), which "
-                    f"cannot be done again. The checkpoints are whole. Try `hasten tune --objective memory`, and go on "
+                    f"Memory ran out in the optimizer step of update {self.position.update} ({_short(error)}), which "
+                    f"cannot be repeated. The checkpoints are intact. Try `hasten tune --objective memory`, and continue "
                     f"with --resume."
                 ) from error
             if self.live.sync is not None:
                 raise MachineError(
                     f"Memory ran out in update {self.position.update} on rank {self.ranks.rank} ({_short(error)}) while "
-                    f"ranks exchange gradients. Compute fewer samples at once (`hasten batch`), and go on with --resume."
+                    f"ranks exchange gradients. Compute fewer samples at once (`hasten batch`), and continue with --resume."
                 ) from error
             return _short(error)
         except JobError as error:
             if self._limit.elements is None:
                 raise
-            raise MachineError(f"Memory ran out in update {self.position.update}, and: {error}") from error
+            raise MachineError(f"Memory ran out in update {self.position.update}, and a retry failed: {error}") from error
         return ""
 
     def _make_smaller(self, words: str) -> None:
-        """Free what the failed update held, and let its batches be cut smaller."""
+        """Free the memory of the failed update, and set a lower limit on the size of its parts."""
         self.live.optimizer.zero_grad(set_to_none=self.live.zero_grad_to_none)
         self._buffers.put_back()
         free_memory()
         if not self._limit.lower():
             raise MachineError(
-                f"Memory ran out in update {self.position.update} with a single sample ({words}). Look at the size of that "
+                f"Memory ran out in update {self.position.update} with a single sample ({words}). Check the size of that "
                 f"sample, or try `hasten tune --objective memory` (activation checkpointing, lower precision)."
             )
-        action = "it is done again in smaller parts, at the same optimizer batch"
+        action = "the update is repeated in smaller parts, at the same optimizer batch"
         if any(isinstance(module, _BatchNorm) for module in self.live.model.modules()):
-            action += "; BatchNorm takes its statistics over the parts"
+            action += "; BatchNorm computes its statistics over the parts"
         self._note("out of memory", self._where(), f"memory ran out ({words})", action)
 
     def _parts(self, batch: object, size: int) -> int:
@@ -160,29 +160,29 @@ class GuardedLoop(Loop):
             super()._step()
             return
         self._pending.pop()
-        incident = self._incident("not finite", where, words, "left out")
+        incident = self._incident("not finite", where, words, "the update is skipped")
         if self._non_finite.policy == "rollback":
             raise RollBack(incident)
         self._left_out += 1
         if self.live.scaler is not None:
-            super()._step()  # it skips the step, and lowers its scale
+            super()._step()  # the scaler skips the step and lowers its scale
         else:
             self.skipped += 1
         if self._left_out > self._non_finite.most:
             raise LossError(
-                f"{self._left_out} updates in a row were left out, the last because {words}"
-                f"{shown_samples(incident.samples)}. The checkpoints before them are whole: lower the learning rate, or "
-                f"look at the samples in the incidents.",
+                f"{self._left_out} updates in a row were skipped, the last because {words}"
+                f"{shown_samples(incident.samples)}. The checkpoints before them are intact: lower the learning rate, or "
+                f"check the samples in {INCIDENTS}.",
                 update=where.update,
             )
         self._incidents.note(incident)
 
     def _bad(self) -> str:
-        """Why this update must not be done, the same on all ranks; empty where nothing speaks against it."""
+        """Return why this update must not be applied, the same on all ranks; empty if it may be."""
         loss = self._pending[-1]
         if not bool(torch.isfinite(loss)):
             return f"the loss is {float(loss)}"
-        if self.live.scaler is not None:  # it looks at the gradients itself, and scaled ones may well be infinite
+        if self.live.scaler is not None:  # it checks the gradients itself, and scaled gradients may be infinite
             return ""
         gradients = [shard(p.grad) for p in self._parameters if p.grad is not None]
         bad = torch.tensor(0.0 if all_finite(gradients) else 1.0, device=self.live.device)
@@ -204,5 +204,5 @@ class GuardedLoop(Loop):
 
 
 def _short(error: BaseException) -> str:
-    words = " ".join(str(error).split()) or type(error).__name__
-    return words if len(words) <= 160 else words[:157] + "..."
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message if len(message) <= 160 else message[:157] + "..."

@@ -1,4 +1,4 @@
-"""What went wrong in a run, and what was done about it: told, and kept as lines of JSON beside the metrics."""
+"""Report incidents of a run with the action taken, and record them as JSON lines next to the metrics."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from hasten.core.errors import MachineError
 
 INCIDENTS = "incidents.jsonl"
 _SHOWN = 8
+"""Number of sample indices shown in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One of them.
+    """An incident of a run.
 
     Attributes:
-        kind: `not finite`, `spike`, `out of memory`, `memory`, `standstill`.
-        update: The update it happened in, counted from 0.
+        kind: `not finite`, `spike`, `out of memory`, `memory` or `standstill`.
+        update: The update in which it happened, counted from 0.
         epoch: The epoch, counted from 0.
-        words: What was seen.
-        action: What was done.
-        samples: Indices of the samples of that update, over all ranks; empty where the dataset has none.
+        words: What happened.
+        action: The action taken.
+        samples: Indices of the samples of that update, over all ranks; empty for an iterable dataset.
     """
 
     kind: str
@@ -36,21 +37,21 @@ class Incident:
 
 
 class Incidents:
-    """Tells and keeps incidents.
+    """Reports and records incidents.
 
     Args:
-        path: The file, in a folder that exists; None keeps nothing (a rank that does not lead).
-        say: Told each of them.
+        path: The file, in an existing folder; None records nothing (ranks other than 0).
+        say: Called with a message for each incident.
     """
 
     def __init__(self, path: Path | None, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
 
     def note(self, incident: Incident) -> None:
-        """Tell one, and keep it.
+        """Report and record an incident.
 
         Raises:
-            MachineError: It cannot be written.
+            MachineError: The file cannot be written.
         """
         self._say(f"update {incident.update}: {incident.words}{shown_samples(incident.samples)}; {incident.action}")
         if self._path is None:
@@ -60,12 +61,12 @@ class Incidents:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise MachineError(f"{self._path} cannot be written ({error.strerror}): make room there.") from error
+            raise MachineError(f"{self._path} cannot be written ({error.strerror}): free some space.") from error
 
 
 def shown_samples(samples: Sequence[int]) -> str:
-    """A few of the indices, in brackets."""
+    """Return some of the indices in brackets; empty if there are none."""
     if not samples:
         return ""
-    words = ", ".join(map(str, samples[:_SHOWN]))
-    return f" (samples {words}{f' and {len(samples) - _SHOWN} more' if len(samples) > _SHOWN else ''})"
+    listed = ", ".join(map(str, samples[:_SHOWN]))
+    return f" (samples {listed}{f' and {len(samples) - _SHOWN} more' if len(samples) > _SHOWN else ''})"

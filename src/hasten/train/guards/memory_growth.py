@@ -1,7 +1,7 @@
-"""Tell when a run's memory grows, and what it is that grows.
+"""Detect when a run's memory grows, and report which tensors grow in number.
 
-The memory of a window of updates is its highest; the first windows after the warm-up are the baseline. Where several windows
-in a row lie a fifth above it, the tensors that there are now are compared with those there were then, by type and shape.
+The memory of a window of updates is the maximum within it. The first windows after the warm-up are the baseline. If several
+windows in a row are 20 % above it, the current tensors are compared with those at the baseline, by dtype and shape.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import torch
 Kinds: TypeAlias = "Counter[tuple[str, tuple[int, ...]]]"
 
 GROWN = 1.2
-"""Times the baseline from which memory has grown: the rule of the system this was first asked for."""
+"""Factor over the baseline at which memory counts as grown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """How memory is judged.
+    """How memory growth is judged.
 
     Attributes:
-        updates: Of a window.
-        skipped: Windows at the start that say nothing: buffers and caches fill.
-        baseline: Windows that make the baseline.
-        grown: Windows in a row that must lie above.
+        updates: Number of updates per window.
+        skipped: Number of first windows to skip, while buffers and caches fill.
+        baseline: Number of windows that form the baseline.
+        grown: Number of consecutive windows that must be above the baseline.
     """
 
     updates: int = 50
@@ -43,12 +43,12 @@ class GrowthWatch:
     """Watches the memory of this process.
 
     Args:
-        say: Told once when it has grown, and again when it has grown as much once more.
-        windows: How it is judged.
-        memory: Gives bytes in use; None asks the system, and CUDA where it is used.
+        say: Called with a message when memory has grown, and each time it has grown by the same factor again.
+        windows: How memory growth is judged.
+        memory: Returns the bytes in use; None asks the system, and CUDA if it is used.
 
     Attributes:
-        told: How often it was found to have grown.
+        told: Number of times that growth was reported.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class GrowthWatch:
         self.told = 0
 
     def after_update(self) -> None:
-        """Look, once in a while: a look costs some microseconds."""
+        """Read the memory in use, only every few updates, because a reading takes some microseconds."""
         self._updates += 1
         if self._updates % max(1, self._windows.updates // 10) == 0:
             self._peak = max(self._peak, self._memory())
@@ -94,31 +94,29 @@ class GrowthWatch:
 
 
 def tensors_alive() -> Kinds:
-    """Count the tensors that Python can reach, by type and shape. Those with symbolic shapes hold no memory."""
-    found: Kinds = Counter()
+    """Count the tensors that Python can reach, by dtype and shape. Tensors with symbolic shapes hold no memory."""
+    counts: Kinds = Counter()
     for thing in gc.get_objects():
         try:
-            if issubclass(type(thing), torch.Tensor):  # isinstance would wake what is loaded lazily
+            if issubclass(type(thing), torch.Tensor):  # isinstance would trigger lazily loaded objects
                 shape = tuple(thing.shape)
                 if all(isinstance(size, int) for size in shape):
-                    found[str(thing.dtype).removeprefix("torch."), shape] += 1
-        except ReferenceError:  # a proxy of something that is gone
+                    counts[str(thing.dtype).removeprefix("torch."), shape] += 1
+        except ReferenceError:  # a weak proxy of a deleted object
             continue
-    return found
+    return counts
 
 
 def growth_words(before: Kinds, now: Kinds, most: int = 3) -> str:
-    """Which kinds of tensors became more, those with the most bytes first."""
+    """Describe which kinds of tensors grew in number, those with the most bytes first."""
     more = {kind: count - before[kind] for kind, count in now.items() if count > before[kind]}
     ranked = sorted(more, key=lambda kind: -more[kind] * _bytes(kind))[:most]
     if not ranked:
-        return (
-            "No kind of tensor that Python can reach became more: look at the libraries beside torch, and at loader workers."
-        )
-    words = "; ".join(
+        return "The number of tensors in Python did not grow: check libraries other than torch, and loader workers."
+    listed = "; ".join(
         f"{more[kind]} more {kind[0]} {list(kind[1])} ({more[kind] * _bytes(kind) / 2**20:,.1f} MiB)" for kind in ranked
     )
-    return f"There are {words}. Look for lists that keep losses or outputs: keep loss.item() or loss.detach() instead."
+    return f"There are {listed}. Check for lists that keep losses or outputs: keep loss.item() or loss.detach() instead."
 
 
 def _bytes(kind: tuple[str, tuple[int, ...]]) -> int:
@@ -126,11 +124,11 @@ def _bytes(kind: tuple[str, tuple[int, ...]]) -> int:
 
 
 def in_use(*, host: bool = True) -> int:
-    """Bytes this process uses: on its CUDA device, where it uses one, and on the host unless that is left out."""
+    """Return the bytes that this process uses on its CUDA device, if any, and with `host` also in main memory."""
     device = int(torch.cuda.memory_allocated()) if torch.cuda.is_initialized() else 0
     return device + (host_bytes() if host else 0)
 
 
 def host_bytes() -> int:
-    """Bytes of main memory this process uses."""
+    """Return the bytes of main memory that this process uses."""
     return int(psutil.Process().memory_info().rss)

@@ -1,4 +1,4 @@
-"""Detect losses and gradients that are NaN or infinite, and losses that jump; and the policies against them."""
+"""Detect NaN and infinite losses and gradients, and loss spikes, and define the policies for handling them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ Policy: TypeAlias = Literal["stop", "skip", "rollback"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 _LOOKED_BACK = 100
+"""Number of recent losses that a loss is compared with."""
 _FEWEST = 20
+"""Minimum number of earlier losses for a comparison."""
 _JUMP = 8.0
-"""Deviations above the median at which a loss has jumped. A deviation is 1.4826 times the median distance from it."""
+"""Deviations above the median at which a loss is a spike. A deviation is 1.4826 times the median distance from it."""
 _LEAST_RISE = 0.5
-"""A jump is at least such a share of the median: quiet losses deviate by next to nothing."""
+"""Minimum height of a spike as a share of the median, for losses that hardly vary."""
 _QUIET_AFTER = 50
+"""Number of updates after a spike in which no other is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonFinitePolicy:
-    """What is done about a loss or a gradient that is NaN or infinite.
+    """How to handle a NaN or infinite loss or gradient.
 
     Attributes:
-        policy: `stop` ends the run at the loss, whose checkpoints are whole; `skip` leaves that update out; `rollback`
-            goes back to the newest checkpoint and on from there at a lower learning rate.
-        rate: What the learning rate is multiplied by at a rollback.
-        most: Updates in a row that may be left out, or rollbacks of a run, before it ends after all.
+        policy: `stop` ends the run and keeps its checkpoints; `skip` skips the update; `rollback` rolls back to the newest
+            checkpoint and continues at a lower learning rate.
+        rate: Factor on the learning rate at a rollback.
+        most: Maximum number of skipped updates in a row, or of rollbacks in a run, before it stops.
     """
 
     policy: Policy = "stop"
@@ -47,14 +50,14 @@ class NonFinitePolicy:
 
 
 class SpikeWatch:
-    """Finds losses that jump out of those before them."""
+    """Detects losses that are far above the recent ones."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_LOOKED_BACK)
         self._quiet_until = 0
 
     def look(self, update: int, loss: float) -> str:
-        """Whether a loss jumped, in words; empty where it did not. After one, others are not told for a while."""
+        """Describe the spike if a loss is one; otherwise return an empty string. After a spike, pause for some updates."""
         before = list(self._losses)
         self._losses.append(loss)
         if len(before) < _FEWEST or update < self._quiet_until:
@@ -64,20 +67,20 @@ class SpikeWatch:
         if loss <= middle + max(_JUMP * deviation, _LEAST_RISE * abs(middle)):
             return ""
         self._quiet_until = update + _QUIET_AFTER
-        return f"the loss jumped to {loss:.4g}, where the median of the last {len(before)} is {middle:.4g}"
+        return f"the loss jumped to {loss:.4g}, while the median of the last {len(before)} is {middle:.4g}"
 
     def forget(self) -> None:
-        """Begin anew: the run went back."""
+        """Forget all losses after a rollback."""
         self._losses.clear()
         self._quiet_until = 0
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no number of any tensor is NaN or infinite, or so large that the norm of its tensor overflows."""
+    """Whether all values are finite and no tensor's norm overflows."""
     given = [tensor for tensor in tensors if tensor.numel()]
     if not given:
         return True
-    norms = torch._foreach_norm(given)  # noqa: SLF001  as torch's own clipping does it; one pass over the gradients
+    norms = torch._foreach_norm(given)  # noqa: SLF001  as in torch's own clipping; one pass over the gradients
     return (
         all(bool(torch.isfinite(norm)) for norm in norms)
         if len(norms) == 1

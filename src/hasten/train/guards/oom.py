@@ -1,4 +1,4 @@
-"""Memory that runs out in an update: the update is done again, its batches in smaller parts."""
+"""Recover from running out of memory in an update, by repeating it with its batches in smaller parts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch.nn.modules.batchnorm import _NormBase
 from hasten.core.batch import iter_tensors
 from hasten.train.loop import MicroBatch
 
-_WORDS = ("can't allocate memory", "out of memory", "cannot allocate memory")
+_MESSAGES = ("can't allocate memory", "out of memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that an allocation failed, on the host or the device."""
+    """Whether an error means that an allocation failed, on the host or the device."""
     return isinstance(error, MemoryError | RuntimeError) and tells_of_memory(error)
 
 
 def tells_of_memory(error: BaseException) -> bool:
-    """Whether an error is one of memory, or its words say so, whatever its class."""
-    words = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(told in words for told in _WORDS)
+    """Whether an error of any class is an out-of-memory error, by its class or its message."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(part in message for part in _MESSAGES)
 
 
 class Window:
-    """The micro-batches of one update, remembered as they are taken, so that they can be taken again.
+    """The micro-batches of one update, stored as they are taken, so that they can be taken again.
 
     Args:
-        source: Where they come from; None marks the end of an epoch.
+        source: The source of micro-batches; None marks the end of an epoch.
     """
 
     def __init__(self, source: Iterator[MicroBatch | None]) -> None:
@@ -49,19 +49,19 @@ class Window:
 
     @property
     def num_batches(self) -> int:
-        """Micro-batches that were taken until now."""
+        """Number of micro-batches taken so far."""
         return sum(item is not None for item in self._kept)
 
     def again(self) -> None:
-        """Begin from its first micro-batch."""
+        """Restart from the first micro-batch."""
         self._at = 0
 
 
 class PieceLimit:
-    """How large a piece of a batch may be, learnt from those that did not fit.
+    """The limit on the size of a piece of a batch, learned from pieces that did not fit in memory.
 
     Attributes:
-        elements: Numbers in a piece that did not fit; a piece must hold fewer. None as long as all fitted.
+        elements: Number of tensor elements in a piece that did not fit. Pieces must have fewer. None if all have fit so far.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class PieceLimit:
         self._last = (0, 1, 1)
 
     def parts(self, batch: Any, size: int, at_least: int) -> int:
-        """Parts to cut a batch of `size` samples into: `at_least`, doubled until a piece is below the limit."""
+        """Return the number of parts for a batch of `size` samples: `at_least`, doubled until a piece is below the limit."""
         elements = max(1, sum(tensor.numel() for tensor in iter_tensors(batch)))
         parts = at_least
         if self.elements is not None:
@@ -79,7 +79,7 @@ class PieceLimit:
         return parts
 
     def lower(self) -> bool:
-        """Learn that a piece of the last batch did not fit; whether smaller pieces are possible."""
+        """Lower the limit after a piece of the last batch did not fit. Return whether smaller pieces are possible."""
         elements, size, parts = self._last
         if parts >= size:
             return False
@@ -88,35 +88,35 @@ class PieceLimit:
 
 
 class ChangedBuffers:
-    """Puts back what a pass that failed did to the model's buffers, such as running statistics.
+    """Restores the model's buffers, such as running statistics, after a failed pass.
 
-    Which buffers change is found out by torch's version counters, so that constants are copied once and never again. Running
-    statistics of normalisation are changed without being counted, and always taken to change.
+    Torch's version counters show which buffers change, so constants are copied only once. Running statistics of
+    normalisation layers change without being counted, and are always treated as changing.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._buffers = list(model.buffers())
-        self._versions = [buffer._version for buffer in self._buffers]  # noqa: SLF001  public in torch's C++ alone
+        self._versions = [buffer._version for buffer in self._buffers]  # noqa: SLF001  public only in torch's C++ API
         norms = [module for module in model.modules() if isinstance(module, _NormBase)]
         self._statistics = {id(buffer) for module in norms for buffer in module.buffers(recurse=False)}
         self._changing = list(self._buffers)
         self._copies: list[torch.Tensor] = []
 
     def keep(self) -> None:
-        """Remember the buffers as they are, before an update."""
+        """Copy the buffers before an update."""
         if self._copies and len(self._copies) == len(self._changing):
             torch._foreach_copy_(self._copies, self._changing)
             return
         self._copies = [buffer.detach().clone() for buffer in self._changing]
 
     def put_back(self) -> None:
-        """Bring them back."""
+        """Restore the copied buffers."""
         with torch.no_grad():
             for buffer, copy in zip(self._changing, self._copies, strict=True):
                 buffer.copy_(copy)
 
     def learn(self) -> None:
-        """After an update: those that it left alone need no more copies."""
+        """After an update, stop copying the buffers that it did not change."""
         changed = [
             buffer
             for buffer, version in zip(self._buffers, self._versions, strict=True)
@@ -127,7 +127,7 @@ class ChangedBuffers:
 
 
 def free_memory() -> None:
-    """Give back what nobody uses any more."""
+    """Release unused memory on the host and the device."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

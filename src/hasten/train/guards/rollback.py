@@ -1,4 +1,4 @@
-"""Go back to the newest checkpoint after an update that went wrong, and on from there at a lower learning rate."""
+"""Roll back to the newest checkpoint after a failed update, and continue at a lower learning rate."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hasten.core.live import LiveJob
 from hasten.train.checkpoints.resume import load_checkpoint, newest_checkpoint
 from hasten.train.checkpoints.saver import Saver
 from hasten.train.guards.guarded_loop import GuardedLoop, RollBack
-from hasten.train.guards.incidents import Incidents
+from hasten.train.guards.incidents import INCIDENTS, Incidents
 from hasten.train.guards.non_finite import NonFinitePolicy
 
 
 class Rollback:
-    """Takes a run back. All ranks together.
+    """Rolls a run back. All ranks must use it together.
 
     Args:
-        loop: The run.
-        run: Its folder.
-        non_finite: How much lower the rate becomes, and how often.
-        incidents: Told each time.
-        say: Told of checkpoints that are passed over.
+        loop: The loop of the run.
+        run: The run's folder.
+        non_finite: The factor on the learning rate, and the maximum number of rollbacks.
+        incidents: Records each rollback.
+        say: Called with a message for each checkpoint that is skipped.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Rollback:
         self._times: Counter[int] = Counter()
 
     def go(self, wrong: RollBack, saver: Saver | None) -> None:
-        """Go back.
+        """Roll back.
 
         Args:
-            wrong: What happened.
-            saver: Of the run; its checkpoint under way is waited for.
+            wrong: The reason.
+            saver: The saver of the run. Its checkpoint in progress is completed first.
 
         Raises:
-            LossError: There is no checkpoint, or it was done too often.
+            LossError: There is no checkpoint, or the limit of rollbacks is reached.
         """
         incident, loop = wrong.incident, self._loop
         if saver is not None:
@@ -51,10 +51,10 @@ class Rollback:
         times = self._times.total()
         if saved is None or times >= self._non_finite.most:
             self._incidents.note(replace(incident, action="the run stops"))
-            why = f"the run went back {times} times already" if saved else "there is no checkpoint to go back to"
+            why = f"the run was already rolled back {times} times" if saved else "there is no checkpoint to roll back to"
             raise LossError(
                 f"In update {incident.update} {incident.words}, and {why}. Lower the learning rate, save more often "
-                f"(--checkpoint-every), or look at the samples in the incidents.",
+                f"(--checkpoint-every), or check the samples in {INCIDENTS}.",
                 update=incident.update,
             )
         self._times[saved.update] += 1
@@ -64,12 +64,12 @@ class Rollback:
         lower_rate(loop.live, factor)
         if saver is not None:
             saver.went_back()
-        action = f"back to checkpoint {saved.path.name}, and on at {factor:.3g} times its learning rate"
+        action = f"rolled back to checkpoint {saved.path.name}, with its learning rate multiplied by {factor:.3g}"
         self._incidents.note(replace(incident, action=action))
 
 
 def lower_rate(live: LiveJob, factor: float) -> None:
-    """Multiply the learning rate by a factor, and what the schedule derives it from."""
+    """Multiply the learning rate, and the rates that the schedule is based on, by a factor."""
     for group in live.optimizer.param_groups:
         for name in ("lr", "initial_lr", "max_lr", "min_lr"):
             if name in group:

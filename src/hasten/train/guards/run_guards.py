@@ -1,4 +1,4 @@
-"""All that looks after a run between its updates: whether it moves, whether it grows, whether memory becomes scarce."""
+"""Watch a run between its updates: whether it hangs, whether its memory grows, whether memory runs low."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from hasten.train.guards.watchdog import Watchdog
 from hasten.train.loop import Position
 
 STACKS = "stacks"
-"""The folder in a run's folder where stacks of hung processes are written."""
+"""Name of the folder, in a run's folder, for stack traces of hung processes."""
 _REST = 100
+"""Minimum number of updates between two collections of unused memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When the guards speak.
+    """Thresholds of the guards.
 
     Attributes:
         collect_frac: Share of the memory limit above which unused memory is collected.
         still_s: Seconds without an update that are always allowed.
-        memory_bytes: The memory limit; None asks the machine, 0 for none.
+        memory_bytes: The memory limit; None reads it from the machine, 0 is no limit.
     """
 
     collect_frac: float = 0.9
@@ -37,17 +38,17 @@ class Limits:
 
 
 class Guards:
-    """Looks after a run. A context manager.
+    """Watches a run. A context manager.
 
     Args:
-        folder: Where stacks are written when the run stands still.
-        incidents: Told what is found.
-        position: Where the run stands; changes as it goes on.
-        limits: When to speak.
-        memory: Gives the bytes this process uses; None asks the system.
+        folder: Folder for stack traces if the run hangs.
+        incidents: Records what is found.
+        position: Returns the current position of the run.
+        limits: Thresholds of the guards.
+        memory: Returns the bytes that this process uses; None asks the system.
 
     Attributes:
-        collections: How often memory was collected because it was scarce.
+        collections: Number of times that memory was collected because it ran low.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Guards:
         self._watchdog = Watchdog(folder, lambda words: self._note("standstill", words), least_s=limits.still_s)
 
     def after_update(self) -> None:
-        """An update ended."""
+        """Check the run after an update."""
         self._watchdog.beat()
         self._growth.after_update()
 
     def during(self, what: str) -> AbstractContextManager[None]:
-        """Something begins that is no update, such as `validation`."""
+        """Watch work other than an update, such as `validation`, while the returned context is entered."""
         return self._watchdog.during(what)
 
     def __enter__(self) -> Self:
@@ -95,10 +96,12 @@ class Guards:
             free_memory()
             now = self._memory()
             if self.collections == 1:
-                self._note("memory", f"{used / 2**20:,.0f} MiB are in use, and {now / 2**20:,.0f} after a collection")
+                self._note("memory", f"{used / 2**20:,.0f} MiB in use, {now / 2**20:,.0f} MiB after a collection")
             used = now
         return used + (in_use(host=False) if self._device else 0)
 
     def _note(self, kind: str, words: str) -> None:
-        at = self._position()
-        self._incidents.note(Incident(kind=kind, update=at.update, epoch=at.epoch, words=words, action="the run goes on"))
+        position = self._position()
+        self._incidents.note(
+            Incident(kind=kind, update=position.update, epoch=position.epoch, words=words, action="the run continues")
+        )

@@ -1,8 +1,8 @@
-"""Tell when a run stands still, and where each of its processes stands.
+"""Detect when a run hangs, and write the stack traces of its processes.
 
-A thread looks now and then when the last update ended. Where that is too long ago, every process of the run writes the
-stacks of its threads to a file: this one by itself, loader workers when they are asked by a signal. A run that waits for a
-dead worker, a lock or a slow disk then says so, instead of being found in the morning.
+A thread checks regularly when the last update ended. If it was too long ago, every process of the run writes the stack
+traces of its threads to a file. Loader workers do so when they receive a signal. A run that waits for a dead worker, a lock
+or a slow disk is then noticed early.
 """
 
 from __future__ import annotations
@@ -21,27 +21,31 @@ from typing import Self, TextIO
 import psutil
 
 ASK = signal.SIGUSR2
+"""The signal that asks a process to write its stack traces."""
 _LEAST_S = 60.0
+"""Seconds without an update that are always allowed."""
 _LEAST_OTHER_S = 600.0
-"""The same for what is no update: a validation, a checkpoint that is waited for."""
+"""Seconds that other work is always allowed: a validation, waiting for a checkpoint."""
 _TIMES = 20.0
-"""An update that takes so many times the longest one until now has hung."""
+"""Factor over the longest update so far, above which an update counts as hung."""
 _UPDATE = "update"
 _LOOK_S = 1.0
+"""Seconds between two checks."""
 _ANSWER_S = 0.5
+"""Seconds to wait for the stack traces of other processes."""
 
 
 class Watchdog:
-    """Watches that updates keep ending. A context manager; outside of the main thread it does nothing.
+    """Checks that updates keep ending. A context manager.
 
     Args:
-        folder: Where stacks are written: `stacks-PROCESS.txt`.
-        say: Told once for each time the run stands still.
-        least_s: Seconds without an update below which nothing is said.
-        least_other_s: The same for a validation, and for a checkpoint that is waited for.
+        folder: Folder for stack traces: `stacks-PROCESS.txt`.
+        say: Called with a message each time the run hangs.
+        least_s: Seconds without an update that are always allowed.
+        least_other_s: Seconds that other work is always allowed: a validation, waiting for a checkpoint.
 
     Attributes:
-        told: How often it found the run standing still.
+        told: Number of times that a hang was reported.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Watchdog:
         self._was_told = False
 
     def beat(self) -> None:
-        """An update ended."""
+        """Record that an update ended."""
         now = monotonic()
         if not self._was_told:
             self._longest[self._now] = max(self._longest.get(self._now, 0.0), now - self._beat)
@@ -65,7 +69,7 @@ class Watchdog:
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Watch something that is no update, such as `validation`, by its own measure."""
+        """Watch work other than an update, such as `validation`, with its own time limit."""
         self._beat, self._was_told, self._now = monotonic(), False, what
         try:
             yield
@@ -75,7 +79,7 @@ class Watchdog:
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which what is going on is taken to stand still."""
+        """Seconds after which the current work counts as hung."""
         least = self._least if self._now == _UPDATE else self._least_other
         return max(least, _TIMES * self._longest.get(self._now, 0.0))
 
@@ -103,13 +107,13 @@ class Watchdog:
     def _tell(self, waited: float) -> None:
         files = dump_stacks(self._folder)
         dead = [child for child in psutil.Process().children(recursive=True) if child.status() == psutil.STATUS_ZOMBIE]
-        ended = f" {len(dead)} of its processes ended." if dead else ""
+        ended = f" {len(dead)} of its processes have died." if dead else ""
         shown = ", ".join(str(file) for file in files)
-        self._say(f"no {self._now} has ended for {waited:.0f} s.{ended} Where each process stands: {shown}")
+        self._say(f"no {self._now} has ended for {waited:.0f} s.{ended} Stack traces of the processes: {shown}")
 
 
 class _Answer:
-    """Where this process writes its stacks when it is sent `ASK`; its forks too, each to a file of its own."""
+    """Makes this process and its forks write their stack traces on the signal `ASK`, each to its own file."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -117,7 +121,7 @@ class _Answer:
         self._follows_forks = False
 
     def begin(self, folder: Path) -> None:
-        """Answer from now on."""
+        """Start to answer the signal."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._register()
@@ -126,7 +130,7 @@ class _Answer:
             os.register_at_fork(after_in_child=self._register)
 
     def end(self) -> None:
-        """Answer no more; a file that nothing was written to goes."""
+        """Stop answering, and remove the file if it is empty."""
         self._folder = None
         if self._file is not None:
             faulthandler.unregister(ASK)
@@ -147,21 +151,21 @@ _ANSWER = _Answer()
 
 
 def dump_stacks(folder: Path) -> list[Path]:
-    """Write the stacks of this process and of all it started; the files."""
+    """Write the stack traces of this process and its descendants, and return the files."""
     me = psutil.Process()
-    found = [_file(folder, me.pid)]
-    with found[0].open("a", encoding="utf-8") as file:
+    files = [_file(folder, me.pid)]
+    with files[0].open("a", encoding="utf-8") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
     asked = []
     for child in me.children(recursive=True):
         path = _file(folder, child.pid)
-        if path.exists():  # it answers; another kind of process would be ended by the signal
+        if path.exists():  # it answers the signal, which would end any other process
             asked.append((path, path.stat().st_size))
             child.send_signal(ASK)
     until = monotonic() + _ANSWER_S
     while monotonic() < until and any(path.stat().st_size == size for path, size in asked):
         sleep(0.01)
-    return found + [path for path, size in asked if path.stat().st_size > size]
+    return files + [path for path, size in asked if path.stat().st_size > size]
 
 
 def _file(folder: Path, process: int) -> Path:
