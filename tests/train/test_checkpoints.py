@@ -429,7 +429,7 @@ def test_two_runs_in_one_folder_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("hasten.train.records.lock._PATIENCE_S", 0.3)
     saver = Saver(made(), tmp_path, Pace())
     said: list[str] = []
-    with pytest.raises(DataError, match="another run is at work in"):
+    with pytest.raises(DataError, match="Another run is active in"):
         Saver(made(), tmp_path, Pace(), say=said.append)
     assert "waiting for another run" in said[0]
     saver.close()

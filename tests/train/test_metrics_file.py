@@ -50,7 +50,7 @@ def test_the_caller_does_not_wait_and_closing_writes_the_rest(tmp_path: Path) ->
 @both
 def test_a_full_disk_is_an_error_of_ours_at_once_and_at_the_end(background: bool) -> None:
     lines = MetricsFile(Path("/dev/full"), background=background)
-    with pytest.raises(MachineError, match=r"Cannot write /dev/full: .*No space left.* Make room"):
+    with pytest.raises(MachineError, match=r"Cannot write /dev/full: .*No space left.* Free some space"):
         _write_and_flush(lines)
     with pytest.raises(MachineError, match="No space left"):
         lines.close()

@@ -164,7 +164,7 @@ def test_a_run_that_cannot_go_back_says_so(tmp_path: Path) -> None:
 
 
 def test_it_goes_back_so_often_and_no_more(tmp_path: Path) -> None:
-    with pytest.raises(LossError, match="went back 2 times"):
+    with pytest.raises(LossError, match="already rolled back 2 times"):
         train(
             Badly(), Plan(), tmp_path,
             options=RunOptions(

@@ -137,7 +137,7 @@ def test_a_record_survives_its_file_with_whatever_words(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_read_is_named_and_stops_no_training(tmp_path: Path) -> None:
     assert read_record(tmp_path) == {}
     (tmp_path / "run.toml").write_text("schema = 1\nparts = 3\n")
-    with pytest.raises(CorruptError, match=r"holds no \[\[parts\]\]"):
+    with pytest.raises(CorruptError, match=r"has no \[\[parts\]\]"):
         read_record(tmp_path)
     (tmp_path / "run.toml").write_text("schema = 99\n")
     with pytest.raises(DataError, match="newer version"):
@@ -223,7 +223,10 @@ def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing() -> None:
     log.open(Path("/no/such/folder/log.txt"), append=False)
     log("on we go")
     log.close()
-    assert said == [f"what is said from here on is not in {log_module.LOG}: {os.strerror(errno.ENOENT)}.", "on we go"]
+    assert said == [
+        f"{log_module.LOG} cannot be written, so further messages are not logged: {os.strerror(errno.ENOENT)}.",
+        "on we go",
+    ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

@@ -84,7 +84,7 @@ def test_two_runs_never_share_a_folder(tmp_path: Path, pace: Any, monkeypatch: p
     monkeypatch.setattr("hasten.train.records.lock._PATIENCE_S", 0.05)
     trained(tmp_path, max_updates=2)
     before = (tmp_path / "run.toml").read_bytes()
-    with held(tmp_path), pytest.raises(DataError, match="another run is at work"):
+    with held(tmp_path), pytest.raises(DataError, match="Another run is active"):
         train(Plain(), Plan(), tmp_path, max_updates=2, options=RunOptions(resume=True, pace=pace, say=lambda _: None))
     assert (tmp_path / "run.toml").read_bytes() == before
 
@@ -107,11 +107,11 @@ def test_runs_are_found_below_a_folder_the_newest_first(tmp_path: Path) -> None:
 
 
 def test_folders_without_a_run_are_refused_with_the_next_step(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="There is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         find_runs(tmp_path / "no")
-    with pytest.raises(DataError, match=r"holds no run: `hasten run TARGET"):
+    with pytest.raises(DataError, match=r"contains no runs\. Start one with `hasten run TARGET"):
         open_all(tmp_path)
-    with pytest.raises(DataError, match=r"is no run: it holds neither run\.toml nor metrics\.jsonl"):
+    with pytest.raises(DataError, match=r"is not a run: it has neither run\.toml nor metrics\.jsonl"):
         open_run(tmp_path)
 
 
@@ -229,7 +229,7 @@ def test_reports_become_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert rows[-1]["update"] == 12
     with pytest.raises(DataError, match=r"must end in \.parquet"):
         export_reports(read_reports(run), tmp_path / "a.csv")
-    with pytest.raises(DataError, match="reported nothing"):
+    with pytest.raises(DataError, match="has no reports yet"):
         export_reports([], tmp_path / "b.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MachineError, match="pip install pyarrow"):
@@ -275,7 +275,7 @@ def test_the_best_checkpoint_stays_where_that_is_asked_for(tmp_path: Path) -> No
 def test_a_run_that_did_not_finish_can_still_be_taken_up(tmp_path: Path, outcome: str) -> None:
     run = as_if(trained(tmp_path / "a"), outcome)
     (found,) = leftovers(run)
-    assert "to go on from" in found.stays
+    assert "to resume from" in found.stays
     assert remove(found)
     assert updates(run) == [12]
     assert train(Plain(), Plan(), run, options=RunOptions(resume=True, say=lambda _: None)).went_on_from == 12

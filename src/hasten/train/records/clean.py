@@ -1,7 +1,7 @@
-"""Take back the room that runs no longer need: their checkpoints first of all, never what a run came to.
+"""Free the disk space that runs no longer need, mainly checkpoints. The results of a run are kept by default.
 
-A run that may be taken up again keeps its newest checkpoint. A run at work is left alone, and none can begin in a folder
-while it is cleaned. Only files that a run makes are removed; what a person put beside them stays.
+A run that can be resumed keeps its newest checkpoint. Active runs are not touched, and no run can start in a folder while it
+is cleaned. Only files written by a run are removed; the user's own files stay.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hasten.train.records.record import PLAN, RECORD
 from hasten.train.records.runs import Run, folder_bytes, last_active
 
 _LASTING = (RECORD, METRICS, WEIGHTS, PLAN, LOG, INCIDENTS)
-"""What a run came to, and how: removed only when everything is to go."""
+"""The results of a run, removed only with `everything`."""
 _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
-    """What of a run would go.
+    """The files of a run to remove.
 
     Attributes:
         run: The run.
-        paths: Files and folders.
-        num_bytes: All of them.
-        stays: What stays of its checkpoints, and why, in words; empty where all of them go.
+        paths: The files and folders to remove.
+        num_bytes: Their total size.
+        stays: The checkpoints to keep, with reasons; empty if none is kept.
     """
 
     run: Run
@@ -46,30 +46,30 @@ class Leftovers:
 def find_leftovers(
     runs: Sequence[Run], *, now_s: float, older_than_days: float = 0.0, keep_best: bool = False, everything: bool = False
 ) -> list[Leftovers]:
-    """What would go, without a run that is at work, was active lately, or has nothing to lose.
+    """Return the files to remove of each run. Skip active runs, recently active runs, and runs with nothing to remove.
 
     Args:
         runs: The runs.
-        now_s: The time, in seconds since 1970.
-        older_than_days: How long ago a run must have given its last sign of life.
-        keep_best: Leave the best checkpoint.
-        everything: All of the run, its weights and its record too.
+        now_s: The current time, in seconds since 1970.
+        older_than_days: Minimum time in days since a run was last active.
+        keep_best: Keep the best checkpoint.
+        everything: Remove everything of a run, including its weights and its record.
     """
-    found = []
+    result = []
     for run in runs:
         if run.state in ("running", "unreadable") or now_s - last_active(run.path) < older_than_days * _DAY_S:
             continue
         leftovers = _leftovers(run, keep_best=keep_best, everything=everything)
         if leftovers.paths:
-            found.append(leftovers)
-    return found
+            result.append(leftovers)
+    return result
 
 
 def remove(leftovers: Leftovers) -> bool:
-    """Remove them; False where a run has begun in the folder meanwhile, and nothing is touched.
+    """Remove the files. Return False, and remove nothing, if a run has started in the folder in the meantime.
 
     Raises:
-        OSError: Something cannot be removed.
+        OSError: A file cannot be removed.
     """
     run = leftovers.run.path
     had_lock = (run / LOCK).exists()
@@ -78,21 +78,21 @@ def remove(leftovers: Leftovers) -> bool:
             return False
         for path in leftovers.paths:
             if path.is_dir():
-                (path / MANIFEST).unlink(missing_ok=True)  # first: half of a checkpoint must not look like one
+                (path / MANIFEST).unlink(missing_ok=True)  # first, so that a partly removed checkpoint is incomplete
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         if not had_lock:
             (run / LOCK).unlink(missing_ok=True)
     if not (run / RECORD).exists() and not (run / METRICS).exists():
-        with suppress(OSError):  # somebody's own files are left in it
+        with suppress(OSError):  # the folder still has files of the user
             run.rmdir()
     return True
 
 
 def _leftovers(run: Run, *, keep_best: bool, everything: bool) -> Leftovers:
     folder = run.path
-    paths = [path for name in _LASTING for path in folder.glob(f".{name}.*")]  # of writers that were killed
+    paths = [path for name in _LASTING for path in folder.glob(f".{name}.*")]  # left by killed writers
     stays = ""
     if everything:
         paths += [path for name in _LASTING if (path := folder / name).exists()]
@@ -100,27 +100,27 @@ def _leftovers(run: Run, *, keep_best: bool, everything: bool) -> Leftovers:
         inside = (folder / CHECKPOINTS, folder / STACKS)
         paths += [path for path in inside if path.is_dir() and not path.is_symlink()]
     else:
-        old, stays = _checkpoints(run, keep_best=keep_best)
-        paths += old
+        removable, stays = _checkpoints(run, keep_best=keep_best)
+        paths += removable
     return Leftovers(run=run, paths=tuple(paths), num_bytes=sum(map(_size, paths)), stays=stays)
 
 
 def _checkpoints(run: Run, *, keep_best: bool) -> tuple[list[Path], str]:
-    """The parts of the folder of checkpoints that may go, and what stays of it in words."""
+    """Return the removable contents of the checkpoint folder, and a description of what is kept."""
     folder = run.path / CHECKPOINTS
     if not folder.is_dir() or folder.is_symlink():
         return [], ""
     kept: dict[str, str] = {}
     saved, best = CheckpointFolder(run.path).all(), CheckpointFolder(run.path).best()
     if saved and run.state != "finished":
-        kept[saved[-1].path.name] = "the newest, to go on from"
+        kept[saved[-1].path.name] = "the newest, to resume from"
     if best is not None and keep_best:
         kept[best.path.name] = f"{kept[best.path.name]}, and the best" if best.path.name in kept else "the best"
     if not kept:
         return [folder], ""
     pointers = {LATEST: saved[-1].path.name if saved else "", BEST: best.path.name if best else ""}
-    goes = [path for path in sorted(folder.iterdir()) if path.name not in kept and pointers.get(path.name) not in kept]
-    return goes, "; ".join(f"{name}: {why}" for name, why in kept.items())
+    others = [path for path in sorted(folder.iterdir()) if path.name not in kept and pointers.get(path.name) not in kept]
+    return others, "; ".join(f"{name}: {why}" for name, why in kept.items())
 
 
 def _size(path: Path) -> int:

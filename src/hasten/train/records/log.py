@@ -1,4 +1,4 @@
-"""What a run said, in a file: a line with its time for each thing, so that words outlive the terminal."""
+"""Write the messages of a run to a log file, one line per message with its time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LOG = "log.txt"
 
 
 class RunLog:
-    """Says things and writes them down; what comes before the file is open waits for it. Any thread may call it.
+    """Shows messages and writes them to a file. Messages before the file is open are kept until then. Thread-safe.
 
     Args:
-        say: Who tells a person.
+        say: Shows a message to the user.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -27,15 +27,15 @@ class RunLog:
         self._waiting: list[str] | None = []
         self._lock = threading.Lock()
 
-    def __call__(self, words: str) -> None:
-        """Say it, and write it down."""
-        self._say(words)
-        self.note(words)
+    def __call__(self, message: str) -> None:
+        """Show a message, and write it to the file."""
+        self._say(message)
+        self.note(message)
 
-    def note(self, words: str) -> None:
-        """Write it down only."""
+    def note(self, message: str) -> None:
+        """Write a message to the file only."""
         time = datetime.now().astimezone().isoformat(timespec="seconds")
-        line = f"{time}  {impersonal(words)}\n"
+        line = f"{time}  {impersonal(message)}\n"
         with self._lock:
             if self._file is not None:
                 self._write(line)
@@ -43,7 +43,7 @@ class RunLog:
                 self._waiting.append(line)
 
     def open(self, path: Path, *, append: bool) -> None:
-        """Begin the file, or go on behind what is there. Where that fails it is said, and the run goes on without."""
+        """Open the file, new or for appending. If this fails, show a message and continue without a log file."""
         with self._lock:
             waiting, self._waiting = self._waiting or [], None
             try:
@@ -54,7 +54,7 @@ class RunLog:
                 self._write("".join(waiting))
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         with self._lock:
             self._waiting = None
             self._let_go()
@@ -69,34 +69,34 @@ class RunLog:
             self._lost(error)
 
     def _lost(self, error: OSError) -> None:
-        """A log is no reason to end a training: say that it ends here, and go on."""
+        """Stop logging to the file and show a message: a log error must not stop the training."""
         self._let_go()
-        self._say(f"what is said from here on is not in {LOG}: {error.strerror}.")
+        self._say(f"{LOG} cannot be written, so further messages are not logged: {error.strerror}.")
 
     def _let_go(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # each line was flushed when it came, and its error told then
+            with suppress(OSError):  # each line was already flushed, and its error reported
                 file.close()
 
 
 _HOMES = re.compile(r"(?<![\w.])(/home|/Users)/[^/\s:'\"]+")
 
 
-def impersonal(words: str) -> str:
-    """The same words: paths from the present folder on, home folders as `~`, the user's name in a path as `<user>`."""
-    words = words.encode("utf-8", "replace").decode("utf-8")  # a file's name may hold bytes that no text file can
+def impersonal(text: str) -> str:
+    """Remove personal parts of paths: the working folder, home folders (`~`) and the user's name (`<user>`)."""
+    text = text.encode("utf-8", "replace").decode("utf-8")  # a file name may contain bytes that are not valid text
     here, home, user = _asked(Path.cwd), _asked(Path.home), _asked(getpass.getuser)
     if here not in ("", "/"):
-        words = words.replace(f"{here}/", "")
+        text = text.replace(f"{here}/", "")
     if home.count("/") > 1:
-        words = re.sub(rf"{re.escape(home)}(?=[/:\s]|$)", "~", words)
-    words = _HOMES.sub("~", words)
-    return re.sub(rf"(?<=/){re.escape(user)}(?=[/:\s]|$)", "<user>", words) if user else words
+        text = re.sub(rf"{re.escape(home)}(?=[/:\s]|$)", "~", text)
+    text = _HOMES.sub("~", text)
+    return re.sub(rf"(?<=/){re.escape(user)}(?=[/:\s]|$)", "<user>", text) if user else text
 
 
 def _asked(ask: Callable[[], object]) -> str:
-    """What the system answers; empty where it cannot: a folder that is gone, or a user without a name."""
+    """Return the system's answer; empty on an error, such as a deleted working folder or a user without a name."""
     try:
         return str(ask())
     except (OSError, KeyError, RuntimeError):

@@ -1,7 +1,7 @@
 """The record of a run, `run.toml`: what was trained, where, with which versions, from which commit, and how it ended.
 
-A run that is taken up again is one run of several parts, each with a machine and an end of its own. What decides nothing for
-anybody else is left out: no user, no home folder, no environment.
+A resumed run is one run with several parts, each with its own machine and outcome. Personal data is left out: no user, no
+home folder, no environment.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hasten.train.records.log import RunLog, impersonal
 RECORD, PLAN = "run.toml", "hasten.toml"
 SCHEMA = 1
 _GIT_S = 3.0
-"""Seconds that git may take before a run begins."""
-_HEAD = "# A run of Hasten; `hasten runs show FOLDER` shows it. Each of [[parts]] is a start of it, the newest last.\n"
+"""Time limit in seconds for git before a run starts."""
+_HEAD = "# A run of Hasten. Show it with `hasten runs show FOLDER`. Each of [[parts]] is one start, the newest last.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """How a run was called.
+    """How a run was started.
 
     Attributes:
-        target: What was to be trained, as the command line named it.
-        arguments: All that followed the verb.
+        target: The target named on the command line.
+        arguments: The arguments after the command.
     """
 
     target: str = ""
@@ -45,15 +45,15 @@ class Origin:
 
 
 class RunRecord:
-    """Keeps the record of a run that begins. A context manager: leaving it writes how the run ended.
+    """Writes the record of a run. A context manager: on exit, it writes how the run ended.
 
     Args:
-        run: The run's folder, held by this run.
-        part: What is known at the start, see `part_of`.
-        target: What is trained.
-        updates: Gives the updates that were done, whenever it is asked.
-        log: Where the start and the end are noted.
-        append: Go on behind the parts that are there.
+        run: The run's folder, locked by this run.
+        part: The facts known at the start, see `part_of`.
+        target: The target of the run.
+        updates: Returns the number of completed updates.
+        log: Log for the start and the end.
+        append: Append to the parts of an existing record.
 
     Raises:
         MachineError: The folder cannot be written.
@@ -68,7 +68,7 @@ class RunRecord:
         self._signal: str | None = None
 
     def stopped_by(self, name: str) -> None:
-        """The run ends because a signal asked for it."""
+        """Record that a signal stopped the run."""
         self._signal = name
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class RunRecord:
             self._write()
         except OSError as error:
             raise MachineError(
-                f"Cannot write {self._path}: {error.strerror}. Make room, or choose another --out."
+                f"Cannot write {self._path}: {error.strerror}. Free some space, or choose another folder (--out)."
             ) from error
         plan = ", ".join(self._part["plan"]) or "no optimization"
         self._log.note(f"started from update {self._part['from_update']} of {self._part['planned']} with {plan}")
@@ -87,8 +87,8 @@ class RunRecord:
         self._log.note(ended_words(self._part))
         try:
             self._write()
-        except OSError as refused:
-            self._log(f"{self._path} cannot be written ({refused.strerror}): how this run ended is not in it.")
+        except OSError as write_error:
+            self._log(f"{self._path} cannot be written ({write_error.strerror}), so the outcome of the run is not in it.")
 
     def _write(self) -> None:
         write_atomically(self._path, to_toml(self._target, [*self._before, self._part]))
@@ -97,15 +97,15 @@ class RunRecord:
 def part_of(
     live: LiveJob, plan: Plan, origin: Origin, *, planned: int, world: int, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is known of a run, or of a part of it, when it starts.
+    """Return the facts that are known when a run, or a part of it, starts.
 
     Args:
-        live: The job.
+        live: The live job.
         plan: Its plan.
-        origin: How it was called.
+        origin: How it was started.
         planned: Updates of the whole run.
-        world: Ranks.
-        facts: Fingerprints of the job's code and data, where they were taken.
+        world: Number of ranks.
+        facts: Fingerprints of the job's code and data, if available.
     """
     machine = read_machine()
     return {
@@ -124,7 +124,7 @@ def part_of(
 
 
 def how_it_ended(error: BaseException | None, signal_name: str | None) -> dict[str, str]:
-    """`outcome` (`finished`, `stopped`, `failed`), with the signal or the error that it was."""
+    """Return `outcome` (`finished`, `stopped`, `failed`), with the signal or the error."""
     if isinstance(error, KeyboardInterrupt):
         return {"outcome": "stopped", "signal": signal_name or "SIGINT"}
     if error is not None:
@@ -136,7 +136,7 @@ def how_it_ended(error: BaseException | None, signal_name: str | None) -> dict[s
 
 
 def ended_words(part: Mapping[str, Any]) -> str:
-    """How a part ended, such as `stopped by SIGTERM at update 120 of 400`; empty where it did not."""
+    """Describe how a part ended, such as `stopped by SIGTERM at update 120 of 400`; empty if it has not ended."""
     outcome = part.get("outcome")
     if not outcome:
         return ""
@@ -146,44 +146,46 @@ def ended_words(part: Mapping[str, Any]) -> str:
 
 
 def to_toml(target: str, parts: list[Mapping[str, Any]]) -> str:
-    """The record as a file that a person can read."""
+    """Return the record as TOML text."""
     return _HEAD + tomli_w.dumps({"schema": SCHEMA, "target": target, "plan_file": PLAN, "parts": parts})
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """What `run.toml` holds; empty where there is none.
+    """Read `run.toml`; empty if there is none.
 
     Raises:
         CorruptError: It cannot be read.
-        DataError: It is of a newer version of Hasten.
+        DataError: It was written by a newer version of Hasten.
     """
     path = run / RECORD
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
+        record = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CorruptError(f"{path} cannot be read: {error}. The rest of the run is as it was.") from error
-    schema, parts = read.get("schema"), read.get("parts")
+        raise CorruptError(f"{path} cannot be read: {error}. The other files of the run are not affected.") from error
+    schema, parts = record.get("schema"), record.get("parts")
     if isinstance(schema, int) and schema > SCHEMA:
-        raise DataError(f"{path} is of a newer version of Hasten (schema {schema}; this one reads {SCHEMA}): upgrade.")
+        raise DataError(
+            f"{path} was written by a newer version of Hasten (schema {schema}; this one reads {SCHEMA}): upgrade Hasten."
+        )
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
-        raise CorruptError(f"{path} holds no [[parts]]: it is no record of a run.")
-    return read
+        raise CorruptError(f"{path} has no [[parts]], so it is not the record of a run.")
+    return record
 
 
 def now() -> str:
-    """The time, in ISO 8601 with its zone."""
+    """Return the current time in ISO 8601 with its time zone."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _parts_of(run: Path, log: RunLog) -> list[dict[str, Any]]:
-    """The parts before; a record that cannot be read is set aside with a word, for it must not stop a training."""
+    """Return the earlier parts. Rename an unreadable record and log a message, because it must not stop the training."""
     try:
         parts: list[dict[str, Any]] = read_record(run).get("parts", [])
     except DataError as error:
-        aside = run / f"{RECORD}.unread"
-        (run / RECORD).replace(aside)
-        log(f"{error} It is kept as {aside.name}, and a new one is begun.")
+        renamed = run / f"{RECORD}.unread"
+        (run / RECORD).replace(renamed)
+        log(f"{error} It was renamed to {renamed.name}, and a new record is started.")
         return []
     return parts

@@ -1,4 +1,4 @@
-"""What a run reported, read while it lives or later, and exported as Parquet for notebooks and databases."""
+"""Read the reports of a run, during the run or later, and export them as Parquet for notebooks and databases."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hasten.train.guards.incidents import INCIDENTS
 from hasten.train.periodic import METRICS
 
 _TABLES = ("held_out", "phases")
-"""What a report holds by name; each name becomes a column of its own."""
+"""Entries of a report that are tables. Each of their values becomes a separate column."""
 
 
 def read_reports(run: Path) -> list[dict[str, Any]]:
-    """All that a run reported, in order; a line that is not whole yet, or that a crash tore, is passed over."""
+    """Return all reports of a run in order. Skip incomplete lines, which are still being written or were cut by a crash."""
     return [report for line in _lines(run) if (report := _parsed(line)) is not None]
 
 
 def skim_reports(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The last report, empty where there is none, and those with held-out metrics: without parsing all the others."""
+    """Return the last report (empty if there is none) and those with held-out metrics, without parsing all reports."""
     held_out, newest = [], b""
     for line in _lines(run):
         if line.endswith(b"}\n"):
@@ -36,13 +36,16 @@ def skim_reports(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def count_incidents(run: Path) -> dict[str, int]:
-    """How often which kind of incident was noted; empty where none was."""
+    """Return kind -> number of incidents; empty if there were none."""
     kinds = (_parsed(line) for line in _lines(run, INCIDENTS))
     return dict(Counter(str(incident.get("kind", "other")) for incident in kinds if incident is not None))
 
 
 def speed(last: Mapping[str, Any]) -> float | None:
-    """Samples a second over the whole run, validation and checkpoints included; those of the last report in older runs."""
+    """Return samples per second over the whole run, including validation and checkpoints.
+
+    For runs of older versions, return the value of the last report.
+    """
     samples, seconds = finite(last.get("samples")), finite(last.get("seconds"))
     if samples and seconds:
         return samples / seconds
@@ -50,33 +53,33 @@ def speed(last: Mapping[str, Any]) -> float | None:
 
 
 def finite(value: object) -> float | None:
-    """A number; None where it is none, or not finite."""
+    """Return the value if it is a finite number, otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
 
 
 def export_reports(reports: Sequence[Mapping[str, Any]], path: Path) -> int:
-    """Write a row for each report; how many there are.
+    """Write one row per report to a Parquet file, and return the number of rows.
 
     Args:
-        reports: As `read_reports` gives them.
+        reports: The result of `read_reports`.
         path: `FILE.parquet`.
 
     Raises:
-        DataError: There are no reports, or the file is named otherwise.
+        DataError: There are no reports, or the file name has another extension.
         MachineError: pyarrow is missing, or the file cannot be written.
     """
     if path.suffix != ".parquet":
-        raise DataError(f"{path} must end in .parquet: that is what is written.")
+        raise DataError(f"{path} must end in .parquet, the only supported format.")
     if not reports:
-        raise DataError("The run has reported nothing yet: there is nothing to write.")
+        raise DataError("The run has no reports yet, so there is nothing to write.")
     try:
-        import pyarrow as pa  # noqa: PLC0415  it may be missing where Hasten was installed without its dependencies
+        import pyarrow as pa  # noqa: PLC0415  missing if Hasten was installed without its dependencies
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
         raise MachineError(
-            f"Parquet needs pyarrow, which cannot be imported ({error}): pip install pyarrow. metrics.jsonl holds the same."
+            f"Parquet needs pyarrow, which cannot be imported ({error}): pip install pyarrow. metrics.jsonl has the same."
         ) from error
     rows = [flat(report) for report in reports]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -85,16 +88,16 @@ def export_reports(reports: Sequence[Mapping[str, Any]], path: Path) -> int:
     try:
         write_atomically(path, file.getvalue())
     except OSError as error:
-        raise MachineError(f"{path} cannot be written ({error.strerror}): choose another place.") from error
+        raise MachineError(f"{path} cannot be written ({error.strerror}): choose another path.") from error
     return len(rows)
 
 
 def flat(report: Mapping[str, Any]) -> dict[str, Any]:
-    """A report without tables inside: `held_out.loss` is a name of its own."""
-    found = {name: value for name, value in report.items() if name not in _TABLES}
+    """Return a report without nested tables, with names such as `held_out.loss`."""
+    row = {name: value for name, value in report.items() if name not in _TABLES}
     for table in _TABLES:
-        found |= {f"{table}.{name}": value for name, value in report.get(table, {}).items()}
-    return found
+        row |= {f"{table}.{name}": value for name, value in report.get(table, {}).items()}
+    return row
 
 
 def _lines(run: Path, name: str = METRICS) -> Iterator[bytes]:

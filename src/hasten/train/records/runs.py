@@ -1,4 +1,4 @@
-"""Runs as they lie in folders: which there are, how each stands or ended, and what it reported, also while it lives."""
+"""Find runs in folders, and read their state, outcome and reports, also while they are active."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hasten.train.records.record import PLAN, RECORD, ended_words, read_record
 from hasten.train.records.reports import finite, skim_reports, speed
 
 State: TypeAlias = Literal["running", "finished", "stopped", "killed", "failed", "unknown", "unreadable"]
-"""`unknown`: nothing runs, and there is no record; `unreadable`: there is one that cannot be read."""
+"""`unknown`: not running, and there is no record; `unreadable`: there is a record, but it cannot be read."""
 
 DEPTH = 6
-"""How deep runs are looked for."""
+"""Number of folder levels that are searched for runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class Run:
 
     Attributes:
         path: The folder.
-        record: What `run.toml` holds; empty where there is none.
-        state: How it stands.
+        record: The contents of `run.toml`; empty if there is none.
+        state: The state of the run.
     """
 
     path: Path
@@ -51,89 +51,89 @@ class Run:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """The optimizations it trained under, by name, with their settings; empty where the file cannot be read."""
+        """The optimizations it trained under: name -> settings; empty if the file cannot be read."""
         try:
-            found = tomllib.loads((self.path / PLAN).read_text(encoding="utf-8")).get("optimizations", {})
+            optimizations = tomllib.loads((self.path / PLAN).read_text(encoding="utf-8")).get("optimizations", {})
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, Mapping) else {}
+        return optimizations if isinstance(optimizations, Mapping) else {}
 
 
 def open_run(path: Path) -> Run:
-    """The run in a folder.
+    """Open the run in a folder.
 
     Raises:
-        DataError: There is no such folder, it holds no run, or its record cannot be read.
+        DataError: The folder does not exist, contains no run, or its record cannot be read.
     """
     if not path.is_dir():
-        raise DataError(f"There is no folder {path}. `hasten runs list FOLDER` finds the runs below a folder.")
+        raise DataError(f"The folder {path} does not exist. `hasten runs list FOLDER` finds the runs below a folder.")
     if not _is_run(path):
         raise DataError(
-            f"{path} is no run: it holds neither {RECORD} nor {METRICS}. `hasten runs list {path}` finds those below it."
+            f"{path} is not a run: it has neither {RECORD} nor {METRICS}. `hasten runs list {path}` finds the runs below it."
         )
     record = read_record(path)
     return Run(path=path, record=record, state=state_of(record, running=is_running(path)))
 
 
 def open_all(folder: Path) -> list[Run]:
-    """All runs at or below a folder, the last to give a sign of life first; one whose record cannot be read is `unreadable`.
+    """Open all runs in a folder and below, the most recently active first. Runs with a broken record are `unreadable`.
 
     Raises:
-        DataError: There is no such folder, or no run in it.
+        DataError: The folder does not exist, or contains no run.
     """
     runs = []
     for path in find_runs(folder):
         try:
             runs.append(open_run(path))
-        except DataError:  # `hasten runs show` says what is wrong with it
+        except DataError:  # `hasten runs show` shows the error
             runs.append(Run(path=path, record={}, state="unreadable"))
     if not runs:
-        raise DataError(f"{folder} holds no run: `hasten run TARGET --out {folder / 'NAME'}` makes one.")
+        raise DataError(f"{folder} contains no runs. Start one with `hasten run TARGET --out {folder / 'NAME'}`.")
     return runs
 
 
 def state_of(record: Mapping[str, Any], *, running: bool) -> State:
-    """How a run stands: as its last part says, else by whether somebody is at work in its folder."""
+    """Return the state of a run: the outcome of its last part, or a state that depends on whether it is running."""
     parts = record.get("parts", [])
     outcome = parts[-1].get("outcome") if parts else None
     if outcome in ("finished", "stopped", "failed"):
-        found: State = outcome
-        return found
+        state: State = outcome
+        return state
     if running:
         return "running"
     return "killed" if parts else "unknown"
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folders of all runs at or below a folder, the last to give a sign of life first. Links are not followed.
+    """Return the folders of all runs in a folder and below, the most recently active first. Links are not followed.
 
     Raises:
-        DataError: There is no such folder.
+        DataError: The folder does not exist.
     """
     if not folder.is_dir():
-        raise DataError(f"There is no folder {folder}.")
-    found = []
+        raise DataError(f"The folder {folder} does not exist.")
+    runs = []
     for place, folders, _ in os.walk(folder):
         path = Path(place)
         if _is_run(path):
-            found.append(path)
+            runs.append(path)
         deep = len(path.relative_to(folder).parts) >= DEPTH
         folders[:] = [] if deep else [name for name in folders if name != CHECKPOINTS and not name.startswith((".", "__"))]
-    return sorted(found, key=last_active, reverse=True)
+    return sorted(runs, key=last_active, reverse=True)
 
 
 def last_active(run: Path) -> float:
-    """When a run last gave a sign of life, in seconds since 1970."""
+    """Return when a run was last active, in seconds since 1970."""
     files = (RECORD, METRICS, LOG, WEIGHTS, f"{CHECKPOINTS}/{LATEST}")
     return max((_changed(run / name) for name in files), default=0.0)
 
 
 def summary(run: Run, *, now_s: float) -> dict[str, Any]:
-    """How a run stands, as plain data; None for what is not known.
+    """Return the state of a run as plain data, with None for unknown values.
 
     Args:
         run: The run.
-        now_s: The time, in seconds since 1970.
+        now_s: The current time, in seconds since 1970.
     """
     last, held_out = skim_reports(run.path)
     part, active = run.last, last_active(run.path)
@@ -159,13 +159,13 @@ def summary(run: Run, *, now_s: float) -> dict[str, Any]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files of a folder; 0 where it is not there. Links are not followed."""
+    """Return the total size of all files in a folder in bytes; 0 if it does not exist. Links are not followed."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
             try:
                 total += (Path(place) / name).lstat().st_size
-            except OSError:  # it went while we looked: a run prunes its checkpoints
+            except OSError:  # the file was removed in the meantime: runs prune their checkpoints
                 continue
     return total
 
@@ -173,8 +173,8 @@ def folder_bytes(folder: Path) -> int:
 def _is_run(path: Path) -> bool:
     if (path / RECORD).is_file():
         return True
-    beside = (PLAN, WEIGHTS, CHECKPOINTS)
-    return (path / METRICS).is_file() and any((path / name).exists() for name in beside)
+    others = (PLAN, WEIGHTS, CHECKPOINTS)
+    return (path / METRICS).is_file() and any((path / name).exists() for name in others)
 
 
 def _changed(path: Path) -> float:
