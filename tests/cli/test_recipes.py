@@ -106,7 +106,7 @@ def test_a_job_of_no_recipe_is_refused(tmp_path: Path) -> None:
     target = write_job(tmp_path)
     done = invoke("recipes", "export", target, "model.pt", "mine.onnx")
     assert isinstance(done.exception, HastenError)
-    assert "is of no recipe (detection, ocr)" in str(done.exception)
+    assert "belongs to none of the recipes detection, ocr" in str(done.exception)
 
 
 def test_what_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with somebody's data is told: a few lines, a file with all, or a refusal."""
+"""Problems in data are reported as a short summary, as a complete file, or as an error."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def some() -> Findings:
     findings.add(Path("a.txt"), 3, "its box has no area", lost="label", about=Path("a.jpg"))
     findings.add(Path("a.txt"), 4, "its box has no area", lost="label", about=Path("a.jpg"))
     findings.add(Path("b.jpg"), None, "the file is empty", lost="picture")
-    findings.add(Path("labels"), None, "a file has no picture", lost="nothing")
+    findings.add(Path("labels"), None, "a file has no image", lost="nothing")
     return findings
 
 
-def test_pictures_are_counted_once_and_labels_each() -> None:
+def test_images_are_counted_once_and_labels_each() -> None:
     assert some().counts() == {"picture": 1, "label": 2}
     assert len(some()) == 4
 
 
 def test_words_name_file_line_and_reason() -> None:
     words = some().words()
-    assert "1 picture and 2 labels" in words
+    assert "1 image and 2 labels" in words
     assert "a.txt, line 3: its box has no area" in words
     assert Findings().words() == ""
 
@@ -51,17 +51,17 @@ def test_all_are_written_as_lines_of_json(tmp_path: Path) -> None:
 def test_too_much_is_refused_and_a_little_is_not() -> None:
     some().check(20)
     some().check(3, max_bad_frac=0.7)
-    with pytest.raises(DataError, match=r"2 of 10 pictures have faults, more than the 10%.*\n.*1 picture and 2 labels"):
+    with pytest.raises(DataError, match=r"2 of 10 images have problems, more than the allowed 10%.*\n.*1 image and 2 label"):
         some().check(10)
 
 
 def test_remarks_are_not_faults() -> None:
     findings = Findings()
-    findings.add(Path("labels"), None, "a file has no picture", lost="nothing")
+    findings.add(Path("labels"), None, "a file has no image", lost="nothing")
     findings.check(1, max_bad_frac=0)
 
 
-def test_one_fault_is_allowed_among_few_pictures_unless_none_is() -> None:
+def test_one_fault_is_allowed_among_few_images_unless_none_is() -> None:
     findings = Findings()
     findings.add(Path("a.txt"), 1, "wrong", lost="label")
     findings.check(3)
@@ -69,16 +69,16 @@ def test_one_fault_is_allowed_among_few_pictures_unless_none_is() -> None:
         findings.check(3, max_bad_frac=0)
 
 
-def test_nothing_left_is_refused_whatever_is_allowed() -> None:
+def test_nothing_left_is_refused_regardless_of_the_limit() -> None:
     findings = Findings()
     findings.add(Path("a.jpg"), None, "the file is empty", lost="picture")
-    with pytest.raises(DataError, match=r"No picture of 1 can be used[\s\S]*a\.jpg: the file is empty"):
+    with pytest.raises(DataError, match=r"None of the 1 images can be used[\s\S]*a\.jpg: the file is empty"):
         findings.check(1, max_bad_frac=1)
 
 
 def test_an_error_about_a_file_becomes_a_finding() -> None:
     findings = Findings()
-    error = BadFileError(Path("a.xml"), "it is no XML", line=7)
+    error = BadFileError(Path("a.xml"), "it is not valid XML", line=7)
     findings.add_error(error, lost="picture", about=Path("a.jpg"))
-    assert str(error) == "a.xml, line 7: it is no XML."
-    assert str(findings.items[0]) == "a.xml, line 7: it is no XML"
+    assert str(error) == "a.xml, line 7: it is not valid XML."
+    assert str(findings.items[0]) == "a.xml, line 7: it is not valid XML"

@@ -1,4 +1,4 @@
-"""Pictures as people have them: every kind comes out as one, and what cannot be used is named."""
+"""Images of every common kind give the same kind of array, and errors name unusable files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hasten.recipes.pictures import PADDING, check_picture, letterbox, list_pict
 
 
 def pixels(height: int = 24, width: int = 40, channels: int = 3, seed: int = 0) -> Any:
-    """Smooth enough that JPEG keeps it nearly."""
+    """Return pixels smooth enough to survive JPEG almost unchanged."""
     coarse = np.random.default_rng(seed).integers(0, 256, (3, 5, channels), dtype=np.uint8)
     layers = [np.asarray(Image.fromarray(coarse[..., at]).resize((width, height))) for at in range(channels)]
     return np.stack(layers, axis=-1)
@@ -51,7 +51,7 @@ def test_the_orientation_of_exif_is_applied(tmp_path: Path, orientation: int, su
     assert (read.shape[:2] == (40, 24)) == (orientation >= 5)
 
 
-def test_damaged_exif_leaves_a_sound_picture_as_it_lies(tmp_path: Path) -> None:
+def test_damaged_exif_leaves_a_sound_image_unchanged(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.jpg", Image.fromarray(pixels()), exif=b"Exif\0\0nonsense")
     assert read_picture(path).shape == (24, 40, 3)
     assert picture_size(path) == (24, 40)
@@ -99,7 +99,7 @@ def test_a_palette_with_a_transparent_colour_is_laid_on_white(tmp_path: Path) ->
 
 @pytest.mark.parametrize("shape", [(24, 40), (24, 40, 1), (24, 40, 3), (24, 40, 4)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
-def test_arrays_of_every_shape_and_kind_come_out_alike(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
+def test_arrays_of_every_shape_and_kind_give_the_same(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
     array = np.random.default_rng(0).random(shape)
     if dtype.startswith("u"):
         array = array * np.iinfo(dtype).max
@@ -107,9 +107,9 @@ def test_arrays_of_every_shape_and_kind_come_out_alike(tmp_path: Path, shape: tu
     read = read_picture(tmp_path / "a.npy")
     assert read.shape == (24, 40, 3)
     assert read.dtype == np.uint8
-    assert type(read) is np.ndarray  # a mapped array cannot be kept
+    assert type(read) is np.ndarray  # a memory-mapped array cannot be cached
     assert picture_size(tmp_path / "a.npy") == (24, 40)
-    read[:] = 0  # in memory of its own
+    read[:] = 0  # fails unless it owns its memory
 
 
 def test_floats_go_from_0_to_1(tmp_path: Path) -> None:
@@ -123,12 +123,12 @@ def test_floats_go_from_0_to_1(tmp_path: Path) -> None:
         (np.full((4, 4), 200.0), "0 to 1"),
         (np.array([[0.5, np.nan]]), "0 to 1"),
         (np.zeros((3, 8, 8), np.uint8), r"transpose\(1, 2, 0\)"),
-        (np.zeros((0, 8), np.uint8), "no picture"),
-        (np.zeros((8, 8, 2), np.uint8), "no picture"),
+        (np.zeros((0, 8), np.uint8), "not an image"),
+        (np.zeros((8, 8, 2), np.uint8), "not an image"),
         (np.zeros((8, 8), np.int64), "int64"),
     ],
 )
-def test_arrays_that_are_no_pictures_are_refused_by_name(tmp_path: Path, array: Any, words: str) -> None:
+def test_arrays_that_are_no_images_are_refused_by_name(tmp_path: Path, array: Any, words: str) -> None:
     np.save(tmp_path / "odd.npy", array)
     for look in (read_picture, check_picture):
         with pytest.raises(DataError, match=rf"odd\.npy.*{words}"):
@@ -153,7 +153,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.npy"])
-def test_files_that_are_missing_empty_or_no_pictures_are_named(tmp_path: Path, name: str) -> None:
+def test_files_that_are_missing_empty_or_no_images_are_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     for look in (read_picture, picture_size, check_picture):
         with pytest.raises(DataError, match=rf"{name}: it cannot be read"):
@@ -162,9 +162,9 @@ def test_files_that_are_missing_empty_or_no_pictures_are_named(tmp_path: Path, n
     for look in (read_picture, picture_size, check_picture):
         with pytest.raises(DataError, match=rf"{name}: the file is empty"):
             look(path)
-    path.write_bytes(b"this is no picture" * 9)
+    path.write_bytes(b"this is not an image" * 9)
     for look in (read_picture, picture_size, check_picture):
-        with pytest.raises(DataError, match=rf"{name}: it is no picture"):
+        with pytest.raises(DataError, match=rf"{name}: it is corrupt or not a supported image"):
             look(path)
 
 
@@ -190,29 +190,29 @@ def test_a_jpeg_with_zeros_behind_its_end_is_sound(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.jpg", Image.fromarray(pixels()))
     path.write_bytes(path.read_bytes() + b"\0" * 20)
     assert check_picture(path) == (24, 40)
-    path.write_bytes(path.read_bytes() + b"what a telephone puts there")
+    path.write_bytes(path.read_bytes() + b"data appended by a phone")
     assert check_picture(path) == (24, 40)
 
 
-def test_pictures_are_listed_by_name_and_other_files_are_not(tmp_path: Path) -> None:
+def test_images_are_listed_by_name_and_other_files_are_not(tmp_path: Path) -> None:
     for name in ("b.PNG", "a.jpg", "c.npy", "notes.txt", ".hidden.jpg"):
         (tmp_path / name).touch()
     (tmp_path / "folder.jpg").mkdir()
     assert [path.name for path in list_pictures(tmp_path)] == ["a.jpg", "b.PNG", "c.npy"]
 
 
-def test_two_pictures_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_images_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("a.jpg", "a.png", "b.jpg"):
         (tmp_path / name).touch()
     with pytest.raises(DataError, match=r"a\.jpg and a\.png"):
         list_pictures(tmp_path)
 
 
-def test_a_folder_without_pictures_says_where_they_may_be(tmp_path: Path) -> None:
+def test_a_folder_without_images_says_where_they_may_be(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match=r"holds no picture.*folders \(train\)"):
+    with pytest.raises(DataError, match=r"has no images.*subfolders \(train\)"):
         list_pictures(tmp_path)
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="not a folder"):
         list_pictures(tmp_path / "missing")
 
 
@@ -224,10 +224,10 @@ def test_text_is_read_in_every_encoding_that_says_what_it_is(tmp_path: Path, enc
 
 def test_text_in_another_encoding_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("eins\nzwei\ngrün\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"a\.txt, line 3: byte 0xfc is no UTF-8"):
+    with pytest.raises(DataError, match=r"a\.txt, line 3: byte 0xfc is not UTF-8"):
         read_text(tmp_path / "a.txt")
     (tmp_path / "a.txt").write_bytes("eins\n".encode("utf-16-le"))
-    with pytest.raises(DataError, match=r"a\.txt, line 1: a zero byte"):
+    with pytest.raises(DataError, match=r"a\.txt, line 1: it contains a zero byte"):
         read_text(tmp_path / "a.txt")
     with pytest.raises(DataError, match=r"missing\.txt"):
         read_text(tmp_path / "missing.txt")
@@ -235,8 +235,8 @@ def test_text_in_another_encoding_is_refused_with_its_line(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("height", "width"), [(30, 60), (60, 30), (64, 64), (200, 10), (1, 500)])
 def test_letterbox_keeps_the_proportions_and_says_where_points_come_to_lie(height: int, width: int) -> None:
-    picture = np.full((height, width, 3), 7, np.uint8)
-    square, scale, (left, top) = letterbox(picture, 64)
+    source = np.full((height, width, 3), 7, np.uint8)
+    square, scale, (left, top) = letterbox(source, 64)
     assert square.shape == (64, 64, 3)
     inside = (square == 7).all(axis=2)
     rows, columns = np.flatnonzero(inside.any(axis=1)), np.flatnonzero(inside.any(axis=0))
@@ -244,4 +244,4 @@ def test_letterbox_keeps_the_proportions_and_says_where_points_come_to_lie(heigh
     assert abs(columns[-1] + 1 - (left + width * scale)) <= 0.5 or width * scale < 1
     assert abs(rows[-1] + 1 - (top + height * scale)) <= 0.5 or height * scale < 1
     assert (square[~inside] == PADDING).all()
-    assert (picture == 7).all()
+    assert (source == 7).all()

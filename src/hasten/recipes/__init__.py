@@ -1,1 +1,1 @@
-"""Reference workloads: complete training jobs to point at data of one's own, built from the public parts alone."""
+"""Reference workloads: complete training jobs to run on your own data, built from Hasten's public API only."""

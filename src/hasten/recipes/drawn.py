@@ -1,4 +1,4 @@
-"""The drawn pictures that a job learns where it was given none: made once, found again by every process."""
+"""Generated images for jobs without user data: generated once, then reused by every process."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from hasten.optimizations.parts.sample_caching import FOLDER_VARIABLE
 
 
 def drawn_once(name: str, draw: Callable[[Path], None]) -> Path:
-    """A folder of drawn pictures; it lies in HASTEN_CACHE_DIR where that is set.
+    """Return a folder of generated images, in HASTEN_CACHE_DIR if it is set and in the temporary folder otherwise.
 
-    It is published by one renaming when it is whole, so processes that draw at the same time do not meet.
+    The folder is generated under a temporary name and renamed when complete, so concurrent processes do not conflict.
 
     Args:
-        name: Of the folder; says all that decides what is drawn.
-        draw: Draws into a folder.
+        name: Name of the folder. It must identify everything that determines the images.
+        draw: Generates the images into the given folder.
 
     Raises:
-        MachineError: It cannot be written.
+        MachineError: The folder cannot be written.
     """
-    kept = os.environ.get(FOLDER_VARIABLE)
-    place = Path(kept).expanduser() if kept else Path(tempfile.gettempdir()) / f"hasten-drawn-{os.getuid()}"
-    folder = place / name
+    configured = os.environ.get(FOLDER_VARIABLE)
+    parent = Path(configured).expanduser() if configured else Path(tempfile.gettempdir()) / f"hasten-drawn-{os.getuid()}"
+    folder = parent / name
     if folder.is_dir():
         return folder
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mine = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place))
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
         try:
-            draw(mine / name)
-            (mine / name).rename(folder)
+            draw(scratch / name)
+            (scratch / name).rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was first
+            if not folder.is_dir():  # otherwise another process finished first
                 raise
         finally:
-            shutil.rmtree(mine, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         raise MachineError(
-            f"pictures cannot be drawn into {place} ({error.strerror}): set {FOLDER_VARIABLE} to a folder that takes files."
+            f"cannot generate images in {parent} ({error.strerror}): set {FOLDER_VARIABLE} to a writable folder."
         ) from error
     return folder

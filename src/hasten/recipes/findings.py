@@ -1,7 +1,7 @@
-"""What is wrong with somebody's data: each fault with its file, its line and its reason, collected while reading goes on.
+"""Collect problems in a user's data, each with its file, line and reason, while reading continues.
 
-One bad file of ten thousand must not end a run, and must not vanish either. Readers put what they leave out into
-`Findings`; at the end a person gets a few lines, a file with all of it, or a refusal where too much is bad.
+One bad file in ten thousand must neither end a run nor go unreported. Readers add what they skip to `Findings`. The user
+then gets a short summary, a file with all findings, or an error if too much is bad.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from hasten.core.errors import DataError
 from hasten.core.files import write_atomically
 
 Lost: TypeAlias = Literal["picture", "label", "nothing"]
-"""What a fault costs: a whole picture with its labels, one label of it, or nothing, where it is only worth knowing."""
+"""What a problem costs: a whole image with its labels, one label, or nothing if it is only worth reporting."""
 
 _SHOWN = 5
-"""Findings that `words` spells out."""
+"""Number of findings that `Findings.words` lists."""
 
 
 class BadFileError(DataError):
-    """A file that cannot be used as it is.
+    """A file that cannot be used.
 
     Args:
         path: The file.
-        reason: What is wrong with it and what to do, as a sentence without its end.
-        line: Where, counted from 1; None where the whole file is meant.
+        reason: What is wrong and what to do, as a sentence without its final full stop.
+        line: Line number, counted from 1; None if the whole file is meant.
     """
 
     def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
@@ -37,14 +37,14 @@ class BadFileError(DataError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault.
+    """One problem.
 
     Attributes:
-        path: The file in which it stands.
-        line: Where, counted from 1; None where the whole file is meant, or where its format has no lines.
-        reason: What is wrong, without the file's name.
-        lost: What is left out because of it.
-        about: The picture (or the file that stands for it) that lost something; the same as `path` for most.
+        path: The file that contains the problem.
+        line: Line number, counted from 1; None if the whole file is meant or its format has no lines.
+        reason: What is wrong, without the file name.
+        lost: What is skipped because of the problem.
+        about: The image (or the file that represents it) that is affected; usually the same as `path`.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class Finding:
 
 
 class Findings:
-    """A list of faults, and what is said of them."""
+    """A list of problems and its summary."""
 
     def __init__(self) -> None:
         self._items: list[Finding] = []
@@ -68,52 +68,52 @@ class Findings:
 
     @property
     def items(self) -> tuple[Finding, ...]:
-        """All findings, in the order in which they were added."""
+        """All findings in the order they were added."""
         return tuple(self._items)
 
     def add(self, path: Path, line: int | None, reason: str, *, lost: Lost, about: Path | None = None) -> None:
-        """Put a fault on the list.
+        """Add a problem.
 
         Args:
-            path: The file in which it stands.
-            line: Where, counted from 1; None where the whole file is meant.
-            reason: What is wrong, without the file's name.
-            lost: `picture` where the whole picture is left out, `label` where one label of it is, `nothing` for a remark.
-            about: The picture that loses something, where one file tells of many; None means `path`.
+            path: The file that contains the problem.
+            line: Line number, counted from 1; None if the whole file is meant.
+            reason: What is wrong, without the file name.
+            lost: "picture" if the whole image is skipped, "label" if one of its labels is, "nothing" for a remark.
+            about: The affected image if one file describes many images; None means `path`.
         """
         self._items.append(Finding(Path(path), line, reason, lost, Path(path if about is None else about)))
 
     def add_error(self, error: BadFileError, *, lost: Lost, about: Path | None = None) -> None:
-        """Put a file that could not be used on the list."""
+        """Add a file that could not be used."""
         self.add(error.path, error.line, error.reason, lost=lost, about=about)
 
     def take(self, others: Findings) -> None:
-        """Put all findings of another list at the end of this one."""
+        """Append all findings of another list."""
         self._items.extend(others.items)
 
     def counts(self) -> dict[str, int]:
-        """How many pictures and how many labels were left out."""
-        pictures = {item.about for item in self._items if item.lost == "picture"}
-        return {"picture": len(pictures), "label": sum(item.lost == "label" for item in self._items)}
+        """Return the number of skipped images and of skipped labels."""
+        images = {item.about for item in self._items if item.lost == "picture"}
+        return {"picture": len(images), "label": sum(item.lost == "label" for item in self._items)}
 
     def words(self) -> str:
-        """A few lines for a person: how much was left out, and the first findings; empty where nothing is wrong."""
+        """Summarize what was skipped and list the first findings, in a few lines; empty if there are no findings."""
         if not self._items:
             return ""
         counts = self.counts()
-        lines = [f"Left out: {_many(counts['picture'], 'picture')} and {_many(counts['label'], 'label')}."]
+        lines = [f"Skipped: {_many(counts['picture'], 'image')} and {_many(counts['label'], 'label')}."]
         lines += [f"  {item}" for item in self._items[:_SHOWN]]
         if len(self._items) > _SHOWN:
             lines.append(f"  ... and {len(self._items) - _SHOWN} more")
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Write all findings, one JSON object a line: path, line, reason, lost, about.
+        """Write all findings as JSON lines with the keys path, line, reason, lost and about.
 
         Raises:
             OSError: The file cannot be written.
         """
-        told = [
+        rows = [
             {
                 "path": str(item.path),
                 "line": item.line,
@@ -123,28 +123,28 @@ class Findings:
             }
             for item in self._items
         ]
-        write_atomically(Path(path), "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in told))
+        write_atomically(Path(path), "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
 
-    def check(self, num_pictures: int, max_bad_frac: float = 0.1) -> None:
-        """Refuse data of which too much is bad.
+    def check(self, num_images: int, max_bad_frac: float = 0.1) -> None:
+        """Raise an error if too much of the data is bad.
 
         Args:
-            num_pictures: How many pictures there were, the bad ones included.
-            max_bad_frac: The largest share of pictures that may be left out or have lost a label, 0 to 1; above 0 it allows
-                one at least.
+            num_images: Number of images, including the bad ones.
+            max_bad_frac: Largest fraction of images that may be skipped or have lost a label, from 0 to 1. Any value above 0
+                allows at least one.
 
         Raises:
-            DataError: More is bad, or no picture is left; shows the first findings.
+            DataError: Too many images are bad, or none is left. The message lists the first findings.
         """
-        touched = {item.about for item in self._items if item.lost != "nothing"}
+        affected = {item.about for item in self._items if item.lost != "nothing"}
         lost = self.counts()["picture"]
-        if num_pictures - lost < 1:
-            raise DataError(f"No picture of {num_pictures} can be used.\n{self.words()}".rstrip())
-        if len(touched) > max(max_bad_frac * num_pictures, 1 if max_bad_frac else 0):
+        if num_images - lost < 1:
+            raise DataError(f"None of the {num_images} images can be used.\n{self.words()}".rstrip())
+        if len(affected) > max(max_bad_frac * num_images, 1 if max_bad_frac else 0):
             raise DataError(
-                f"{len(touched)} of {num_pictures} pictures have faults, more than the {max_bad_frac:.0%} that are allowed: "
-                f"something is wrong with the whole, such as a format, a folder or an order of classes.\n{self.words()}\n"
-                f"Mend the files, or allow a larger share."
+                f"{len(affected)} of {num_images} images have problems, more than the allowed {max_bad_frac:.0%}: "
+                f"the cause is probably general, such as a wrong format, folder or class order.\n{self.words()}\n"
+                f"Fix the files, or allow a larger fraction."
             )
 
 
@@ -152,5 +152,5 @@ def _place(path: Path, line: int | None) -> str:
     return str(path) if line is None else f"{path}, line {line}"
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The recipes there are, told without importing any: each needs the extra `recipes`, and takes seconds to import."""
+"""List the available recipes without importing them: each needs the extra `recipes` and takes seconds to import."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Recipe:
     """A recipe.
 
     Attributes:
-        name: Its name on the command line.
-        module: Where its jobs are.
-        job: The job's class.
-        naive: The class of the same job written naively, the baseline.
-        demo: The class of a small naive job, in the module `demo` of the recipe.
-        words: What it trains.
+        name: Name on the command line.
+        module: Module of its jobs.
+        job: Class name of the optimized job.
+        naive: Class name of the baseline: the same job written naively.
+        demo: Class name of a small naive job in the recipe's module `demo`.
+        words: What the recipe trains.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Recipe:
 
     @property
     def target(self) -> str:
-        """The job, as every verb takes it."""
+        """The job in the form every command accepts."""
         return f"{self.module}:{self.job}"
 
     @property
     def naive_target(self) -> str:
-        """The naive form, as every verb takes it."""
+        """The naive job in the form every command accepts."""
         return f"{self.module}:{self.naive}"
 
     @property
@@ -47,10 +47,10 @@ class Recipe:
         return f"{self.module}.demo:{self.demo}"
 
     def load(self, part: str = "") -> Any:
-        """Import the recipe, or a module of it.
+        """Import the recipe or one of its modules.
 
         Raises:
-            MachineError: A package is missing that recipes need.
+            MachineError: A package that recipes need is not installed.
         """
         try:
             return import_module(f"{self.module}.{part}" if part else self.module)
@@ -62,22 +62,24 @@ class Recipe:
             ) from error
 
     def synthesise(self, folder: Path, count: int, seed: int, told: Callable[[], None]) -> None:
-        """Draw pictures with their labels into a folder that is new or empty; `told` is called after each."""
+        """Generate labelled images in a new or empty folder; `told` is called after each image."""
         self.load("synth").write(folder, count, seed, told=told)
 
 
 def recipe_of(job: object) -> Recipe:
-    """The recipe that a job is of.
+    """Return the recipe that a job belongs to.
 
     Raises:
-        JobError: It is of none.
+        JobError: The job belongs to no recipe.
     """
     homes = {base.__module__ for base in type(job).__mro__}
     for recipe in RECIPES.values():
         if f"{recipe.module}.job" in homes:
             return recipe
     jobs = ", ".join(f"{recipe.naive} and {recipe.job}" for recipe in RECIPES.values())
-    raise JobError(f"{type(job).__name__} is of no recipe ({', '.join(RECIPES)}): derive it from one of {jobs}.")
+    raise JobError(
+        f"{type(job).__name__} belongs to none of the recipes {', '.join(RECIPES)}: derive it from one of {jobs}."
+    )
 
 
 RECIPES = {
@@ -89,7 +91,7 @@ RECIPES = {
             job="DetectionJob",
             naive="NaiveDetectionJob",
             demo="NaiveDrawnNotes",
-            words="an object detector on drawn banknotes, written naively",
+            words="an object detector on generated images of banknotes, written naively",
         ),
         Recipe(
             name="ocr",
@@ -97,7 +99,7 @@ RECIPES = {
             job="OcrJob",
             naive="NaiveOcrJob",
             demo="NaiveDrawnPages",
-            words="a DBNet that finds text on drawn pages, written naively",
+            words="a DBNet text detector on generated pages, written naively",
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Packages of the extra `recipes`, imported on first use, and functions that Numba compiles."""
+"""Import packages of the extra `recipes` on first use, and compile functions with Numba."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def needed(name: str) -> Any:
-    """A module of the extra `recipes`, or one of ours that imports such.
+    """Import a module of the extra `recipes`, or a Hasten module that depends on one.
 
     Raises:
-        MachineError: It is not installed.
+        MachineError: The package is not installed.
     """
     try:
         return import_module(name)
@@ -27,9 +27,9 @@ def needed(name: str) -> Any:
 
 
 def kernel(function: Function) -> Function:
-    """Compile a function by Numba when it is first called, cached on disk from run to run; it runs without the GIL.
+    """Compile a function with Numba on its first call, with an on-disk cache. The compiled function releases the GIL.
 
-    A division by zero gives infinity, as in NumPy. Nothing is reordered or fused: numbers are those that are written.
+    Division by zero gives infinity, as in NumPy. Floating-point operations are neither reordered nor fused.
 
     Raises:
         MachineError: Numba is not installed.
@@ -39,7 +39,7 @@ def kernel(function: Function) -> Function:
 
 @lru_cache(maxsize=32)
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel` for modules that are imported where Numba is not installed.
+    """Like `kernel`, for modules that must be importable without Numba.
 
     Raises:
         MachineError: Numba is not installed.

@@ -9,20 +9,20 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 
 def warmup_cosine(optimizer: Optimizer, num_updates: int, *, warmup_frac: float, final_frac: float = 0.0) -> LRScheduler:
-    """Raise the rate in a line, then let it fall as half a cosine.
+    """Increase the learning rate linearly, then decay it along a half cosine.
 
     Args:
-        optimizer: Has the highest rate.
-        num_updates: Of the whole run.
-        warmup_frac: Share of the run in which the rate rises, from 0 to 1.
-        final_frac: What is left of the rate at the end, from 0 to 1.
+        optimizer: The optimizer, set to the peak learning rate.
+        num_updates: Number of updates in the whole run.
+        warmup_frac: Fraction of the run in which the rate rises, from 0 to 1.
+        final_frac: Final rate as a fraction of the peak, from 0 to 1.
     """
     warmup = max(round(warmup_frac * num_updates), 1)
 
-    def share(update: int) -> float:
+    def factor(update: int) -> float:
         if update < warmup:
             return (update + 1) / warmup
         done = min((update - warmup) / max(num_updates - warmup, 1), 1.0)
         return final_frac + (1 - final_frac) * (1 + math.cos(math.pi * done)) / 2
 
-    return LambdaLR(optimizer, share)
+    return LambdaLR(optimizer, factor)

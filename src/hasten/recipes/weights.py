@@ -1,7 +1,7 @@
-"""Weights of an earlier training, put into a fresh network by name.
+"""Load weights of an earlier training into a new network by name.
 
-A file of Hasten's own (`hasten checkpoints export RUN FILE.safetensors`, or a run's `model.pt`) is read, or any with a
-network's plain names. Nothing in a file can run.
+Supported are Hasten's own files (`hasten checkpoints export RUN FILE.safetensors`, or a run's `model.pt`) and any file with
+the network's plain parameter names. Loading a file cannot execute code from it.
 """
 
 from __future__ import annotations
@@ -22,68 +22,68 @@ NAMES_SHOWN = 4
 
 
 def read_weights(path: Path) -> Tensors:
-    """The tensors of a file by their names, on the CPU.
+    """Return the tensors of a file by name, on the CPU.
 
     Args:
         path: `FILE.safetensors`, or `FILE.pt` with a state_dict.
 
     Raises:
-        DataError: The file is missing, cut or of another kind.
+        DataError: The file is missing, truncated or of another kind.
     """
     if not path.is_file():
-        raise DataError(f"the weights to start from are missing: there is no file {path}.")
+        raise DataError(f"the initial weights are missing: there is no file {path}.")
     if path.suffix == ".safetensors":
         return open_file(path).tensors
     if path.suffix not in {".pt", ".pth"}:
         raise DataError(f"{path} must end in .safetensors or .pt: `hasten checkpoints export RUN FILE` writes both.")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise CorruptError(
-            f"{path} cannot be read as weights ({type(error).__name__}): it was cut, or is no state_dict."
+            f"{path} cannot be read as weights ({type(error).__name__}): it is truncated or not a state_dict."
         ) from error
-    if not isinstance(found, Mapping):
-        raise DataError(f"{path} holds {type(found).__name__}, not a state_dict.")
-    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    if not isinstance(state, Mapping):
+        raise DataError(f"{path} contains {type(state).__name__}, not a state_dict.")
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def load_weights(network: nn.Module, path: Path) -> None:
-    """Copy all weights and statistics of a file into a network.
+    """Copy all weights and buffers of a file into a network.
 
     Args:
-        network: Whose are replaced.
-        path: As of `read_weights`.
+        network: The network to overwrite.
+        path: The file, as for `read_weights`.
 
     Raises:
-        DataError: The file is missing, cut or of another kind.
-        JobError: It holds another network.
+        DataError: The file is missing, truncated or of another kind.
+        JobError: The file belongs to another network.
     """
-    wanted, there = network.state_dict(), read_weights(path)
-    if problems := differences(wanted, there):
-        raise JobError(f"{path} holds another network: {'; '.join(problems)}. Use the settings it was trained with.")
-    copy_tensors(wanted, there)
+    wanted, available = network.state_dict(), read_weights(path)
+    if problems := differences(wanted, available):
+        raise JobError(f"{path} belongs to another network: {'; '.join(problems)}. Use the settings it was trained with.")
+    copy_tensors(wanted, available)
 
 
-def differences(wanted: Tensors, there: Tensors) -> list[str]:
-    """In what a file differs from what is wanted, in words; empty where it does not."""
-    missing = sorted(wanted.keys() - there.keys())
-    more = sorted(there.keys() - wanted.keys())
-    other = [
-        f"{name} {tuple(there[name].shape)} instead of {tuple(tensor.shape)}"
+def differences(wanted: Tensors, available: Tensors) -> list[str]:
+    """Describe how the tensors of a file differ from the expected ones; empty if names and shapes match."""
+    missing = sorted(wanted.keys() - available.keys())
+    unexpected = sorted(available.keys() - wanted.keys())
+    reshaped = [
+        f"{name} {tuple(available[name].shape)} instead of {tuple(tensor.shape)}"
         for name, tensor in wanted.items()
-        if name in there and there[name].shape != tensor.shape
+        if name in available and available[name].shape != tensor.shape
     ]
-    told = (("it lacks", missing), ("it has besides", more), ("of another shape:", other))
-    return [f"{words} {_some(names)}" for words, names in told if names]
+    groups = (("missing:", missing), ("unexpected:", unexpected), ("different shape:", reshaped))
+    return [f"{words} {_first_names(names)}" for words, names in groups if names]
 
 
-def copy_tensors(wanted: Tensors, there: Tensors) -> None:
-    """Copy those that are there into those that are wanted, in place."""
+def copy_tensors(wanted: Tensors, available: Tensors) -> None:
+    """Copy tensors into those of the same names, in place."""
     with torch.no_grad():
         for name, tensor in wanted.items():
-            tensor.copy_(there[name])
+            tensor.copy_(available[name])
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _first_names(names: Sequence[str]) -> str:
+    num_hidden = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {num_hidden} more" if num_hidden > 0 else "")

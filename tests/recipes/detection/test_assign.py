@@ -1,4 +1,4 @@
-"""Which anchors learn which object: the two ways agree, and no object is forgotten."""
+"""Anchor assignment: both implementations agree, and every object gets an anchor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same_score(boxes: torch.Tensor) -> Look:
 
 
 def chosen(asked: Assigned) -> dict[int, list[float]]:
-    """Of one picture: anchor -> the class and the score it is asked for."""
+    """Return the targets of one image: anchor -> class and target score."""
     return {
         int(place): [float(kind), float(score)]
         for place, kind, score in zip(asked.places, asked.classes, asked.scores, strict=True)
@@ -41,12 +41,12 @@ def objects(batch: int, each: int, seed: int = 0, largest: float = 30.0) -> torc
     count = batch * each
     sides = 1 + torch.rand(count, 2, generator=random) * largest
     corners = torch.rand(count, 2, generator=random) * (SIDE - sides)
-    rows = torch.randint(batch, (count, 1), generator=random).float()  # not in order, not as many in each
+    rows = torch.randint(batch, (count, 1), generator=random).float()  # unordered, with a different number in each image
     classes = torch.randint(NUM_CLASSES, (count, 1), generator=random).float()
     return torch.cat([rows, classes, corners, corners + sides], dim=1)
 
 
-def test_objects_are_laid_out_by_picture_in_whatever_order_they_come() -> None:
+def test_objects_are_laid_out_by_image_in_any_order() -> None:
     targets = torch.tensor([[2, 1, 0, 0, 4, 4], [0, 2, 1, 1, 5, 5], [2, 0, 2, 2, 6, 6]], dtype=torch.float32)
     truths = pad_truths(targets, 4)
     assert truths.valid.tolist() == [[True, False], [False, False], [True, True], [False, False]]
@@ -95,7 +95,7 @@ def test_an_object_gets_the_anchors_where_score_and_overlap_are_best() -> None:
     boxes[0, inside] = torch.tensor([[8.0, 8, 24, 24], [8, 8, 24, 16], [8, 8, 24, 20], [8, 8, 12, 12]])
     asked = assign(same_score(boxes), ANCHORS, pad_truths(truth, 1), Alignment(topk=2))
     assert asked.boxes.tolist() == [[8, 8, 24, 24], [8, 8, 24, 24]]
-    # The best is asked for its overlap, the next for less, as its alignment is less.
+    # The target score of the best is its overlap; the next gets less because its alignment is smaller.
     assert list(chosen(asked)) == [9, 17]
     assert chosen(asked)[9] == pytest.approx([1.0, 1.0])
     assert chosen(asked)[17] == pytest.approx([1.0, 0.75**6])

@@ -1,4 +1,4 @@
-"""Augmentation moves boxes as it moves pixels, keeps them inside, and depends on what was drawn alone."""
+"""Augmentation moves boxes together with pixels, keeps them inside, and depends only on the drawn parameters."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ STILL = Draw(
 
 
 def sample(seed: int, drawn: Draw | None = None) -> dict[str, Any]:
-    """A letterboxed picture of noise with boxes around blocks of it."""
+    """Return a letterboxed image of noise with boxes around blocks of it."""
     chance = np.random.default_rng(seed)
-    picture = np.full((SIDE, SIDE, 3), PADDING, np.uint8)
+    image = np.full((SIDE, SIDE, 3), PADDING, np.uint8)
     high = int(chance.integers(10, SIDE + 1))
     top = (SIDE - high) // 2
-    picture[top : top + high] = chance.integers(0, 256, (high, SIDE, 3), dtype=np.uint8)
+    image[top : top + high] = chance.integers(0, 256, (high, SIDE, 3), dtype=np.uint8)
     corners = chance.uniform(0, 1, (5, 2, 2))
     corners.sort(axis=1)
     boxes = corners.reshape(5, 4) * [SIDE, high, SIDE, high] + [0, top, 0, top]
     made: dict[str, Any] = {
-        "picture": picture,
+        "picture": image,
         "boxes": boxes.astype(np.float32),
         "classes": chance.integers(0, 4, 5),
         "inside": np.array([0, top, SIDE, top + high], np.int32),
@@ -65,7 +65,7 @@ def drawn_for(seed: int, **changes: Any) -> Draw:
 
 
 def slow_pixels(samples: list[dict[str, Any]], at: int) -> npt.NDArray[np.uint8]:
-    """What `compose` must give before colours change, one pixel after the other."""
+    """Compute the expected result of `compose` before colour changes, pixel by pixel."""
     cv2 = opencv()
     drawn: Draw = samples[at]["draw"]
     chosen = [samples[other] for other in partners(drawn, at, len(samples))]
@@ -139,7 +139,7 @@ def test_a_block_stays_where_its_box_goes(seed: int) -> None:
         assert (inner == 255).all()
         outside[max(int(top) - 2, 0) : int(bottom) + 3, max(int(left) - 2, 0) : int(right) + 3] = False
     hidden = (out[outside].max(axis=1, initial=0) == 255).sum()
-    assert hidden <= 4 * MIN_SIDE * 22  # of blocks that show too little to keep their boxes
+    assert hidden <= 4 * MIN_SIDE * 22  # blocks too small to keep their boxes
 
 
 def test_what_is_hardly_seen_any_more_is_left_out() -> None:
@@ -188,7 +188,7 @@ def test_shares_are_kept() -> None:
     assert not any(one.upside_down for one in many)
 
 
-def test_everything_off_gives_the_picture_back() -> None:
+def test_everything_off_gives_the_image_back() -> None:
     off = Augmentation(mosaic_frac=0, scale_frac=0, shift_frac=0, mirror_frac=0, hue_frac=0, saturation_frac=0, value_frac=0)
     one = sample(1)
     large = one["boxes"][:, 2:] - one["boxes"][:, :2]
@@ -209,7 +209,7 @@ def test_colours_follow_their_gains() -> None:
     grey = np.full((4, 4, 3), 100, np.uint8)
     out = np.empty_like(grey)
     recolour(grey, (1.0, 1.5, 1.2), out)
-    assert (out == 120).all()  # no saturation to raise
+    assert (out == 120).all()  # grey has no saturation to raise
     red = np.zeros((4, 4, 3), np.uint8)
     red[..., 0] = 200
     recolour(red, (1.0, 0.5, 1.0), out)

@@ -1,4 +1,4 @@
-"""The running average: it follows, it is what is measured, and it is saved with the model."""
+"""The running average follows the model, is used for metrics, and is saved with the model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_training_mode_leaves_the_average_in_peace() -> None:
     assert all(torch.equal(value, before[name]) for name, value in averaged.average.state_dict().items())
 
 
-def test_a_run_that_is_taken_up_goes_on_as_if_it_had_not_stopped() -> None:
+def test_a_run_that_is_resumed_continues_as_if_it_had_not_stopped() -> None:
     first = Averaged(model())
     for update in range(3):
         changed(first, seed=update)

@@ -1,4 +1,4 @@
-"""Samples and batches of detection: decoded once, kept as plain arrays, and the same in both forms."""
+"""Detection samples and batches: decoded once, cached as plain arrays, and the same in both forms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def items(folder: Path, count: int = 6, *, height: int = 60, width: int = 96) ->
     return made
 
 
-def test_a_picture_is_letterboxed_with_its_boxes(tmp_path: Path) -> None:
+def test_a_image_is_letterboxed_with_its_boxes(tmp_path: Path) -> None:
     data = DetectionData(items(tmp_path))
     sample = decode(data[1], SIZE)
     assert sample["picture"].shape == (SIZE, SIZE, 3)
@@ -59,7 +59,7 @@ def test_a_decoded_sample_can_be_kept(tmp_path: Path) -> None:
     assert all((kept[name] == value).all() and kept[name].dtype == value.dtype for name, value in sample.items())
 
 
-def test_a_batch_has_pictures_and_rows_of_targets(tmp_path: Path) -> None:
+def test_a_batch_has_images_and_rows_of_targets(tmp_path: Path) -> None:
     data = DetectionData(items(tmp_path))
     batch = collate([decode(data[at], SIZE) for at in range(3)])
     assert isinstance(batch, Batch)
@@ -80,25 +80,25 @@ def test_a_batch_without_objects_has_no_rows(tmp_path: Path) -> None:
     assert naive_collate([NaiveDetectionData(empty.items, SIZE)[0]]).targets.shape == (0, 6)
 
 
-def test_a_picture_that_turns_out_damaged_becomes_grey_and_is_named(tmp_path: Path) -> None:
+def test_a_image_that_turns_out_damaged_becomes_grey_and_is_named(tmp_path: Path) -> None:
     data = DetectionData(items(tmp_path, 2))
     whole = data.items[1].path.read_bytes()
     data.items[1].path.write_bytes(whole[: len(whole) // 2])
-    with pytest.warns(UserWarning, match=r"1\.png: it is no picture.*grey"):
+    with pytest.warns(UserWarning, match=r"1\.png: it is corrupt or not a supported image.*grey"):
         sample = decode(data[1], SIZE)
     assert (sample["picture"] == 114).all()
     assert sample["boxes"].shape == (0, 4)
     assert sample["classes"].shape == (0,)
 
 
-def test_a_picture_that_is_gone_ends_the_run(tmp_path: Path) -> None:
+def test_a_image_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     data = DetectionData(items(tmp_path, 1))
     data.items[0].path.unlink()
     with pytest.raises(DataError, match=r"0\.png: it cannot be read"):
         decode(data[0], SIZE)
 
 
-def test_held_out_pictures_are_alike_in_both_forms(tmp_path: Path) -> None:
+def test_held_out_images_are_the_same_in_both_forms(tmp_path: Path) -> None:
     labelled = items(tmp_path)
     data, naive = DetectionData(labelled), NaiveDetectionData(labelled, SIZE)
     batch = collate([decode(data[at], SIZE) for at in range(4)])
@@ -106,10 +106,10 @@ def test_held_out_pictures_are_alike_in_both_forms(tmp_path: Path) -> None:
     assert plain.images.dtype == torch.float32
     assert plain.images.shape == batch.images.shape
     assert plain.targets.numpy() == pytest.approx(batch.targets.numpy(), abs=1e-4)
-    assert float((plain.images - batch.images / 255).abs().mean()) < 0.01  # Pillow resizes a little differently
+    assert float((plain.images - batch.images / 255).abs().mean()) < 0.01  # Pillow resizes slightly differently
 
 
-def test_augmented_pictures_are_distributed_alike_in_both_forms(tmp_path: Path) -> None:
+def test_augmented_images_are_distributed_equally_in_both_forms(tmp_path: Path) -> None:
     labelled = items(tmp_path)
     data, naive = DetectionData(labelled), NaiveDetectionData(labelled, SIZE, Augmentation())
     decoded = [decode(data[at], SIZE) for at in range(6)]
@@ -138,7 +138,7 @@ def assert_alike(seen: list[float], expected: list[float]) -> None:
 
 
 class MosaicJob(hasten.Job):
-    """Mosaics through a small model, whose loss depends on every pixel and every box."""
+    """Train a small model on mosaics, with a loss that depends on every pixel and every box."""
 
     batch_size = 4
     num_updates = 6

@@ -1,4 +1,4 @@
-"""Boxes out of distances, and of several boxes on one object the best."""
+"""Conversion of distances to boxes, and suppression of all but the best box of an object."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_of_boxes_that_overlap_the_best_stays(way: Way) -> None:
     some = found(boxes, [0.9, 0.8, 0.7, 0.6], [0, 0, 0, 1])
     kept = way(some, Suppression(max_iou=0.5))[0]
     assert kept.dtype == np.float32
-    assert kept[:, 4].tolist() == pytest.approx([0.9, 0.7, 0.6])  # the last is of another class
+    assert kept[:, 4].tolist() == pytest.approx([0.9, 0.7, 0.6])  # the last belongs to another class
     assert kept[:, 5].tolist() == [0, 0, 1]
     assert kept[0, :4].tolist() == [0, 0, 10, 10]
 

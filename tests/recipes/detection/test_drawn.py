@@ -1,4 +1,4 @@
-"""The drawn pictures of a job without folders: whole or not there, and made once."""
+"""The generated images of a job without folders: complete or absent, and generated once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hasten.recipes.detection.job import DetectionJob
 from hasten.recipes.detection.synth import drawn_pictures
 
 
-def test_pictures_are_drawn_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_drawn_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with ThreadPoolExecutor(2) as pool:  # as two processes that begin at the same time
+    with ThreadPoolExecutor(2) as pool:  # like two processes that start at the same time
         folder, also = pool.map(lambda _: drawn_pictures(3), range(2))
     assert folder == also
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
-    pictures = sorted((folder / "images").iterdir())
-    assert len(pictures) == 3
-    before = [path.stat().st_mtime_ns for path in pictures]
+    images = sorted((folder / "images").iterdir())
+    assert len(images) == 3
+    before = [path.stat().st_mtime_ns for path in images]
     assert drawn_pictures(3) == folder
-    assert [path.stat().st_mtime_ns for path in pictures] == before
+    assert [path.stat().st_mtime_ns for path in images] == before
     assert drawn_pictures(3, seed=1) != folder
 
 
-def test_a_job_without_folders_learns_drawn_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_folders_learns_drawn_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
     class Few(DetectionJob):

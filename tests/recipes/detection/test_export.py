@@ -1,4 +1,4 @@
-"""A detector as an ONNX file: it gives what the model gives, for any batch size, or there is no file."""
+"""ONNX export of a detector: the file reproduces the model for any batch size, or it is not written."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NAMES = list(TOLERANCES)
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """torch's exporter warns of parts of torch and Python that it uses itself."""
+    """Ignore warnings about deprecated parts of torch and Python that torch's exporter itself uses."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def trained() -> Averaged:
-    """A model whose average differs from its live part, with statistics of its own."""
+    """Return a model whose average differs from its live part, with non-default statistics."""
     torch.manual_seed(0)
     averaged = Averaged(Detector(2, SHAPES["nano"])).train()
     for _ in range(3):
@@ -81,13 +81,13 @@ def test_a_file_that_gives_other_numbers_is_removed(tmp_path: Path, monkeypatch:
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="cannot be written"):
+    with pytest.raises(MachineError, match="cannot write"):
         export_onnx(trained(), tmp_path / "nowhere" / "detector.onnx", size=SIZE)
 
 
 @pytest.mark.long
 def test_a_trained_job_writes_its_average(tmp_path: Path) -> None:
-    job = job_on(write_pictures(tmp_path / "pictures", 4))
+    job = job_on(write_pictures(tmp_path / "images", 4))
     model = job.model()
     with torch.no_grad():
         for parameter in model.get_submodule("live").parameters():

@@ -1,4 +1,4 @@
-"""Labels in three formats come out as one, and every fault is told with its file and line."""
+"""Labels in three formats give the same result, and every problem is reported with its file and line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VOC = """<annotation>
 
 
 class Folder:
-    """A data set being laid down."""
+    """A data set under construction."""
 
     def __init__(self, path: Path) -> None:
         self.images, self.labels = path / "images", path / "labels"
@@ -37,7 +37,7 @@ class Folder:
         self.labels.mkdir()
         self.findings = Findings()
 
-    def picture(self, name: str = "a.jpg", size: tuple[int, int] = (WIDTH, HEIGHT)) -> Path:
+    def image(self, name: str = "a.jpg", size: tuple[int, int] = (WIDTH, HEIGHT)) -> Path:
         Image.new("RGB", size, (90, 120, 30)).save(self.images / name)
         return self.images / name
 
@@ -76,7 +76,7 @@ def test_the_three_formats_say_the_same(tmp_path: Path) -> None:
     for name in ("yolo", "voc", "coco"):
         (tmp_path / name).mkdir()
         folder = Folder(tmp_path / name)
-        folder.picture()
+        folder.image()
         if name == "yolo":
             folder.label("a.txt", "0 0.3 0.3 0.4 0.4\n")
             folder.label("classes.txt", "cat\n")
@@ -98,7 +98,7 @@ def test_the_three_formats_say_the_same(tmp_path: Path) -> None:
 def test_bccd_is_read_whole() -> None:
     data = Path(__file__).parents[4] / "shared" / "data" / "bccd"
     if not data.is_dir():
-        pytest.skip("the folder shared/data is not beside this checkout")
+        pytest.skip("the folder shared/data is not next to this checkout")
     findings = Findings()
     labelled = read_labels(data / "images", data / "annotations", findings)
     assert labelled.classes == ("Platelets", "RBC", "WBC")
@@ -111,7 +111,7 @@ def test_bccd_is_read_whole() -> None:
 
 
 def test_boxes_are_cut_at_the_edges(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     folder.label("a.txt", "0 0.0 0.5 0.5 2.0\n")
     (item,) = folder.read().items
     assert item.boxes.tolist() == [[0, 0, 20, HEIGHT]]
@@ -121,26 +121,26 @@ def test_boxes_are_cut_at_the_edges(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("0 1.5 0.5 0.2 0.2", "outside the picture"),
+        ("0 1.5 0.5 0.2 0.2", "outside the image"),
         ("0 0.5 0.5 0 0.2", "no area"),
         ("0 0.5 0.5 -0.2 0.2", "no area"),
         ("0 0.5 0.5 0.001 0.2", "less than a pixel"),
         ("0 40 20 16 8", "are these pixels"),
-        ("0 nan 0.5 0.2 0.2", "no number"),
-        ("0 inf 0.5 0.2 0.2", "no number"),
-        ("0 0.5 0.5 wide 0.2", "no number"),
+        ("0 nan 0.5 0.2 0.2", "not a valid coordinate"),
+        ("0 inf 0.5 0.2 0.2", "not a valid coordinate"),
+        ("0 0.5 0.5 wide 0.2", "not a valid coordinate"),
         ("0 0.5 0.5 0.2", "4 numbers in a line"),
         ("0 0.5 0.5 0.2 0.2 0.9", "6 numbers in a line"),
-        ("2 0.5 0.5 0.2 0.2", "class 2 is unknown: there are 2"),
-        ("-1 0.5 0.5 0.2 0.2", "no class"),
-        ("0.5 0.5 0.5 0.2 0.2", "no class"),
-        ("1e400 0.5 0.5 0.2 0.2", "no class"),
-        ("cat 0.5 0.5 0.2 0.2", "'cat' is no class"),
-        ("1 0.3 0.3 0.4 0.4", "stands there before"),
+        ("2 0.5 0.5 0.2 0.2", "class 2 is unknown: there are 2 classes"),
+        ("-1 0.5 0.5 0.2 0.2", "not a class"),
+        ("0.5 0.5 0.5 0.2 0.2", "not a class"),
+        ("1e400 0.5 0.5 0.2 0.2", "not a class"),
+        ("cat 0.5 0.5 0.2 0.2", "'cat' is not a class"),
+        ("1 0.3 0.3 0.4 0.4", "repeats an earlier label"),
     ],
 )
-def test_a_wrong_line_of_text_is_told_and_the_others_are_kept(folder: Folder, line: str, words: str) -> None:
-    folder.picture()
+def test_a_wrong_line_of_text_is_reported_and_the_others_are_kept(folder: Folder, line: str, words: str) -> None:
+    folder.image()
     folder.label("classes.txt", "cat\ndog\n")
     folder.label("a.txt", f"1 0.3 0.3 0.4 0.4\n\n{line}\n0 0.5 0.5 0.2 0.2\n")
     (item,) = folder.read().items
@@ -151,15 +151,15 @@ def test_a_wrong_line_of_text_is_told_and_the_others_are_kept(folder: Folder, li
 
 
 def test_a_polygon_is_taken_by_its_bounding_box(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     folder.label("a.txt", "0 0.1 0.1 0.5 0.2 0.3 0.5\n")
     (item,) = folder.read().items
     assert item.boxes[0].tolist() == pytest.approx([8, 4, 40, 20], abs=1e-5)
 
 
-def test_pictures_without_objects(folder: Folder) -> None:
+def test_images_without_objects(folder: Folder) -> None:
     for name in ("a.jpg", "b.jpg", "c.jpg"):
-        folder.picture(name)
+        folder.image(name)
     folder.label("a.txt", "3 0.5 0.5 0.2 0.2")
     folder.label("b.txt", "")  # and c has none
     labelled = folder.read()
@@ -170,7 +170,7 @@ def test_pictures_without_objects(folder: Folder) -> None:
 
 
 def test_no_object_at_all_is_refused(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     folder.label("a.txt", "")
     with pytest.raises(DataError, match="labels no object"):
         folder.read()
@@ -178,16 +178,16 @@ def test_no_object_at_all_is_refused(folder: Folder) -> None:
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
 def test_lines_end_as_they_like(folder: Folder, ending: str) -> None:
-    folder.picture()
+    folder.image()
     folder.label("a.txt", ending.join(["0 0.5 0.5 0.2 0.2", "wrong", "0 0.3 0.3 0.2 0.2"]))
     (item,) = folder.read().items
     assert len(item.boxes) == 2
     assert folder.told == [("a.txt", 2, "label")]
 
 
-def test_a_wrong_encoding_costs_the_picture_and_is_told_with_its_line(folder: Folder) -> None:
+def test_a_wrong_encoding_costs_the_image_and_is_reported_with_its_line(folder: Folder) -> None:
     for name in ("a", "b"):
-        folder.picture(f"{name}.jpg")
+        folder.image(f"{name}.jpg")
         folder.label(f"{name}.txt", "0 0.5 0.5 0.2 0.2\n")
     folder.label("a.txt", b"0 0.5 0.5 0.2 0.2\n# \xfc\n")
     assert [item.path.stem for item in folder.read().items] == ["b"]
@@ -195,44 +195,44 @@ def test_a_wrong_encoding_costs_the_picture_and_is_told_with_its_line(folder: Fo
 
 
 def test_utf_16_and_byte_order_marks_are_read(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     folder.label("a.txt", "0 0.5 0.5 0.2 0.2\n".encode("utf-16"))
     folder.label("classes.txt", "Äpfel\n".encode("utf-8-sig"))
     assert folder.read().classes == ("Äpfel",)
     assert folder.told == []
 
 
-def test_broken_pictures_are_left_out(folder: Folder) -> None:
+def test_broken_images_are_left_out(folder: Folder) -> None:
     for name in "abcde":
-        folder.picture(f"{name}.jpg", size=(640, 480))
+        folder.image(f"{name}.jpg", size=(640, 480))
         folder.label(f"{name}.txt", "0 0.5 0.5 0.2 0.2\n")
     (folder.images / "a.jpg").write_bytes(b"")
-    (folder.images / "b.jpg").write_bytes(b"no picture")
+    (folder.images / "b.jpg").write_bytes(b"not an image")
     whole = (folder.images / "c.jpg").read_bytes()
     (folder.images / "c.jpg").write_bytes(whole[: len(whole) // 2])
     assert [item.path.stem for item in folder.read().items] == ["d", "e"]
     assert folder.told == [(f"{name}.jpg", None, "picture") for name in "abc"]
 
 
-def test_labels_without_pictures_are_told_and_cost_nothing(folder: Folder) -> None:
-    folder.picture()
+def test_labels_without_images_are_reported_and_cost_nothing(folder: Folder) -> None:
+    folder.image()
     for name in ("a.txt", "b.txt", "c.txt"):
         folder.label(name, "0 0.5 0.5 0.2 0.2\n")
     assert len(folder.read(max_bad_frac=0.0).items) == 1
     assert folder.told == [("labels", None, "nothing")]
-    assert "2 files have no picture" in folder.findings.words()
+    assert "2 files have no image" in folder.findings.words()
 
 
 def test_too_many_faults_are_refused(folder: Folder) -> None:
     for at in range(20):
-        folder.picture(f"{at}.jpg")
+        folder.image(f"{at}.jpg")
         folder.label(f"{at}.txt", "0 0.5 0.5 0.2 0.2\n" + "wrong\n" * (at < 3))
-    with pytest.raises(DataError, match=r"3 of 20 pictures have faults[\s\S]*\.txt, line 2"):
+    with pytest.raises(DataError, match=r"3 of 20 images have problems[\s\S]*\.txt, line 2"):
         folder.read(max_bad_frac=0.1)
 
 
 def test_faults_of_one_folder_do_not_count_for_another(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     folder.label("a.txt", "0 0.5 0.5 0.2 0.2\n")
     for line in range(5):
         folder.findings.add(Path("elsewhere.txt"), line, "wrong", lost="label", about=Path(f"{line}.jpg"))
@@ -241,8 +241,8 @@ def test_faults_of_one_folder_do_not_count_for_another(folder: Folder) -> None:
 
 
 def test_duplicated_names_are_refused(folder: Folder) -> None:
-    folder.picture("a.jpg")
-    folder.picture("a.png")
+    folder.image("a.jpg")
+    folder.image("a.png")
     folder.label("a.txt", "0 0.5 0.5 0.2 0.2\n")
     with pytest.raises(DataError, match=r"a\.jpg and a\.png"):
         folder.read()
@@ -252,15 +252,15 @@ def test_duplicated_names_are_refused(folder: Folder) -> None:
     ("old", "new", "words"),
     [
         ("<xmax>40</xmax>", "<xmax>8</xmax>", "no area"),
-        ("<xmax>40</xmax>", "<xmax>nan</xmax>", "no number"),
-        ("<xmax>40</xmax>", "<xmax></xmax>", "no number"),
-        ("<xmax>40</xmax>", "", "without xmax"),
-        ("<name>cat</name>", "", "without a name"),
+        ("<xmax>40</xmax>", "<xmax>nan</xmax>", "not a valid coordinate"),
+        ("<xmax>40</xmax>", "<xmax></xmax>", "not a valid coordinate"),
+        ("<xmax>40</xmax>", "", "has no xmax"),
+        ("<name>cat</name>", "", "has no name"),
         ("<xmin>8</xmin><ymin>4</ymin><xmax>40</xmax>", "<xmin>90</xmin><ymin>4</ymin><xmax>99</xmax>", "outside"),
     ],
 )
-def test_a_wrong_object_of_xml_is_told_with_its_line(folder: Folder, old: str, new: str, words: str) -> None:
-    folder.picture()
+def test_a_wrong_object_of_xml_is_reported_with_its_line(folder: Folder, old: str, new: str, words: str) -> None:
+    folder.image()
     assert old in VOC
     whole = VOC.split(" <object>")[1].split("</object>", maxsplit=1)[0]
     folder.label("a.xml", VOC.replace(old, new).replace("</annotation>", f" <object>{whole}</object>\n</annotation>"))
@@ -274,17 +274,17 @@ def test_a_wrong_object_of_xml_is_told_with_its_line(folder: Folder, old: str, n
     ("text", "line", "words"),
     [
         ("", None, "empty"),
-        ("<annotation>\n<object>\n</annotation>", 3, "no XML"),
+        ("<annotation>\n<object>\n</annotation>", 3, "not valid XML"),
         ("<html></html>", None, "<annotation>"),
         ('<!DOCTYPE a [\n<!ENTITY b "c">\n]>\n' + VOC, 1, "document type"),
         (VOC.replace("<width>80", "<width>40").replace("<height>40", "<height>80"), None, "EXIF"),
         (VOC.replace("<width>80", "<width>800"), None, "800x40"),
-        (VOC.replace("<width>80", "<width>wide"), None, "no number"),
+        (VOC.replace("<width>80", "<width>wide"), None, "not a valid coordinate"),
     ],
 )
-def test_a_wrong_file_of_xml_costs_its_picture(folder: Folder, text: str, line: int | None, words: str) -> None:
+def test_a_wrong_file_of_xml_costs_its_image(folder: Folder, text: str, line: int | None, words: str) -> None:
     for name in ("a", "b", "c"):
-        folder.picture(f"{name}.jpg")
+        folder.image(f"{name}.jpg")
     folder.label("a.xml", text)
     folder.label("b.xml", VOC)  # and c has none
     assert [item.path.stem for item in folder.read().items] == ["b"]
@@ -293,13 +293,13 @@ def test_a_wrong_file_of_xml_costs_its_picture(folder: Folder, text: str, line: 
 
 
 def test_xml_may_leave_the_size_out_and_say_another_encoding(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     folder.label("a.xml", '<?xml version="1.0" encoding="ISO-8859-1"?>\n' + VOC.replace("80", "0").replace("cat", "Ä"))
     assert folder.read().classes == ("Ä",)
 
 
 def test_parts_of_objects_are_no_objects(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     part = "<part><name>ear</name><bndbox><xmin>9</xmin><ymin>5</ymin><xmax>12</xmax><ymax>9</ymax></bndbox></part>"
     folder.label("a.xml", VOC.replace(" </object>", f"{part} </object>"))
     labelled = folder.read()
@@ -315,20 +315,20 @@ def annotation(**changes: Any) -> dict[str, Any]:
     ("wrong", "words"),
     [
         (annotation(bbox=[8, 4, 0, 16]), "no area"),
-        (annotation(bbox=[8, 4, float("nan"), 16]), "no number"),
-        (annotation(bbox=[8, 4, True, 16]), "no number"),
-        (annotation(bbox=[8, 4, 10**400, 16]), "no number"),
+        (annotation(bbox=[8, 4, float("nan"), 16]), "not a valid coordinate"),
+        (annotation(bbox=[8, 4, True, 16]), "not a valid coordinate"),
+        (annotation(bbox=[8, 4, 10**400, 16]), "not a valid coordinate"),
         (annotation(bbox=[90, 4, 5, 16]), "outside"),
         (annotation(bbox=[8, 4, 32]), "four numbers"),
         (annotation(bbox="8 4 32 16"), "four numbers"),
         (annotation(category_id=4), "category_id 4 is unknown"),
         (annotation(category_id=None), "unknown"),
-        (annotation(image_id=8), "no listed picture"),
-        ("nonsense", "no listed picture"),
+        (annotation(image_id=8), "no listed image"),
+        ("nonsense", "no listed image"),
     ],
 )
-def test_a_wrong_annotation_of_json_is_told_by_its_number(folder: Folder, wrong: Any, words: str) -> None:
-    folder.picture()
+def test_a_wrong_annotation_of_json_is_reported_by_its_number(folder: Folder, wrong: Any, words: str) -> None:
+    folder.image()
     coco(folder, annotations=[annotation(id=1), wrong])
     (item,) = folder.read().items
     assert item.boxes.tolist() == [[8, 4, 40, 20]]
@@ -338,7 +338,7 @@ def test_a_wrong_annotation_of_json_is_told_by_its_number(folder: Folder, wrong:
 
 
 def test_crowds_are_not_learned_from(folder: Folder) -> None:
-    folder.picture()
+    folder.image()
     coco(folder, annotations=[annotation(id=1), annotation(iscrowd=1, bbox=[0, 0, 9, 9])])
     assert len(folder.read().items[0].boxes) == 1
     assert folder.told == []
@@ -348,27 +348,27 @@ def test_crowds_are_not_learned_from(folder: Folder) -> None:
     ("text", "words"),
     [
         ("", "empty"),
-        ('{"images": [],\n "annotations": [}', r"labels\.json, line 2: it is no JSON"),
-        ("[1, 2]", "no COCO JSON"),
+        ('{"images": [],\n "annotations": [}', r"labels\.json, line 2: it is not valid JSON"),
+        ("[1, 2]", "not COCO JSON"),
         ('{"images": [], "annotations": []}', "`categories`"),
         ('{"images": [], "annotations": [], "categories": [{"id": 1}]}', "entry 0 of `categories`"),
         (
             '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
-            "there twice",
+            "listed twice",
         ),
         ("[" * 500, "labels.json"),
     ],
 )
 def test_json_that_is_not_cocos_is_refused(folder: Folder, text: str, words: str) -> None:
-    folder.picture()
+    folder.image()
     folder.label("labels.json", text)
     with pytest.raises(DataError, match=words):
         folder.read()
 
 
-def test_pictures_of_json_that_cannot_be_used_are_left_out(folder: Folder) -> None:
+def test_images_of_json_that_cannot_be_used_are_left_out(folder: Folder) -> None:
     for name in ("a.jpg", "b.jpg", "c.jpg", "d.jpg"):
-        folder.picture(name)
+        folder.image(name)
     size = {"width": WIDTH, "height": HEIGHT}
     images = [
         {"id": 7, "file_name": "images\\a.jpg", **size},
@@ -387,8 +387,8 @@ def test_pictures_of_json_that_cannot_be_used_are_left_out(folder: Folder) -> No
     assert any("entry 5 of `images`" in remark for remark in remarks)
 
 
-def test_given_classes_decide_and_others_are_told(folder: Folder) -> None:
-    folder.picture()
+def test_given_classes_decide_and_others_are_reported(folder: Folder) -> None:
+    folder.image()
     folder.label("a.xml", VOC)
     labelled = folder.read(classes=["dog", "cat"])
     assert labelled.classes == ("dog", "cat")
@@ -399,13 +399,13 @@ def test_given_classes_decide_and_others_are_told(folder: Folder) -> None:
         folder.read(classes=["dog", "dog"])
 
 
-def test_the_format_is_told_or_asked_for(folder: Folder, tmp_path: Path) -> None:
-    folder.picture()
-    with pytest.raises(DataError, match="no labels of the pictures"):
+def test_the_format_is_reported_or_asked_for(folder: Folder, tmp_path: Path) -> None:
+    folder.image()
+    with pytest.raises(DataError, match="no labels of the images"):
         folder.read()
-    with pytest.raises(DataError, match="is missing"):
+    with pytest.raises(DataError, match="does not exist"):
         read_labels(folder.images, tmp_path / "nowhere", folder.findings)
-    with pytest.raises(DataError, match="no COCO JSON file"):
+    with pytest.raises(DataError, match="not a COCO JSON file"):
         read_labels(folder.images, folder.images / "a.jpg", folder.findings)
     folder.label("a.txt", "0 0.5 0.5 0.2 0.2\n")
     folder.label("a.xml", VOC)
@@ -413,8 +413,8 @@ def test_the_format_is_told_or_asked_for(folder: Folder, tmp_path: Path) -> None
         folder.read()
 
 
-def test_labels_may_lie_beside_the_pictures(folder: Folder) -> None:
-    folder.picture()
+def test_labels_may_lie_beside_the_images(folder: Folder) -> None:
+    folder.image()
     (folder.images / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n", encoding="utf-8")
     (folder.images / "classes.txt").write_text("cat\n", encoding="utf-8")
     assert read_labels(folder.images, folder.images, folder.findings).classes == ("cat",)
@@ -449,22 +449,22 @@ def test_names_in_yaml_stay_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("classes.txt", "cat\n\ndog\n", "line 2: a class without a name"),
-        ("classes.txt", "cat\ndog\ncat\n", "line 3: the class 'cat' is there twice"),
-        ("classes.txt", "", "lists no class"),
+        ("classes.txt", "cat\n\ndog\n", "line 2: a class has no name"),
+        ("classes.txt", "cat\ndog\ncat\n", "line 3: the class 'cat' is listed twice"),
+        ("classes.txt", "", "lists no classes"),
         ("data.yaml", "nc: 2\n", "no `names`"),
         ("data.yaml", "names: cat\n", "line 1: its `names` are not a list"),
         ("data.yaml", "names: [cat, dog\n", "line 2: it is not valid YAML"),
         ("data.yaml", "names:\n  0: cat\n  2: dog\n", "count from 0"),
-        ("data.yaml", "names:\n  0: cat\n  0: dog\n", "line 3: the class number 0 is there twice"),
+        ("data.yaml", "names:\n  0: cat\n  0: dog\n", "line 3: the class number 0 is used twice"),
         ("data.yaml", "names:\n  a: cat\n", "line 2: 'a' is not a class number"),
         ("data.yaml", "names:\n  - [cat]\n", "line 2: an entry of `names` is not text"),
         ("data.yaml", "names:\n  - cat\n  dog\n", "line [34]: it is not valid YAML"),
         ("data.yaml", "!!python/object/apply:os.system ['true']\n", "no `names`"),
         ("data.yaml", "names: " + "[" * 500, "nested too deeply"),
         ("data.yaml", "names: [" + "a, " * 400_000 + "]\n", "longer than"),
-        ("classes.json", "{", "line 1: it is no JSON"),
-        ("classes.json", '{"a": 1}', "no list of names"),
+        ("classes.json", "{", "line 1: it is not valid JSON"),
+        ("classes.json", '{"a": 1}', "not a list of names"),
     ],
 )
 def test_wrong_lists_of_classes_are_refused_with_their_line(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -476,7 +476,7 @@ def test_wrong_lists_of_classes_are_refused_with_their_line(tmp_path: Path, name
 def test_the_list_of_classes_is_found_above_the_labels(tmp_path: Path) -> None:
     for place in ("train/labels", "labels/train"):
         folder = tmp_path / place.replace("/", "-")
-        labels, images = folder / place, folder / "pictures"
+        labels, images = folder / place, folder / "images"
         labels.mkdir(parents=True)
         images.mkdir()
         Image.new("RGB", (WIDTH, HEIGHT)).save(images / "a.png")

@@ -1,4 +1,4 @@
-"""The losses: right by hand, the same in both ways, gradients included, and exact sums over parts of a batch."""
+"""The losses match values computed by hand and the naive form with its gradients, and sum exactly over parts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_a_box_overlaps_itself_completely() -> None:
     assert complete_overlap(box, box).tolist() == pytest.approx([1.0], abs=1e-5)
 
 
-def test_boxes_apart_are_told_how_far() -> None:
+def test_boxes_apart_are_reported_how_far() -> None:
     first, second = torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([[2.0, 0.0, 4.0, 2.0]])
     assert complete_overlap(first, second).tolist() == pytest.approx([-4 / 20])
 
 
-def test_boxes_of_another_shape_are_told_so() -> None:
+def test_boxes_of_another_shape_are_reported_so() -> None:
     wide, high = torch.tensor([[0.0, 0.0, 4.0, 2.0]]), torch.tensor([[0.0, 0.0, 2.0, 4.0]])
     shape = 4 / math.pi**2 * (math.atan(0.5) - math.atan(2)) ** 2
     overlap, apart = 4 / 12, 2 / 32
@@ -77,13 +77,13 @@ def test_a_distance_beyond_the_last_bin_is_the_last() -> None:
 
 def test_a_model_that_says_what_is_there_pays_nothing_for_boxes() -> None:
     distances = torch.full((1, len(ANCHORS), 4, NUM_BINS), -50.0)
-    distances[:, :, :, 2] = 50.0  # every side 2 strides away: boxes of 4 strides
+    distances[:, :, :, 2] = 50.0  # every side is 2 strides away: boxes of 4 strides
     logits = torch.full((1, len(ANCHORS), NUM_CLASSES), -50.0)
     x, y, stride = ANCHORS[27].tolist()
     target = torch.tensor([[0, 1, x - 2 * stride, y - 2 * stride, x + 2 * stride, y + 2 * stride]])
     logits[0, 27, 1] = 50.0
     parts = detection_loss(Output(distances.flatten(2), logits, ANCHORS), target)
-    others = float(parts.weight) - 1.0  # the other anchors inside have boxes that lie less well
+    others = float(parts.weight) - 1.0  # the boxes of the other anchors inside fit less well
     assert float(parts.classes) < 1e-3 + 60 * others
     assert others < 0.01
     assert float(parts.boxes) < 0.02
@@ -147,7 +147,7 @@ def test_free_maps_learn_to_say_what_is_there() -> None:
         boxes = decode_boxes(maps.distances, ANCHORS)
         found = suppress_naive(candidates(boxes, maps.logits.sigmoid()))
     there = TARGETS.numpy()
-    pictures = [(mine, there[there[:, 0] == row, 1:]) for row, mine in enumerate(found)]
-    learnt = mean_average_precision(pictures, NUM_CLASSES)
+    images = [(mine, there[there[:, 0] == row, 1:]) for row, mine in enumerate(found)]
+    learnt = mean_average_precision(images, NUM_CLASSES)
     assert learnt["map50"] > 0.99
     assert learnt["map"] > 0.9

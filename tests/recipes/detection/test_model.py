@@ -1,4 +1,4 @@
-"""The detector: maps in the order of their anchors, boxes only where somebody looks at them, parts that can be frozen."""
+"""The detector: maps in the order of their anchors, boxes only when needed, and parts that can be frozen."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_fresh_detector_expects_few_objects() -> None:
         assert float(expected) == pytest.approx(5.0, rel=0.02)
 
 
-def test_a_fresh_detector_is_not_blind_to_the_picture() -> None:
+def test_a_fresh_detector_is_not_blind_to_the_image() -> None:
     model = small().train()
     first, second = model(IMAGES).logits.detach()
     assert float((first - second).abs().max()) > 1e-3

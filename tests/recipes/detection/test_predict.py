@@ -1,4 +1,4 @@
-"""Objects in one picture: boxes come back in the picture's own pixels, and are drawn where they are."""
+"""Detection in one image: boxes are returned in the image's own pixels, and drawn at their positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.recipes.detection.shapes import CLASSES, SIDE, job_on, write_pictures
 
 
 class Sure(nn.Module):
-    """Says the same of every picture: boxes in pixels of the square, and how sure each is, class by class."""
+    """Return the same boxes, in pixels of the square, and class scores for every image."""
 
     def __init__(self, boxes: list[list[float]], scores: list[list[float]]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Sure(nn.Module):
         return Output(none, none, none, self.boxes, self.scores)
 
 
-def test_boxes_come_back_in_the_pictures_own_pixels_the_surest_first(tmp_path: Path) -> None:
+def test_boxes_come_back_in_the_images_own_pixels_the_surest_first(tmp_path: Path) -> None:
     job = job_on(write_pictures(tmp_path, 1))
     wide = np.zeros((100, 2 * SIDE, 3), np.uint8)  # halved, with (96 - 50) / 2 = 23 rows of grey above and below
     model = Sure([[10, 33, 30, 53], [40, 20, 60, 80], [0, 30, 9, 40]], [[0.5, 0.1], [0.2, 0.9], [0.2, 0.1]])
@@ -49,13 +49,13 @@ def test_boxes_come_back_in_the_pictures_own_pixels_the_surest_first(tmp_path: P
 
 
 def test_names_that_opencv_cannot_write_are_no_error() -> None:
-    picture = np.zeros((64, 64, 3), np.uint8)
-    assert shown(picture, np.asarray([[2, 2, 40, 40, 0.5, 0]], np.float32), ("Münze",)).any()
-    assert not shown(picture, np.zeros((0, 6), np.float32), ("Münze",)).any()
+    image = np.zeros((64, 64, 3), np.uint8)
+    assert shown(image, np.asarray([[2, 2, 40, 40, 0.5, 0]], np.float32), ("Münze",)).any()
+    assert not shown(image, np.zeros((0, 6), np.float32), ("Münze",)).any()
 
 
 def test_trained_weights_are_those_of_the_average(tmp_path: Path) -> None:
-    job = job_on(write_pictures(tmp_path / "pictures", 2))
+    job = job_on(write_pictures(tmp_path / "images", 2))
     model = job.model()
     with torch.no_grad():
         for parameter in model.get_submodule("live").parameters():
@@ -68,5 +68,5 @@ def test_trained_weights_are_those_of_the_average(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file"):
         trained(job, tmp_path / "none.pt")
     torch.save({"other": torch.zeros(1)}, tmp_path / "other.pt")
-    with pytest.raises(JobError, match="holds another detector"):
+    with pytest.raises(JobError, match="belongs to another detector"):
         trained(job, tmp_path / "other.pt")

@@ -1,4 +1,4 @@
-"""Drawn banknotes: the same picture from the same seed, boxes around what is seen, and files that are read back."""
+"""Generated banknotes: reproducible from the seed, boxes around the visible parts, and files that can be read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hasten.recipes.findings import Findings
 from hasten.recipes.pictures import read_picture
 
 
-def test_a_picture_is_a_function_of_seed_index_and_size() -> None:
+def test_a_image_is_a_function_of_seed_index_and_size() -> None:
     first, boxes, classes = draw(3, 5, 160)
     again, same_boxes, same_classes = draw(3, 5, 160)
     assert (first == again).all()
@@ -26,12 +26,12 @@ def test_a_picture_is_a_function_of_seed_index_and_size() -> None:
 
 
 @pytest.mark.parametrize("size", [64, 160, 320])
-def test_boxes_lie_within_the_picture_and_name_a_class(size: int) -> None:
+def test_boxes_lie_within_the_image_and_name_a_class(size: int) -> None:
     counts = []
     for index in range(12):
-        picture, boxes, classes = draw(0, index, size)
-        assert picture.shape == (size, size, 3)
-        assert picture.dtype == np.uint8
+        image, boxes, classes = draw(0, index, size)
+        assert image.shape == (size, size, 3)
+        assert image.dtype == np.uint8
         assert boxes.dtype == np.float32
         assert classes.dtype == np.int64
         assert len(boxes) == len(classes)
@@ -46,9 +46,9 @@ def test_boxes_lie_within_the_picture_and_name_a_class(size: int) -> None:
 def test_every_denomination_is_drawn_and_can_be_told_by_its_colour() -> None:
     seen: dict[int, list[float]] = {}
     for index in range(60):
-        picture, boxes, classes = draw(1, index, 96)
+        image, boxes, classes = draw(1, index, 96)
         for (left, top, right, bottom), kind in zip(boxes.astype(int), classes.tolist(), strict=True):
-            colour = picture[top:bottom, left:right].mean(axis=(0, 1))
+            colour = image[top:bottom, left:right].mean(axis=(0, 1))
             seen.setdefault(kind, []).append(float(colour[0] - colour[2]))
     assert seen.keys() == set(range(len(CLASSES)))
     blue, orange = CLASSES.index("20"), CLASSES.index("50")
@@ -70,15 +70,15 @@ def test_what_is_written_is_read_back(tmp_path: Path, labels: Literal["yolo", "c
     assert len(findings) == 0
     assert labelled.classes == CLASSES
     for index, item in enumerate(labelled.items):
-        picture, boxes, classes = draw(2, index, 128)
+        image, boxes, classes = draw(2, index, 128)
         assert item.boxes == pytest.approx(boxes, abs=0.01)
         assert (item.classes == classes).all()
-        # JPEG keeps colours at half the resolution, so squares of 16 pixels are compared.
-        squares = [pixels.reshape(8, 16, 8, 16, 3).mean(axis=(1, 3)) for pixels in (read_picture(item.path), picture)]
+        # JPEG stores colours at half the resolution, so blocks of 16 pixels are compared.
+        squares = [pixels.reshape(8, 16, 8, 16, 3).mean(axis=(1, 3)) for pixels in (read_picture(item.path), image)]
         assert np.abs(squares[0] - squares[1]).max() < 8
 
 
-def test_pictures_that_are_there_are_not_mixed_with_others(tmp_path: Path) -> None:
+def test_images_that_are_there_are_not_mixed_with_others(tmp_path: Path) -> None:
     write(tmp_path, 1, size=64)
     with pytest.raises(DataError, match="not empty"):
         write(tmp_path, 1, size=64)

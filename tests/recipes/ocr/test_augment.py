@@ -1,4 +1,4 @@
-"""Random changes: polygons move with the picture, and the loop's seeds decide everything."""
+"""Augmentation: polygons move with the image, and the loop's seeds determine everything."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ EVERYTHING = AugmentSettings(crop=(96, 96), flip=0.5, light=1, blur=1, noise=1)
 
 
 def sample() -> Sample:
-    """A white picture with one black box, and its polygon."""
-    picture = np.full((160, 160, 3), 255, dtype=np.uint8)
-    picture[60:90, 40:120] = 0
+    """Return a white image with one black box, and its polygon."""
+    image = np.full((160, 160, 3), 255, dtype=np.uint8)
+    image[60:90, 40:120] = 0
     corners = np.asarray([(40, 60), (120, 60), (120, 90), (40, 90)], dtype=np.float32)
     polygons = PolygonArray.from_list([corners], [False])
-    return picture, polygons.points, polygons.offsets, polygons.ignored
+    return image, polygons.points, polygons.offsets, polygons.ignored
 
 
 @pytest.mark.parametrize("settings", [GEOMETRY, AugmentSettings(crop=(128, 128), flip=0.5, light=0, blur=0, noise=0)])
-def test_polygons_move_with_the_picture(settings: AugmentSettings) -> None:
+def test_polygons_move_with_the_image(settings: AugmentSettings) -> None:
     change = Augment(settings)
     seen = 0
     for index in range(12):
         seed_sample(0, 0, index)
-        picture, points, _, ignored = change(sample())
+        image, points, _, ignored = change(sample())
         if len(ignored) != 1 or ignored[0]:
             continue
-        rows, columns = np.nonzero(picture[:, :, 0] < 60)
+        rows, columns = np.nonzero(image[:, :, 0] < 60)
         np.testing.assert_allclose(points.min(axis=0), (columns.min(), rows.min()), atol=2)
         np.testing.assert_allclose(points.max(axis=0), (columns.max() + 1, rows.max() + 1), atol=2)
         seen += 1
     assert seen >= 8
 
 
-def test_the_same_seed_changes_alike_and_another_otherwise() -> None:
+def test_the_same_seed_changes_equally_and_another_otherwise() -> None:
     change = Augment(EVERYTHING)
 
     def changed(epoch: int, with_: Augment = change) -> Sample:
@@ -55,7 +55,7 @@ def test_the_same_seed_changes_alike_and_another_otherwise() -> None:
 
 
 class Changed(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Samples changed as the loop changes them."""
+    """Samples augmented in the same way as by the loop."""
 
     def __init__(self) -> None:
         self.change = Augment(EVERYTHING)
@@ -65,8 +65,8 @@ class Changed(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         seed_sample(0, 0, index)
-        picture, points, *_ = self.change(sample())
-        return torch.from_numpy(picture), torch.from_numpy(points[:3])
+        image, points, *_ = self.change(sample())
+        return torch.from_numpy(image), torch.from_numpy(points[:3])
 
 
 def first_of(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,10 +91,10 @@ def test_what_is_given_is_not_changed() -> None:
         np.testing.assert_array_equal(part, kept)
 
 
-def test_a_picture_without_text_is_changed_too() -> None:
-    picture, *_ = sample()
+def test_a_image_without_text_is_changed_too() -> None:
+    image, *_ = sample()
     empty = PolygonArray.from_list([], [])
     seed_sample(0, 0, 0)
-    changed, points, _offsets, ignored = Augment(EVERYTHING)((picture, empty.points, empty.offsets, empty.ignored))
+    changed, points, _offsets, ignored = Augment(EVERYTHING)((image, empty.points, empty.offsets, empty.ignored))
     assert changed.shape == (96, 96, 3)
     assert len(points) == len(ignored) == 0

@@ -1,4 +1,4 @@
-"""Pictures fitted into one size with their polygons, and polygons cut off at the edges of a crop."""
+"""Images fitted into one size with their polygons, and polygons clipped at the edges of a crop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hasten.recipes.pictures import fit
 
 
 def marked(folder: Path, name: str = "a.png", *, turned: bool = False) -> Item:
-    """A white picture of 200 x 100 pixels with a black box where its one polygon says."""
+    """Return a white image of 200 x 100 pixels with a black box inside its only polygon."""
     pixels = np.full((100, 200, 3), 255, dtype=np.uint8)
     pixels[40:60, 50:150] = 0
     image = Image.fromarray(np.rot90(pixels) if turned else pixels)
     exif = Image.Exif()
     if turned:
-        exif[0x0112] = 6  # turn it clockwise to see it upright
+        exif[0x0112] = 6  # rotate it clockwise to make it upright
     image.save(folder / name, exif=exif)
     corners = np.asarray([(50, 40), (150, 40), (150, 60), (50, 60)], dtype=np.float32)
     return Item(folder / name, (100, 200), PolygonArray.from_list([corners], [False]))
@@ -37,20 +37,20 @@ def marked(folder: Path, name: str = "a.png", *, turned: bool = False) -> Item:
 @pytest.mark.parametrize("turned", [False, True])
 def test_polygons_stay_on_what_they_mark(tmp_path: Path, size: tuple[int, int], turned: bool) -> None:
     data = OcrData((marked(tmp_path, turned=turned),))
-    picture, points, offsets, ignored = prepared(data[0], size)
-    assert picture.shape == (*size, 3)
-    assert picture.dtype == np.uint8
+    decoded, points, offsets, ignored = prepared(data[0], size)
+    assert decoded.shape == (*size, 3)
+    assert decoded.dtype == np.uint8
     assert offsets.tolist() == [0, 4]
     assert ignored.tolist() == [False]
-    rows, columns = np.nonzero(picture[:, :, 0] < 57)
+    rows, columns = np.nonzero(decoded[:, :, 0] < 57)
     np.testing.assert_allclose(points.min(axis=0), (columns.min(), rows.min()), atol=1.5)
     np.testing.assert_allclose(points.max(axis=0), (columns.max() + 1, rows.max() + 1), atol=1.5)
 
 
-def test_a_picture_of_the_right_size_is_not_touched() -> None:
-    picture = np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8)
-    fitted, scale, place = fit(picture, (64, 96))
-    np.testing.assert_array_equal(fitted, picture)
+def test_a_image_of_the_right_size_is_not_touched() -> None:
+    decoded = np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8)
+    fitted, scale, place = fit(decoded, (64, 96))
+    np.testing.assert_array_equal(fitted, decoded)
     assert (scale, place) == ((1.0, 1.0), (0, 0))
 
 
@@ -63,29 +63,29 @@ def test_samples_can_be_kept_by_the_general_caches(tmp_path: Path) -> None:
         assert one.dtype == other.dtype
 
 
-def test_a_picture_found_broken_late_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_image_found_corrupt_late_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     item = marked(tmp_path)
     item.path.write_bytes(b"overwritten")
     with caplog.at_level(logging.WARNING):
-        picture, points, offsets, ignored = DecodedData(OcrData((item,)), (64, 96))[0]
+        decoded, points, offsets, ignored = DecodedData(OcrData((item,)), (64, 96))[0]
     assert "a.png" in caplog.text
-    assert picture.shape == (64, 96, 3)
+    assert decoded.shape == (64, 96, 3)
     assert ignored.tolist() == [True]
     assert points[offsets[0] : offsets[1]].max(axis=0).tolist() == [96, 64]
 
 
-def test_held_out_pictures_are_the_same_whatever_their_order(tmp_path: Path) -> None:
+def test_held_out_images_are_the_same_in_any_order(tmp_path: Path) -> None:
     items = tuple(marked(tmp_path, f"{number}.png") for number in range(10))
     learned, held = split(items, 0.3)
     assert len(held) == 3
     assert {item.path for item in learned} | {item.path for item in held} == {item.path for item in items}
     again = split(items[::-1], 0.3)[1]
     assert {item.path for item in held} == {item.path for item in again}
-    with pytest.raises(DataError, match="neither side may be empty"):
+    with pytest.raises(DataError, match="both sets need at least one"):
         split(items, 0.01)
 
 
-def test_too_many_faults_are_refused_and_few_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_faults_are_refused_and_few_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(4):
         marked(tmp_path, f"{number}.png")
         (tmp_path / f"{number}.txt").write_text("50,40,150,40,150,60,50,60,text\n")
@@ -98,10 +98,10 @@ def test_too_many_faults_are_refused_and_few_are_told(tmp_path: Path, caplog: py
     assert "3.png" in caplog.text
 
 
-def test_pictures_without_any_text_are_nothing_to_learn(tmp_path: Path) -> None:
+def test_images_without_any_text_are_nothing_to_learn(tmp_path: Path) -> None:
     marked(tmp_path)
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(DataError, match="nothing to learn"):
+    with pytest.raises(DataError, match="nothing to train on"):
         read_items(tmp_path, tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_polygons_are_cut_off_at_the_edges() -> None:
     assert cut.polygon(3).min(axis=0).tolist() == [90, 90]
 
 
-def test_a_picture_without_text_stays_so() -> None:
+def test_a_image_without_text_stays_so() -> None:
     empty = PolygonArray.from_list([], [])
     points, offsets, ignored = in_frame(empty.points, empty.offsets, empty.ignored, (10, 10))
     assert len(PolygonArray(points, offsets, ignored)) == 0
@@ -137,7 +137,7 @@ def test_a_picture_without_text_stays_so() -> None:
 
 
 @pytest.mark.parametrize(("max_bytes", "num_cached"), [(0, 0), (30_000, 1), (2**20, 3)])
-def test_held_out_pictures_are_decoded_once_and_their_targets_are_right(
+def test_held_out_images_are_decoded_once_and_their_targets_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int, num_cached: int
 ) -> None:
     data, size = OcrData(tuple(marked(tmp_path, f"{name}.png") for name in "abc")), (64, 64)
@@ -152,8 +152,8 @@ def test_held_out_pictures_are_decoded_once_and_their_targets_are_right(
     monkeypatch.setattr("hasten.recipes.ocr.data.prepared", counting)
     for _ in range(2):
         for index in range(len(held)):
-            picture, points, offsets, ignored, targets = held[index]
-            for one, other in zip((picture, points, offsets, ignored), prepared(data[index], size), strict=True):
+            decoded, points, offsets, ignored, targets = held[index]
+            for one, other in zip((decoded, points, offsets, ignored), prepared(data[index], size), strict=True):
                 np.testing.assert_array_equal(one, other)
             wanted = naive_maps(polygons_of(points, offsets, ignored), size, settings)
             assert targets is not None
@@ -164,10 +164,10 @@ def test_held_out_pictures_are_decoded_once_and_their_targets_are_right(
     assert len(decoded) == 6 - num_cached
 
 
-def test_cached_held_out_pictures_are_not_sent_to_a_worker_process(tmp_path: Path) -> None:
+def test_cached_held_out_images_are_not_sent_to_a_worker_process(tmp_path: Path) -> None:
     held = HeldOutData(OcrData((marked(tmp_path),)), (64, 64), MapSettings(), 2**20)
     before = len(pickle.dumps(held))
-    picture = held[0][0]
+    decoded = held[0][0]
     sent = pickle.dumps(held)
-    assert len(sent) < before + picture.nbytes // 10
-    np.testing.assert_array_equal(pickle.loads(sent)[0][0], picture)
+    assert len(sent) < before + decoded.nbytes // 10
+    np.testing.assert_array_equal(pickle.loads(sent)[0][0], decoded)

@@ -1,4 +1,4 @@
-"""The job of text detection, through the real training loop: both forms learn the same, and it is text that they find."""
+"""The text-detection job in the real training loop: both forms learn the same, and they find text."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STILL = AugmentSettings(rotate_degrees=0, shear_degrees=0, scale=(1, 1), shift_f
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four pages of text."""
+    """Return a folder with four pages of text."""
     folder = tmp_path_factory.mktemp("pages")
     write(folder, 4, seed=11, size=256)
     return folder
 
 
 def job_of(kind: type[OcrJob], pages: Path, **settings: Any) -> Any:
-    """A small job on the pages, which are held out too."""
+    """Return a small job that trains and validates on the pages."""
     images, labels = str(pages / "images"), str(pages / "labels")
     told = {"images": images, "labels": labels, "valid_images": images, "valid_labels": labels}
     small = {"size": 192, "width": 16, "batch_size": 2, "epochs": 40, "min_text_size": 3.0, "shrink_ratio": 0.6}
@@ -73,7 +73,7 @@ def test_both_forms_make_the_same_batches(pages: Path) -> None:
 def test_a_form_at_work_is_measured_by_the_job_as_it_was_written(pages: Path) -> None:
     live = build(job_of(NaiveOcrJob, pages), device=CPU)
     fast = build(job_of(OcrJob, pages), device=CPU)
-    live.pipeline.collate = fast.pipeline.collate  # what a form leaves of itself: its batches
+    live.pipeline.collate = fast.pipeline.collate  # the batches are all that remains of a form
     plain, other = HeldOut(live).measure(plain=True), HeldOut(live).measure()
     assert other["loss"] == pytest.approx(plain["loss"], rel=1e-5)
     assert other["hmean"] == plain["hmean"]
@@ -95,7 +95,7 @@ def test_the_real_form_runs_the_model_once_a_batch_and_returns_a_future(pages: P
     assert runs == {NaiveOcrJob: 4, OcrJob: 2}
 
 
-def test_a_pass_that_finds_nothing_is_no_error(pages: Path) -> None:
+def test_a_pass_that_finds_nothing_is_not_an_error(pages: Path) -> None:
     found = HeldOut(build(job_of(OcrJob, pages), device=CPU)).measure()
     assert found["hmean"] == found["precision"] == found["recall"] == 0
     assert found["loss"] > 0
@@ -121,16 +121,16 @@ def test_a_small_network_learns_to_find_text(pages: Path) -> None:
         assert after[name] == pytest.approx(plain[name], abs=0.03), name
 
     path = min((pages / "images").iterdir())
-    picture = read_picture(path)
-    boxes = find_text(loop.live.model, picture, job)
+    image = read_picture(path)
+    boxes = find_text(loop.live.model, image, job)
     assert isinstance(boxes, Boxes)
     assert len(boxes.scores) > 0
     assert boxes.corners.min() > -10
     assert boxes.corners.max() < 266
-    assert not np.array_equal(shown(picture, boxes), picture)
+    assert not np.array_equal(shown(image, boxes), image)
 
 
-def test_without_pictures_pages_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_images_pages_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HASTEN_CACHE_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = type("Drawn", (OcrJob,), {"num_drawn": 5, "size": 96})()
@@ -144,7 +144,7 @@ def test_without_pictures_pages_are_drawn_once(tmp_path: Path, monkeypatch: pyte
     assert not len(job.look_through())
 
 
-def test_the_naive_job_names_its_other_form_and_a_job_of_ones_own_does_not() -> None:
+def test_the_naive_job_names_its_other_form_and_a_job_of_the_user_does_not() -> None:
     assert [form.__name__ for form in NaiveOcrJob.forms] == ["OcrJob"]
     assert not OcrJob.forms
 
@@ -161,7 +161,7 @@ def test_the_naive_job_names_its_other_form_and_a_job_of_ones_own_does_not() -> 
         ({"size": (64, 0)}, "size must be a multiple of 32"),
         ({"backbone": "vgg"}, "backbone must be 'resnet' or 'mobile'"),
         ({"width": 8}, "width must be a multiple of 16"),
-        ({"shrink_ratio": 1.0}, "shrink_ratio must lie between"),
+        ({"shrink_ratio": 1.0}, "shrink_ratio must be between"),
         ({"crop": 33}, "crop must be a multiple of 32"),
     ],
 )
@@ -170,7 +170,7 @@ def test_settings_that_cannot_be_are_refused_before_training(pages: Path, settin
         build(job_of(OcrJob, pages, **settings), device=CPU)
 
 
-def test_what_is_wrong_is_told_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_wrong_is_reported_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, 4, seed=0, size=128)
     broken, labels = sorted((tmp_path / "images").iterdir())[1], sorted((tmp_path / "labels").iterdir())[2]
     broken.write_bytes(broken.read_bytes()[:200])

@@ -1,4 +1,4 @@
-"""The losses of DBNet against numbers worked out by hand."""
+"""The losses of DBNet against values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Target maps: those of the official code, pixel by pixel; workers compile nothing."""
+"""Target maps equal those of the official code pixel by pixel, and workers compile nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hasten.recipes.ocr.maps.targets import measured  # noqa: E402
 from hasten.recipes.ocr.naive import naive_maps  # noqa: E402
 
 Shapes = list[npt.NDArray[np.float32]]
-# A first call compiles, which takes seconds; that is no slow example.
+# The first call compiles, which takes seconds; Hypothesis must not count it as a slow example.
 many = settings(max_examples=150, deadline=None)
 SQUARE = [[20, 20], [60, 20], [60, 60], [20, 60]]
 DUMBBELL = [
@@ -36,11 +36,11 @@ DUMBBELL = [
     [170, 60], [120, 60], [120, 37], [60, 37], [60, 60], [10, 60],
 ]  # fmt: skip
 THREAD = [[10, 10.2], [110, 10.2], [110, 10.8], [10, 10.8]]
-"""Between two rows of pixels: nothing is left of it on integers."""
+"""Lies between two rows of pixels, so nothing remains after rounding to integers."""
 
 
 def same(shapes: Shapes, ignored: list[bool], size: tuple[int, int], chosen: MapSettings | None = None) -> None:
-    """Assert that the exact maps are the official ones."""
+    """Assert that the exact maps equal the official ones."""
     chosen = chosen or MapSettings()
     polygons = PolygonArray.from_list(shapes, ignored)
     made, official = make_maps(polygons, size, chosen), naive_maps(polygons, size, chosen)
@@ -50,7 +50,7 @@ def same(shapes: Shapes, ignored: list[bool], size: tuple[int, int], chosen: Map
 
 
 def stars(seed: int, size: tuple[int, int]) -> Shapes:
-    """Polygons with 3 to 14 corners around a middle, convex or not, that overlap and reach out of the picture."""
+    """Return polygons with 3 to 14 corners, convex or not, that overlap and extend beyond the image."""
     draw = np.random.default_rng(seed)
     shapes = []
     for _ in range(draw.integers(1, 9)):
@@ -69,7 +69,7 @@ def stars(seed: int, size: tuple[int, int]) -> Shapes:
 
 
 def box(draw: np.random.Generator) -> npt.NDArray[np.float32]:
-    """A rotated box of any proportion, in whole, half or any pixels."""
+    """Return a rotated box of any aspect ratio, at whole, half or arbitrary pixels."""
     width, height = draw.uniform(4, 120), draw.uniform(4, 60)
     angle = draw.choice([0.0, np.pi / 4, draw.uniform(0, np.pi)])
     corners = np.array([[-width, -height], [width, -height], [width, height], [-width, height]]) / 2
@@ -138,7 +138,7 @@ def test_most_boxes_are_dilated_without_clipper_and_give_its_polygon() -> None:
 
 def test_of_text_that_falls_apart_all_parts_are_drawn() -> None:
     made = maps([DUMBBELL], (80, 180))
-    assert cv2.connectedComponents(made.shrink)[0] == 3, "the ground and two parts"
+    assert cv2.connectedComponents(made.shrink)[0] == 3, "the background and two parts"
     assert made.shrink[35, 35] == made.shrink[35, 145] == 1
     assert made.shrink_mask.all()
 
@@ -190,7 +190,7 @@ def test_no_polygon_gives_empty_maps() -> None:
     assert made.shrink_mask.all()
 
 
-def test_what_lies_outside_the_picture_is_cut_off() -> None:
+def test_what_lies_outside_the_image_is_cut_off() -> None:
     shapes = [np.array(SQUARE) + move for move in ((-200, 0), (40, 40), (-40, -30), (0, 300), (-8, 0))]
     large = maps([shape + 400 for shape in shapes], (800, 800))
     small = maps(shapes, (80, 80))
@@ -213,7 +213,7 @@ def test_what_is_passed_may_be_read_only_and_is_not_changed() -> None:
         ([[[0, 0], [1, 1]]], None, "polygon 0 has less than three corners"),
         ([SQUARE, [[0, 0, 0]]], None, "polygon 1 must be"),
         ([SQUARE, [[0, 0], [1, 1], [np.nan, 2]]], None, "not finite"),
-        ([SQUARE, [[0, 0], [1, 1], [1e9, 2]]], None, "not finite, or beyond"),
+        ([SQUARE, [[0, 0], [1, 1], [1e9, 2]]], None, "not finite or beyond"),
         ([SQUARE], [True, False], "polygons, not"),
     ],
 )
@@ -240,7 +240,7 @@ def test_settings_out_of_range_are_refused(setting: dict[str, object]) -> None:
         MapSettings(**setting)  # type: ignore[arg-type]
 
 
-def test_a_picture_without_pixels_is_refused() -> None:
+def test_a_image_without_pixels_is_refused() -> None:
     with pytest.raises(DataError, match="at least one pixel"):
         maps([SQUARE], (0, 10))
 

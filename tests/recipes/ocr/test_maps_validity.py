@@ -1,4 +1,4 @@
-"""What people annotated becomes polygons that can be drawn, or nothing."""
+"""Annotations become drawable polygons, or nothing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 shapely = pytest.importorskip("shapely")
 
 from hasten.recipes.ocr.maps import PolygonArray  # noqa: E402  after what decides whether it can be imported
-from hasten.recipes.ocr.maps.validity import mend  # noqa: E402
+from hasten.recipes.ocr.maps.validity import repair  # noqa: E402
 
 SQUARE = [[10, 10], [50, 10], [50, 30], [10, 30]]
 
 
 def area(polygon: npt.NDArray[np.float32]) -> float:
-    """Signed: positive where it goes clockwise as the picture is seen."""
+    """Return the signed area, positive if the corners go clockwise as displayed."""
     x, y = polygon.astype(np.float64).T
     return float(np.sum(x * np.roll(y, -1) - np.roll(x, -1) * y) / 2)
 
@@ -25,25 +25,25 @@ def area(polygon: npt.NDArray[np.float32]) -> float:
 @pytest.mark.parametrize(
     "given_as", [SQUARE, [SQUARE[0], *SQUARE[:0:-1]], [*SQUARE, SQUARE[0]], np.repeat(SQUARE, 2, axis=0)]
 )
-def test_a_good_polygon_stays_as_it_is_but_for_its_sense_and_repeated_corners(given_as: npt.ArrayLike) -> None:
-    (mended,) = mend(given_as)
-    assert mended.dtype == np.float32
-    assert mended.tolist() == SQUARE
+def test_a_good_polygon_changes_only_its_direction_and_repeated_corners(given_as: npt.ArrayLike) -> None:
+    (repaired,) = repair(given_as)
+    assert repaired.dtype == np.float32
+    assert repaired.tolist() == SQUARE
 
 
 def test_a_bow_tie_becomes_two_triangles() -> None:
-    parts = mend([[0, 0], [40, 40], [40, 0], [0, 40]])
+    parts = repair([[0, 0], [40, 40], [40, 0], [0, 40]])
     assert sorted(len(part) for part in parts) == [3, 3]
     assert [area(part) for part in parts] == [400, 400]
 
 
-def test_a_line_with_twelve_corners_that_crosses_itself_is_mended() -> None:
+def test_a_line_with_twelve_corners_that_crosses_itself_is_repaired() -> None:
     along = np.linspace(0, 100, 6)
     upper, lower = np.stack([along, 20 + along / 10], 1), np.stack([along[::-1], 40 - along / 10], 1)
     crossed = np.concatenate([upper, lower])
     crossed[[2, 9]] = crossed[[9, 2]]
     assert not shapely.Polygon(crossed).is_valid
-    parts = mend(crossed)
+    parts = repair(crossed)
     assert all(shapely.Polygon(part).is_valid and area(part) > 0 for part in parts)
     assert len(PolygonArray.from_list(parts)) == len(parts) >= 1
 
@@ -63,16 +63,16 @@ def test_a_line_with_twelve_corners_that_crosses_itself_is_mended() -> None:
     ids=["empty", "two corners", "two distinct", "a line", "nan", "infinite", "too large", "there and back"],
 )
 def test_what_has_no_area_is_nothing(polygon: npt.ArrayLike) -> None:
-    assert mend(polygon) == []
+    assert repair(polygon) == []
 
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_what_comes_out_can_be_drawn_whatever_went_in(seed: int) -> None:
+def test_what_comes_out_can_always_be_drawn(seed: int) -> None:
     draw = np.random.default_rng(seed)
     corners = draw.integers(0, 12, (draw.integers(0, 13), 2)).astype(np.float64) * draw.choice([1.0, 0.3, 7.0])
     before = corners.copy()
-    parts = mend(corners)
+    parts = repair(corners)
     assert np.array_equal(corners, before)
     assert len(PolygonArray.from_list(parts)) == len(parts)
     assert all(area(part) > 0 for part in parts)

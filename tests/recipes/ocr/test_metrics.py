@@ -1,4 +1,4 @@
-"""Matches of boxes and labels: cases counted by hand, and the fast way against the plain one."""
+"""Matching of boxes and labels: cases counted by hand, and the fast implementation against the naive one."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_each_box_and_each_label_match_once(count: Count) -> None:
 @pytest.mark.parametrize("count", WAYS)
 def test_what_is_ignored_counts_for_nothing(count: Count) -> None:
     truth = labels(box(0, 0, 20, 10), box(40, 0, 60, 10), ignored=[False, True])
-    on_it, beside = box(41, 1, 49, 9), box(55, 0, 65, 10)
+    on_it, outside = box(41, 1, 49, 9), box(55, 0, 65, 10)
     assert count(found(on_it), truth) == Counts(0, 1, 0)
-    assert count(found(beside), truth) == Counts(0, 1, 1)  # half of it lies on the label, and more is asked for
-    assert count(found(box(0, 0, 20, 10), on_it, beside), truth) == Counts(1, 1, 2)
+    assert count(found(outside), truth) == Counts(0, 1, 1)  # half of it is on the label, which is not enough
+    assert count(found(box(0, 0, 20, 10), on_it, outside), truth) == Counts(1, 1, 2)
 
 
 @pytest.mark.parametrize("count", WAYS)
@@ -86,13 +86,13 @@ def test_bent_labels_are_clipped_as_they_are(count: Count) -> None:
     arch = [(0, 20), (20, 0), (40, 20), (40, 30), (20, 10), (0, 30)]
     whole = box(0, 0, 40, 30)  # the arch covers 400 of its 1,200 square pixels
     assert count(found(whole), labels(arch)) == Counts(0, 1, 1)
-    most = [(0, 20), (22, -2), (22, 8), (0, 30)]  # along one of its two legs: 216 of 404
-    less = [(0, 20), (16, 4), (16, 14), (0, 30)]  # 160 of 400
+    most = [(0, 20), (22, -2), (22, 8), (0, 30)]  # along one of its two legs: IoU 216 / 404
+    less = [(0, 20), (16, 4), (16, 14), (0, 30)]  # IoU 160 / 400
     assert count(np.asarray([most], dtype=np.float32), labels(arch)) == Counts(1, 1, 1)
     assert count(np.asarray([less], dtype=np.float32), labels(arch)) == Counts(0, 1, 1)
 
 
-def test_both_ways_count_alike_on_many_random_pages() -> None:
+def test_both_ways_count_equally_on_many_random_pages() -> None:
     rng = np.random.default_rng(0)
     total = Counts(0, 0, 0)
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""The network: its shapes, where it begins, and what it leaves out when it does not learn."""
+"""The network: its shapes, its initial outputs, and what it omits outside of training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_text_is_rare_and_thresholds_are_low_before_training(backbone: Backbone)
 def test_every_weight_can_learn(backbone: Backbone) -> None:
     torch.manual_seed(0)
     model = DBNet(backbone, width=8)
-    for parameter in model.parameters():  # branches that begin as nothing pass no gradient on at first
+    for parameter in model.parameters():  # branches that start as zero pass on no gradient at first
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, 0.5, 1.0)
     model(torch.randn(2, 3, 64, 64)).square().mean().backward()

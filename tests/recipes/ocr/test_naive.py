@@ -1,4 +1,4 @@
-"""The target maps of the naive form: what they hold, and that the kernel gives the same."""
+"""The target maps of the naive form: their values, and equality with the kernel's."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_distances_follow_the_law_of_the_paper() -> None:
     assert away[0] == pytest.approx(3)  # inside the circle over the edge: the distance to its line
     assert away[1] == pytest.approx(2)
     assert away[2] == pytest.approx(4)
-    assert away[3] == pytest.approx(np.hypot(5, 9))  # outside of it: the nearer end, though the line is nearer
+    assert away[3] == pytest.approx(np.hypot(5, 9))  # outside the circle: the distance to the nearer end
 
 
 @pytest.mark.parametrize("index", range(4))
 @pytest.mark.parametrize("ratio", [0.4, 0.6])
 def test_the_exact_kernel_gives_the_same_maps(index: int, ratio: float) -> None:
     _, polygons = draw(5, index, 256)
-    moved = PolygonArray(polygons.points + np.float32(-8), polygons.offsets, polygons.ignored)  # some leave the picture
+    moved = PolygonArray(polygons.points + np.float32(-8), polygons.offsets, polygons.ignored)  # some leave the image
     settings = MapSettings(shrink_ratio=ratio, min_text_size=4)
     plain, exact = naive_maps(moved, (256, 256), settings), make_maps(moved, (256, 256), settings)
     np.testing.assert_array_equal(plain.shrink, exact.shrink)

@@ -1,4 +1,4 @@
-"""Outlines out of probability maps: bent lines, and their matches counted with shapely."""
+"""Outlines from probability maps: curved lines, and their matches counted with shapely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = (320, 320)
 
 
 def arches(*, bend: float) -> PolygonArray:
-    """Four lines that rise and fall by `bend` of their height."""
+    """Return four lines that rise and fall by `bend` times their height."""
     along = np.linspace(0, 1, 8)
     lines = []
     for number in range(4):

@@ -1,4 +1,4 @@
-"""Boxes out of probability maps: drawn maps, and the fast way against the plain one."""
+"""Boxes from probability maps: generated maps, and the fast implementation against the naive one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = BoxSettings(min_side=1.0)
 
 
 def page(*, turned: bool, seed: int = 0) -> PolygonArray:
-    """Lines of text that do not touch."""
+    """Return lines of text that do not touch."""
     rng = np.random.default_rng(seed)
     polygons = []
     for top in range(20, 300, 40):
@@ -128,4 +128,4 @@ def test_the_score_is_the_mean_inside_the_box() -> None:
     assert box_score(probability, corners) == pytest.approx(0.25)
     assert box_score(probability, corners + 100) == 0
     probability[10:20, :5] = 1
-    assert box_score(probability, corners - (15, 0)) == pytest.approx(0.5)  # half of it lies left of the map
+    assert box_score(probability, corners - (15, 0)) == pytest.approx(0.5)  # half of it is left of the map

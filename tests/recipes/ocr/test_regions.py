@@ -1,4 +1,4 @@
-"""Labels as people have them, and every way in which they are wrong."""
+"""Labels in their usual formats, and everything that can be wrong with them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hasten.recipes.ocr.regions import Rows, parse_rows, read_regions
 QUAD = "10,10,50,10,50,30,10,30"
 
 
-def picture(folder: Path, name: str = "a.png", mode: str = "RGB") -> Path:
+def save_image(folder: Path, name: str = "a.png", mode: str = "RGB") -> Path:
     folder.mkdir(exist_ok=True, parents=True)
     Image.new(mode, (80, 60)).save(folder / name)
     return folder / name
 
 
 def read(folder: Path, text: str | bytes) -> tuple[tuple[Any, ...], Findings]:
-    """One picture and its label file."""
-    picture(folder / "images")
+    """Read one image and its label file."""
+    save_image(folder / "images")
     (folder / "labels").mkdir()
     content = text if isinstance(text, bytes) else text.encode()
     (folder / "labels" / "a.txt").write_bytes(content)
@@ -63,7 +63,7 @@ def test_a_transcript_may_hold_numbers_and_commas(row: str, rows: Rows, corners:
     assert not len(findings)
 
 
-def test_polygons_of_many_corners_are_told_from_quads(tmp_path: Path) -> None:
+def test_polygons_of_many_corners_are_reported_from_quads(tmp_path: Path) -> None:
     many = "10,10,20,8,30,8,40,10,40,20,30,18,20,18,10,20,text\n"
     (item,), _ = read(tmp_path, 3 * many)
     assert np.diff(item.regions.offsets).tolist() == [8, 8, 8]
@@ -72,7 +72,7 @@ def test_polygons_of_many_corners_are_told_from_quads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", ["text", "1,2,3,4,text", "1,2,3,4,5,6,7,x,text", f"nan{QUAD[2:]},text", f"1e300{QUAD[2:]},text"]
 )
-def test_a_row_that_is_none_is_told_with_its_line(tmp_path: Path, row: str) -> None:
+def test_a_row_that_is_none_is_reported_with_its_line(tmp_path: Path, row: str) -> None:
     (item,), findings = read(tmp_path, f"{QUAD},good\n{row}\n{QUAD},good\n{QUAD},good\n")
     assert len(item.regions) == 3
     (finding,) = findings.items
@@ -86,8 +86,8 @@ def test_a_row_that_is_none_is_told_with_its_line(tmp_path: Path, row: str) -> N
     [
         ("10,10,10,10,10,10,10,10,x", "no area"),
         ("10,10,50,10,30,10,20,10,x", "no area"),
-        ("100,10,120,10,120,30,100,30,x", "outside the picture"),
-        ("-50,10,-20,10,-20,30,-50,30,x", "outside the picture"),
+        ("100,10,120,10,120,30,100,30,x", "outside the image"),
+        ("-50,10,-20,10,-20,30,-50,30,x", "outside the image"),
     ],
 )
 def test_polygons_without_area_or_outside_are_left_out(tmp_path: Path, row: str, words: str) -> None:
@@ -98,7 +98,7 @@ def test_polygons_without_area_or_outside_are_left_out(tmp_path: Path, row: str,
     assert words in finding.reason
 
 
-def test_a_polygon_that_crosses_itself_is_mended(tmp_path: Path) -> None:
+def test_a_polygon_that_crosses_itself_is_repaired(tmp_path: Path) -> None:
     (item,), findings = read(tmp_path, "10,10,50,30,50,10,10,30,bow tie\n")
     assert len(item.regions) == 2
     assert np.diff(item.regions.offsets).tolist() == [3, 3]
@@ -112,7 +112,7 @@ def test_byte_order_marks_are_understood(tmp_path: Path, encoding: str) -> None:
     assert not len(findings)
 
 
-def test_another_encoding_costs_the_picture_and_names_the_line(tmp_path: Path) -> None:
+def test_another_encoding_costs_the_image_and_names_the_line(tmp_path: Path) -> None:
     items, findings = read(tmp_path, f"{QUAD},good\n{QUAD},caffè\n".encode("latin-1"))
     assert items == ()
     (finding,) = findings.items
@@ -120,21 +120,21 @@ def test_another_encoding_costs_the_picture_and_names_the_line(tmp_path: Path) -
     assert finding.about.name == "a.png"
 
 
-def test_an_empty_file_is_a_picture_without_text(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_image_without_text(tmp_path: Path) -> None:
     (item,), findings = read(tmp_path, "")
     assert len(item.regions) == 0
     assert item.regions.points.shape == (0, 2)
     assert not len(findings)
 
 
-def test_a_file_of_which_nothing_can_be_read_costs_the_picture(tmp_path: Path) -> None:
+def test_a_file_of_which_nothing_can_be_read_costs_the_image(tmp_path: Path) -> None:
     items, findings = read(tmp_path, "<annotation>\n</annotation>\n")
     assert items == ()
     assert findings.counts() == {"picture": 1, "label": 2}
 
 
 def test_csv_files_have_quads(tmp_path: Path) -> None:
-    picture(tmp_path, "000.jpg")
+    save_image(tmp_path, "000.jpg")
     (tmp_path / "000.csv").write_text(f"{QUAD},NO.53 55,57 & 59\n{QUAD},12,13,14,15,16\n")
     findings = Findings()
     (item,) = read_regions(tmp_path, tmp_path, findings)
@@ -142,16 +142,16 @@ def test_csv_files_have_quads(tmp_path: Path) -> None:
 
 
 def test_names_of_icdar_files_are_found(tmp_path: Path) -> None:
-    picture(tmp_path / "images", "img_1.jpg")
+    save_image(tmp_path / "images", "img_1.jpg")
     (tmp_path / "gt_img_1.txt").write_text(f"{QUAD},x\n")
     (item,) = read_regions(tmp_path / "images", tmp_path, Findings())
     assert len(item.regions) == 1
 
 
-def test_pictures_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+def test_images_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
     images = tmp_path / "images"
     for name in ("whole.jpg", "cut.jpg", "cut.png", "empty.png", "text.jpg", "alone.png"):
-        picture(images, name.replace("cut.png", "short.png"))
+        save_image(images, name.replace("cut.png", "short.png"))
         (tmp_path / f"{Path(name.replace('cut.png', 'short.png')).stem}.txt").write_text(f"{QUAD},x\n")
     (tmp_path / "alone.txt").unlink()
     for name in ("cut.jpg", "short.png"):
@@ -159,7 +159,7 @@ def test_pictures_that_cannot_be_used_are_told(tmp_path: Path) -> None:
         Image.fromarray(noisy).save(images / name)
         (images / name).write_bytes((images / name).read_bytes()[:-40])
     (images / "empty.png").write_bytes(b"")
-    (images / "text.jpg").write_text("no picture")
+    (images / "text.jpg").write_text("not an image")
     findings = Findings()
     items = read_regions(images, tmp_path, findings)
     assert [item.path.name for item in items] == ["whole.jpg"]
@@ -168,9 +168,9 @@ def test_pictures_that_cannot_be_used_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "I;16", "CMYK"])
-def test_every_kind_of_picture_has_a_size(tmp_path: Path, mode: str) -> None:
+def test_every_kind_of_image_has_a_size(tmp_path: Path, mode: str) -> None:
     name = "a.jpg" if mode == "CMYK" else "a.png"
-    picture(tmp_path, name, mode)
+    save_image(tmp_path, name, mode)
     (tmp_path / "a.txt").write_text(f"{QUAD},x\n")
     findings = Findings()
     (item,) = read_regions(tmp_path, tmp_path, findings)
@@ -178,8 +178,8 @@ def test_every_kind_of_picture_has_a_size(tmp_path: Path, mode: str) -> None:
     assert not len(findings)
 
 
-def test_labels_of_no_picture_are_a_remark(tmp_path: Path) -> None:
-    picture(tmp_path / "images")
+def test_labels_of_no_image_are_a_remark(tmp_path: Path) -> None:
+    save_image(tmp_path / "images")
     for name in ("a", "gone"):
         (tmp_path / f"{name}.txt").write_text(f"{QUAD},x\n")
     findings = Findings()
@@ -189,24 +189,24 @@ def test_labels_of_no_picture_are_a_remark(tmp_path: Path) -> None:
 
 
 def test_names_that_stand_twice_are_refused(tmp_path: Path) -> None:
-    picture(tmp_path, "a.png")
+    save_image(tmp_path, "a.png")
     (tmp_path / "a.txt").write_text(f"{QUAD},x\n")
     (tmp_path / "gt_a.txt").write_text(f"{QUAD},x\n")
     with pytest.raises(DataError, match=r"two label files for a: a.txt and gt_a.txt"):
         read_regions(tmp_path, tmp_path, Findings())
     (tmp_path / "gt_a.txt").unlink()
-    picture(tmp_path, "a.jpg")
+    save_image(tmp_path, "a.jpg")
     with pytest.raises(DataError, match="same name"):
         read_regions(tmp_path, tmp_path, Findings())
 
 
 def test_folders_without_labels_are_refused(tmp_path: Path) -> None:
-    picture(tmp_path / "images")
-    with pytest.raises(DataError, match="holds no labels"):
+    save_image(tmp_path / "images")
+    with pytest.raises(DataError, match="has no labels"):
         read_regions(tmp_path / "images", tmp_path / "images", Findings())
     with pytest.raises(DataError, match="does not exist"):
         read_regions(tmp_path / "images", tmp_path / "nowhere", Findings())
-    with pytest.raises(DataError, match=r"no \.json file"):
+    with pytest.raises(DataError, match=r"not a \.json file"):
         read_regions(tmp_path / "images", tmp_path / "images" / "a.png", Findings())
 
 
@@ -225,8 +225,8 @@ COCO_TEXT = {
 
 
 def test_coco_text_is_read(tmp_path: Path) -> None:
-    picture(tmp_path / "images")
-    picture(tmp_path / "images", "unknown.png")
+    save_image(tmp_path / "images")
+    save_image(tmp_path / "images", "unknown.png")
     labels = tmp_path / "coco.json"
     labels.write_text(json.dumps(COCO_TEXT))
     findings = Findings()
@@ -236,9 +236,9 @@ def test_coco_text_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(item.regions.polygon(2), [(10, 10), (50, 10), (50, 30), (10, 30)])
     reasons = [finding.reason for finding in findings.items]
     assert [reason.split(":")[0] for reason in reasons[:5]] == [
-        "picture 8 has no file_name", "annotation 4", "annotation 5", "annotation 6", "annotation 7",
+        "image 8 has no file_name", "annotation 4", "annotation 5", "annotation 6", "annotation 7",
     ]  # fmt: skip
-    assert "does not name this picture" in reasons[5]
+    assert "does not list this image" in reasons[5]
 
 
 def test_coco_files_with_lists_are_read_too(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_coco_files_with_lists_are_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"imgs": {},\n "anns": ', "line 2: it is no JSON"),
+        ('{"imgs": {},\n "anns": ', "line 2: it is not valid JSON"),
         ("[1, 2]", "neither"),
         ('{"imgs": 1, "anns": {}}', "neither an object"),
     ],

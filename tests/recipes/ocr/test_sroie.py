@@ -1,4 +1,4 @@
-"""The receipts, where they lie beside the checkout: read without a fault, a third of them held out."""
+"""The SROIE receipts, if they are next to the checkout: read without problems, with a third held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn pages: the same from the same seed, labelled where their text is, and readable as any other data."""
+"""Generated pages: reproducible from the seed, labelled where their text is, and readable like other data."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hasten.recipes.ocr.synth import draw, write
 
 
 def test_a_page_is_a_function_of_seed_index_and_size() -> None:
-    picture, regions = draw(3, 4, (192, 256))
+    image, regions = draw(3, 4, (192, 256))
     again, same = draw(3, 4, (192, 256))
     other, _ = draw(3, 5, (192, 256))
-    assert picture.shape == (192, 256, 3)
-    assert picture.dtype == np.uint8
-    np.testing.assert_array_equal(picture, again)
+    assert image.shape == (192, 256, 3)
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, again)
     np.testing.assert_array_equal(regions.points, same.points)
-    assert not np.array_equal(picture, other)
+    assert not np.array_equal(image, other)
 
 
 def test_text_is_where_the_labels_say() -> None:
-    """Ink makes a picture rough: inside the labels far more than outside."""
+    """Ink causes contrast: far more inside the labels than outside."""
     import cv2
 
     inside, outside = [], []
     for index in range(6):
-        picture, regions = draw(0, index, 256)
-        grey = picture.mean(axis=2)
+        image, regions = draw(0, index, 256)
+        grey = image.mean(axis=2)
         rough = np.abs(np.diff(grey, axis=1))[:, :255]
         mask = np.zeros((256, 256), dtype=np.uint8)
         for number in range(len(regions)):

@@ -1,7 +1,7 @@
-"""Object detection: a detector in plain PyTorch, its job, and pictures to try it on.
+"""Object detection: a detector in plain PyTorch, its job, and generated images to try it on.
 
-`DetectionJob` is the job to use: subclass it and name your folders. `NaiveDetectionJob` trains the same model on the same
-data as it is usually written: the baseline that gains are measured against. Everything is imported on first use.
+`DetectionJob` is the job to use: subclass it and set your folders. `NaiveDetectionJob` trains the same model on the same
+data in the usual way; it is the baseline for measuring gains. All names are imported on first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what stands in `__all__` when it is first asked for: torch and the extras take seconds."""
+    """Import a name of `__all__` on first use: torch and the extras take seconds to import."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

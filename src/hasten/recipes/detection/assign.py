@@ -1,15 +1,16 @@
-"""Which anchors learn which object: those where the model is already best at it, by class and by overlap together.
+"""Choose which anchors learn which object: those where the model already does best, by class score and overlap together.
 
-Of the anchors inside an object, the `topk` with the largest `score ** alpha * overlap ** beta` learn it; an anchor that two
-objects want goes to the one it overlaps most. The best anchor of an object is asked for a score as high as its overlap, the
-others for less in proportion, so that scores come to rank boxes by how well they lie.
+Of the anchors inside an object, the `topk` with the largest `score ** alpha * overlap ** beta` learn it. An anchor that two
+objects claim goes to the one it overlaps most. The target score of an object's best anchor equals its overlap; the other
+anchors get proportionally less, so scores learn to rank boxes by their accuracy.
 
-Two things differ from the paper, both for small objects. An object narrower than the finest stride may hold no anchor: its
-sides are widened to a little more than that stride before anchors are looked for. And as long as no box overlaps an object,
-all anchors in it are equally bad: the nearest are taken then, and asked for `least_overlap`, so that something is learnt.
+Two details differ from the paper, both for small objects. An object narrower than the finest stride may contain no anchor,
+so its sides are widened to slightly more than that stride when anchors are searched. While no box overlaps an object, all
+its anchors are equally bad; the nearest ones are then chosen with the target `least_overlap`, so that training makes
+progress.
 
-Only pairs of an object and an anchor in it are looked at, a few in a hundred of all pairs: boxes and scores are asked for
-there and nowhere else.
+Only pairs of an object and an anchor inside it are evaluated, a few percent of all pairs. Boxes and scores are computed for
+these pairs only.
 
 Source: Feng et al. 2021, TOOD: Task-aligned One-stage Object Detection (https://arxiv.org/abs/2108.07755).
 """
@@ -23,25 +24,25 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 NUDGE = 1e-20
-"""What nearness adds to the alignment: less than any alignment that means something."""
+"""Largest bonus for nearness in the alignment; smaller than any meaningful alignment."""
 TINY = 1e-30
 
 Look: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Tells what the model says: of pictures, anchors and classes, each int64 `[n]`, the scores `[n]` (from 0 to 1) of those
-classes and the boxes `[n, 4]` there."""
+"""Returns the model's predictions at the given images, anchors and classes, each int64 `[n]`: the scores `[n]` of those
+classes, from 0 to 1, and the boxes `[n, 4]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """How anchors are chosen.
+    """Settings of the anchor assignment.
 
     Attributes:
         alpha: Exponent of the score.
         beta: Exponent of the overlap.
-        topk: Anchors of one object at most.
-        least_side: Pixels to which the sides of an object are widened when its anchors are looked for. From a little more
-            than the finest stride on, every object holds one.
-        least_overlap: What the best anchor of an object is asked for at least.
+        topk: Largest number of anchors per object.
+        least_side: Pixels to which the sides of an object are widened when anchors are searched. Slightly more than the
+            finest stride guarantees every object an anchor.
+        least_overlap: Smallest target score of an object's best anchor.
     """
 
     alpha: float = 0.5
@@ -52,12 +53,12 @@ class Alignment:
 
 
 class Truths(NamedTuple):
-    """The objects of a batch, padded to the picture with the most; at least one place each.
+    """The objects of a batch, padded to the image with the most objects, with at least one slot per image.
 
     Attributes:
         classes: int64 `[batch, most]`.
         boxes: float32 `[batch, most, 4]`, x1, y1, x2, y2 in pixels.
-        valid: bool `[batch, most]`, whether there is an object.
+        valid: bool `[batch, most]`, True where the slot has an object.
     """
 
     classes: torch.Tensor
@@ -66,14 +67,14 @@ class Truths(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """The anchors that learn an object, sorted by picture and anchor; n of them.
+    """The n anchors that learn an object, sorted by image and anchor.
 
     Attributes:
-        rows: int64 `[n]`: the picture.
-        places: int64 `[n]`: the anchor.
-        classes: int64 `[n]`: the class it is to say.
-        boxes: float32 `[n, 4]`: the box it is to say.
-        scores: float32 `[n]`: the score it is asked for, from 0 to 1.
+        rows: int64 `[n]`: index of the image.
+        places: int64 `[n]`: index of the anchor.
+        classes: int64 `[n]`: target class.
+        boxes: float32 `[n, 4]`: target box.
+        scores: float32 `[n]`: target score, from 0 to 1.
     """
 
     rows: torch.Tensor
@@ -84,11 +85,11 @@ class Assigned(NamedTuple):
 
 
 def pad_truths(targets: torch.Tensor, batch_size: int) -> Truths:
-    """Lay the objects of a batch out by picture.
+    """Arrange the objects of a batch by image.
 
     Args:
-        targets: float32 `[objects, 6]`: row in the batch, class, x1, y1, x2, y2; in any order.
-        batch_size: Pictures.
+        targets: float32 `[objects, 6]`: row in the batch, class, x1, y1, x2, y2, in any order.
+        batch_size: Number of images.
     """
     rows = targets[:, 0].long()
     order = rows.argsort(stable=True)
@@ -106,7 +107,7 @@ def pad_truths(targets: torch.Tensor, batch_size: int) -> Truths:
 
 
 def overlaps_of(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of boxes `[..., 4]` and `[..., 4]`: `[...]`, from 0 to 1."""
+    """Return the intersection over union of boxes `[..., 4]` and `[..., 4]` as `[...]`, from 0 to 1."""
     sides = (torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])).clamp(min=0)
     both = sides[..., 0] * sides[..., 1]
     areas = [(boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1]) for boxes in (first, second)]
@@ -115,22 +116,22 @@ def overlaps_of(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def assign(look: Look, anchors: torch.Tensor, truths: Truths, settings: Alignment | None = None) -> Assigned:
-    """Choose the anchors of each object, for all pictures and objects at once.
+    """Choose the anchors of each object, for all images and objects at once.
 
     Args:
-        look: Tells what the model says.
+        look: Returns the model's predictions.
         anchors: `[anchors, 3]`: centre x, centre y, stride.
         truths: The objects.
-        settings: As `Alignment` has it unless given.
+        settings: Defaults to `Alignment()`.
     """
     settings = settings or Alignment()
     most, num_anchors = truths.valid.shape[1], len(anchors)
     middles, halves = (truths.boxes[..., :2] + truths.boxes[..., 2:]) / 2, truths.boxes[..., 2:] - truths.boxes[..., :2]
-    halves = halves.clamp(min=settings.least_side) / 2 * truths.valid[..., None]  # nothing lies within 0 of anything
+    halves = halves.clamp(min=settings.least_side) / 2 * truths.valid[..., None]  # zero-sized padding contains no anchor
     inside = (anchors[:, 0] - middles[..., :1]).abs() < halves[..., :1]
     inside &= (anchors[:, 1] - middles[..., 1:]).abs() < halves[..., 1:]
     rows, numbers, places = inside.nonzero(as_tuple=True)
-    truth, spots = rows * most + numbers, rows * num_anchors + places  # an object, an anchor, each by one number
+    truth, spots = rows * most + numbers, rows * num_anchors + places  # flat indices of objects and of anchors
 
     classes, boxes = truths.classes[rows, numbers], truths.boxes[rows, numbers]
     scores, found = look(rows, places, classes)
@@ -146,20 +147,20 @@ def assign(look: Look, anchors: torch.Tensor, truths: Truths, settings: Alignmen
     nothing = alignment.new_zeros(num_truths)
     highest = nothing.scatter_reduce(0, truth, overlaps, "amax").clamp(min=settings.least_overlap)
     best = nothing.scatter_reduce(0, truth, alignment, "amax").clamp(min=TINY)
-    asked = alignment / best[truth] * highest[truth]
-    return Assigned(rows[wanted], places[wanted], classes[wanted], boxes[wanted], asked)
+    targets = alignment / best[truth] * highest[truth]
+    return Assigned(rows[wanted], places[wanted], classes[wanted], boxes[wanted], targets)
 
 
 def alignment_of(
     scores: torch.Tensor, overlaps: torch.Tensor, anchors: torch.Tensor, boxes: torch.Tensor, settings: Alignment
 ) -> torch.Tensor:
-    """How well an anchor does on an object: above 0; of two that do nothing the nearer does better."""
-    away = (anchors[..., :2] - (boxes[..., :2] + boxes[..., 2:]) / 2).abs().sum(dim=-1)
-    return scores**settings.alpha * overlaps**settings.beta + NUDGE / (1 + away)
+    """Return how well each anchor fits its object, above 0. Among anchors without overlap, nearer ones score higher."""
+    distance = (anchors[..., :2] - (boxes[..., :2] + boxes[..., 2:]) / 2).abs().sum(dim=-1)
+    return scores**settings.alpha * overlaps**settings.beta + NUDGE / (1 + distance)
 
 
 def _best_of_each(values: torch.Tensor, groups: torch.Tensor, num_groups: int, count: int) -> torch.Tensor:
-    """Where the largest values of each group stand, up to `count` of each; of equal ones those that come first."""
+    """Return the indices of the largest values of each group, up to `count` each. Ties go to the first."""
     order = values.argsort(descending=True, stable=True)
     order = order[groups[order].argsort(stable=True)]
     sizes = torch.bincount(groups, minlength=num_groups)

@@ -1,12 +1,12 @@
-"""Detection's samples and batches: read by path, decoded and letterboxed once, kept, composed in the batch.
+"""Samples and batches for detection: read by path, decoded and letterboxed once, cached, and composed in the batch.
 
     data = DetectionData(labelled.items)         a sample is a path with its labels
-    sample = decode(data[0], size)               the job's deterministic transform: what caches keep
-    sample = augmented(sample, Augmentation())   its random transform: only draws
-    batch = collate(samples)                     composes mosaics, stacks
+    sample = decode(data[0], size)               the job's deterministic transform: its result can be cached
+    sample = augmented(sample, Augmentation())   its random transform: only draws parameters
+    batch = collate(samples)                     composes mosaics and stacks
 
-What a cache keeps is a dict of plain arrays: `picture` uint8 [S, S, 3], `boxes` float32 [n, 4] (left, top, right, bottom, in
-its pixels), `classes` int64 [n] and `inside` int32 [4] (the part of the picture that is no padding).
+A cached sample is a dict of plain arrays: `image` uint8 [S, S, 3], `boxes` float32 [n, 4] (left, top, right, bottom, in
+its pixels), `classes` int64 [n] and `inside` int32 [4] (the part of the image without padding).
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ Sample: TypeAlias = dict[str, Any]
 
 
 class Batch(NamedTuple):
-    """Pictures and what is on them.
+    """Images and their targets.
 
     Attributes:
-        images: `uint8 [batch, 3, S, S]`, RGB, each pixel's colours together in memory (channels last); float32 from 0 to 1
-            in the naive form.
-        targets: `float32 [boxes, 6]`: row in the batch, class, left, top, right, bottom, in pixels; sorted by row.
+        images: `uint8 [batch, 3, S, S]`, RGB, in channels-last memory format; float32 from 0 to 1 in the naive form.
+        targets: `float32 [boxes, 6]`: row in the batch, class, left, top, right, bottom in pixels; sorted by row.
     """
 
     images: torch.Tensor
@@ -42,10 +41,10 @@ class Batch(NamedTuple):
 
 
 class DetectionData(Dataset[Sample]):
-    """Labelled pictures, not yet read: `path` (text), `boxes` float32 [n, 4] in pixels of the file, `classes` int64 [n].
+    """Labelled images, not yet read: `path` (text), `boxes` float32 [n, 4] in pixels of the file, `classes` int64 [n].
 
     Args:
-        items: What `read_labels` gave.
+        items: The items of a `Labelled` returned by `read_labels`.
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -60,31 +59,32 @@ class DetectionData(Dataset[Sample]):
 
 
 def decode(sample: Sample, size: int) -> Sample:
-    """Read and decode a sample's picture and fit it into a square.
+    """Read and decode a sample's image and fit it into a square.
 
-    A picture that turns out to be damaged, behind a sound header, becomes a grey square without objects, with a warning
-    that names it: one bad file does not end a run. A picture that is *gone* does, since more will be.
+    If an image turns out to be damaged after an intact header, it is replaced by a grey square without objects, with a
+    warning that names the file: one bad file does not end a run. A *missing* file does end the run, since more are likely to
+    be missing.
 
     Args:
-        sample: What `DetectionData` gives.
-        size: The square's side in pixels.
+        sample: A sample of `DetectionData`.
+        size: Side of the square in pixels.
 
     Returns:
-        `picture`, `boxes`, `classes` and `inside`, as the module says.
+        `image`, `boxes`, `classes` and `inside`, as described for this module.
 
     Raises:
         DataError: The file is missing.
     """
     boxes, classes = sample["boxes"], sample["classes"]
     try:
-        picture = read_picture(Path(sample["path"]))
+        image = read_picture(Path(sample["path"]))
     except BadFileError as error:
         if not error.path.is_file():
             raise
-        warnings.warn(f"{error} A grey picture takes its place.", stacklevel=2)
-        picture, boxes, classes = np.full((size, size, 3), PADDING, np.uint8), boxes[:0], classes[:0]
-    height, width = picture.shape[:2]
-    square, scale, (left, top) = letterbox(picture, size)
+        warnings.warn(f"{error} It is replaced by a grey image.", stacklevel=2)
+        image, boxes, classes = np.full((size, size, 3), PADDING, np.uint8), boxes[:0], classes[:0]
+    height, width = image.shape[:2]
+    square, scale, (left, top) = letterbox(image, size)
     right, bottom = left + max(1, round(width * scale)), top + max(1, round(height * scale))
     moved = boxes * np.float32(scale) + np.array([left, top] * 2, np.float32)
     moved = np.clip(moved, np.array([left, top] * 2, np.float32), np.array([right, bottom] * 2, np.float32))
@@ -97,12 +97,12 @@ def decode(sample: Sample, size: int) -> Sample:
 
 
 def augmented(sample: Sample, settings: Augmentation) -> Sample:
-    """A decoded sample and what was drawn for it (`draw`); the sample itself stays as it is."""
+    """Return a decoded sample with its random parameters under `draw`; the original sample is not modified."""
     return {**sample, "draw": draw(settings)}
 
 
 def collate(samples: list[Sample]) -> Batch:
-    """Make a batch of decoded samples, composing those for which something was drawn out of the batch's pictures."""
+    """Stack decoded samples into a batch; samples with random parameters are composed from the images of the batch."""
     side = samples[0]["picture"].shape[0]
     pixels = np.empty((len(samples), side, side, 3), np.uint8)
     rows = []
@@ -117,7 +117,7 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def target_rows(at: int, boxes: Any, classes: Any) -> Any:
-    """The targets of one picture: `float32 [n, 6]`, with its row in the batch and the classes before the boxes."""
+    """Return the targets of one image, `float32 [n, 6]`: its row in the batch and the class, followed by the box."""
     rows = np.empty((len(boxes), 6), np.float32)
     rows[:, 0], rows[:, 1], rows[:, 2:] = at, classes, boxes
     return rows

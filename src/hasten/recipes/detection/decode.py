@@ -1,8 +1,8 @@
-"""From what the heads say to boxes: distances to boxes in pixels, and of boxes that show one object the best alone.
+"""Convert the heads' outputs to boxes: distances to boxes in pixels, then suppression of all but the best box of an object.
 
-A head says how far each side of a box lies from its anchor as a distribution over whole strides (0, 1, ... num_bins - 1);
-the distance is its mean. Suppression is done class by class, on the host: by a compiled kernel that releases Python's lock,
-so that it runs beside the model's next batch.
+For each side of a box, a head predicts its distance from the anchor as a distribution over whole strides (0, 1, ...
+num_bins - 1); the distance is the mean. Suppression runs per class on the host, in a compiled kernel that releases the GIL
+and so overlaps the model's next batch.
 Source: Li et al. 2020, Generalized Focal Loss (https://arxiv.org/abs/2006.04388), for the distances.
 """
 
@@ -23,13 +23,14 @@ Keep = Callable[[Floats, npt.NDArray[np.int64], float], npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True, kw_only=True)
 class Suppression:
-    """Which boxes are kept.
+    """Settings for which boxes to keep.
 
     Attributes:
-        min_score: Boxes below it are not looked at. Small for measuring, where the whole curve counts; 0.25 for showing.
-        max_iou: Of two boxes of one class that overlap more than this, the one of lower score goes.
-        max_candidates: The best of a picture that are looked at.
-        max_boxes: The best of a picture that are kept.
+        min_score: Boxes with lower scores are ignored. Use a small value for metrics, which need the whole curve, and 0.25
+            for display.
+        max_iou: If two boxes of one class overlap more than this, the one with the lower score is dropped.
+        max_candidates: Number of best boxes per image to consider.
+        max_boxes: Largest number of boxes per image to keep.
     """
 
     min_score: float = 0.001
@@ -39,15 +40,15 @@ class Suppression:
 
 
 def decode_boxes(distances: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """Boxes in pixels, `[..., 4]` as x1, y1, x2, y2, in float32.
+    """Return boxes in pixels, float32 `[..., 4]` as x1, y1, x2, y2.
 
     Args:
-        distances: `[..., 4 * num_bins]`: logits of the distance to the left, top, right and bottom side, in strides.
+        distances: `[..., 4 * num_bins]`: logits of the distances to the left, top, right and bottom side, in strides.
         anchors: `[..., 3]`: centre x, centre y and stride in pixels; may lack leading dimensions of `distances`.
     """
     num_bins = distances.shape[-1] // 4
     shares = distances.float().unflatten(-1, (4, num_bins)).softmax(dim=-1)
-    # A sum and no matrix product: autocast would round that to 8 bits, which is a pixel on a large object.
+    # A sum instead of a matrix product: autocast would round the product to 8 bits, a pixel's error on a large object.
     sides = (shares * torch.arange(num_bins, device=distances.device, dtype=torch.float32)).sum(dim=-1) * anchors[..., 2:]
     centres = anchors[..., :2]
     return torch.cat([centres - sides[..., :2], centres + sides[..., 2:]], dim=-1)
@@ -55,7 +56,7 @@ def decode_boxes(distances: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True)
 class Candidates:
-    """The best boxes of each picture of a batch, on the host, best first, before suppression.
+    """The best boxes of each image of a batch, on the host, best first, before suppression.
 
     Attributes:
         boxes: float32 `[batch, k, 4]`, x1, y1, x2, y2 in pixels.
@@ -69,12 +70,12 @@ class Candidates:
 
 
 def candidates(boxes: torch.Tensor, scores: torch.Tensor, settings: Suppression | None = None) -> Candidates:
-    """Pick the best pairs of box and class of each picture, and bring them to the host.
+    """Select the best pairs of box and class of each image and copy them to the host.
 
     Args:
         boxes: `[batch, anchors, 4]`.
         scores: `[batch, anchors, classes]`, from 0 to 1.
-        settings: How many; as `Suppression` has it unless given.
+        settings: Number of candidates; defaults to `Suppression()`.
     """
     settings = settings or Suppression()
     num_classes = scores.shape[2]
@@ -86,10 +87,10 @@ def candidates(boxes: torch.Tensor, scores: torch.Tensor, settings: Suppression 
 
 
 def suppress(found: Candidates, settings: Suppression | None = None) -> list[Floats]:
-    """Keep the best box of each object, by the compiled kernel.
+    """Keep the best box of each object, with the compiled kernel.
 
     Returns:
-        Per picture float32 `[n, 6]`: x1, y1, x2, y2, score, class; best first.
+        Per image float32 `[n, 6]`: x1, y1, x2, y2, score, class; best first.
 
     Raises:
         MachineError: numba is not installed.
@@ -98,10 +99,10 @@ def suppress(found: Candidates, settings: Suppression | None = None) -> list[Flo
 
 
 def suppressed_by(found: Candidates, settings: Suppression, keep: Keep) -> list[Floats]:
-    """Keep the boxes that `keep` chooses, those above the least score."""
+    """Keep the boxes selected by `keep`, among those with at least the minimum score."""
     kept = []
     for boxes, scores, classes in zip(found.boxes, found.scores, found.classes, strict=True):
-        # The scores descend, so those worth a look come first.
+        # Scores are sorted in descending order, so boxes above the minimum come first.
         count = int(np.searchsorted(-scores, -np.float32(settings.min_score), side="right"))
         some = np.ascontiguousarray(boxes[:count])
         chosen = np.flatnonzero(keep(some, classes[:count], settings.max_iou))[: settings.max_boxes]
@@ -110,7 +111,7 @@ def suppressed_by(found: Candidates, settings: Suppression, keep: Keep) -> list[
 
 
 def _keep(boxes: Floats, classes: npt.NDArray[np.int64], max_iou: float) -> npt.NDArray[np.bool_]:
-    """Whether each box stays; boxes come best first. Written for numba: plain loops over numbers."""
+    """Return which boxes to keep; boxes are sorted best first. Written for numba: plain loops over numbers."""
     count = boxes.shape[0]
     keep = np.ones(count, dtype=np.bool_)
     limit = np.float32(max_iou)

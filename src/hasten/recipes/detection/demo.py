@@ -1,4 +1,4 @@
-"""The detection job made small, for `hasten demo detection`: minutes, not hours, on generated banknotes."""
+"""A small detection job for `hasten demo detection`: takes minutes, on generated banknotes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hasten.recipes.detection.naive import NaiveDetectionJob
 
 
 class DrawnNotes(DetectionJob):
-    """Few and small pictures of banknotes."""
+    """Detection on a small number of small images of banknotes."""
 
     size = 160
     batch_size = 8
@@ -15,6 +15,6 @@ class DrawnNotes(DetectionJob):
 
 
 class NaiveDrawnNotes(NaiveDetectionJob, DrawnNotes):
-    """The same, written the naive way."""
+    """The same job, written naively."""
 
     forms = (DrawnNotes,)

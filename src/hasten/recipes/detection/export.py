@@ -1,8 +1,8 @@
-"""A trained detector as an ONNX file.
+"""Export a trained detector as an ONNX file.
 
-The file takes `images`, float32 `[batch, 3, size, size]` from 0 to 1 (a letterboxed picture, RGB), with any batch size, and
-gives `boxes`, float32 `[batch, anchors, 4]` (x1, y1, x2, y2 in pixels), and `scores`, float32 `[batch, anchors, classes]`.
-What overlaps is not suppressed in it. The names of the classes and the size stand in its metadata.
+The file takes `images`, float32 `[batch, 3, size, size]` from 0 to 1 (letterboxed RGB images, any batch size), and returns
+`boxes`, float32 `[batch, anchors, 4]` (x1, y1, x2, y2 in pixels), and `scores`, float32 `[batch, anchors, classes]`. It does
+not suppress overlapping boxes. Its metadata contains the class names and the image size.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from hasten.recipes.detection.model import Output
 from hasten.recipes.onnx_file import write_onnx
 
 TOLERANCES: Mapping[str, float] = {"boxes": 0.05, "scores": 1e-3}
-"""How far outputs may differ: in pixels, and in score. Both compute in float32, in another order."""
+"""Largest allowed differences of outputs, in pixels and in score. Both sides compute in float32, in different order."""
 
 
-class Plain(nn.Module):
-    """A detector that gives boxes and scores alone."""
+class BoxesAndScores(nn.Module):
+    """Wrap a detector so that it returns only boxes and scores."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Boxes and scores of pictures."""
+        """Return boxes and scores of images."""
         output: Output = self.model(images)
         return output.boxes, output.scores
 
 
 def export_onnx(model: nn.Module, path: Path, *, size: int, classes: Sequence[str] = ()) -> dict[str, float]:
-    """Write the ONNX file, run it beside the model, and keep it where they agree.
+    """Write the ONNX file, compare it with the model, and keep it if they agree.
 
     Args:
-        model: A `Detector`, or its average: what `eval` mode calls is written. It is not changed.
-        path: The file; replaced only by one that agrees.
-        size: Side of the pictures in pixels.
-        classes: Names, for the file's metadata.
+        model: A `Detector` or its average; exported as called in `eval` mode. It is not changed.
+        path: The file; replaced only if the outputs agree.
+        size: Side of the images in pixels.
+        classes: Class names for the file's metadata.
 
     Returns:
-        The largest difference seen of `boxes` (pixels) and of `scores`.
+        The largest difference of `boxes` (pixels) and of `scores`.
 
     Raises:
-        MachineError: What is needed is not installed (`hasten[recipes]`), or the file cannot be written.
-        HastenError: The file gives other numbers than the model; it was removed.
+        MachineError: A required package is not installed (`hasten[recipes]`), or the file cannot be written.
+        HastenError: The file's outputs differ from the model's; the file was removed.
     """
     averaged = getattr(model, "average", model)
-    noted = {"classes": json.dumps(list(classes)), "size": str(size)}
-    return write_onnx(Plain(averaged), path, size=(size, size), outputs=TOLERANCES, metadata=noted)
+    metadata = {"classes": json.dumps(list(classes)), "size": str(size)}
+    return write_onnx(BoxesAndScores(averaged), path, size=(size, size), outputs=TOLERANCES, metadata=metadata)

@@ -1,4 +1,4 @@
-"""The detection job: object detection on your own pictures.
+"""The detection job: object detection on your own images.
 
     class Coins(DetectionJob):
         images, labels = "photos", "labels"
@@ -6,10 +6,10 @@
     class NaiveCoins(NaiveDetectionJob, Coins):  # the baseline: `hasten tune coins.py:NaiveCoins` shows the gain
         forms = (Coins,)
 
-A picture is read and scaled once and can be cached, mosaics are made of the pictures of a batch, bytes go to the device,
-anchors are assigned for a whole batch at once, training makes no boxes, a held-out batch passes the model once for loss and
-metric, and boxes are suppressed in a thread beside the next batch. Without folders of your own the job learns generated
-pictures of banknotes.
+Each image is read and scaled once and can be cached. Mosaics are composed from the images of a batch. Images are copied to
+the device as uint8. Anchors are assigned for a whole batch at once. No boxes are computed in training. A validation batch
+passes through the model once for loss and metric, and boxes are suppressed in a worker thread while the next batch runs.
+Without folders of your own, the job trains on generated images of banknotes.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ _log = logging.getLogger(__name__)
 
 
 class DetectionJob(Job):
-    """Object detection on pictures of your own: name your folders, and tune it.
+    """Object detection on your own images: subclass it, set your folders, and tune it.
 
     Attributes:
-        images: Folder of the pictures; None draws pictures of banknotes.
-        labels: Folder of YOLO text or VOC XML files, or a COCO JSON file; the folder of the pictures unless given.
-        valid_images: Folder of the held-out pictures; None holds `valid_frac` of `images` back.
-        valid_labels: Their labels, as `labels`.
-        valid_frac: Share of the pictures that is held back, from 0 to 1, where no other folder is named.
-        max_bad_frac: Share of the pictures that may have faults.
-        num_drawn: Pictures that are drawn where no folder is named.
-        size: Side of the square that pictures are fitted into, in pixels; a multiple of 32.
+        images: Folder of the images; None generates images of banknotes.
+        labels: Folder of YOLO text or VOC XML files, or a COCO JSON file; defaults to the image folder.
+        valid_images: Folder of the validation images; None holds out `valid_frac` of `images`.
+        valid_labels: Labels of the validation images, in the same form as `labels`.
+        valid_frac: Fraction of the images to hold out if `valid_images` is None, from 0 to 1.
+        max_bad_frac: Largest allowed fraction of images with problems.
+        num_drawn: Number of images to generate if no folder is set.
+        size: Side in pixels of the square that images are fitted into; a multiple of 32.
         model_size: nano, small, medium or large.
-        augmentation: What may happen to pictures, and how often.
-        rate: Learning rate at its highest.
-        weight_decay: Of weights, not of norms and biases.
-        rule: Of the updates: adamw or sgd (with Nesterov's momentum of 0.937).
-        warmup_frac: Share of the run in which the rate rises, from 0 to 1.
-        final_frac: What is left of the rate at the end, from 0 to 1.
-        decay: Of the running average of the model; 0 is off. See `hasten.recipes.detection.average`.
-        decay_ramp: Updates until the decay has come 63 % of its way.
-        light_predictions: In training, make no boxes.
-        frozen: Parts that stay as they are: of backbone, neck and head.
-        start_from: Weights to start from, FILE.safetensors or FILE.pt; None starts from none.
-        start_parts: Which parts of them are taken.
+        augmentation: Kinds and strengths of augmentation.
+        rate: Peak learning rate.
+        weight_decay: Weight decay of weights; norms and biases do not decay.
+        rule: Optimizer: adamw, or sgd (with Nesterov momentum of 0.937).
+        warmup_frac: Fraction of the run in which the rate rises, from 0 to 1.
+        final_frac: Final rate as a fraction of the peak, from 0 to 1.
+        decay: Decay of the model's running average; 0 is off. See `hasten.recipes.detection.average`.
+        decay_ramp: Number of updates after which the decay has reached 63 % of its final value.
+        light_predictions: Skip computing boxes in training.
+        frozen: Parts of the model that are not trained: any of backbone, neck and head.
+        start_from: Initial weights, FILE.safetensors or FILE.pt; None initializes randomly.
+        start_parts: Parts of the model that `start_from` initializes.
         suppression: Which boxes are kept for the metric.
     """
 
@@ -111,17 +111,17 @@ class DetectionJob(Job):
     _output: tuple[torch.Tensor, Output] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A job derived from this one has other forms only where it names them: they must learn its own pictures."""
+        """Clear `forms` of a subclass that does not set its own: inherited forms would train on other images."""
         super().__init_subclass__(**kwargs)
         if "forms" not in vars(cls):
             cls.forms = ()
 
     @cached_property
     def labelled(self) -> tuple[Labelled, Labelled]:
-        """What is trained on, and what is held out; read once in each process.
+        """The training and the validation images with their labels, read once per process.
 
         Raises:
-            DataError: A folder is missing, labels cannot be read, too much is bad, or too few pictures are left.
+            DataError: A folder is missing, labels cannot be read, too much is bad, or too few images remain.
         """
         findings = Findings()
         parts = self._read(findings, self.max_bad_frac)
@@ -130,10 +130,10 @@ class DetectionJob(Job):
         return parts
 
     def look_through(self) -> Findings:
-        """Look at the headers of all pictures and at all labels, and say what is wrong with them.
+        """Check the headers of all images and all labels, and return the problems found.
 
         Raises:
-            DataError: There is nothing that could be used.
+            DataError: No image can be used.
         """
         findings = Findings()
         self._read(findings, 1.0)
@@ -145,55 +145,55 @@ class DetectionJob(Job):
             images, labels = drawn / "images", drawn / "labels"
         else:
             images, labels = Path(self.images), Path(self.labels or self.images)
-        known = read_labels(images, labels, findings, max_bad_frac=max_bad_frac)
+        labelled = read_labels(images, labels, findings, max_bad_frac=max_bad_frac)
         if self.valid_images is None:
-            return held_back(known, self.valid_frac)
+            return held_back(labelled, self.valid_frac)
         images, labels = Path(self.valid_images), Path(self.valid_labels or self.valid_images)
-        return known, read_labels(images, labels, findings, classes=known.classes, max_bad_frac=max_bad_frac)
+        return labelled, read_labels(images, labels, findings, classes=labelled.classes, max_bad_frac=max_bad_frac)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in their order."""
+        """The class names in order."""
         return self.labelled[0].classes
 
     def train_data(self) -> Dataset[Any]:
-        """Pictures with their labels."""
+        """Return the training images with their labels."""
         return DetectionData(self.labelled[0].items)
 
     def valid_data(self) -> Dataset[Any]:
-        """Held-out pictures."""
+        """Return the validation images with their labels."""
         return DetectionData(self.labelled[1].items)
 
     def deterministic_transform(self, sample: Any) -> Any:
-        """Decode a picture and fit it into the square."""
+        """Decode an image and fit it into the square."""
         return decode(sample, self.size)
 
     def random_transform(self, sample: Any) -> Any:
-        """Draw what is to be done to a picture; `collate` does it, with the other pictures of the batch."""
+        """Draw the augmentation parameters of an image; `collate` applies them, using the other images of the batch."""
         return augmented(sample, self.augmentation)
 
     def collate(self, samples: list[Any]) -> Batch:
-        """Compose the pictures, uint8 `[batch, 3, size, size]`, and lay the objects end to end, `[objects, 6]`."""
+        """Compose the images, uint8 `[batch, 3, size, size]`, and concatenate their objects, `[objects, 6]`."""
         return collate(samples)
 
     def device_transform(self, batch: Batch) -> Batch:
-        """Make floats from 0 to 1 of bytes."""
+        """Convert uint8 images to floats from 0 to 1."""
         return batch._replace(images=batch.images.to(torch.float32).div_(255.0))
 
     def detector(self, num_classes: int) -> Detector:
-        """Make the detector, with the weights to start from and without gradients where it is frozen.
+        """Create the detector, with its initial weights and frozen parts applied.
 
         Raises:
-            JobError: The size does not fit, or the weights are another detector's.
+            JobError: The size is not supported, or the weights belong to another detector.
             DataError: The weights cannot be read.
         """
-        shape, where = shape_named(self.model_size), type(self).__name__
+        shape, job_name = shape_named(self.model_size), type(self).__name__
         if self.size < STRIDES[-1] or self.size % STRIDES[-1]:
-            raise JobError(f"{where}.size must be a multiple of {STRIDES[-1]} pixels, not {self.size!r}.")
+            raise JobError(f"{job_name}.size must be a multiple of {STRIDES[-1]} pixels, not {self.size!r}.")
         if self.size > shape.longest_side:
             raise JobError(
-                f"{where}.size is {self.size}, and boxes of model_size {self.model_size!r} reach {shape.longest_side} "
-                f"pixels: choose a larger model_size or a smaller size."
+                f"{job_name}.size is {self.size}, but model_size {self.model_size!r} supports boxes of at most "
+                f"{shape.longest_side} pixels: choose a larger model_size or a smaller size."
             )
         detector = Detector(num_classes, shape, light=self.light_predictions)
         if self.start_from is not None:
@@ -203,32 +203,32 @@ class DetectionJob(Job):
         return detector
 
     def export(self, weights: str, path: str) -> dict[str, float]:
-        """Write a trained detector as an ONNX file; see `hasten.recipes.detection.export`.
+        """Export a trained detector as an ONNX file; see `hasten.recipes.detection.export`.
 
         Args:
-            weights: Of a run of this job: FILE.safetensors, or the run's model.pt.
+            weights: Weights from a run of this job: FILE.safetensors, or the run's model.pt.
             path: The ONNX file.
 
         Returns:
-            The largest difference seen between the file and the model, of `boxes` (pixels) and of `scores`.
+            The largest difference between the file and the model, of `boxes` (pixels) and of `scores`.
 
         Raises:
-            HastenError: As `load_weights` and `export_onnx` have it.
+            HastenError: Loading or exporting failed; see `load_weights` and `export_onnx`.
         """
         detector = Detector(len(self.classes), shape_named(self.model_size))
         load_weights(detector, Path(weights))
         return export_onnx(detector, Path(path), size=self.size, classes=self.classes)
 
     def model(self) -> nn.Module:
-        """Make the detector, and its running average around it."""
+        """Create the detector, wrapped in its running average if `decay` is set."""
         detector = self.detector(len(self.classes))
         return Averaged(detector, decay=self.decay, ramp_updates=self.decay_ramp) if self.decay else detector
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Make the optimizer of what learns; norms and biases do not decay.
+        """Create the optimizer of the trainable parameters; norms and biases do not decay.
 
         Raises:
-            JobError: `rule` names none.
+            JobError: `rule` is unknown.
         """
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
         groups = [
@@ -242,15 +242,15 @@ class DetectionJob(Job):
         raise JobError(f"{type(self).__name__}.rule must be 'adamw' or 'sgd', not {self.rule!r}.")
 
     def schedule(self, optimizer: Optimizer, num_updates: int) -> LRScheduler:
-        """Raise the rate in a line, then let it fall as half a cosine."""
+        """Increase the learning rate linearly, then decay it along a half cosine."""
         return warmup_cosine(optimizer, num_updates, warmup_frac=self.warmup_frac, final_frac=self.final_frac)
 
     def parts(self, output: Output, targets: torch.Tensor) -> Parts:
-        """The parts of the loss, the anchors of the whole batch chosen at once."""
+        """Compute the parts of the loss, with the anchors of the whole batch assigned at once."""
         return detection_loss(output, targets)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """The loss; what the model says of a held-out batch is kept for `metric`, which asks for the same batch next."""
+        """Compute the loss. In validation the output is kept for `metric`, which gets the same batch next."""
         output: Output = model(batch.images)
         if not model.training:
             self._output = batch.images, output
@@ -258,57 +258,57 @@ class DetectionJob(Job):
         return Loss(parts.total(), parts.weight)
 
     def metric(self, model: nn.Module, batch: Batch) -> Found | Future[Found]:
-        """Pick the best boxes of a held-out batch, and suppress what overlaps in a thread, beside the next batch."""
+        """Select the best boxes of a validation batch and suppress overlaps in a thread, parallel to the next batch."""
         last, self._output = self._output, None
         output: Output = last[1] if last is not None and last[0] is batch.images else model(batch.images)
         found = candidates(*boxes_and_scores(output), self.suppression)
         return _pool().submit(_judged, found, objects_of(batch), self.suppression)
 
     def whole_metric(self, name: str, items: list[Judged]) -> dict[str, float]:
-        """`map50` and `map` of all held-out pictures."""
+        """Compute `map50` and `map` over all validation images."""
         return mean_average_precision(items, len(self.classes))
 
     def after_update(self, model: nn.Module) -> None:
-        """Move the running average."""
+        """Update the running average."""
         if isinstance(model, Averaged):
             model.update()
 
 
-def held_back(known: Labelled, share: float) -> tuple[Labelled, Labelled]:
-    """Split pictures into those to train on and those to hold out, the same split at each call.
+def held_back(labelled: Labelled, share: float) -> tuple[Labelled, Labelled]:
+    """Split images into training and validation sets; the split is deterministic.
 
     Raises:
-        DataError: One part would have no picture.
+        DataError: One set would be empty.
     """
-    count = len(known.items)
-    held = round(share * count)
-    if not 0 < held < count:
+    count = len(labelled.items)
+    num_valid = round(share * count)
+    if not 0 < num_valid < count:
         raise DataError(
-            f"of {count} pictures {held} would be held out (valid_frac {share:g}): both parts need at least one. Add "
-            f"pictures, or name valid_images."
+            f"{num_valid} of {count} images would be held out (valid_frac {share:g}), but both sets need at least one. "
+            f"Add images, or set valid_images."
         )
-    order = np.random.default_rng(0).permutation(count).tolist()
+    shuffled = np.random.default_rng(0).permutation(count).tolist()
 
-    def of(places: list[int]) -> Labelled:
-        return Labelled(known.classes, tuple(known.items[place] for place in sorted(places)))
+    def labelled_at(places: list[int]) -> Labelled:
+        return Labelled(labelled.classes, tuple(labelled.items[place] for place in sorted(places)))
 
-    return of(order[held:]), of(order[:held])
+    return labelled_at(shuffled[num_valid:]), labelled_at(shuffled[:num_valid])
 
 
 def objects_of(batch: Batch) -> list[Any]:
-    """The objects of each picture, float32 `[n, 5]`: class, x1, y1, x2, y2, in pixels of the square."""
+    """Return the objects of each image, float32 `[n, 5]`: class, x1, y1, x2, y2, in pixels of the square."""
     targets = batch.targets.detach().cpu().numpy()
     return [targets[targets[:, 0] == row, 1:] for row in range(len(batch.images))]
 
 
 def boxes_and_scores(output: Output) -> tuple[torch.Tensor, torch.Tensor]:
-    """The boxes and scores of a detector in eval mode.
+    """Return the boxes and scores of a detector in eval mode.
 
     Raises:
-        JobError: The output has none.
+        JobError: The output has no boxes.
     """
     if output.boxes is None or output.scores is None:
-        raise JobError("a light detector makes no boxes while it trains: call model.eval() before metric.")
+        raise JobError("a light detector computes no boxes in training mode: call model.eval() before metric.")
     return output.boxes, output.scores
 
 
@@ -318,5 +318,5 @@ def _judged(found: Candidates, objects: list[Any], settings: Suppression) -> Fou
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """One thread is enough: the kernel takes less time than the model does."""
+    """Return a pool of one thread, which suffices: suppression takes less time than the model."""
     return ThreadPoolExecutor(1, thread_name_prefix="hasten-boxes")

@@ -1,10 +1,10 @@
-"""What a detector learns by: classes by cross entropy, boxes by overlap, distances by the two bins they lie between.
+"""The detector's losses: cross entropy for classes, overlap for boxes, and distribution focal loss for distances.
 
-All three are sums over anchors, and are divided by the sum of the scores that anchors are asked for. So a batch, its parts
-and an accumulation window give one and the same mean, and `Loss(total, weight)` says it exactly.
+All three are sums over anchors, divided by the sum of the anchors' target scores. `Loss(total, weight)` expresses this
+exactly, so a batch, its parts, and an accumulation window all give the same mean.
 
 Sources: Zheng et al. 2019, Distance-IoU Loss (https://arxiv.org/abs/1911.08287); Li et al. 2020, Generalized Focal Loss
-(https://arxiv.org/abs/2006.04388); the three weights are Ultralytics' of YOLOv8.
+(https://arxiv.org/abs/2006.04388). The three weights are those of Ultralytics YOLOv8.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EPSILON = 1e-7
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """How much each part of the loss counts.
+    """Weights of the parts of the loss.
 
     Attributes:
-        classes: Of the cross entropy.
-        boxes: Of the overlap.
-        distances: Of the distribution of distances.
+        classes: Weight of the cross entropy of classes.
+        boxes: Weight of the overlap loss.
+        distances: Weight of the distance distribution loss.
     """
 
     classes: float = 0.5
@@ -39,13 +39,13 @@ class Weights:
 
 
 class Parts(NamedTuple):
-    """The loss of a batch, in sums: scalar float32 tensors, the first three before their weights.
+    """The loss of a batch as sums: scalar float32 tensors, the first three before weighting.
 
     Attributes:
-        classes: Cross entropy, over all anchors and classes.
-        boxes: One less the overlap, over the anchors that learn an object, each by the score it is asked for.
+        classes: Cross entropy over all anchors and classes.
+        boxes: One minus the overlap, over the anchors that learn an object, weighted by their target scores.
         distances: Cross entropy of the two bins, likewise.
-        weight: The sum of the scores asked for, and at least 1: what the sums are to be divided by.
+        weight: Divisor of the sums: the sum of the target scores, at least 1.
     """
 
     classes: torch.Tensor
@@ -54,46 +54,46 @@ class Parts(NamedTuple):
     weight: torch.Tensor
 
     def total(self, weights: Weights | None = None) -> torch.Tensor:
-        """The weighted sum."""
+        """Return the weighted sum."""
         weights = weights or Weights()
         return weights.classes * self.classes + weights.boxes * self.boxes + weights.distances * self.distances
 
 
 def detection_loss(output: Output, targets: torch.Tensor, settings: Alignment | None = None) -> Parts:
-    """The loss of a batch: boxes are made where an object is, and with gradients where an anchor learns one.
+    """Compute the loss of a batch. Boxes are computed only inside objects, with gradients only for anchors that learn one.
 
     Args:
-        output: What the detector gave.
+        output: The detector's output.
         targets: float32 `[objects, 6]`: row in the batch, class, x1, y1, x2, y2 in pixels.
-        settings: How anchors are chosen.
+        settings: Settings of the anchor assignment.
     """
 
     def look(rows: torch.Tensor, places: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = output.logits[rows, places, classes].float().sigmoid()
         return scores, decode_boxes(output.distances[rows, places], output.anchors[places])
 
-    asked = assign(look, output.anchors, pad_truths(targets, len(output.logits)), settings)
-    distances = output.distances[asked.rows, asked.places]
-    return loss_parts(output, asked, decode_boxes(distances, output.anchors[asked.places]), distances)
+    assigned = assign(look, output.anchors, pad_truths(targets, len(output.logits)), settings)
+    distances = output.distances[assigned.rows, assigned.places]
+    return loss_parts(output, assigned, decode_boxes(distances, output.anchors[assigned.places]), distances)
 
 
 def complete_overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Overlap less what the middles lie apart, less what the shapes differ: of `[n, 4]` and `[n, 4]`, `[n]`, up to 1."""
+    """Return the complete IoU of `[n, 4]` and `[n, 4]` as `[n]`, at most 1: overlap minus centre and shape penalties."""
     left_top, right_bottom = torch.maximum(first[:, :2], second[:, :2]), torch.minimum(first[:, 2:], second[:, 2:])
     both = (right_bottom - left_top).clamp(min=0).prod(dim=1)
     sides, other = first[:, 2:] - first[:, :2], second[:, 2:] - second[:, :2]
     overlap = both / (sides.prod(dim=1) + other.prod(dim=1) - both + EPSILON)
     around = torch.maximum(first[:, 2:], second[:, 2:]) - torch.minimum(first[:, :2], second[:, :2])
     apart = (first[:, :2] + first[:, 2:] - second[:, :2] - second[:, 2:]).square().sum(dim=1) / 4
-    turned = torch.atan(other[:, 0] / (other[:, 1] + EPSILON)) - torch.atan(sides[:, 0] / (sides[:, 1] + EPSILON))
-    shape = 4 / math.pi**2 * turned.square()
+    angle = torch.atan(other[:, 0] / (other[:, 1] + EPSILON)) - torch.atan(sides[:, 0] / (sides[:, 1] + EPSILON))
+    shape = 4 / math.pi**2 * angle.square()
     with torch.no_grad():
-        counts = shape / (shape - overlap + 1 + EPSILON)
-    return overlap - apart / (around.square().sum(dim=1) + EPSILON) - counts * shape
+        trade_off = shape / (shape - overlap + 1 + EPSILON)
+    return overlap - apart / (around.square().sum(dim=1) + EPSILON) - trade_off * shape
 
 
 def distance_loss(distances: torch.Tensor, boxes: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the two bins that each true distance lies between, the mean over the four sides: `[n]`.
+    """Return the cross entropy of the two bins around each true distance, averaged over the four sides: `[n]`.
 
     Args:
         distances: `[n, 4 * num_bins]`, logits.
@@ -113,13 +113,13 @@ def distance_loss(distances: torch.Tensor, boxes: torch.Tensor, anchors: torch.T
     return cost
 
 
-def loss_parts(output: Output, asked: Assigned, boxes: torch.Tensor, distances: torch.Tensor) -> Parts:
-    """Put the parts together; `boxes` and `distances` are those of the anchors that learn an object."""
+def loss_parts(output: Output, assigned: Assigned, boxes: torch.Tensor, distances: torch.Tensor) -> Parts:
+    """Combine the parts; `boxes` and `distances` belong to the anchors that learn an object."""
     wanted = torch.zeros(output.logits.shape, device=output.logits.device)
-    wanted[asked.rows, asked.places, asked.classes] = asked.scores
+    wanted[assigned.rows, assigned.places, assigned.classes] = assigned.scores
     return Parts(
         F.binary_cross_entropy_with_logits(output.logits.float(), wanted, reduction="sum"),
-        ((1 - complete_overlap(boxes, asked.boxes)) * asked.scores).sum(),
-        (distance_loss(distances, asked.boxes, output.anchors[asked.places]) * asked.scores).sum(),
-        asked.scores.sum().clamp(min=1),
+        ((1 - complete_overlap(boxes, assigned.boxes)) * assigned.scores).sum(),
+        (distance_loss(distances, assigned.boxes, output.anchors[assigned.places]) * assigned.scores).sum(),
+        assigned.scores.sum().clamp(min=1),
     )

@@ -1,11 +1,11 @@
-"""A one-stage detector in plain PyTorch, without anchor boxes: each place of three maps says how far the four sides are.
+"""A one-stage, anchor-free detector in plain PyTorch: each cell of three maps predicts the distances to a box's four sides.
 
-A picture passes through the backbone (cross-stage blocks, each halving the picture, and pooling over several windows at its
-end), the neck (a path up that brings meaning to the fine maps, and one down that brings places to the coarse ones), and
-heads of two branches each, one for distances and one for classes, at strides of 8, 16 and 32 pixels.
+An image passes through the backbone (cross-stage blocks that each halve the resolution, then pooling over several window
+sizes), the neck (an upward path that adds semantics to the fine maps, and a downward path that adds positions to the coarse
+ones), and heads with two branches each, for distances and for classes, at strides of 8, 16 and 32 pixels.
 
-While it trains nobody looks at boxes, so a light detector makes none then: the loss reads the maps. The full one makes them
-at every step, as detectors written in one piece do.
+Boxes are not needed in training, since the loss reads the maps. A light detector therefore computes none in training. The
+full detector computes them at every step, as monolithic detectors do.
 
 Sources: the layout follows Ultralytics' description of YOLOv8; Wang et al. 2019, CSPNet (https://arxiv.org/abs/1911.11929);
 Liu et al. 2018, PANet (https://arxiv.org/abs/1803.01534); Ge et al. 2021, YOLOX (https://arxiv.org/abs/2107.08430) for
@@ -26,22 +26,22 @@ from hasten.core.errors import JobError
 from hasten.recipes.detection.decode import decode_boxes
 
 STRIDES = (8, 16, 32)
-"""Pixels between two anchors of each map."""
+"""Pixels between neighbouring anchors of each map."""
 PARTS = ("backbone", "neck", "head")
 OBJECTS_EXPECTED = 5.0
-"""Objects on a picture of `PRIOR_SIZE` pixels: what the class biases expect before they have seen one."""
+"""Number of objects assumed in an image of `PRIOR_SIZE` pixels when the class biases are initialized."""
 PRIOR_SIZE = 640
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How large a detector is.
+    """Size of a detector.
 
     Attributes:
         depth: Factor of the number of residual blocks.
         width: Factor of the number of channels.
-        max_channels: Channels at most, before `width` is applied.
-        num_bins: Distances that a side may have, 0 to num_bins - 1 strides. Half an object must fit into
+        max_channels: Largest number of channels, before `width` is applied.
+        num_bins: Number of distances that a side can have, 0 to num_bins - 1 strides. Half an object must fit into
             `(num_bins - 1) * 32` pixels.
     """
 
@@ -52,15 +52,15 @@ class Shape:
 
     @property
     def longest_side(self) -> int:
-        """Pixels of the longest side of a box that the coarsest map can say from its middle."""
+        """Longest side of a box in pixels that the coarsest map can predict from the box's centre."""
         return 2 * (self.num_bins - 1) * STRIDES[-1]
 
     def channels(self, wanted: int) -> int:
-        """`wanted` channels in this size, a multiple of 8."""
+        """Scale a channel count to this size; the result is a multiple of 8."""
         return math.ceil(min(wanted, self.max_channels) * self.width / 8) * 8
 
     def blocks(self, wanted: int) -> int:
-        """`wanted` blocks in this size."""
+        """Scale a block count to this size."""
         return max(round(wanted * self.depth), 1)
 
 
@@ -73,10 +73,10 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def shape_named(name: str) -> Shape:
-    """The shape of that name.
+    """Return the shape with the given name.
 
     Raises:
-        JobError: There is none.
+        JobError: The name is unknown.
     """
     if name not in SHAPES:
         raise JobError(f"model_size is {name!r}; choose one of {', '.join(SHAPES)}.")
@@ -84,7 +84,7 @@ def shape_named(name: str) -> Shape:
 
 
 class Output(NamedTuple):
-    """What a detector gives for a batch.
+    """A detector's output for a batch.
 
     Attributes:
         distances: `[batch, anchors, 4 * num_bins]`, logits of the distances to the left, top, right and bottom side.
@@ -102,9 +102,9 @@ class Output(NamedTuple):
 
 
 MOMENTUM = 0.1
-"""Share of a batch in the running statistics of batch normalisation. Detectors trained for days take 0.03; over the few
-hundred updates of a short run those statistics would stay behind the weights, and a model that fits its pictures in training
-would find nothing in `eval` mode."""
+"""Weight of each batch in the running statistics of batch normalization. Detectors trained for days use 0.03. In a short run
+of a few hundred updates, those statistics would lag behind the weights, and a model that fits its images in training would
+find nothing in `eval` mode."""
 
 
 class Convolution(nn.Sequential):
@@ -118,7 +118,7 @@ class Convolution(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """Two convolutions, and a way around them where `around` says so."""
+    """Two convolutions, with a skip connection if `around` is set."""
 
     def __init__(self, channels: int, *, around: bool) -> None:
         super().__init__()
@@ -127,13 +127,13 @@ class Residual(nn.Module):
         self.around = around
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Keep the shape."""
+        """Return a tensor of the same shape."""
         hidden: torch.Tensor = self.second(self.first(x))
         return x + hidden if self.around else hidden
 
 
 class CrossStage(nn.Module):
-    """Half of the channels pass through residual blocks, and what each block gave is kept for the end."""
+    """Pass half of the channels through residual blocks, and concatenate the outputs of all blocks at the end."""
 
     def __init__(self, inputs: int, outputs: int, num_blocks: int, *, around: bool) -> None:
         super().__init__()
@@ -147,12 +147,12 @@ class CrossStage(nn.Module):
         parts = list(self.enter(x).chunk(2, dim=1))
         for block in self.blocks:
             parts.append(block(parts[-1]))
-        left: torch.Tensor = self.leave(torch.cat(parts, dim=1))
-        return left
+        output: torch.Tensor = self.leave(torch.cat(parts, dim=1))
+        return output
 
 
 class WindowPooling(nn.Module):
-    """The largest value within windows of 5, 9 and 13 places, beside the map itself; by three poolings of 5 in a row."""
+    """Add maximum pooling over windows of 5, 9 and 13 cells to a map, computed as three successive poolings of 5."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -161,16 +161,16 @@ class WindowPooling(nn.Module):
         self.leave = Convolution(2 * channels, channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Keep the shape."""
+        """Return a tensor of the same shape."""
         parts = [self.enter(x)]
         for _ in range(3):
             parts.append(self.pool(parts[-1]))
-        left: torch.Tensor = self.leave(torch.cat(parts, dim=1))
-        return left
+        output: torch.Tensor = self.leave(torch.cat(parts, dim=1))
+        return output
 
 
 class Backbone(nn.Module):
-    """From pixels to maps at strides 8, 16 and 32."""
+    """Compute feature maps at strides 8, 16 and 32 from pixels."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Backbone(nn.Module):
 
 
 class Neck(nn.Module):
-    """A path up the maps, and a path down again; each map keeps its size."""
+    """An upward path through the maps, then a downward path; each map keeps its size."""
 
     def __init__(self, widths: Sequence[int], num_blocks: int) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class Neck(nn.Module):
         self.down_coarse = CrossStage(middle + coarse, coarse, num_blocks, around=False)
 
     def forward(self, maps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Maps of the same shapes."""
+        """Return maps of the same shapes."""
         fine, middle, coarse = maps
         middle = self.up_middle(torch.cat([self.enlarge(coarse), middle], dim=1))
         fine = self.up_fine(torch.cat([self.enlarge(middle), fine], dim=1))
@@ -222,7 +222,7 @@ class Neck(nn.Module):
 
 
 class Head(nn.Module):
-    """Per map one branch for distances and one for classes."""
+    """For each map, one branch for distances and one for classes."""
 
     def __init__(self, widths: Sequence[int], num_classes: int, num_bins: int) -> None:
         super().__init__()
@@ -235,22 +235,22 @@ class Head(nn.Module):
         )
 
     def forward(self, maps: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Distances `[batch, anchors, 4 * num_bins]` and logits `[batch, anchors, classes]`: map by map, row by row."""
+        """Return distances `[batch, anchors, 4 * num_bins]` and class logits, ordered map by map and row by row."""
         distances = [branch(x) for branch, x in zip(self.boxes, maps, strict=True)]
         logits = [branch(x) for branch, x in zip(self.classes, maps, strict=True)]
         return _by_anchor(distances), _by_anchor(logits)
 
 
 class Detector(nn.Module):
-    """Pictures to boxes and classes.
+    """Predict boxes and classes from images.
 
     Args:
-        num_classes: Kinds of objects.
-        shape: How large.
-        light: In training, give maps alone and no boxes.
+        num_classes: Number of classes.
+        shape: Size of the detector.
+        light: In training, return only the maps and no boxes.
 
     Attributes:
-        frozen: Parts (of `PARTS`) that neither learn nor count statistics; see `freeze`.
+        frozen: Parts (of `PARTS`) whose weights and statistics do not change; see `freeze`.
     """
 
     def __init__(self, num_classes: int, shape: Shape, *, light: bool = True) -> None:
@@ -262,7 +262,7 @@ class Detector(nn.Module):
         self.frozen: tuple[str, ...] = ()
 
     def forward(self, images: torch.Tensor) -> Output:
-        """Look at pictures, float `[batch, 3, height, width]` from 0 to 1, height and width multiples of 32."""
+        """Process images, float `[batch, 3, height, width]` from 0 to 1; height and width are multiples of 32."""
         maps = self.backbone(images)
         distances, logits = self.head(self.neck(maps))
         anchors = anchor_points([(x.shape[2], x.shape[3]) for x in maps], images.device)
@@ -271,21 +271,21 @@ class Detector(nn.Module):
         return Output(distances, logits, anchors, decode_boxes(distances, anchors), logits.float().sigmoid())
 
     def freeze(self, parts: Sequence[str]) -> None:
-        """Keep these parts as they are: no gradients, and batch normalisation by the statistics they have.
+        """Freeze these parts: no gradients, and batch normalization uses its current statistics.
 
         Raises:
-            JobError: One is no part of a detector, or nothing is left to train.
+            JobError: A name is not a part of the detector, or nothing would be left to train.
         """
         unknown = [part for part in parts if part not in PARTS]
         if unknown or set(parts) == set(PARTS):
-            raise JobError(f"frozen is {tuple(parts)!r}; name some of {', '.join(PARTS)}, and not all of them.")
+            raise JobError(f"frozen is {tuple(parts)!r}: name some of {', '.join(PARTS)}, but not all of them.")
         self.frozen = tuple(parts)
         for part in self.frozen:
             self.get_submodule(part).requires_grad_(requires_grad=False)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  as torch has it
-        """Train or not; what is frozen never does."""
+        """Set the training mode; frozen parts stay in eval mode."""
         super().train(mode)
         for part in self.frozen:
             self.get_submodule(part).eval()
@@ -293,7 +293,7 @@ class Detector(nn.Module):
 
 
 def anchor_points(sizes: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """The anchors of maps of these heights and widths: float32 `[anchors, 3]`, centre x, centre y, stride, in pixels."""
+    """Return the anchors of maps with these heights and widths: float32 `[anchors, 3]`, centre x, centre y, stride (px)."""
     parts = []
     for (height, width), stride in zip(sizes, STRIDES, strict=True):
         y = (torch.arange(height, device=device, dtype=torch.float32) + 0.5) * stride
@@ -310,5 +310,5 @@ def _branch(inputs: int, hidden: int, outputs: int, *, bias: float) -> nn.Sequen
 
 
 def _by_anchor(maps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Maps [batch, channels, height, width] as one tensor [batch, anchors, channels]."""
+    """Flatten maps [batch, channels, height, width] into one tensor [batch, anchors, channels]."""
     return torch.cat([x.permute(0, 2, 3, 1).flatten(1, 2) for x in maps], dim=1)

@@ -1,9 +1,10 @@
-"""The detection job as it is usually written: the baseline that gains are measured against.
+"""The detection job as it is usually written: the baseline for measuring gains.
 
-Each visit decodes its picture anew, and three more for a mosaic; Pillow resizes them twice; boxes are moved one at a time in
-Python; colours are changed by floating-point arithmetic on whole pictures; the host makes floats, which travel at four times
-the size. Training makes all boxes; anchors are chosen in loops over pictures and objects; the host reads the loss at each
-update; and a held-out batch passes the model twice. Model, data and loss are those of `hasten.recipes.detection.job`.
+Each visit decodes its image again, and three more for a mosaic. Pillow resizes them twice. Boxes are moved one at a time in
+Python. Colours are changed with floating-point arithmetic on whole images. The host converts images to floats, which are
+four times as large to copy. Training computes all boxes. Anchors are assigned in loops over images and objects. The host
+reads the loss at each update. A validation batch passes through the model twice. Model, data and loss are those of
+`hasten.recipes.detection.job`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from hasten.recipes.needed import needed
 from hasten.recipes.pictures import PADDING, Picture, read_picture
 
 NaiveSample: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""A picture float32 [3, S, S] from 0 to 1, and its targets float32 [n, 5]: class, left, top, right, bottom."""
+"""An image float32 [3, S, S] from 0 to 1, and its targets float32 [n, 5]: class, left, top, right, bottom."""
 
 
 class NaiveDetectionJob(DetectionJob):
-    """Object detection the slow way. Put it before a job of your own: `class NaiveCoins(NaiveDetectionJob, Coins)`."""
+    """Object detection written naively. Put it before your own job: `class NaiveCoins(NaiveDetectionJob, Coins)`."""
 
     zero_grad_to_none = False
     read_every = Job.read_every
@@ -48,40 +49,40 @@ class NaiveDetectionJob(DetectionJob):
     device_transform = Job.device_transform
 
     def train_data(self) -> Dataset[Any]:
-        """Pictures with their labels, decoded and augmented at each visit."""
+        """Return the training images with their labels, decoded and augmented at each visit."""
         return NaiveDetectionData(self.labelled[0].items, self.size, self.augmentation)
 
     def valid_data(self) -> Dataset[Any]:
-        """Held-out pictures, decoded at each visit."""
+        """Return the validation images, decoded at each visit."""
         return NaiveDetectionData(self.labelled[1].items, self.size)
 
     def collate(self, samples: list[Any]) -> Batch:
-        """Stack pictures, float32 `[batch, 3, size, size]`, and lay the objects end to end, `[objects, 6]`."""
+        """Stack the images, float32 `[batch, 3, size, size]`, and concatenate their objects, `[objects, 6]`."""
         return naive_collate(samples)
 
     def parts(self, output: Output, targets: torch.Tensor) -> Parts:
-        """The parts of the loss."""
+        """Compute the parts of the loss."""
         return detection_loss_naive(output, targets)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """The loss, as a sum over anchors by the scores they are asked for."""
+        """Compute the loss: a sum over anchors divided by the sum of their target scores."""
         parts = self.parts(model(batch.images), batch.targets)
         return Loss(parts.total(), parts.weight)
 
     def metric(self, model: nn.Module, batch: Batch) -> Mapping[str, Mean | Gathered]:
-        """Find the boxes of a held-out batch, beside its objects."""
+        """Return the boxes of a validation batch with its objects."""
         best = candidates(*boxes_and_scores(model(batch.images)), self.suppression)
         boxes = suppress_naive(best, self.suppression)
         return {METRIC: Gathered(list(zip(boxes, objects_of(batch), strict=True)))}
 
 
 class NaiveDetectionData(Dataset[NaiveSample]):
-    """Labelled pictures, each made ready anew at every visit.
+    """Labelled images, decoded and augmented again at every visit.
 
     Args:
-        items: What `read_labels` gave.
-        size: Side of the square pictures in pixels.
-        augmentation: What may happen to them; None is off, for held-out data.
+        items: The items of a `Labelled` returned by `read_labels`.
+        size: Side of the square images in pixels.
+        augmentation: Augmentation to apply; None is off, for validation data.
     """
 
     def __init__(self, items: Sequence[Item], size: int, augmentation: Augmentation | None = None) -> None:
@@ -105,17 +106,17 @@ class NaiveDetectionData(Dataset[NaiveSample]):
 
     def _composed(self, chosen: list[int], drawn: Draw) -> tuple[Picture, list[list[float]]]:
         loaded = [self._load(index) for index in chosen]
-        placed = tiles(drawn, [(picture.width, picture.height) for picture, _ in loaded], self.size)
+        placed = tiles(drawn, [(image.width, image.height) for image, _ in loaded], self.size)
         canvas: Picture = np.full((self.size, self.size, 3), PADDING, dtype=np.uint8)
         found: list[list[float]] = []
-        for (picture, boxes), tile in zip(loaded, placed, strict=True):
-            scaled = np.array(picture.resize((tile.width, tile.height), needed("PIL.Image").Resampling.BILINEAR))
+        for (image, boxes), tile in zip(loaded, placed, strict=True):
+            scaled = np.array(image.resize((tile.width, tile.height), needed("PIL.Image").Resampling.BILINEAR))
             left, top, right, bottom = tile.seen
             if right > left and bottom > top:
                 part = scaled[top - tile.top : bottom - tile.top, left - tile.left : right - tile.left]
                 canvas[top:bottom, left:right] = part
             for number, x1, y1, x2, y2 in boxes:
-                wide, high = tile.width / picture.width, tile.height / picture.height
+                wide, high = tile.width / image.width, tile.height / image.height
                 moved = [x1 * wide + tile.left, y1 * high + tile.top, x2 * wide + tile.left, y2 * high + tile.top]
                 seen = _cut(moved, tile)
                 if seen is not None:
@@ -129,7 +130,7 @@ class NaiveDetectionData(Dataset[NaiveSample]):
         return _recoloured(canvas, drawn.gains), found
 
     def _load(self, index: int) -> tuple[Any, list[list[float]]]:
-        """A picture at the size of the square, by Pillow, and its boxes: class, left, top, right, bottom."""
+        """Load an image at the size of the square, with Pillow, and its boxes: class, left, top, right, bottom."""
         item = self.items[index]
         opened = _opened(item.path)
         scale = self.size / max(opened.width, opened.height)
@@ -141,7 +142,7 @@ class NaiveDetectionData(Dataset[NaiveSample]):
 
 
 def naive_collate(samples: list[NaiveSample]) -> Batch:
-    """Stack the pictures, float32 [batch, 3, S, S], and put the row in the batch before each target."""
+    """Stack the images, float32 [batch, 3, S, S], and prepend the row in the batch to each target."""
     targets = []
     for row, (_, boxes) in enumerate(samples):
         targets += [torch.cat([torch.tensor([float(row)]), box]) for box in boxes]
@@ -150,7 +151,7 @@ def naive_collate(samples: list[NaiveSample]) -> Batch:
 
 
 def detection_loss_naive(output: Output, targets: torch.Tensor, settings: Alignment | None = None) -> Parts:
-    """The loss of a batch, with gradients through every box, and anchors chosen picture by picture and object by object."""
+    """Compute the loss of a batch, with gradients through all boxes and a loop over images and objects."""
     boxes, scores = decode_boxes(output.distances, output.anchors), output.logits.float().sigmoid()
 
     def look(rows: torch.Tensor, places: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,21 +165,21 @@ def detection_loss_naive(output: Output, targets: torch.Tensor, settings: Alignm
 def assign_naive(
     look: Look, anchors: torch.Tensor, targets: torch.Tensor, batch_size: int, settings: Alignment | None = None
 ) -> Assigned:
-    """Choose the anchors of each object as `assign` does, picture by picture and object by object.
+    """Choose the anchors of each object like `assign`, in loops over images and objects.
 
     Args:
-        look: As for `assign`.
-        anchors: Likewise.
-        targets: As for `pad_truths`.
-        batch_size: Likewise.
-        settings: As `Alignment` has it unless given.
+        look: As in `assign`.
+        anchors: As in `assign`.
+        targets: As in `pad_truths`.
+        batch_size: As in `pad_truths`.
+        settings: Defaults to `Alignment()`.
     """
     settings = settings or Alignment()
     chosen: list[tuple[int, int, int, list[float], float]] = []
     for row in range(batch_size):
         objects = targets[targets[:, 0] == row]
-        owners: dict[int, tuple[float, int]] = {}  # anchor -> the overlap and the number of the object that has it
-        aligned: list[dict[int, tuple[float, float]]] = []  # per object, anchor -> alignment and overlap
+        owners: dict[int, tuple[float, int]] = {}  # anchor -> overlap and index of the object that owns it
+        aligned: list[dict[int, tuple[float, float]]] = []  # for each object: anchor -> alignment and overlap
         for number, one in enumerate(objects):
             aligned.append(_wanted(look, row, anchors, one, settings))
             for anchor, (_, overlap) in aligned[-1].items():
@@ -202,12 +203,12 @@ def assign_naive(
 
 
 def suppress_naive(found: Candidates, settings: Suppression | None = None) -> list[Floats]:
-    """Keep the best box of each object by NumPy: one loop over the classes, one over the boxes."""
+    """Keep the best box of each object with NumPy: one loop over the classes, one over the boxes."""
     return suppressed_by(found, settings or Suppression(), _keep_naive)
 
 
 def _cut(box: list[float], tile: Tile) -> list[float] | None:
-    """A box cut at the edges of where its picture is seen; None where hardly anything of it is left."""
+    """Clip a box to the visible part of its image; None if hardly anything remains."""
     left, top, right, bottom = tile.seen
     x1, y1 = min(max(box[0], left), right), min(max(box[1], top), bottom)
     x2, y2 = min(max(box[2], left), right), min(max(box[3], top), bottom)
@@ -219,28 +220,28 @@ def _cut(box: list[float], tile: Tile) -> list[float] | None:
 def _recoloured(canvas: Picture, gains: tuple[float, float, float]) -> Picture:
     if gains == (1.0, 1.0, 1.0):
         return canvas
-    image = needed("PIL.Image")
-    hsv = np.array(image.fromarray(np.ascontiguousarray(canvas)).convert("HSV"), dtype=np.float32)
+    pil = needed("PIL.Image")
+    hsv = np.array(pil.fromarray(np.ascontiguousarray(canvas)).convert("HSV"), dtype=np.float32)
     hsv[..., 0] = (hsv[..., 0] * gains[0]) % 256
     hsv[..., 1] = np.clip(hsv[..., 1] * gains[1], 0, 255)
     hsv[..., 2] = np.clip(hsv[..., 2] * gains[2], 0, 255)
-    channels = [image.fromarray(np.ascontiguousarray(hsv[..., at].astype(np.uint8))) for at in range(3)]
-    return np.array(image.merge("HSV", channels).convert("RGB"))
+    channels = [pil.fromarray(np.ascontiguousarray(hsv[..., at].astype(np.uint8))) for at in range(3)]
+    return np.array(pil.merge("HSV", channels).convert("RGB"))
 
 
 def _opened(path: Path) -> Any:
-    """A picture as Pillow opens it, upright."""
-    image, operations = needed("PIL.Image"), needed("PIL.ImageOps")
+    """Open an image with Pillow and rotate it upright."""
+    pil, operations = needed("PIL.Image"), needed("PIL.ImageOps")
     if path.suffix.lower() == ".npy":
-        return image.fromarray(read_picture(path))
-    with image.open(path) as opened:
+        return pil.fromarray(read_picture(path))
+    with pil.open(path) as opened:
         return operations.exif_transpose(opened).convert("RGB")
 
 
 def _wanted(
     look: Look, row: int, anchors: torch.Tensor, one: torch.Tensor, settings: Alignment
 ) -> dict[int, tuple[float, float]]:
-    """The anchors that one object of a picture wants, each with its alignment and its overlap."""
+    """Return the candidate anchors of one object of an image, each with its alignment and overlap."""
     box = one[2:]
     halves = (box[2:] - box[:2]).clamp(min=settings.least_side) / 2
     inside = ((anchors[:, :2] - (box[:2] + box[2:]) / 2).abs() < halves).all(dim=1)
@@ -253,7 +254,7 @@ def _wanted(
 
 
 def _keep_naive(boxes: Floats, classes: npt.NDArray[np.int64], max_iou: float) -> npt.NDArray[np.bool_]:
-    """As `_keep`, class by class with NumPy."""
+    """Like `_keep`, class by class with NumPy."""
     keep = np.zeros(len(boxes), dtype=np.bool_)
     for one in np.unique(classes):
         left = np.flatnonzero(classes == one)
@@ -265,7 +266,7 @@ def _keep_naive(boxes: Floats, classes: npt.NDArray[np.int64], max_iou: float) -
 
 
 def _iou_parts_below(box: Floats, others: Floats, limit: np.float32) -> npt.NDArray[np.bool_]:
-    """Whether the intersection over union with each of the others is at most `limit`; without a division by zero."""
+    """Return whether the IoU with each of the others is at most `limit`, without a division by zero."""
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     both = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], np.float32(0))
     areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])

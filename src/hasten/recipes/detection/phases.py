@@ -1,7 +1,7 @@
-"""Training in phases: first the heads alone on a backbone that can see already, then everything.
+"""Train in phases: first only the neck and the heads on a pretrained backbone, then everything.
 
-Each phase is a job of its own, so each is tuned by itself and has its own plan: with a frozen backbone other things pay than
-without. In a file `coins.py`::
+Each phase is a separate job with its own tuning and plan, since other optimizations pay off with a frozen backbone. In a
+file `coins.py`::
 
     from hasten.recipes.detection import DetectionJob, FrozenBackbone
 
@@ -21,7 +21,7 @@ and on the command line::
     hasten tune coins.py:Coins --out tuned
     hasten run coins.py:Coins --plan tuned/hasten.toml --out run
 
-`train_phases` does the same in one process.
+`train_phases` runs all phases in one process.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from hasten.train.trainer import Result
 
 
 class FrozenBackbone(DetectionJob):
-    """A job whose backbone stays as it is: no gradients, and batch normalisation by the statistics it has.
+    """A job with a frozen backbone: no gradients, and batch normalization uses its existing statistics.
 
-    Put it before the job's own class: `class Heads(FrozenBackbone, MyJob)`. It needs weights to start from.
+    Put it before your own class: `class Heads(FrozenBackbone, MyJob)`. It requires weights to start from.
     """
 
     frozen: ClassVar[tuple[str, ...]] = ("backbone",)
 
     def detector(self, num_classes: int) -> Detector:
-        """Make the detector, its backbone frozen.
+        """Create the detector with a frozen backbone.
 
         Raises:
-            JobError: There are no weights to start from.
+            JobError: `start_from` is not set.
         """
         if self.start_from is None:
             raise JobError(
-                f"{type(self).__name__} freezes the backbone and starts from no weights: a backbone that was never trained "
-                f"sees nothing, and frozen it never will. Set start_from to a FILE.safetensors of an earlier training, or "
-                f"leave this phase out."
+                f"{type(self).__name__} freezes the backbone but start_from is not set: an untrained backbone extracts no "
+                f"useful features, and a frozen one cannot learn any. Set start_from to a FILE.safetensors of an earlier "
+                f"training, or skip this phase."
             )
         return super().detector(num_classes)
 
@@ -67,8 +67,8 @@ class Phase:
     """One phase.
 
     Attributes:
-        job: What to train.
-        plan: Under which plan.
+        job: The job to train.
+        plan: The plan to train it with.
     """
 
     job: type[DetectionJob]
@@ -76,21 +76,21 @@ class Phase:
 
 
 def train_phases(phases: Sequence[Phase], out: Path) -> list[Result]:
-    """Train phase after phase, each from the weights of the one before.
+    """Train the phases in order, each from the weights of the previous one.
 
     Args:
-        phases: In their order; the first starts from its own `start_from`.
-        out: Folder for the runs: `phase-1`, `phase-2` and so on, each as `hasten run` makes it.
+        phases: The phases in order; the first starts from its own `start_from`.
+        out: Folder for the runs: `phase-1`, `phase-2` and so on, each in the form of `hasten run`.
 
     Returns:
-        What each phase came to; fewer where a signal ended one.
+        The result of each phase; fewer if a signal stopped one.
 
     Raises:
-        JobError: There are none.
-        HastenError: As `hasten.train.run.train` has it.
+        JobError: `phases` is empty.
+        HastenError: Training failed; see `hasten.train.run.train`.
     """
     if not phases:
-        raise JobError("train_phases was given no phases: name at least one job.")
+        raise JobError("train_phases received no phases: pass at least one.")
     results: list[Result] = []
     weights: Path | None = None
     for number, phase in enumerate(phases, 1):

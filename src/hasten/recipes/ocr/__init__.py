@@ -1,7 +1,7 @@
-"""Text detection (DBNet, Liao et al. 2020): where in a picture text stands, as one rectangle or outline a line or word.
+"""Text detection (DBNet, Liao et al. 2020): find text in images, as one rectangle or outline per line or word.
 
-`OcrJob` is the job to train; `NaiveOcrJob` is the same job as it is usually written, the baseline. Point it at pictures and
-labels by a subclass::
+`OcrJob` is the job to train. `NaiveOcrJob` is the same job written in the usual way; it is the baseline. Set your images and
+labels in a subclass::
 
     from hasten.recipes.ocr import OcrJob
 
@@ -24,7 +24,7 @@ __all__ = ["NaiveOcrJob", "OcrJob"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from hasten.recipes.ocr import job, naive  # noqa: PLC0415  torch is loaded when a job is asked for
+        from hasten.recipes.ocr import job, naive  # noqa: PLC0415  torch is imported on first use of a job
 
         return naive.NaiveOcrJob if name == "NaiveOcrJob" else job.OcrJob
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Random changes of a training picture, its polygons moved along (Albumentations 2).
+"""Random augmentation of a training image together with its polygons (Albumentations 2).
 
-The canonical picture is what the caches keep; only what is done here differs from visit to visit: a little turning, shearing
-and scaling, a crop, light, blur and noise. Text is not mirrored unless asked for. Every random number is drawn from one
-generator, seeded from the sample's own, so that neither the number of workers nor a resumed run changes what is seen.
+Caches keep the canonical image. Only the steps here differ from visit to visit: slight rotation, shear and scaling, a crop,
+light, blur and noise. Text is not mirrored by default. All random numbers come from one generator, seeded from the sample's
+own. Neither the number of workers nor resuming a run changes the results.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from hasten.recipes.ocr.data import Ignored, Offsets, Points, Sample
 from hasten.recipes.pictures import PADDING, opencv
 
 SMALLEST_KEPT = 0.5
-"""A text of which less than this share of its area is still in the picture is ignored: what is left cannot be told."""
+"""Smallest visible fraction of a text's area that is trained on; with less it cannot be recognized and is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentSettings:
-    """How far pictures are changed.
+    """Strengths and probabilities of the augmentation steps.
 
     Attributes:
-        crop: Height and width of what is cut out, in pixels; None keeps the whole picture.
-        rotate_degrees: Largest turn to either side; 0 is off.
-        shear_degrees: Largest shearing to either side; 0 is off.
-        scale: Smallest and largest enlargement; (1, 1) is off.
-        shift_frac: Largest move to either side, as a share of the picture's sides; 0 is off.
-        flip: How often a picture is mirrored, 0 to 1; 0 is off.
-        light: How often brightness and contrast change.
-        blur: How often a picture is blurred.
-        noise: How often noise is added.
+        crop: Height and width of the crop in pixels; None keeps the whole image.
+        rotate_degrees: Largest rotation in either direction; 0 is off.
+        shear_degrees: Largest shear in either direction; 0 is off.
+        scale: Smallest and largest scale factor; (1, 1) is off.
+        shift_frac: Largest shift in either direction, as a fraction of the image's sides; 0 is off.
+        flip: Probability of a horizontal flip, 0 to 1; 0 is off.
+        light: Probability of a change of brightness and contrast.
+        blur: Probability of blur.
+        noise: Probability of noise.
     """
 
     crop: tuple[int, int] | None = None
@@ -53,10 +53,10 @@ class AugmentSettings:
 
 
 class Augment:
-    """Random changes of samples, drawn from `numpy.random` as it stands: the loop seeds it for each sample.
+    """Augment samples, with random numbers seeded from the current state of `numpy.random`: the loop seeds it per sample.
 
     Args:
-        settings: How far pictures are changed.
+        settings: Strengths and probabilities.
 
     Raises:
         MachineError: Albumentations 2 is not installed.
@@ -67,27 +67,27 @@ class Augment:
         self._change = _composed(settings)
 
     def __call__(self, sample: Sample) -> Sample:
-        """A changed copy of the sample: `uint8 [height, width, 3]`, and the polygons that are left in it."""
-        picture, points, offsets, ignored = sample
+        """Return an augmented copy of the sample: `uint8 [height, width, 3]`, and the polygons that remain in it."""
+        image, points, offsets, ignored = sample
         seed = int(np.random.randint(2**31))  # noqa: NPY002  the generator that the loop seeds for each sample
         self._change.set_random_state(np.random.default_rng(seed), random.Random(seed))  # noqa: S311
-        marked = np.concatenate([points, np.zeros((1, 2), dtype=np.float32)])  # Albumentations never sees an empty list
-        changed: dict[str, Any] = self._change(image=picture, keypoints=marked)
+        marked = np.concatenate([points, np.zeros((1, 2), dtype=np.float32)])  # Albumentations must not get an empty list
+        changed: dict[str, Any] = self._change(image=image, keypoints=marked)
         moved = np.asarray(changed["keypoints"], dtype=np.float32)[:-1, :2]
-        seen = np.ascontiguousarray(changed["image"])
-        return (seen, *in_frame(moved, offsets, ignored, seen.shape[:2]))
+        augmented = np.ascontiguousarray(changed["image"])
+        return (augmented, *in_frame(moved, offsets, ignored, augmented.shape[:2]))
 
 
 def in_frame(points: Points, offsets: Offsets, ignored: Ignored, size: tuple[int, ...]) -> tuple[Points, Offsets, Ignored]:
-    """Cut polygons off at the edges of a picture.
+    """Clip polygons to the image.
 
-    Those outside are left out; of those that are cut, what keeps less than `SMALLEST_KEPT` of its area is ignored.
+    Polygons outside are dropped. A clipped polygon that keeps less than `SMALLEST_KEPT` of its area is ignored.
 
     Args:
         points: `float32 [n, 2]`, x and y in pixels.
         offsets: `int32 [k + 1]`.
         ignored: `bool [k]`.
-        size: Height and width of the picture.
+        size: Height and width of the image.
     """
     if not len(ignored):
         return points, offsets, ignored
@@ -97,24 +97,24 @@ def in_frame(points: Points, offsets: Offsets, ignored: Ignored, size: tuple[int
     if inside.all():
         return points, offsets, ignored
     outside = (high <= 0).any(axis=1) | (low[:, 0] >= width) | (low[:, 1] >= height)
-    kept: list[Points] = []
+    clipped: list[Points] = []
     flags: list[bool] = []
     for number in range(len(ignored)):
         polygon = points[offsets[number] : offsets[number + 1]]
         if outside[number]:
             continue
         if inside[number]:
-            kept.append(polygon)
+            clipped.append(polygon)
             flags.append(bool(ignored[number]))
             continue
         cut = _cut(polygon, width, height)
         area = _area(cut)
         if len(cut) < 3 or area < 1:
             continue
-        kept.append(cut)
+        clipped.append(cut)
         flags.append(bool(ignored[number]) or area < SMALLEST_KEPT * _area(polygon))
-    lengths = [0, *(len(polygon) for polygon in kept)]
-    together = np.concatenate(kept) if kept else np.zeros((0, 2), dtype=np.float32)
+    lengths = [0, *(len(polygon) for polygon in clipped)]
+    together = np.concatenate(clipped) if clipped else np.zeros((0, 2), dtype=np.float32)
     return together, np.cumsum(lengths, dtype=np.int32), np.asarray(flags, dtype=np.bool_)
 
 
@@ -154,7 +154,7 @@ def _composed(settings: AugmentSettings) -> Any:
 
 
 def _cut(polygon: Points, width: int, height: int) -> Points:
-    """The part of a polygon within a picture (Sutherland and Hodgman 1974, one edge of the picture after another)."""
+    """Clip a polygon to the image (Sutherland and Hodgman 1974, one edge of the image after another)."""
     corners: list[tuple[float, float]] = [(float(x), float(y)) for x, y in polygon]
     for axis, bound, sign in ((0, 0.0, 1.0), (0, float(width), -1.0), (1, 0.0, 1.0), (1, float(height), -1.0)):
         cut: list[tuple[float, float]] = []
@@ -162,8 +162,8 @@ def _cut(polygon: Points, width: int, height: int) -> Points:
             before = corners[number - 1]
             depth, depth_before = sign * (here[axis] - bound), sign * (before[axis] - bound)
             if (depth >= 0) != (depth_before >= 0):
-                share = depth_before / (depth_before - depth)
-                cut.append((before[0] + share * (here[0] - before[0]), before[1] + share * (here[1] - before[1])))
+                fraction = depth_before / (depth_before - depth)
+                cut.append((before[0] + fraction * (here[0] - before[0]), before[1] + fraction * (here[1] - before[1])))
             if depth >= 0:
                 cut.append(here)
         corners = cut
@@ -177,16 +177,16 @@ def _area(polygon: npt.NDArray[Any]) -> float:
 
 @lru_cache(maxsize=1)
 def augmentations() -> Any:
-    """The module `albumentations`, told not to ask the network for a newer version of itself.
+    """Return the module `albumentations`, with its online check for updates disabled.
 
     Raises:
-        MachineError: It is not installed, or older than 2.
+        MachineError: The package is not installed, or older than version 2.
     """
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
-    found = needed("albumentations")
-    if int(found.__version__.split(".")[0]) < 2:
+    module = needed("albumentations")
+    if int(module.__version__.split(".")[0]) < 2:
         raise MachineError(
-            f"albumentations {found.__version__} is too old for the text-detection recipe, which needs 2.x: "
+            f"albumentations {module.__version__} is too old for the text-detection recipe, which needs 2.x: "
             f"pip install 'hasten[recipes]'."
         )
-    return found
+    return module

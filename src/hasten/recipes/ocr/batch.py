@@ -1,4 +1,4 @@
-"""A batch of pictures with targets, as plain tensors, each with the batch as its first dimension."""
+"""A batch of images with targets, as plain tensors with the batch as their first dimension."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from hasten.recipes.ocr.maps import PolygonArray
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the red, green and blue of photographs, as ImageNet's models take them."""
+"""Mean and standard deviation of red, green and blue, as used for ImageNet models."""
 
 
 class OcrBatch(NamedTuple):
-    """Pictures and what is to be found in them.
+    """Images and their targets.
 
     Attributes:
-        images: Normalised `float32 [batch, 3, height, width]`; `uint8 [batch, height, width, 3]` until it is on the device.
-        shrink: Where shrunk texts are, `uint8 [batch, height, width]`.
-        shrink_mask: Where that counts.
-        thresh: The threshold map, `float32 [batch, height, width]`; None for held-out pictures whose targets are kept.
-        thresh_mask: Where that counts, `uint8`; None as `thresh`.
-        truth: What boxes are compared with; None in training.
+        images: Normalized `float32 [batch, 3, height, width]` on the device; before that `uint8 [batch, height, width, 3]`.
+        shrink: 1 inside shrunk texts, `uint8 [batch, height, width]`.
+        shrink_mask: 1 where `shrink` counts.
+        thresh: The threshold map, `float32 [batch, height, width]`; None for validation images with cached targets.
+        thresh_mask: 1 where `thresh` counts, `uint8`; None if `thresh` is None.
+        truth: Labels to compare boxes with; None in training.
     """
 
     images: torch.Tensor
@@ -36,13 +36,13 @@ class OcrBatch(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """The labels of a held-out batch.
+    """The labels of a validation batch.
 
     Attributes:
-        points: Corners of a picture's polygons, one after another, `float32 [batch, most corners, 2]`.
-        counts: Corners of each polygon, `int64 [batch, most polygons]`; 0 where a picture has no further polygon.
-        ignored: Which polygons do not count, `bool [batch, most polygons]`.
-        polygon_ms: What making (or reading) the targets of each picture took, in milliseconds, `float32 [batch]`.
+        points: Corners of an image's polygons, one polygon after another, `float32 [batch, most corners, 2]`.
+        counts: Corners of each polygon, `int64 [batch, most polygons]`; 0 is padding.
+        ignored: Polygons that do not count, `bool [batch, most polygons]`.
+        polygon_ms: Time to make (or read) the targets of each image in milliseconds, `float32 [batch]`.
     """
 
     points: torch.Tensor
@@ -52,11 +52,11 @@ class Truth(NamedTuple):
 
 
 def truth_of(polygons: Sequence[PolygonArray], polygon_ms: Sequence[float]) -> Truth:
-    """Lay the polygons of pictures side by side.
+    """Pad the polygons of several images into one batch.
 
     Args:
-        polygons: Of each picture.
-        polygon_ms: Of each picture, milliseconds.
+        polygons: Polygons of each image.
+        polygon_ms: Time of each image's targets in milliseconds.
     """
     most_points = max((len(one.points) for one in polygons), default=0)
     most = max((len(one) for one in polygons), default=0)
@@ -72,9 +72,9 @@ def truth_of(polygons: Sequence[PolygonArray], polygon_ms: Sequence[float]) -> T
 
 
 def polygons_in(truth: Truth) -> list[PolygonArray]:
-    """The polygons of each picture again."""
+    """Return the polygons of each image, without padding."""
     points, counts, ignored = (part.cpu().numpy() for part in truth[:3])
-    return [_unpadded(*of_picture) for of_picture in zip(points, counts, ignored, strict=True)]
+    return [_unpadded(*per_image) for per_image in zip(points, counts, ignored, strict=True)]
 
 
 def _unpadded(points: npt.NDArray[Any], counts: npt.NDArray[Any], ignored: npt.NDArray[Any]) -> PolygonArray:

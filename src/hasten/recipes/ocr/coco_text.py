@@ -1,7 +1,7 @@
 """Read COCO-Text JSON files (Veit et al. 2016, versions 1 and 2) and COCO files with polygons.
 
-COCO-Text keeps `imgs` and `anns` as objects by number; COCO keeps `images` and `annotations` as lists. An annotation's
-corners are taken from `mask`, else `polygon`, else `segmentation`, else the box `bbox` (left, top, width, height).
+COCO-Text stores `imgs` and `anns` as objects keyed by id; COCO stores `images` and `annotations` as lists. The corners of an
+annotation are taken from `mask`, else `polygon`, else `segmentation`, else the box `bbox` (left, top, width, height).
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from hasten.recipes.findings import BadFileError, Findings
 from hasten.recipes.pictures import read_text
 
 LARGEST = 1e7
-"""A coordinate past it is none, in pixels."""
+"""Largest valid coordinate in pixels."""
 
 Labelled = tuple[npt.NDArray[np.float32], bool]
-"""The corners `[n, 2]` of a text, and whether nobody can read it."""
+"""The corners `[n, 2]` of a text, and whether it is illegible."""
 
 
 def read_coco_text(path: Path, findings: Findings) -> dict[str, list[Labelled]]:
-    """The texts of each picture, by the picture's file name (without its folder).
+    """Return the texts of each image, by the image's file name (without its folder).
 
     Args:
         path: The JSON file.
-        findings: Takes each annotation that cannot be used.
+        findings: Receives each annotation that cannot be used.
 
     Raises:
-        BadFileError: The file is no JSON, or has neither `imgs` and `anns` nor `images` and `annotations`.
+        BadFileError: The file is not JSON, or has neither `imgs` and `anns` nor `images` and `annotations`.
     """
     try:
-        read: Any = json.loads(read_text(path))
+        content: Any = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise BadFileError(path, f"it is no JSON ({error.msg})", line=error.lineno) from error
-    images, annotations = _both(read, path)
+        raise BadFileError(path, f"it is not valid JSON ({error.msg})", line=error.lineno) from error
+    images, annotations = _both(content, path)
     names: dict[str, str] = {}
-    found: dict[str, list[Labelled]] = {}
-    for number, image in images.items():
-        name = image.get("file_name") if isinstance(image, dict) else None
+    texts: dict[str, list[Labelled]] = {}
+    for number, entry in images.items():
+        name = entry.get("file_name") if isinstance(entry, dict) else None
         if not isinstance(name, str) or not name:
-            findings.add(path, None, f"picture {number} has no file_name", lost="label")
+            findings.add(path, None, f"image {number} has no file_name", lost="label")
             continue
         names[number] = PurePosixPath(name.replace("\\", "/")).name
-        found.setdefault(names[number], [])
+        texts.setdefault(names[number], [])
     for number, annotation in annotations.items():
-        reason = _add(annotation, names, found)
+        reason = _add(annotation, names, texts)
         if reason is not None:
             findings.add(path, None, f"annotation {number}: {reason}", lost="label")
-    return found
+    return texts
 
 
-def _both(read: Any, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    if isinstance(read, dict):
+def _both(content: Any, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    if isinstance(content, dict):
         for images, annotations in (("imgs", "anns"), ("images", "annotations")):
-            if images in read and annotations in read:
-                return _by_number(read[images], path, images), _by_number(read[annotations], path, annotations)
-    raise BadFileError(path, "it holds neither `imgs` and `anns` (COCO-Text) nor `images` and `annotations` (COCO)")
+            if images in content and annotations in content:
+                return _by_number(content[images], path, images), _by_number(content[annotations], path, annotations)
+    raise BadFileError(path, "it has neither `imgs` and `anns` (COCO-Text) nor `images` and `annotations` (COCO)")
 
 
 def _by_number(entries: Any, path: Path, name: str) -> dict[str, Any]:
@@ -67,25 +67,25 @@ def _by_number(entries: Any, path: Path, name: str) -> dict[str, Any]:
         return {str(number): entry for number, entry in entries.items()}
     if isinstance(entries, list):
         return {
-            str(entry["id"]) if isinstance(entry, dict) and "id" in entry else f"at place {place}": entry
+            str(entry["id"]) if isinstance(entry, dict) and "id" in entry else f"at position {place}": entry
             for place, entry in enumerate(entries)
         }
-    raise BadFileError(path, f"its `{name}` are neither an object nor a list")
+    raise BadFileError(path, f"its `{name}` is neither an object nor a list")
 
 
-def _add(annotation: Any, names: dict[str, str], found: dict[str, list[Labelled]]) -> str | None:
-    """Take one annotation; the reason why not where it cannot be taken."""
+def _add(annotation: Any, names: dict[str, str], texts: dict[str, list[Labelled]]) -> str | None:
+    """Add one annotation to the texts of its image; return the reason if it cannot be used."""
     if not isinstance(annotation, dict):
-        return "it is no object"
-    picture = names.get(str(annotation.get("image_id")))
-    if picture is None:
-        return f"its picture {annotation.get('image_id')!r} is not in the file"
+        return "it is not an object"
+    image = names.get(str(annotation.get("image_id")))
+    if image is None:
+        return f"its image {annotation.get('image_id')!r} is not in the file"
     numbers = _numbers(annotation)
     if numbers is None:
-        return "it has no mask, polygon, segmentation or bbox of at least three corners"
+        return "it has no mask, polygon, segmentation or bbox with at least three corners"
     ignored = annotation.get("legibility") == "illegible" or bool(annotation.get("iscrowd"))
     ignored = ignored or annotation.get("utf8_string") == "###"
-    found[picture].append((numbers.reshape(-1, 2), ignored))
+    texts[image].append((numbers.reshape(-1, 2), ignored))
     return None
 
 

@@ -1,7 +1,7 @@
-"""Pictures with text as a dataset: read late, fitted once into one size, with their polygons moved along.
+"""Images with text as a dataset: decoded lazily, fitted into one size, with their polygons transformed accordingly.
 
-A raw sample names a picture file; `prepared` decodes it and fits it into the canonical size, always to the same result. So
-the general caches (`sample_cache`, `sample_store`) can keep canonical pictures, in memory or in memory-mapped files.
+A raw sample names an image file. `prepared` decodes it and fits it into the canonical size, always with the same result. The
+general caches (`sample_cache`, `sample_store`) can therefore keep canonical images, in memory or in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from hasten.recipes.ocr.regions import Item, read_regions
 from hasten.recipes.pictures import PADDING, Picture, fit, read_picture
 
 Points: TypeAlias = "npt.NDArray[np.float32]"
-"""Corners of all polygons of a picture, x and y in pixels, one polygon after another: `[n, 2]`."""
+"""Corners of all polygons of an image, x and y in pixels, one polygon after another: `[n, 2]`."""
 Offsets: TypeAlias = "npt.NDArray[np.int32]"
-"""Where each polygon begins among the corners, and where the last one ends: `[k + 1]`."""
+"""Index of each polygon's first corner, and the total number of corners at the end: `[k + 1]`."""
 Ignored: TypeAlias = "npt.NDArray[np.bool_]"
-"""Which polygons are neither learned nor counted: `[k]`."""
+"""Polygons that are neither trained on nor counted: `[k]`."""
 
 RawSample: TypeAlias = "tuple[str, Points, Offsets, Ignored]"
-"""A picture file and its polygons in the file's pixels."""
+"""An image file and its polygons in pixels of the file."""
 Sample: TypeAlias = "tuple[Picture, Points, Offsets, Ignored]"
-"""A canonical picture `uint8 [height, width, 3]` and its polygons in its pixels."""
+"""A canonical image `uint8 [height, width, 3]` and its polygons in its pixels."""
 
 Masks: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]"
-"""Where shrunk texts are, and where that counts, each `uint8 [height, width]`."""
+"""1 inside shrunk texts, and 1 where that counts, each `uint8 [height, width]`."""
 Targets: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], float]"
-"""Masks, and the milliseconds it took to have them."""
+"""The masks, and the time it took to get them in milliseconds."""
 HeldOutSample: TypeAlias = "tuple[Picture, Points, Offsets, Ignored, Targets | None]"
-"""A canonical picture, its polygons, and its targets, where they are at hand."""
+"""A canonical image, its polygons, and its targets if available."""
 
 MAX_HELD_OUT_BYTES = 2**30
-"""Most memory for held-out pictures and their targets, in each process that validates."""
+"""Memory limit for validation images and their targets, in each process that validates."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class OcrData(Dataset[RawSample]):
-    """Pictures and their polygons as raw samples; nothing is decoded here.
+    """Images and their polygons as raw samples; nothing is decoded here.
 
     Args:
-        items: The pictures, in order.
+        items: The images in order.
     """
 
     def __init__(self, items: tuple[Item, ...]) -> None:
@@ -66,15 +66,15 @@ class OcrData(Dataset[RawSample]):
 
 
 class HeldOutData(Dataset[HeldOutSample]):
-    """Held-out pictures with their targets, decoded and drawn in the first pass and kept in memory.
+    """Validation images with their targets, decoded and computed in the first pass and cached in memory.
 
-    What does not fit into `max_bytes` is made anew in each pass.
+    Samples that do not fit into `max_bytes` are computed again in each pass.
 
     Args:
         data: The raw samples.
-        size: Height and width of the canonical pictures.
-        settings: How targets are made.
-        max_bytes: Most memory that pictures and targets may take.
+        size: Height and width of the canonical images.
+        settings: Settings of the targets.
+        max_bytes: Memory limit for images and targets.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HeldOutData(Dataset[HeldOutSample]):
         self._free_bytes = max_bytes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the cache out of what a worker process gets."""
+        """Exclude the cache from the copy that a worker process gets."""
         used = sum(_num_bytes(*entry) for entry in self._cache.values())
         return {**vars(self), "_cache": {}, "_free_bytes": self._free_bytes + used}
 
@@ -98,7 +98,7 @@ class HeldOutData(Dataset[HeldOutSample]):
             sample = prepared(self._data[index], self._size)
             start = time.perf_counter()
             maps = make_maps(polygons_of(*sample[1:]), self._size, self._settings)
-            entry = sample, (maps.shrink.copy(), maps.shrink_mask.copy())  # copies, so that the threshold map is freed
+            entry = sample, (maps.shrink.copy(), maps.shrink_mask.copy())  # copies, so that the threshold map can be freed
             if (size := _num_bytes(*entry)) <= self._free_bytes:
                 self._cache[index] = entry
                 self._free_bytes -= size
@@ -107,15 +107,15 @@ class HeldOutData(Dataset[HeldOutSample]):
 
 
 def read_items(images: Path, labels: Path, max_bad_frac: float = 0.1) -> tuple[Item, ...]:
-    """The usable pictures of a folder; what is wrong is said in a few lines of the log.
+    """Return the usable images of a folder, and log a short summary of problems.
 
     Args:
-        images: The folder of the pictures.
-        labels: The folder of the labels, or a COCO-Text file.
-        max_bad_frac: The largest share of pictures that may have faults, 0 to 1.
+        images: Folder of the images.
+        labels: Folder of the labels, or a COCO-Text file.
+        max_bad_frac: Largest fraction of images that may have problems, 0 to 1.
 
     Raises:
-        DataError: The folders cannot be used, or too many pictures have faults.
+        DataError: The folders cannot be used, or too many images have problems.
     """
     findings = Findings()
     items = read_regions(images, labels, findings)
@@ -123,49 +123,50 @@ def read_items(images: Path, labels: Path, max_bad_frac: float = 0.1) -> tuple[I
         _LOG.warning("%s", findings.words())
     findings.check(len(items) + findings.counts()["picture"], max_bad_frac)
     if not any(len(item.regions) for item in items):
-        raise DataError(f"No picture of {images} has a labelled text: there is nothing to learn. Look at {labels}.")
+        raise DataError(f"No image in {images} has labelled text: there is nothing to train on. Check {labels}.")
     return items
 
 
 def split(items: tuple[Item, ...], valid_frac: float) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """Pictures to learn from and to hold out, told apart by their names, whatever their order.
+    """Split images into training and validation sets by a hash of their names, independent of their order.
 
     Raises:
-        DataError: One side would be empty.
+        DataError: One set would be empty.
     """
     ranked = sorted(items, key=lambda item: hashlib.sha256(item.path.stem.encode()).digest())
     num_valid = round(valid_frac * len(items))
     if not 0 < num_valid < len(items):
         raise DataError(
-            f"Of {len(items)} pictures, {valid_frac:g} are {num_valid} to hold out: neither side may be empty. "
-            f"Give more pictures, another valid_frac, or valid_images of their own."
+            f"valid_frac {valid_frac:g} would hold out {num_valid} of {len(items)} images, but both sets need at least "
+            f"one. Add images, change valid_frac, or set valid_images."
         )
-    held = {item.path for item in ranked[:num_valid]}
-    return tuple(item for item in items if item.path not in held), tuple(item for item in items if item.path in held)
+    valid = {item.path for item in ranked[:num_valid]}
+    return tuple(item for item in items if item.path not in valid), tuple(item for item in items if item.path in valid)
 
 
 def prepared(sample: RawSample, size: tuple[int, int]) -> Sample:
-    """Decode a picture and fit it into `size`, its sides in proportion, in the middle, with grey beside it.
+    """Decode an image and fit it into `size`, centred, with its aspect ratio kept and grey padding.
 
-    A picture that turns out broken only now is left out: it becomes a grey one of which nothing counts, and the log says so.
+    An image that turns out to be corrupt only now is skipped: it becomes a grey image that does not count, and this is
+    logged.
 
     Args:
-        sample: The picture file, and its polygons in the file's pixels.
-        size: Height and width to give.
+        sample: The image file, and its polygons in pixels of the file.
+        size: Height and width of the result.
     """
     path, points, offsets, ignored = sample
     try:
-        picture = read_picture(Path(path))
+        image = read_picture(Path(path))
     except BadFileError as error:
-        _LOG.warning("Left out while training: %s", error)
-        return _nothing(size)
-    fitted, scale, (left, top) = fit(picture, size)
+        _LOG.warning("Skipped while training: %s", error)
+        return _blank(size)
+    fitted, scale, (left, top) = fit(image, size)
     moved = (points * np.asarray(scale, dtype=np.float32) + np.asarray((left, top), dtype=np.float32)).astype(np.float32)
     return fitted, moved, offsets, ignored
 
 
 def polygons_of(points: Points, offsets: Offsets, ignored: Ignored) -> PolygonArray:
-    """The polygons of a sample, as the target maps take them."""
+    """Return the polygons of a sample in the form that the target maps take."""
     return PolygonArray(points=points, offsets=offsets, ignored=ignored)
 
 
@@ -173,8 +174,8 @@ def _num_bytes(sample: Sample, masks: Masks) -> int:
     return sum(part.nbytes for part in (*sample, *masks))
 
 
-def _nothing(size: tuple[int, int]) -> Sample:
-    """A grey picture under one ignored polygon: it adds nothing to a loss, and nothing to a metric."""
+def _blank(size: tuple[int, int]) -> Sample:
+    """Return a grey image under one ignored polygon: it contributes to neither the loss nor the metric."""
     height, width = size
     corners: Any = [(0, 0), (width, 0), (width, height), (0, height)]
     return (

@@ -1,4 +1,4 @@
-"""The text-detection job made small, for `hasten demo ocr`: minutes, not hours, on generated pages."""
+"""A small text-detection job for `hasten demo ocr`: takes minutes, on generated pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hasten.recipes.ocr.naive import NaiveOcrJob
 
 
 class DrawnPages(OcrJob):
-    """Few and small pages."""
+    """Text detection on a small number of small pages."""
 
     size = 224
     batch_size = 4
@@ -15,6 +15,6 @@ class DrawnPages(OcrJob):
 
 
 class NaiveDrawnPages(NaiveOcrJob, DrawnPages):
-    """The same, written the naive way."""
+    """The same job, written naively."""
 
     forms = (DrawnPages,)

@@ -1,4 +1,4 @@
-"""The text-detection job: DBNet on your own pictures.
+"""The text-detection job: DBNet on your own images.
 
     class Receipts(OcrJob):
         images, labels = "scans", "labels"
@@ -6,10 +6,10 @@
     class NaiveReceipts(NaiveOcrJob, Receipts):  # the baseline: `hasten tune receipts.py:NaiveReceipts` shows the gain
         forms = (Receipts,)
 
-A picture is decoded and fitted once and can be cached; targets are made by compiled kernels, and those of held-out pictures
-once; bytes go to the device; a held-out batch passes the model once for loss and metric; and boxes are found in threads
-beside the next batch. The loss of held-out pictures is that of the probability map alone: boxes need no threshold map, so
-the model makes none there.
+Each image is decoded and fitted once and can be cached. Targets are made by compiled kernels, and those of validation images
+only once. Images are copied to the device as uint8. A validation batch passes through the model once for loss and metric,
+and boxes are found in worker threads while the next batch runs. The validation loss is that of the probability map alone:
+boxes need no threshold map, so the model does not compute one there.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ _METRIC_THREADS = 2
 
 
 class OcrJob(Job):
-    """Text detection on pictures of your own: name your folders, and tune it.
+    """Text detection on your own images: subclass it, set your folders, and tune it.
 
     Attributes:
-        images: The folder of the pictures; None draws pictures of text to learn from.
-        labels: The folder of the label files, or a COCO-Text file; None looks in `images`.
-        valid_images: The folder of the held-out pictures; None holds a share of `images` out.
-        valid_labels: Their labels; None looks in `valid_images`.
-        valid_frac: The share that is held out, where no `valid_images` are given.
-        max_bad_frac: The largest share of pictures that may have faults.
-        size: Side, or height and width, that pictures are fitted into, in pixels, multiples of 32; None is 640, and 320 for
-            drawn pictures.
-        crop: Side, or height and width, of the parts that are trained on; None trains on whole pictures.
+        images: Folder of the images; None generates images of text.
+        labels: Folder of the label files, or a COCO-Text file; None uses `images`.
+        valid_images: Folder of the validation images; None holds out a fraction of `images`.
+        valid_labels: Labels of the validation images; None uses `valid_images`.
+        valid_frac: Fraction to hold out if `valid_images` is None.
+        max_bad_frac: Largest fraction of images that may have problems.
+        size: Side, or height and width, in pixels that images are fitted into; multiples of 32. None is 640, and 320 for
+            generated images.
+        crop: Side, or height and width, of the crops to train on; None trains on whole images.
         backbone: `resnet` or `mobile`.
         width: Channels of the backbone's first stage; a multiple of 16. With fewer, oneDNN writes gradients of channels-last
             convolutions out of bounds on a CPU (https://github.com/uxlfoundation/oneDNN/issues/6035).
-        min_text_size: Texts that are less high or wide, in pixels of the fitted picture, are not learned.
-        shrink_ratio: What texts are shrunk by. Nearer to 1 keeps thin lines apart less well and finds them better.
-        box_thresh: The least mean probability of a box.
-        min_box_side: The shorter side that a shrunk text must have to be found, in pixels from centre to centre.
-        curved: Find the outline of each text, not a rectangle around it: for lines that are bent. It takes longer.
-        augment: How far training pictures are changed at random.
-        rate: The highest learning rate.
-        warmup_frac: The share of the run in which the rate rises to it; it falls as a cosine then.
-        num_drawn: How many pictures are drawn where no `images` are given.
+        min_text_size: Smallest height and width of texts to train on, in pixels of the fitted image.
+        shrink_ratio: Shrink ratio of texts. Values closer to 1 detect thin lines better but separate them less well.
+        box_thresh: Smallest mean probability of a box.
+        min_box_side: Smallest shorter side of a detected shrunk text, in pixels from centre to centre.
+        curved: Return the outline of each text instead of a rectangle, for curved lines. This takes longer.
+        augment: Random augmentation of training images.
+        rate: Peak learning rate.
+        warmup_frac: Fraction of the run in which the rate rises; then it falls along a half cosine.
+        num_drawn: Number of images to generate if `images` is None.
     """
 
     images: ClassVar[str | None] = None
@@ -106,20 +106,20 @@ class OcrJob(Job):
     _output: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """A job of one's own has no other form than those it names: ours are of other pictures."""
+        """Clear `forms` of a subclass that does not set its own: inherited forms would train on other images."""
         super().__init_subclass__(**settings)
         if "forms" not in vars(cls):
             cls.forms = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker process gets the job without what belongs to this one."""
+        """Exclude state that belongs to this process from the copy that a worker process gets."""
         return {name: value for name, value in vars(self).items() if name not in {"_change", "_output"}}
 
     def model(self) -> nn.Module:
-        """Make the network.
+        """Create the network.
 
         Raises:
-            JobError: The backbone or the width cannot be.
+            JobError: The backbone or the width is not supported.
         """
         if self.backbone not in {"resnet", "mobile"}:
             raise JobError(f"{type(self).__name__}.backbone must be 'resnet' or 'mobile', not {self.backbone!r}.")
@@ -128,36 +128,36 @@ class OcrJob(Job):
         return DBNet(self.backbone, self.width)
 
     def train_data(self) -> Dataset[Any]:
-        """Make the pictures to learn from: file names and polygons; nothing is decoded yet."""
-        warm_maps()  # here, so that no worker process compiles in its first batch
+        """Return the training images as file names and polygons; nothing is decoded yet."""
+        warm_maps()  # compile here, so that no worker process compiles in its first batch
         return OcrData(self.items()[0])
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out pictures, cached with their targets from the first pass on."""
+        """Return the validation images, cached with their targets from the first pass on."""
         warm_maps()
         return HeldOutData(OcrData(self.items()[1]), self.canonical_size(), self.map_settings())
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer; it updates all weights in one call."""
+        """Create the fused optimizer, which updates all weights in one call."""
         return torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.01, fused=True)
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> LRScheduler:
-        """Raise the rate in a line, then let it fall as half a cosine."""
+        """Increase the learning rate linearly, then decay it along a half cosine."""
         return warmup_cosine(optimizer, num_updates, warmup_frac=self.warmup_frac)
 
     def deterministic_transform(self, sample: Any) -> Any:
-        """Decode a picture and fit it into the canonical size; what is kept of held-out pictures is so already."""
+        """Decode an image and fit it into the canonical size; cached validation images already have it."""
         return prepared(sample, self.canonical_size()) if isinstance(sample[0], str) else sample
 
     def random_transform(self, sample: Sample) -> Sample:
-        """Turn, scale, crop and light the picture a little otherwise at each visit."""
+        """Rotate, scale, crop and light the image slightly differently at each visit."""
         if self._change is None:
             crop = self._crop()
             self._change = Augment(self.augment if crop is None else replace(self.augment, crop=crop))
         return self._change(sample)
 
     def collate(self, samples: list[Any]) -> OcrBatch:
-        """Stack the pictures as bytes, and make their targets by the compiled kernels; those of held-out ones are kept."""
+        """Stack the images as uint8 and make their targets with the compiled kernels, unless they are cached."""
         images = torch.from_numpy(np.stack([sample[0] for sample in samples]))
         if all(len(sample) > 4 and sample[4] is not None for sample in samples):
             targets = [sample[4] for sample in samples]
@@ -170,7 +170,7 @@ class OcrJob(Job):
         return batch_of(images, maps, samples, [spent_ms] * len(samples))
 
     def device_transform(self, batch: OcrBatch) -> OcrBatch:
-        """Make normalised floats of bytes, channels last in memory."""
+        """Convert uint8 images to normalized floats in channels-last memory format."""
         if batch.images.dtype != torch.uint8:
             return batch
         images = batch.images.permute(0, 3, 1, 2).to(torch.float32)
@@ -178,9 +178,9 @@ class OcrJob(Job):
         return batch._replace(images=images.div_(255).sub_(mean).div_(std))
 
     def loss(self, model: nn.Module, batch: OcrBatch) -> torch.Tensor:
-        """The three losses of DBNet; of held-out pictures that of the probability map alone.
+        """Compute the three losses of DBNet; in validation only that of the probability map.
 
-        The output of a held-out batch is kept for `metric`, which is called with the same batch next.
+        The output of a validation batch is kept for `metric`, which is called with the same batch next.
         """
         logits = model(batch.images)
         if not model.training:
@@ -190,7 +190,7 @@ class OcrJob(Job):
         return db_loss(logits, batch.shrink, batch.shrink_mask, batch.thresh, batch.thresh_mask)
 
     def metric(self, model: nn.Module, batch: OcrBatch) -> Any:
-        """H-mean, precision and recall, measured in a thread beside the next batch; and what each part of it took."""
+        """Compute H-mean, precision, recall and the time of each part, in a thread while the next batch runs."""
         last, self._output = self._output, None
         logits = last[1] if last is not None and last[0] is batch.images else model(batch.images)
         probability = torch.sigmoid(logits[:, 0].float()).cpu()
@@ -198,7 +198,7 @@ class OcrJob(Job):
         return pending
 
     def look_through(self) -> Findings:
-        """What is wrong with the pictures and labels, each with its file and line; nothing where they are drawn.
+        """Check the images and labels, and return the problems found; empty if they are generated.
 
         Raises:
             DataError: A folder cannot be used at all.
@@ -210,37 +210,37 @@ class OcrJob(Job):
         return findings
 
     def export(self, weights: str, path: str) -> dict[str, float]:
-        """Write a trained network as an ONNX file; see `hasten.recipes.ocr.export`.
+        """Export a trained network as an ONNX file; see `hasten.recipes.ocr.export`.
 
         Args:
-            weights: Of a run of this job: FILE.safetensors, or the run's model.pt.
+            weights: Weights from a run of this job: FILE.safetensors, or the run's model.pt.
             path: The ONNX file.
 
         Returns:
-            The largest difference seen between the file and the network, of `probability`.
+            The largest difference between the file and the network, of `probability`.
 
         Raises:
-            HastenError: As `load_weights` and `export_onnx` have it.
+            HastenError: Loading or exporting failed; see `load_weights` and `export_onnx`.
         """
         network = self.model()
         load_weights(network, Path(weights))
         return export_onnx(network, Path(path), size=self.canonical_size(), shrink_ratio=self.shrink_ratio)
 
     def canonical_size(self) -> tuple[int, int]:
-        """Height and width that pictures are fitted into.
+        """Return the height and width that images are fitted into.
 
         Raises:
-            JobError: They are no multiples of 32.
+            JobError: They are not multiples of 32.
         """
         size = self.size if self.size is not None else (640 if self.images is not None else 320)
         return _both_sides(size, f"{type(self).__name__}.size")
 
     def map_settings(self) -> MapSettings:
-        """How targets are made."""
+        """Return the settings of the targets."""
         return MapSettings(shrink_ratio=self.shrink_ratio, min_text_size=self.min_text_size)
 
     def box_settings(self) -> BoxSettings:
-        """What counts as a text."""
+        """Return the settings of the post-processing."""
         return BoxSettings(
             box_thresh=self.box_thresh,
             min_side=self.min_box_side,
@@ -249,14 +249,14 @@ class OcrJob(Job):
         )
 
     def items(self) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-        """The pictures to learn from and those held out, read once."""
+        """Return the training and the validation images, read once."""
         if self._items is None:
             self._check()
             self._items = self._read()
         return self._items
 
     def _check(self) -> None:
-        """Refuse settings that cannot be, before anything is read."""
+        """Raise an error for invalid settings before anything is read."""
         self.canonical_size()
         self.map_settings()
         self._crop()
@@ -275,17 +275,17 @@ class OcrJob(Job):
         return items, valid
 
     def measured(self, probability: torch.Tensor, batch: OcrBatch) -> dict[str, Mean]:
-        """The metrics of a held-out batch.
+        """Compute the metrics of a validation batch.
 
         Args:
-            probability: Of text, `[batch, height, width]`, on the CPU.
+            probability: Probability of text, `[batch, height, width]`, on the CPU.
             batch: The batch.
 
         Raises:
             JobError: The batch has no labels.
         """
         if batch.truth is None:
-            raise JobError("this batch has no labels to measure by: it is one of training.")
+            raise JobError("this batch has no labels to measure with: it is a training batch.")
         return measured(
             probability.numpy(),
             polygons_in(batch.truth),
@@ -295,35 +295,35 @@ class OcrJob(Job):
         )
 
     def find_texts(self, probability: Floats) -> Texts:
-        """The texts of one picture, from the map of probabilities `[height, width]`."""
+        """Return the texts of one image from its map of probabilities `[height, width]`."""
         return find_texts(probability, self.box_settings())
 
     def count_texts(self, texts: Texts, truth: PolygonArray) -> Counts:
-        """The matches of the texts and labels of one picture."""
+        """Count the matches between the texts and the labels of one image."""
         return count_texts(texts, truth)
 
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """The threads that look for boxes, one set for each process: a fork has none of its parent's threads."""
+    """Return the pool of threads that find boxes, one pool per process: threads do not survive a fork."""
     return ThreadPoolExecutor(_METRIC_THREADS, thread_name_prefix=f"boxes-{process}")
 
 
 def polygons_of_sample(sample: Sequence[Any]) -> PolygonArray:
-    """The polygons of a sample."""
+    """Return the polygons of a sample."""
     return polygons_of(sample[1], sample[2], sample[3])
 
 
 def batch_of(images: torch.Tensor, maps: list[Maps], samples: list[Any], polygon_ms: list[float]) -> OcrBatch:
-    """A batch of pictures with all four target maps, and with labels where the samples are held out."""
-    held_out = len(samples[0]) > 4
+    """Build a batch of images with all four target maps, and with labels if the samples are for validation."""
+    is_validation = len(samples[0]) > 4
     return OcrBatch(
         images,
         torch.from_numpy(np.stack([one.shrink for one in maps])),
         torch.from_numpy(np.stack([one.shrink_mask for one in maps])),
         torch.from_numpy(np.stack([one.thresh for one in maps])),
         torch.from_numpy(np.stack([one.thresh_mask for one in maps])),
-        truth_of([polygons_of_sample(sample) for sample in samples], polygon_ms) if held_out else None,
+        truth_of([polygons_of_sample(sample) for sample in samples], polygon_ms) if is_validation else None,
     )
 
 

@@ -1,6 +1,6 @@
 """The three losses of DBNet, on logits, in float32.
 
-Source: Liao et al. 2020, section 3.5; the weights 5, 10 and 1 are those of the code published with the paper (its text says
+Source: Liao et al. 2020, section 3.5. The weights 5, 10 and 1 are those of the code published with the paper (its text says
 1, 10 and 1).
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812  the name everybody uses
 
 STEEPNESS = 50.0
-"""k of the differentiable binarisation (equation 2)."""
+"""k of the differentiable binarization (equation 2)."""
 NEGATIVES_PER_POSITIVE = 3.0
 PROBABILITY_WEIGHT, THRESHOLD_WEIGHT, BINARY_WEIGHT = 5.0, 10.0, 1.0
 _EPS = 1e-6
@@ -23,14 +23,14 @@ def db_loss(
     thresh: torch.Tensor,
     thresh_mask: torch.Tensor,
 ) -> torch.Tensor:
-    """The whole loss, a scalar.
+    """Compute the total loss, a scalar.
 
     Args:
-        logits: Of probability and threshold, `[batch, 2, height, width]`.
-        shrink: Where the shrunk texts are, 0 or 1, `[batch, height, width]`.
-        shrink_mask: Where that counts, 0 or 1.
+        logits: Logits of probability and threshold, `[batch, 2, height, width]`.
+        shrink: 1 inside shrunk texts, else 0, `[batch, height, width]`.
+        shrink_mask: 1 where `shrink` counts, else 0.
         thresh: The threshold map.
-        thresh_mask: Where that counts, 0 or 1.
+        thresh_mask: 1 where `thresh` counts, else 0.
     """
     logits = logits.float()
     truth, mask = shrink.float(), shrink_mask.float()
@@ -44,18 +44,18 @@ def db_loss(
 
 
 def probability_loss(logits: torch.Tensor, shrink: torch.Tensor, shrink_mask: torch.Tensor) -> torch.Tensor:
-    """The part of the loss that held-out pictures are judged by: that of the probability map alone, with its weight.
+    """Compute the validation loss: that of the probability map alone, with its weight.
 
     Args:
-        logits: Of the probability, `[batch, 1, height, width]`.
-        shrink: Where the shrunk texts are, 0 or 1, `[batch, height, width]`.
-        shrink_mask: Where that counts, 0 or 1.
+        logits: Logits of the probability, `[batch, 1, height, width]`.
+        shrink: 1 inside shrunk texts, else 0, `[batch, height, width]`.
+        shrink_mask: 1 where `shrink` counts, else 0.
     """
     return PROBABILITY_WEIGHT * balanced_cross_entropy(logits[:, 0].float(), shrink.float(), shrink_mask.float())
 
 
 def balanced_cross_entropy(logits: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over the positive pixels and the hardest negative ones, three for each positive.
+    """Return the mean cross entropy over the positive pixels and the hardest negative ones, three per positive.
 
     Args:
         logits: `[batch, height, width]`.
@@ -70,12 +70,12 @@ def balanced_cross_entropy(logits: torch.Tensor, truth: torch.Tensor, mask: torc
     return ((each * positive).sum() + hardest.sum()) / (num_positive + wanted + _EPS)
 
 
-def masked_l1(found: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean absolute difference where the mask is 1; 0 where it is nowhere."""
-    return ((found - truth).abs() * mask).sum() / mask.sum().clamp(min=1)
+def masked_l1(predicted: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean absolute difference where the mask is 1; 0 if the mask is empty."""
+    return ((predicted - truth).abs() * mask).sum() / mask.sum().clamp(min=1)
 
 
-def dice(found: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """One less the Dice coefficient over the whole batch, where the mask is 1."""
-    overlap = (found * truth * mask).sum()
-    return 1 - 2 * overlap / ((found * mask).sum() + (truth * mask).sum() + _EPS)
+def dice(predicted: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return one minus the Dice coefficient over the whole batch, where the mask is 1."""
+    overlap = (predicted * truth * mask).sum()
+    return 1 - 2 * overlap / ((predicted * mask).sum() + (truth * mask).sum() + _EPS)

@@ -1,8 +1,8 @@
-"""How many texts were found: boxes against labels by the rules of ICDAR 2015 (intersection over union).
+"""Count detected texts: boxes against labels by the rules of ICDAR 2015 (intersection over union).
 
-A box and a label match where their intersection is at least half of their union; each belongs to one match at most, labels
-taken in their order and boxes in theirs. Labels that are ignored count for nothing, and neither do boxes that lie on one by
-more than half of their own area. H-mean = 2 matched / (labels + boxes), over all pictures together.
+A box and a label match if their intersection is at least half of their union. Each belongs to at most one match; labels and
+boxes are matched in order. Ignored labels do not count, and neither do boxes with more than half of their area on an ignored
+label. H-mean = 2 matched / (labels + boxes), over all images together.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from hasten.recipes.ocr.maps import PolygonArray
 from hasten.recipes.ocr.postprocess import Floats, Texts
 
 IOU = 0.5
-"""The least intersection over union of a match."""
+"""Smallest intersection over union of a match."""
 ON_IGNORED = 0.5
-"""A box with more than this share of its area on an ignored label counts for nothing."""
+"""A box with more than this fraction of its area on an ignored label does not count."""
 _NEVER_ZERO = 1e-9
-"""Added to weights: a pass in which nothing at all was found has the precision 0, and is no error."""
+"""Added to weights, so that a pass without any detection has precision 0 instead of raising an error."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted; ignored labels, and boxes on them, left out.
+    """Counts of labels, boxes and matches, without ignored labels and the boxes on them.
 
     Attributes:
-        matched: Pairs of a label and a box.
-        num_truth: Labels.
-        num_found: Boxes.
+        matched: Number of pairs of a label and a box.
+        num_truth: Number of labels.
+        num_found: Number of boxes.
     """
 
     matched: int
@@ -47,12 +47,12 @@ class Counts:
 
     @property
     def hmean(self) -> float:
-        """2 matched / (labels + boxes); 0 where there are none of either."""
+        """2 matched / (labels + boxes); 0 if there are neither."""
         return 2 * self.matched / max(self.num_truth + self.num_found, 1)
 
 
 def count_matches(found: PolygonArray, truth: PolygonArray) -> Counts:
-    """Count the matches of one picture; only pairs that touch are looked at.
+    """Count the matches of one image; only pairs that intersect are compared.
 
     Args:
         found: Boxes or outlines.
@@ -73,13 +73,13 @@ def count_matches(found: PolygonArray, truth: PolygonArray) -> Counts:
     for number in np.flatnonzero(~truth.ignored & matches.any(axis=1)):
         free = np.flatnonzero(matches[number])
         if len(free):
-            matches[:, free[0]] = False  # each belongs to one match at most
+            matches[:, free[0]] = False  # each box belongs to at most one match
             matched += 1
     return Counts(matched, int(np.count_nonzero(~truth.ignored)), int(np.count_nonzero(counts)))
 
 
 def count_texts(texts: Texts, truth: PolygonArray) -> Counts:
-    """The matches of the texts and labels of one picture.
+    """Count the matches between the texts and the labels of one image.
 
     Raises:
         MachineError: shapely is not installed.
@@ -95,18 +95,18 @@ def measured(
     find: Callable[[Floats], Texts],
     count: Callable[[Texts, PolygonArray], Counts],
 ) -> dict[str, Mean]:
-    """The metrics of a batch.
+    """Compute the metrics of a batch.
 
     Args:
-        probability: Of text, `float32 [batch, height, width]`.
-        truth: The labels of each picture.
-        polygon_ms: What the targets of each picture took, in milliseconds.
-        find: Finds the texts of one picture.
-        count: Counts the matches of texts and labels.
+        probability: Probability of text, `float32 [batch, height, width]`.
+        truth: The labels of each image.
+        polygon_ms: Time of each image's targets in milliseconds.
+        find: Finds the texts of one image.
+        count: Counts the matches between texts and labels.
 
     Returns:
         `hmean`, `precision` and `recall`, from 0 to 1, over all texts together; `polygon_ms`, `postprocess_ms` and
-        `metric_ms`, milliseconds a picture.
+        `metric_ms`, in milliseconds per image.
     """
     counts, postprocess_s, metric_s = Counts(0, 0, 0), 0.0, 0.0
     for one, labels in zip(probability, truth, strict=True):
@@ -116,19 +116,19 @@ def measured(
         counts += count(texts, labels)
         postprocess_s += middle - start
         metric_s += time.perf_counter() - middle
-    pictures = len(truth)
+    num_images = len(truth)
     return {
         "hmean": Mean(2 * counts.matched, counts.num_truth + counts.num_found + _NEVER_ZERO),
         "precision": Mean(counts.matched, counts.num_found + _NEVER_ZERO),
         "recall": Mean(counts.matched, counts.num_truth + _NEVER_ZERO),
-        "polygon_ms": Mean(float(sum(polygon_ms)), pictures),
-        "postprocess_ms": Mean(1e3 * postprocess_s, pictures),
-        "metric_ms": Mean(1e3 * metric_s, pictures),
+        "polygon_ms": Mean(float(sum(polygon_ms)), num_images),
+        "postprocess_ms": Mean(1e3 * postprocess_s, num_images),
+        "metric_ms": Mean(1e3 * metric_s, num_images),
     }
 
 
 def _shapes(polygons: PolygonArray) -> npt.NDArray[Any]:
-    """Polygons as shapely has them; those that cross themselves mended."""
+    """Convert polygons to shapely's; self-intersecting ones are repaired."""
     shapely = needed("shapely")
     rings = shapely.linearrings(polygons.points, indices=np.repeat(np.arange(len(polygons)), np.diff(polygons.offsets)))
     shapes: npt.NDArray[Any] = shapely.polygons(rings)

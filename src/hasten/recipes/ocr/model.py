@@ -1,8 +1,8 @@
-"""DBNet: a backbone, a feature pyramid, and two heads that map a picture to text probability and threshold.
+"""DBNet: a backbone, a feature pyramid, and two heads that map an image to text probability and threshold.
 
-Trained from scratch, so nothing is downloaded: BatchNorm everywhere, each residual branch begins as nothing (its last scale
-is 0), and the heads begin with what is true of most pixels: text is rare, and the threshold map is at its floor. The widths
-are small enough for two CPU cores; `width=64` is the published ResNet-18.
+The network is trained from scratch, so nothing is downloaded. It uses BatchNorm everywhere. Each residual branch starts as
+zero (its last scale is 0). The heads start with the values of most pixels: text is rare, and the threshold map is at its
+minimum. The default widths suit two CPU cores; `width=64` is the published ResNet-18.
 
 Source: Liao et al. 2020, "Real-time Scene Text Detection with Differentiable Binarization"; He et al. 2016 (ResNet); Sandler
 et al. 2018 (MobileNetV2); Lin et al. 2017 (feature pyramids, and the prior of the output's bias, in "Focal Loss").
@@ -21,19 +21,19 @@ from torch.nn import functional as F  # noqa: N812  the name everybody uses
 Backbone: TypeAlias = Literal["resnet", "mobile"]
 
 STRIDE = 32
-"""Sides of a picture must be multiples of it."""
+"""Image sides must be multiples of this, in pixels."""
 TEXT_PRIOR = 0.05
-"""Share of pixels that the untrained network takes for text."""
+"""Fraction of pixels that the untrained network classifies as text."""
 THRESHOLD_PRIOR = 0.3
-"""The threshold map far from text."""
+"""Value of the threshold map far from text."""
 
 
 class ConvNorm(nn.Module):
-    """A convolution, BatchNorm, and ReLU where it is wanted.
+    """A convolution, BatchNorm, and an optional ReLU.
 
     Args:
-        convolution: Without a bias.
-        relu: Whether ReLU follows.
+        convolution: The convolution, without a bias.
+        relu: Whether to apply ReLU.
     """
 
     def __init__(self, convolution: nn.Conv2d | nn.ConvTranspose2d, *, relu: bool = True) -> None:
@@ -48,12 +48,12 @@ class ConvNorm(nn.Module):
 
 
 def conv(inputs: int, outputs: int, size: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size (divided by the stride), without a bias."""
+    """Create a convolution that keeps the size (divided by the stride), without a bias."""
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, groups=groups, bias=False)
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them, as in ResNet-18."""
+    """Two convolutions with a skip connection, as in ResNet-18."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Widen, filter each channel by itself, narrow: a block of MobileNetV2."""
+    """An inverted residual block of MobileNetV2: expand, depthwise convolution, project."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, widen: int = 3) -> None:
         super().__init__()
@@ -85,11 +85,12 @@ class Inverted(nn.Module):
 
 
 class Stages(nn.Module):
-    """A backbone: features at a quarter, an eighth, a sixteenth and a thirty-second of the picture's sides.
+    """A backbone: features at 1/4, 1/8, 1/16 and 1/32 of the image's sides.
 
     Args:
-        kind: `resnet` (two residual blocks a stage) or `mobile` (inverted ones; fewer operations, more memory traffic).
-        width: Channels of the first stage; each further one has twice as many.
+        kind: `resnet` (two residual blocks per stage) or `mobile` (inverted residuals; fewer operations, more memory
+            traffic).
+        width: Channels of the first stage; each later stage doubles them.
     """
 
     def __init__(self, kind: Backbone, width: int) -> None:
@@ -117,7 +118,7 @@ class Pyramid(nn.Module):
     """A feature pyramid: coarse features are added to the fine ones, and all four levels are concatenated.
 
     Args:
-        channels: Of the four features, the finest first.
+        channels: Channels of the four features, finest first.
         inner: Channels of the output; a multiple of 4.
     """
 
@@ -137,11 +138,11 @@ class Pyramid(nn.Module):
 
 
 class Head(nn.Sequential):
-    """From the pyramid to one map of the picture's size, as logits.
+    """Map the pyramid to one map of the image's size, as logits.
 
     Args:
         inner: Channels of the pyramid.
-        prior: What the map is everywhere before training, as a probability.
+        prior: Value of the map before training, as a probability.
     """
 
     def __init__(self, inner: int, prior: float) -> None:
@@ -156,7 +157,7 @@ class Head(nn.Sequential):
 
 
 class DBNet(nn.Module):
-    """Text detection by differentiable binarisation.
+    """Text detection with differentiable binarization.
 
     Args:
         backbone: `resnet` or `mobile`.
@@ -170,19 +171,19 @@ class DBNet(nn.Module):
         _init_convolutions(self)
         for module in self.backbone.modules():
             if isinstance(module, Residual) or (isinstance(module, Inverted) and module.keeps):
-                nn.init.zeros_(module.last.norm.weight)  # the branch begins as nothing
+                nn.init.zeros_(module.last.norm.weight)  # the branch starts as zero
         self.probability = Head(4 * width, TEXT_PRIOR)
         self.threshold = Head(4 * width, THRESHOLD_PRIOR)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map pictures to logits.
+        """Map images to logits.
 
         Args:
-            images: Normalised, `[batch, 3, height, width]`, sides multiples of 32.
+            images: Normalized, `[batch, 3, height, width]`, sides multiples of 32.
 
         Returns:
-            In training `[batch, 2, height, width]`: probability and threshold. Else `[batch, 1, height, width]`: the
-            probability alone, since boxes need no more.
+            In training `[batch, 2, height, width]`: probability and threshold. Otherwise `[batch, 1, height, width]`: only
+            the probability, which is all that boxes need.
         """
         features = self.pyramid(self.backbone(images))
         probability: torch.Tensor = self.probability(features)

@@ -1,11 +1,11 @@
-"""The text-detection job as it is usually written: the baseline that gains are measured against.
+"""The text-detection job as it is usually written: the baseline for measuring gains.
 
-Each visit decodes its picture anew; targets are made polygon by polygon in Python, for held-out pictures too; float32 goes
-to the device; the model runs twice on a held-out batch, and boxes are found while it waits. Pictures, random changes,
-targets, losses and metrics are those of `hasten.recipes.ocr.job`.
+Each visit decodes its image again. Targets are made polygon by polygon in Python, for validation images too. Images are
+copied to the device as float32. The model runs twice on a validation batch, and waits while boxes are found. Images,
+augmentation, targets, losses and metrics are those of `hasten.recipes.ocr.job`.
 
-The maps are those of the paper's code, and what the kernels of `maps` must equal. Source: Liao et al. 2020, "Real-time Scene
-Text Detection with Differentiable Binarization", sections 3.3 and 3.4, and the maps of the code published with it.
+The maps are those of the paper's code, and the reference for the kernels of `maps`. Source: Liao et al. 2020, "Real-time
+Scene Text Detection with Differentiable Binarization", sections 3.3 and 3.4, and the code published with it.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ Map = npt.NDArray[np.float32]
 
 
 class NaiveOcrJob(OcrJob):
-    """Text detection the slow way. Put it before a job of your own: `class NaiveReceipts(NaiveOcrJob, Receipts)`."""
+    """Text detection written naively. Put it before your own job: `class NaiveReceipts(NaiveOcrJob, Receipts)`."""
 
     forms = (OcrJob,)
 
     deterministic_transform = Job.deterministic_transform
 
     def train_data(self) -> Dataset[Any]:
-        """Make the pictures to learn from, decoded at each visit."""
+        """Return the training images, decoded at each visit."""
         return DecodedData(OcrData(self.items()[0]), self.canonical_size())
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out pictures, decoded at each pass."""
+        """Return the validation images, decoded at each pass."""
         return DecodedHeldOutData(OcrData(self.items()[1]), self.canonical_size())
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.01)
 
     def collate(self, samples: list[Any]) -> OcrBatch:
-        """Normalise the pictures on the host, and make their targets polygon by polygon."""
+        """Normalize the images on the host, and make their targets polygon by polygon."""
         mean, std = (np.asarray(values, dtype=np.float32) for values in (MEAN, STD))
-        pictures = [(sample[0].astype(np.float32) / np.float32(255) - mean) / std for sample in samples]
-        images = torch.from_numpy(np.stack([np.ascontiguousarray(picture.transpose(2, 0, 1)) for picture in pictures]))
+        normalized = [(sample[0].astype(np.float32) / np.float32(255) - mean) / std for sample in samples]
+        images = torch.from_numpy(np.stack([np.ascontiguousarray(image.transpose(2, 0, 1)) for image in normalized]))
         start = time.perf_counter()
         settings = self.map_settings()
         maps = [naive_maps(polygons_of_sample(sample), sample[0].shape[:2], settings) for sample in samples]
@@ -74,32 +74,32 @@ class NaiveOcrJob(OcrJob):
         return batch_of(images, maps, samples, [spent_ms] * len(samples))
 
     def loss(self, model: nn.Module, batch: OcrBatch) -> torch.Tensor:
-        """The three losses of DBNet; of held-out pictures that of the probability map alone."""
+        """Compute the three losses of DBNet; in validation only that of the probability map."""
         logits = model(batch.images)
         if logits.shape[1] == 1 or batch.thresh is None or batch.thresh_mask is None:
             return probability_loss(logits, batch.shrink, batch.shrink_mask)
         return db_loss(logits, batch.shrink, batch.shrink_mask, batch.thresh, batch.thresh_mask)
 
     def metric(self, model: nn.Module, batch: OcrBatch) -> Any:
-        """H-mean, precision and recall, and what targets, boxes and counting took: while the model waits."""
+        """Compute H-mean, precision, recall and the time of each part while the model waits."""
         return self.measured(torch.sigmoid(model(batch.images)[:, 0].float()).cpu(), batch)
 
     def find_texts(self, probability: Map) -> Texts:
-        """The texts of one picture, from the map of probabilities `[height, width]`."""
+        """Return the texts of one image from its map of probabilities `[height, width]`."""
         settings = self.box_settings()
         return find_outlines(probability, settings) if settings.outlines else naive_boxes(probability, settings)
 
     def count_texts(self, texts: Texts, truth: PolygonArray) -> Counts:
-        """The matches of the texts and labels of one picture."""
+        """Count the matches between the texts and the labels of one image."""
         return naive_counts(texts.corners, truth) if isinstance(texts, Boxes) else count_texts(texts, truth)
 
 
 class DecodedData(Dataset[Sample]):
-    """Pictures and their polygons, decoded and fitted at each visit.
+    """Images and their polygons, decoded and fitted at each visit.
 
     Args:
         data: The raw samples.
-        size: Height and width of the canonical pictures.
+        size: Height and width of the canonical images.
     """
 
     def __init__(self, data: OcrData, size: tuple[int, int]) -> None:
@@ -113,11 +113,11 @@ class DecodedData(Dataset[Sample]):
 
 
 class DecodedHeldOutData(Dataset[HeldOutSample]):
-    """Held-out pictures, decoded at each pass, without targets.
+    """Validation images, decoded at each pass, without targets.
 
     Args:
         data: The raw samples.
-        size: Height and width of the canonical pictures.
+        size: Height and width of the canonical images.
     """
 
     def __init__(self, data: OcrData, size: tuple[int, int]) -> None:
@@ -131,10 +131,10 @@ class DecodedHeldOutData(Dataset[HeldOutSample]):
 
 
 def naive_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettings) -> Maps:
-    """Make the four target maps of one picture.
+    """Make the four target maps of one image.
 
     Args:
-        polygons: Where text stands, in pixels of the maps.
+        polygons: The texts, in pixels of the maps.
         size: Height and width of the maps.
         settings: Shrinking, thresholds and the smallest text.
 
@@ -164,7 +164,7 @@ def naive_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSetti
 
 
 def shrink_distance(corners: npt.NDArray[Any], shrink_ratio: float) -> float:
-    """How far a polygon's edges are moved in, in pixels: `D = A (1 - r^2) / L` (equation 10); 0 below one square pixel."""
+    """Return how far a polygon's edges move inward in pixels: `D = A (1 - r^2) / L` (equation 10); 0 below 1 px²."""
     polygon = needed("shapely").Polygon(corners)
     if polygon.area < 1:
         return 0.0
@@ -172,7 +172,7 @@ def shrink_distance(corners: npt.NDArray[Any], shrink_ratio: float) -> float:
 
 
 def _moved(corners: npt.NDArray[Any], distance: float) -> list[npt.NDArray[np.int32]]:
-    """The polygon with its edges moved out (or in, below 0), as Clipper gives it: whole pixels, in one part or several."""
+    """Offset a polygon outward (inward if negative) with Clipper: in whole pixels, in one part or several."""
     pyclipper = needed("pyclipper")
     offset = pyclipper.PyclipperOffset()
     offset.AddPath([tuple(corner) for corner in corners.tolist()], pyclipper.JT_ROUND, pyclipper.ET_CLOSEDPOLYGON)
@@ -207,16 +207,16 @@ def _add_border(
 
 
 def edge_distance(xs: Floats, ys: Floats, start: Floats, end: Floats) -> Floats:
-    """How far pixels lie from an edge, by the law of the paper's code.
+    """Return the distance of pixels from an edge by the formula of the paper's code.
 
-    Inside the circle over the edge it is the distance to the edge's line, outside of it that to the nearer end. That is not
-    the distance to the segment, and it is what published models were trained with.
+    Inside the circle over the edge, this is the distance to the edge's line, and outside the distance to the nearer end. It
+    is not the distance to the segment, but it is what published models were trained with.
 
     Args:
-        xs: The pixels' x, `[height, width]`.
-        ys: Their y.
-        start: Where the edge begins, x and y.
-        end: Where it ends.
+        xs: x of the pixels, `[height, width]`.
+        ys: y of the pixels.
+        start: Start of the edge, x and y.
+        end: End of the edge.
     """
     to_start = (xs - start[0]) ** 2 + (ys - start[1]) ** 2
     to_end = (xs - end[0]) ** 2 + (ys - end[1]) ** 2
@@ -231,11 +231,11 @@ def edge_distance(xs: Floats, ys: Floats, start: Floats, end: Floats) -> Floats:
 
 
 def naive_boxes(probability: Map, settings: BoxSettings) -> Boxes:
-    """Boxes as the paper's code finds them: grown by a clipper, one contour after another.
+    """Find boxes like the paper's code: expanded with Clipper, one contour after another.
 
     Args:
         probability: `float32 [height, width]`.
-        settings: What counts as a text.
+        settings: Settings of the post-processing.
 
     Raises:
         MachineError: A package of the extra `recipes` is missing.
@@ -260,10 +260,10 @@ def naive_boxes(probability: Map, settings: BoxSettings) -> Boxes:
 
 
 def naive_counts(corners: Map, truth: PolygonArray) -> Counts:
-    """Count the matches of one picture, pair by pair.
+    """Count the matches of one image, pair by pair.
 
     Args:
-        corners: Of each box, `[n, 4, 2]`.
+        corners: Corners of each box, `[n, 4, 2]`.
         truth: The labels.
 
     Raises:
@@ -277,13 +277,13 @@ def naive_counts(corners: Map, truth: PolygonArray) -> Counts:
 
 
 def _counted(overlap: list[list[float]], label_area: list[float], box_area: list[float], ignored: list[bool]) -> Counts:
-    """Match labels and boxes, both in their order.
+    """Match labels and boxes, both in order.
 
     Args:
-        overlap: Area of the intersection of each label with each box.
-        label_area: Of each label.
-        box_area: Of each box.
-        ignored: Which labels count for nothing.
+        overlap: Intersection area of each label with each box.
+        label_area: Area of each label.
+        box_area: Area of each box.
+        ignored: Labels that do not count.
     """
     ignored_box = [
         area > 0 and any(ignored[at] and overlap[at][number] / area > ON_IGNORED for at in range(len(ignored)))

@@ -1,12 +1,12 @@
-"""From a map of text probabilities to texts: a rectangle or an outline for each patch above a threshold.
+"""Convert a map of text probabilities to texts: a rectangle or an outline for each region above a threshold.
 
-The smallest rectangle of a patch is scored by the mean probability inside it, and grown in closed form, since the network
-was taught shrunk texts. The paper's code grows it by a clipper and looks for the smallest rectangle again, which gives the
-same boxes. A rectangle around a bent line is mostly beside it: outlines are contours, simplified, scored and grown likewise,
-with sharp corners. A patch whose grown outline falls into parts is no text.
+The smallest rectangle around a region is scored by the mean probability inside it. It is then expanded in closed form, since
+the network was trained on shrunk texts. The paper's code expands it with Clipper and searches the smallest rectangle again,
+which gives the same boxes. A rectangle around a curved line covers mostly background. Outlines are simplified contours,
+scored and expanded in the same way, with sharp corners. A region whose expanded outline splits into parts is not a text.
 
-How far to grow: the paper takes a fixed ratio, which is right for words and makes long lines too thin. Without a ratio, the
-shrinking is undone exactly: of a rectangle with the area A' and half the perimeter S, grown by D, the shrinking law
+Amount of expansion: the paper uses a fixed ratio, which suits words and makes long lines too thin. Without a ratio, the
+shrinking is inverted exactly: for a rectangle with area A' and half perimeter S, expanded by D, the shrinking formula
 `D = q A / L` with `q = 1 - r^2` gives `(8 - 4q) D^2 + 2 (1 - q) S D - q A' = 0`.
 Source: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", AAAI 2020.
 """
@@ -27,23 +27,23 @@ from hasten.recipes.pictures import opencv
 Floats = npt.NDArray[np.float32]
 
 _CLIPPER_SCALE = 256.0
-"""Clipper works on whole numbers: so many to a pixel."""
+"""Clipper units per pixel; Clipper works on integers."""
 _SIMPLER = 0.002
-"""A contour is simplified by this share of its length, in pixels, and by half a pixel at least."""
+"""Tolerance of contour simplification as a fraction of the contour's length; at least half a pixel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoxSettings:
-    """What counts as a text.
+    """Settings of the post-processing.
 
     Attributes:
-        thresh: A pixel above this probability belongs to a text.
-        box_thresh: The least mean probability in a box.
-        min_side: The shorter side that a shrunk text must have, in pixels from centre to centre.
-        max_boxes: Patches that are looked at, the largest first.
-        shrink_ratio: What texts were shrunk by in training.
-        unclip_ratio: Grow by this times area over perimeter; None undoes the shrinking.
-        outlines: Find the outline of each text, for bent lines, not a rectangle around it.
+        thresh: Pixels above this probability belong to a text.
+        box_thresh: Smallest mean probability in a box.
+        min_side: Smallest shorter side of a shrunk text, in pixels from centre to centre.
+        max_boxes: Largest number of regions to process, largest first.
+        shrink_ratio: Shrink ratio of texts in training.
+        unclip_ratio: Expand by this factor times area over perimeter; None inverts the shrinking.
+        outlines: Return the outline of each text, for curved lines, instead of a rectangle.
     """
 
     thresh: float = 0.3
@@ -57,10 +57,10 @@ class BoxSettings:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Found texts, the surest first.
+    """Detected texts, highest score first.
 
     Attributes:
-        corners: x and y in pixels, `[n, 4, 2]`, in their order around each box.
+        corners: x and y in pixels, `[n, 4, 2]`, in order around each box.
         scores: Mean probability in each box, `[n]`.
     """
 
@@ -69,17 +69,17 @@ class Boxes:
 
     @property
     def shapes(self) -> list[Floats]:
-        """Corners of each text, `[4, 2]`."""
+        """The corners of each text, `[4, 2]`."""
         return list(self.corners)
 
 
 @dataclass(frozen=True, eq=False)
 class Outlines:
-    """Found texts, the surest first.
+    """Detected texts, highest score first.
 
     Attributes:
-        polygons: Of each its corners in pixels; none is ignored.
-        scores: Mean probability in each before it is grown, `[n]`.
+        polygons: Corners of each text in pixels; none is ignored.
+        scores: Mean probability in each text before expansion, `[n]`.
     """
 
     polygons: PolygonArray
@@ -87,7 +87,7 @@ class Outlines:
 
     @property
     def shapes(self) -> list[npt.NDArray[np.float32]]:
-        """Corners of each text, `[m, 2]`."""
+        """The corners of each text, `[m, 2]`."""
         return [self.polygons.polygon(number) for number in range(len(self.polygons))]
 
 
@@ -95,11 +95,11 @@ Texts: TypeAlias = Boxes | Outlines
 
 
 def find_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
-    """Boxes, the surest first.
+    """Find boxes, highest score first.
 
     Args:
         probability: `float32 [height, width]`.
-        settings: What counts as a text.
+        settings: Settings of the post-processing.
 
     Raises:
         MachineError: A package of the extra `recipes` is missing.
@@ -125,11 +125,11 @@ def find_boxes(probability: Floats, settings: BoxSettings) -> Boxes:
 
 
 def find_outlines(probability: Floats, settings: BoxSettings) -> Outlines:
-    """Outlines, one contour after another.
+    """Find outlines, one contour after another.
 
     Args:
         probability: `float32 [height, width]`.
-        settings: What counts as a text.
+        settings: Settings of the post-processing.
 
     Raises:
         MachineError: A package of the extra `recipes` is missing.
@@ -156,11 +156,11 @@ def find_outlines(probability: Floats, settings: BoxSettings) -> Outlines:
 
 
 def find_texts(probability: Floats, settings: BoxSettings) -> Texts:
-    """The texts of one picture, as boxes or as outlines.
+    """Find the texts of one image, as boxes or as outlines.
 
     Args:
-        probability: Of text, `float32 [height, width]`.
-        settings: What counts as a text, and which of both.
+        probability: Probability of text, `float32 [height, width]`.
+        settings: Settings of the post-processing, including which of the two.
 
     Raises:
         MachineError: A package of the extra `recipes` is missing.
@@ -169,12 +169,12 @@ def find_texts(probability: Floats, settings: BoxSettings) -> Texts:
 
 
 def unclip_distance(area: float, length: float, settings: BoxSettings) -> float:
-    """How far a box is grown on each side, in pixels.
+    """Return how far to expand a box on each side, in pixels.
 
     Args:
-        area: Of the box or outline, in square pixels.
+        area: Area of the box or outline, in square pixels.
         length: Its perimeter in pixels.
-        settings: The ratio, or the shrinking to undo.
+        settings: The ratio, or the shrinking to invert.
     """
     if length <= 0:
         return 0.0
@@ -186,7 +186,7 @@ def unclip_distance(area: float, length: float, settings: BoxSettings) -> float:
 
 
 def box_score(probability: Floats, corners: Floats) -> float:
-    """Mean probability over the pixels of a box or an outline, drawn as OpenCV fills polygons; 0 outside of the map.
+    """Return the mean probability over the pixels of a box or an outline, as filled by OpenCV; 0 outside of the map.
 
     Args:
         probability: `float32 [height, width]`.
@@ -206,11 +206,11 @@ def box_score(probability: Floats, corners: Floats) -> float:
 
 
 def outer_contours(probability: Floats, settings: BoxSettings) -> list[Any]:
-    """The contours of the patches, those inside the holes of others too; the largest where there are too many.
+    """Return the contours of the regions, including those inside holes of others; only the largest if there are too many.
 
     Args:
         probability: `float32 [height, width]`.
-        settings: The threshold of a patch, and how many are looked at.
+        settings: Threshold and largest number of regions.
     """
     cv2 = opencv()
     mask = (probability > settings.thresh).view(np.uint8)
@@ -224,18 +224,18 @@ def outer_contours(probability: Floats, settings: BoxSettings) -> list[Any]:
 
 
 def _bounds_first(contour: Any) -> tuple[int, int, int]:
-    """Sort key: the largest upright bounds first, then from the top, then from the left."""
+    """Sort key: the largest bounding rectangles first, then from top to bottom, then from left to right."""
     left, top, width, height = opencv().boundingRect(contour)
     return -width * height, top, left
 
 
 def grown(outline: Floats, settings: BoxSettings, *, sharp: bool = False) -> list[Floats]:
-    """The outline of a text whose edges are moved out: one polygon, or more where it crosses itself.
+    """Expand the outline of a text: one polygon, or more if the result crosses itself.
 
     Args:
         outline: `[m, 2]`.
-        settings: How far.
-        sharp: Corners stay corners, else they become round.
+        settings: How far to expand.
+        sharp: Keep corners sharp instead of rounding them.
 
     Raises:
         MachineError: pyclipper or shapely is not installed.
@@ -251,7 +251,7 @@ def grown(outline: Floats, settings: BoxSettings, *, sharp: bool = False) -> lis
 
 
 def sorted_boxes(corners: list[Floats], scores: list[float]) -> Boxes:
-    """Put boxes in their order: the surest first, then from the top, then from the left."""
+    """Sort boxes: highest score first, then from top to bottom, then from left to right."""
     if not corners:
         return Boxes(np.zeros((0, 4, 2), dtype=np.float32), np.zeros(0, dtype=np.float32))
     boxes, sure = np.asarray(corners, dtype=np.float32), np.asarray(scores, dtype=np.float32)

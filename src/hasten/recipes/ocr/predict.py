@@ -1,4 +1,4 @@
-"""Find text in one picture with a trained network, and draw what was found."""
+"""Detect text in one image with a trained network, and draw the result."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from hasten.recipes.weights import load_weights
 
 
 def trained(job: OcrJob, weights: Path) -> nn.Module:
-    """The network of a job with the weights of a run of it.
+    """Return a job's network with the weights of one of its runs.
 
     Args:
         job: The job.
         weights: FILE.safetensors, or the run's model.pt.
 
     Raises:
-        HastenError: The file cannot be read, or holds another network.
+        HastenError: The file cannot be read, or belongs to another network.
     """
     network = job.model()
     load_weights(network, weights)
     return network.eval()
 
 
-def look(model: nn.Module, picture: Picture, job: OcrJob) -> tuple[list[dict[str, Any]], Picture]:
-    """What was found, the surest first, as plain data; and the picture with it drawn in."""
-    texts = find_text(model, picture, job)
+def look(model: nn.Module, image: Picture, job: OcrJob) -> tuple[list[dict[str, Any]], Picture]:
+    """Return the texts as plain data, highest score first, and a copy of the image with the texts drawn."""
+    texts = find_text(model, image, job)
     found = [
         {"polygon": np.round(shape, 1).tolist(), "score": round(float(score), 4)}
         for shape, score in zip(texts.shapes, texts.scores, strict=True)
     ]
-    return found, shown(picture, texts)
+    return found, shown(image, texts)
 
 
-def find_text(model: nn.Module, picture: Picture, job: OcrJob) -> Boxes | Outlines:
-    """Find text as the job would on a held-out picture, in its own pixels: boxes, or outlines where the job is `curved`.
+def find_text(model: nn.Module, image: Picture, job: OcrJob) -> Boxes | Outlines:
+    """Detect text as in validation, in pixels of the given image: boxes, or outlines if the job is `curved`.
 
     Args:
-        model: The network of the job, with trained weights; it is left in eval mode.
-        picture: `uint8 [height, width, 3]`, RGB, as `hasten.recipes.pictures.read_picture` gives it.
-        job: Says the size to work at and what counts as a text.
+        model: The job's network with trained weights; it is left in eval mode.
+        image: `uint8 [height, width, 3]`, RGB, as returned by `hasten.recipes.pictures.read_picture`.
+        job: Defines the size to work at and the post-processing.
 
     Raises:
         MachineError: A package of the extra `recipes` is missing.
     """
-    fitted, scale, place = fit(picture, job.canonical_size())
+    fitted, scale, place = fit(image, job.canonical_size())
     device = next(model.parameters()).device
     images = torch.from_numpy(fitted)[None].permute(0, 3, 1, 2).to(device, torch.float32)
     mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (MEAN, STD))
@@ -67,16 +67,14 @@ def find_text(model: nn.Module, picture: Picture, job: OcrJob) -> Boxes | Outlin
     return Outlines(PolygonArray.from_list([(shape - offset) / factor for shape in texts.shapes]), texts.scores)
 
 
-def shown(picture: Picture, texts: Boxes | Outlines) -> Picture:
-    """A copy of the picture with what was found drawn around in red.
+def shown(image: Picture, texts: Boxes | Outlines) -> Picture:
+    """Draw the texts in red on a copy of the image.
 
     Args:
-        picture: `uint8 [height, width, 3]`.
-        texts: In its pixels.
+        image: `uint8 [height, width, 3]`.
+        texts: The texts, in pixels of the image.
     """
-    drawn = picture.copy()
+    drawn = image.copy()
     outlines = [np.rint(corners).astype(np.int32) for corners in texts.shapes]
-    opencv().polylines(
-        drawn, outlines, isClosed=True, color=(220, 30, 30), thickness=max(1, round(max(picture.shape) / 500))
-    )
+    opencv().polylines(drawn, outlines, isClosed=True, color=(220, 30, 30), thickness=max(1, round(max(image.shape) / 500)))
     return drawn

@@ -1,13 +1,13 @@
-"""Read where text stands in pictures: labels as ICDAR text files, SROIE's csv files, or COCO-Text JSON.
+"""Read text regions of images: labels as ICDAR text files, SROIE's csv files, or COCO-Text JSON.
 
 | files | a row or an annotation |
 |---|---|
 | `NAME.txt`, `gt_NAME.txt` | `x1,y1,...,xn,yn,transcript`; n is 4 in most files, and may differ from row to row |
-| `NAME.csv` | `x1,y1,...,x4,y4,transcript`; the transcript may hold commas |
+| `NAME.csv` | `x1,y1,...,x4,y4,transcript`; the transcript may contain commas |
 | one `.json` | COCO-Text (`imgs`, `anns`) or COCO (`images`, `annotations`): a mask, a polygon or a box |
 
-Text that nobody can read (`###`, or `illegible` in COCO-Text) is kept as ignored: it is neither learned nor counted.
-Polygons that cross themselves are mended, once, here. What cannot be used becomes a finding with its file and line.
+Illegible text (`###`, or `illegible` in COCO-Text) is kept as ignored: it is neither trained on nor counted.
+Self-intersecting polygons are repaired once, here. Everything unusable becomes a finding with its file and line.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hasten.core.errors import DataError
 from hasten.recipes.findings import BadFileError, Findings
 from hasten.recipes.ocr.coco_text import LARGEST, read_coco_text
 from hasten.recipes.ocr.maps import PolygonArray
-from hasten.recipes.ocr.maps.validity import mend
+from hasten.recipes.ocr.maps.validity import repair
 from hasten.recipes.pictures import check_picture, list_pictures, read_text
 
 ILLEGIBLE = frozenset({"###", "*", "#"})
-"""Transcripts that say "there is text, and nobody can read it": ICDAR's, ArT's and Total-Text's."""
+"""Transcripts that mark illegible text: those of ICDAR, ArT and Total-Text."""
 
 _THREADS = 8
 _QUAD = 8
-"""Numbers of a quadrilateral."""
+"""Coordinates of a quadrilateral."""
 Rows: TypeAlias = Literal["quads", "mixed", "polygons"]
-"""What a file holds: eight numbers in each row; mostly eight, and polygons of six corners or more; or any polygons."""
+"""Content of a file: eight coordinates in each row; mostly eight, and polygons of six or more corners; or any polygons."""
 
 Corners = npt.NDArray[np.float32]
 """The corners of one polygon in pixels, x and y: `[n, 2]`."""
@@ -43,12 +43,12 @@ Corners = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Item:
-    """One picture and the text in it.
+    """One image and its text.
 
     Attributes:
-        path: The picture file.
+        path: The image file.
         size: Its height and width in pixels, upright.
-        regions: Where text stands, in the picture's pixels.
+        regions: The text regions, in pixels of the image.
     """
 
     path: Path
@@ -58,12 +58,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Row:
-    """One label as it was read.
+    """One label as read from its file.
 
     Attributes:
-        line: Where it stands in its file, counted from 1; None in JSON.
+        line: Line in its file, counted from 1; None in JSON.
         corners: `float32 [n, 2]`, x and y in pixels.
-        ignored: Whether nobody can read the text.
+        ignored: Whether the text is illegible.
     """
 
     line: int | None
@@ -72,38 +72,41 @@ class Row:
 
 
 def read_regions(images: Path, labels: Path, findings: Findings) -> tuple[Item, ...]:
-    """Read the labels of all pictures of a folder.
+    """Read the labels of all images of a folder.
 
     Args:
-        images: The folder of the pictures.
-        labels: The folder of the label files, or one COCO-Text JSON file; may be the same folder.
-        findings: Takes what is wrong: a picture without labels, a broken file, a bad row.
+        images: Folder of the images.
+        labels: Folder of the label files, or one COCO-Text JSON file; may be the same folder.
+        findings: Receives problems: an image without labels, a corrupt file, a bad row.
 
     Returns:
-        The pictures that can be used, sorted by name; one without any text is among them.
+        The usable images, sorted by name, including those without text.
 
     Raises:
-        DataError: A folder is missing, pictures share a name, or the JSON file cannot be read.
+        DataError: A folder is missing, images share a name, or the JSON file cannot be read.
         MachineError: A package of the extra `recipes` is missing.
     """
-    pictures = list_pictures(images)
-    sizes = _sizes(pictures, findings)
+    image_paths = list_pictures(images)
+    sizes = _sizes(image_paths, findings)
     files = _label_files(Path(labels))
     rows: dict[Path, tuple[Path, list[Row]]] = {}
     if isinstance(files, Path):
         found = read_coco_text(files, findings)
-        for picture in pictures:
-            if picture.name in found:
-                rows[picture] = (files, [Row(None, corners, ignored) for corners, ignored in found[picture.name]])
-        _report_missing(pictures, rows, findings, f"{files.name} does not name this picture")
+        for image_path in image_paths:
+            if image_path.name in found:
+                rows[image_path] = (files, [Row(None, corners, ignored) for corners, ignored in found[image_path.name]])
+        _report_missing(image_paths, rows, findings, f"{files.name} does not list this image")
     else:
-        rows = _text_rows(pictures, files, findings)
-        for stem in sorted(files.keys() - {picture.stem for picture in pictures}):
-            findings.add(files[stem], None, f"{images} has no picture of this name", lost="nothing")
-        _report_missing(pictures, rows, findings, f"{labels} has no label file for it (looked for .txt, gt_*.txt and .csv)")
-    usable = [picture for picture in pictures if picture in rows and picture in sizes]
+        rows = _text_rows(image_paths, files, findings)
+        for stem in sorted(files.keys() - {image_path.stem for image_path in image_paths}):
+            findings.add(files[stem], None, f"{images} has no image with this name", lost="nothing")
+        _report_missing(
+            image_paths, rows, findings, f"{labels} has no label file for it (looked for .txt, gt_*.txt and .csv)"
+        )
+    usable = [image_path for image_path in image_paths if image_path in rows and image_path in sizes]
     return tuple(
-        Item(picture, sizes[picture], _regions(picture, sizes[picture], rows[picture], findings)) for picture in usable
+        Item(image_path, sizes[image_path], _regions(image_path, sizes[image_path], rows[image_path], findings))
+        for image_path in usable
     )
 
 
@@ -111,11 +114,11 @@ def parse_rows(text: str, path: Path, findings: Findings, *, rows: Rows) -> list
     """Read the rows of one label file.
 
     Args:
-        text: What the file holds.
+        text: Content of the file.
         path: The file, for the findings.
-        findings: Takes each row that is none, with its line.
-        rows: Which rows to expect. Where quads are usual, numbers behind the eighth belong to the transcript, unless they go
-            on around the text.
+        findings: Receives each invalid row, with its line.
+        rows: Kind of rows to expect. If quads are usual, numbers after the eighth belong to the transcript, unless they
+            continue the outline of the text.
     """
     read = []
     for line, row in enumerate(text.split("\n"), start=1):
@@ -127,7 +130,7 @@ def parse_rows(text: str, path: Path, findings: Findings, *, rows: Rows) -> list
         if wanted < 6 or len(numbers) < wanted:
             at_least = 6 if rows == "polygons" else _QUAD
             reason = (
-                f"a row needs {at_least} numbers and a transcript, and this begins with {len(numbers)}: {row.strip()[:60]!r}"
+                f"a row needs {at_least} numbers and a transcript, but this starts with {len(numbers)}: {row.strip()[:60]!r}"
             )
             findings.add(path, line, reason, lost="label")
             continue
@@ -138,7 +141,7 @@ def parse_rows(text: str, path: Path, findings: Findings, *, rows: Rows) -> list
 
 
 def _leading_numbers(fields: list[str]) -> list[float]:
-    """The numbers that a row begins with; `nan`, `inf` and `1_000` are none."""
+    """Return the numbers at the start of a row; `nan`, `inf` and `1_000` are not accepted."""
     numbers: list[float] = []
     for field in fields:
         try:
@@ -152,18 +155,18 @@ def _leading_numbers(fields: list[str]) -> list[float]:
 
 
 def _num_coordinates(fields: list[str], numbers: list[float], rows: Rows) -> int:
-    """How many fields of a row are coordinates: the others are the transcript, which may itself hold numbers and commas."""
+    """Return how many fields of a row are coordinates. The rest is the transcript, which may contain numbers too."""
     if rows == "quads":
         return _QUAD
     all_numbers = len(numbers) == len(fields) and len(numbers) % 2 == 1  # the last one is the transcript
     polygon = len(numbers) - 1 if all_numbers else len(numbers) - len(numbers) % 2
     if rows == "polygons":
         return polygon
-    return polygon if polygon >= _QUAD + 4 and _goes_on(numbers[:polygon]) else _QUAD
+    return polygon if polygon >= _QUAD + 4 and _continues_outline(numbers[:polygon]) else _QUAD
 
 
-def _goes_on(numbers: list[float]) -> bool:
-    """Whether the numbers behind the first eight are corners too: none lies far from the first four."""
+def _continues_outline(numbers: list[float]) -> bool:
+    """Return whether the numbers after the first eight are corners too: none is far from the first four."""
     corners = np.asarray(numbers, dtype=np.float64).reshape(-1, 2)
     low, high = corners[:4].min(axis=0), corners[:4].max(axis=0)
     far = 2 * float((high - low).max())
@@ -171,11 +174,11 @@ def _goes_on(numbers: list[float]) -> bool:
 
 
 def _label_files(labels: Path) -> Path | dict[str, Path]:
-    """One JSON file, or the label file of each stem."""
+    """Return the single JSON file, or the label file of each stem."""
     if labels.is_file():
         if labels.suffix.lower() == ".json":
             return labels
-        raise DataError(f"{labels} is no .json file: give a COCO-Text file, or the folder of the .txt or .csv files.")
+        raise DataError(f"{labels} is not a .json file: give a COCO-Text file, or the folder of the .txt or .csv files.")
     if not labels.is_dir():
         raise DataError(f"{labels} does not exist: give the folder of the label files, or a COCO-Text JSON file.")
     files: dict[str, Path] = {}
@@ -191,51 +194,51 @@ def _label_files(labels: Path) -> Path | dict[str, Path]:
     whole = sorted(path for path in labels.iterdir() if path.suffix.lower() == ".json")
     if len(whole) == 1:
         return whole[0]
-    seen = f"{len(whole)} .json files" if whole else "nothing of the kind"
-    raise DataError(f"{labels} holds no labels: there must be .txt or .csv files, or one .json file, and there is {seen}.")
+    seen = f"{len(whole)} .json files" if whole else "none of these"
+    raise DataError(f"{labels} has no labels: expected .txt or .csv files, or one .json file, but found {seen}.")
 
 
-def _text_rows(pictures: list[Path], files: dict[str, Path], findings: Findings) -> dict[Path, tuple[Path, list[Row]]]:
+def _text_rows(image_paths: list[Path], files: dict[str, Path], findings: Findings) -> dict[Path, tuple[Path, list[Row]]]:
     texts: dict[Path, tuple[Path, str]] = {}
-    for picture in pictures:
-        path = files.get(picture.stem)
+    for image_path in image_paths:
+        path = files.get(image_path.stem)
         if path is None:
             continue
         try:
-            texts[picture] = (path, read_text(path))
+            texts[image_path] = (path, read_text(path))
         except BadFileError as error:
-            findings.add_error(error, lost="picture", about=picture)
-            texts[picture] = (path, "")
+            findings.add_error(error, lost="picture", about=image_path)
+            texts[image_path] = (path, "")
     bad = {item.about for item in findings.items if item.lost == "picture"}
     quads = _mostly_quads(text for path, text in texts.values() if path.suffix.lower() == ".txt")
     rows = {}
-    for picture, (path, text) in texts.items():
-        if picture in bad:
+    for image_path, (path, text) in texts.items():
+        if image_path in bad:
             continue
         expected: Rows = "quads" if path.suffix.lower() == ".csv" else "mixed" if quads else "polygons"
         before = len(findings)
-        rows[picture] = (path, parse_rows(text, path, findings, rows=expected))
-        if len(findings) > before and not rows[picture][1]:  # nothing of the file could be read: that is no empty picture
-            findings.add(path, None, "none of its rows could be read", lost="picture", about=picture)
-            del rows[picture]
+        rows[image_path] = (path, parse_rows(text, path, findings, rows=expected))
+        if len(findings) > before and not rows[image_path][1]:  # all rows are bad: the image does not count as empty
+            findings.add(path, None, "none of its rows could be read", lost="picture", about=image_path)
+            del rows[image_path]
     return rows
 
 
 def _mostly_quads(texts: Iterable[str]) -> bool:
-    """Whether at least half of the rows begin with eight or nine numbers."""
+    """Return whether at least half of the rows start with eight or nine numbers."""
     counts = [len(_leading_numbers(row.split(","))) for text in texts for row in text.split("\n") if row.strip()]
     return 2 * sum(_QUAD <= count <= _QUAD + 1 for count in counts) >= len(counts)
 
 
-def _report_missing(pictures: list[Path], rows: dict[Path, Any], findings: Findings, reason: str) -> None:
+def _report_missing(image_paths: list[Path], rows: dict[Path, Any], findings: Findings, reason: str) -> None:
     known = {item.about for item in findings.items if item.lost == "picture"}
-    for picture in pictures:
-        if picture not in rows and picture not in known:
-            findings.add(picture, None, reason, lost="picture")
+    for image_path in image_paths:
+        if image_path not in rows and image_path not in known:
+            findings.add(image_path, None, reason, lost="picture")
 
 
-def _sizes(pictures: list[Path], findings: Findings) -> dict[Path, tuple[int, int]]:
-    """Height and width of each picture that is one, from headers and the last bytes, in threads."""
+def _sizes(image_paths: list[Path], findings: Findings) -> dict[Path, tuple[int, int]]:
+    """Return the height and width of each valid image, from headers and the last bytes, in threads."""
 
     def look(path: Path) -> tuple[int, int] | BadFileError:
         try:
@@ -245,7 +248,7 @@ def _sizes(pictures: list[Path], findings: Findings) -> dict[Path, tuple[int, in
 
     sizes = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for path, seen in zip(pictures, pool.map(look, pictures), strict=True):
+        for path, seen in zip(image_paths, pool.map(look, image_paths), strict=True):
             if isinstance(seen, BadFileError):
                 findings.add_error(seen, lost="picture", about=path)
             else:
@@ -253,32 +256,32 @@ def _sizes(pictures: list[Path], findings: Findings) -> dict[Path, tuple[int, in
     return sizes
 
 
-def _regions(picture: Path, size: tuple[int, int], read: tuple[Path, list[Row]], findings: Findings) -> PolygonArray:
+def _regions(image_path: Path, size: tuple[int, int], read: tuple[Path, list[Row]], findings: Findings) -> PolygonArray:
     path, rows = read
     polygons: list[Corners] = []
     ignored: list[bool] = []
     for row in rows:
         if (reason := _why_unusable(row.corners, size)) is not None:
-            findings.add(path, row.line, reason, lost="label", about=picture)
+            findings.add(path, row.line, reason, lost="label", about=image_path)
             continue
         parts = list(_parts(row.corners))
         if not parts:
-            findings.add(path, row.line, "its polygon has no area", lost="label", about=picture)
+            findings.add(path, row.line, "its polygon has no area", lost="label", about=image_path)
         polygons += parts
         ignored += [row.ignored] * len(parts)
     return PolygonArray.from_list(polygons, ignored)
 
 
 def _parts(corners: Corners) -> Iterator[Corners]:
-    for part in mend(corners):
+    for part in repair(corners):
         yield np.asarray(part, dtype=np.float32)
 
 
 def _why_unusable(corners: Corners, size: tuple[int, int]) -> str | None:
     height, width = size
     if not np.isfinite(corners).all():
-        return "its corners are no finite numbers"
+        return "its corners are not finite numbers"
     (left, top), (right, bottom) = corners.min(axis=0), corners.max(axis=0)
     if right <= 0 or bottom <= 0 or left >= width or top >= height:
-        return f"it lies outside the picture, which is {width} pixels wide and {height} high"
+        return f"it is outside the image, which is {width} pixels wide and {height} high"
     return None

@@ -1,9 +1,9 @@
-"""Draw pages with text on them, for who has no pictures yet: printed lines on paper, straight, turned or bent.
+"""Generate pages of text for users without their own images: printed lines on paper, straight, rotated or curved.
 
-Each page is a pure function of (seed, index, size). Paper has a tint, stains and fibres; lines of words and prices are laid
-on it without touching one another, some along a curve (their polygons have twelve corners); then the page is seen in
-perspective, in uneven light, a little out of focus, with noise. A few lines are smeared past reading and labelled `###`.
-Fonts are those that matplotlib ships, or Pillow's own where it is not installed.
+Each page is a pure function of (seed, index, size). The paper has a tint, stains and fibres. Lines of words and prices are
+placed on it without touching, some along a curve (their polygons have twelve corners). The page is then seen in perspective,
+in uneven light, slightly out of focus, with noise. A few lines are smeared until illegible and labelled `###`. Fonts are
+those that come with matplotlib, or Pillow's own if it is not installed.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ WORDS = """
 total cash change tax date time table invoice receipt number amount paid card street road market coffee bread milk tea rice
 paper water fresh store open daily welcome thank you please come again discount item price each net gross rounding office
 station garden river house north south east west first second third morning evening letter page chapter title
-""".split()  # noqa: SIM905  words are read as words
-"""What lines are made of, beside numbers."""
+""".split()  # noqa: SIM905  easier to read than a list
+"""Words of the generated lines, in addition to numbers."""
 
 _FACES = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif",
     "DejaVuSerif-Bold", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralBol",
 )  # fmt: skip
 _CURVE_POINTS = 6
-"""Corners along the upper and along the lower edge of a bent line."""
+"""Number of corners along the upper and the lower edge of a curved line."""
 _DRAWING = 2
-"""Raised when pages come out otherwise: folders of older ones are not used again."""
+"""Version of the generator. Increase it whenever pages change, so that cached folders are not reused."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of text as ink, before it lies on the page.
+    """The ink of one line of text, before it is placed on the page.
 
     Attributes:
-        ink: How much of each pixel is covered, 0 to 1, `[height, width]`.
-        outline: Its polygon in the ink's pixels, `[n, 2]`.
+        ink: Coverage of each pixel, 0 to 1, `[height, width]`.
+        outline: The line's polygon in pixels of the ink, `[n, 2]`.
     """
 
     ink: Floats
@@ -58,12 +58,12 @@ class _Line:
 
 
 def draw(seed: int, index: int, size: int | tuple[int, int]) -> tuple[Picture, PolygonArray]:
-    """Draw one page.
+    """Generate one page.
 
     Args:
-        seed: Of all pages.
-        index: Which page.
-        size: Side, or height and width, in pixels; 64 at least.
+        seed: Seed of the set.
+        index: Index of the page.
+        size: Side, or height and width, in pixels; at least 64.
 
     Returns:
         The page `uint8 [height, width, 3]`, and its lines of text.
@@ -73,7 +73,7 @@ def draw(seed: int, index: int, size: int | tuple[int, int]) -> tuple[Picture, P
     """
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 64:
-        raise DataError(f"a page of text needs 64 pixels on each side at least, not {height} x {width}.")
+        raise DataError(f"a page of text needs at least 64 pixels on each side, not {height} x {width}.")
     rng = np.random.default_rng((seed, index))
     page = _paper(rng, height, width)
     dark = float(page.mean()) > 110
@@ -109,47 +109,47 @@ def write(
     """Write pages as JPEG files with ICDAR labels: FOLDER/images and FOLDER/labels.
 
     Args:
-        folder: New or empty.
-        count: How many pages.
-        seed: The same seed draws the same pages.
+        folder: A new or empty folder.
+        count: Number of pages.
+        seed: Seed of the set; the same seed gives the same pages.
         size: Side, or height and width, in pixels.
         told: Called after each page.
 
     Raises:
         MachineError: Pillow or OpenCV is not installed.
     """
-    image = needed("PIL.Image")
+    pil = needed("PIL.Image")
     images, labels = Path(folder) / "images", Path(folder) / "labels"
     for inner in (images, labels):
         inner.mkdir(parents=True, exist_ok=True)
     for index in range(count):
         page, regions = draw(seed, index, size)
         name = f"page-{index:05d}"
-        image.fromarray(page).save(images / f"{name}.jpg", quality=88)
+        pil.fromarray(page).save(images / f"{name}.jpg", quality=88)
         (labels / f"{name}.txt").write_text("".join(_rows(regions)), encoding="utf-8")
         if told is not None:
             told()
 
 
 def drawn_folder(count: int, seed: int, size: tuple[int, int]) -> Path:
-    """A folder of drawn pages, drawn once on this machine and used again by every process that asks for the same.
+    """Return a folder of generated pages, generated once on this machine and shared by every process that needs the same.
 
     Raises:
-        MachineError: It cannot be written.
+        MachineError: The folder cannot be written.
     """
     said = hashlib.sha256(repr((_DRAWING, count, seed, size, [path.name for path in _fonts()])).encode()).hexdigest()[:16]
     return drawn_once(f"pages-{said}", lambda folder: write(folder, count, seed, size=size))
 
 
 def _rows(regions: PolygonArray) -> Iterator[str]:
-    """The rows of an ICDAR file: eight numbers where all lines are quads, else as many as each has corners."""
+    """Yield the rows of an ICDAR file: eight numbers if all lines are quads, otherwise two for each corner."""
     for number in range(len(regions)):
         corners = ",".join(f"{value:.1f}" for value in regions.polygon(number).reshape(-1).tolist())
         yield f"{corners},{'###' if regions.ignored[number] else 'text'}\n"
 
 
 def _paper(rng: np.random.Generator, height: int, width: int) -> Floats:
-    """An empty page: a tint, stains, fibres, now and then rules and boxes, as `float32 [height, width, 3]`."""
+    """Return an empty page with a tint, stains, fibres, and occasional rules and boxes: `float32 [height, width, 3]`."""
     cv2 = opencv()
     base = rng.uniform(185, 250) if rng.random() < 0.85 else rng.uniform(20, 80)
     tint = rng.normal(0, 6, 3) + base
@@ -168,7 +168,7 @@ def _paper(rng: np.random.Generator, height: int, width: int) -> Floats:
 
 
 def _line(rng: np.random.Generator, side: int) -> _Line:
-    """A line of words, straight, turned by a few degrees, or bent."""
+    """Return a line of words: straight, rotated by a few degrees, or curved."""
     pixels = max(9, int(side * rng.uniform(0.035, 0.085)))
     ink = _printed(_words(rng), int(rng.integers(0, 1 << 30)), pixels)
     height, width = ink.shape
@@ -210,7 +210,7 @@ def _bent(rng: np.random.Generator, ink: Floats) -> _Line:
 
 
 def _words(rng: np.random.Generator) -> str:
-    """One to four words or numbers."""
+    """Return one to four words or numbers."""
     parts = []
     for _ in range(int(rng.integers(1, 5))):
         if rng.random() < 0.3:
@@ -222,7 +222,7 @@ def _words(rng: np.random.Generator) -> str:
 
 
 def _printed(text: str, face: int, pixels: int) -> Floats:
-    """Text in black: how much of each pixel is covered, cut to the text, with a margin of one pixel."""
+    """Return text in black as the coverage of each pixel, cropped to the text, with a margin of one pixel."""
     font = _font(face % max(1, len(_fonts())), pixels)
     left, top, right, bottom = font.getbbox(text)
     canvas = needed("PIL.Image").new("L", (max(1, int(right - left)) + 2, max(1, int(bottom - top)) + 2))
@@ -232,7 +232,7 @@ def _printed(text: str, face: int, pixels: int) -> Floats:
 
 
 def _free_place(rng: np.random.Generator, taken: npt.NDArray[np.bool_], shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Top and left of a free place of this shape and a margin; None where a few tries find none."""
+    """Return top and left of a free area of this shape plus a margin; None if a few attempts find none."""
     height, width = taken.shape
     margin = 4
     if shape[0] + 2 * margin >= height or shape[1] + 2 * margin >= width:
@@ -246,7 +246,7 @@ def _free_place(rng: np.random.Generator, taken: npt.NDArray[np.bool_], shape: t
 
 
 def _seen(rng: np.random.Generator, page: Floats, polygons: list[Floats]) -> tuple[Floats, list[Floats]]:
-    """The page in perspective, in uneven light, out of focus, with noise; and where its lines are then."""
+    """Return the page in perspective, in uneven light, out of focus, with noise; and the polygons of its lines."""
     cv2 = opencv()
     height, width = page.shape[:2]
     flat = np.asarray([(0, 0), (width, 0), (width, height), (0, height)], dtype=np.float32)
@@ -265,7 +265,7 @@ def _seen(rng: np.random.Generator, page: Floats, polygons: list[Floats]) -> tup
 
 @lru_cache(maxsize=1)
 def _fonts() -> tuple[Path, ...]:
-    """The font files of matplotlib; none where it is not installed."""
+    """Return matplotlib's font files; empty if it is not installed."""
     found = importlib.util.find_spec("matplotlib")
     if found is None or found.origin is None:
         return ()

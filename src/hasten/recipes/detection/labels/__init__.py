@@ -1,4 +1,4 @@
-"""Labels of boxes as people have them: YOLO text, Pascal VOC XML or COCO JSON, read into one form.
+"""Read box labels in common formats, YOLO text, Pascal VOC XML or COCO JSON, into one form.
 
 findings = Findings()
 labelled = read_labels(Path("photos"), Path("labels"), findings)

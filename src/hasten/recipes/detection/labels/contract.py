@@ -1,4 +1,4 @@
-"""What reading labels gives, and what each format must offer to be read."""
+"""The result of reading labels, and the protocol that each label format implements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy.typing as npt
 from hasten.recipes.findings import Findings
 
 MIN_SIDE = 1.0
-"""Pixels that a box must have on each side within the picture: nothing is learned from less."""
+"""Smallest side of a box within its image, in pixels; smaller boxes are useless for training."""
 
 
 class Box(NamedTuple):
-    """A box in pixels of its picture: left, top, right, bottom; continuous, so the right is not a pixel's number."""
+    """A box in pixels of its image: left, top, right, bottom. Coordinates are continuous, not pixel indices."""
 
     left: float
     top: float
@@ -28,13 +28,13 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Item:
-    """A picture and what is on it.
+    """An image and its objects.
 
     Attributes:
-        path: The picture's file.
-        boxes: `float32 [n, 4]`: left, top, right, bottom, in pixels of the upright picture; within it, each at least a
-            pixel wide and high.
-        classes: `int64 [n]`: which class, counted from 0.
+        path: The image file.
+        boxes: `float32 [n, 4]`: left, top, right, bottom, in pixels of the upright image; within it, each at least one pixel
+            wide and high.
+        classes: `int64 [n]`: class index, counted from 0.
     """
 
     path: Path
@@ -44,29 +44,29 @@ class Item:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Pictures with their labels.
+    """Images with their labels.
 
     Attributes:
-        classes: The names of the classes.
-        items: The pictures that can be used, sorted by file name.
+        classes: The class names.
+        items: The usable images, sorted by file name.
     """
 
     classes: tuple[str, ...]
     items: tuple[Item, ...]
 
     def only(self, names: Sequence[str]) -> Labelled:
-        """The pictures of these file names (with or without ending), in this order; others are left out."""
+        """Select the images with these file names (with or without suffix), in this order; unknown names are skipped."""
         known = {item.path.stem: item for item in self.items} | {item.path.name: item for item in self.items}
         return Labelled(self.classes, tuple(known[name] for name in names if name in known))
 
 
 class Label(NamedTuple):
-    """One label as its file gives it, its box fitted to the picture.
+    """One label from a file, with its box clipped to the image.
 
     Attributes:
-        name: The class.
-        box: Where.
-        line: In which line of the file it stands, or begins; None where the format has no lines.
+        name: The class name.
+        box: The box.
+        line: First line of the label in its file; None if the format has no lines.
     """
 
     name: str
@@ -75,77 +75,77 @@ class Label(NamedTuple):
 
 
 class LabelError(ValueError):
-    """One label that cannot be used; its message is the reason, without a full stop."""
+    """A label that cannot be used; its message is the reason, without a full stop."""
 
 
 class Source(Protocol):
-    """The labels of a data set, in one of the formats.
+    """The labels of a data set in one of the formats.
 
     Attributes:
-        classes: The names of the classes, where the data set lists them; None where its labels alone tell.
+        classes: The class names if the data set lists them; None if they follow only from the labels.
     """
 
     classes: tuple[str, ...] | None
 
-    def labels_of(self, picture: Path, size: tuple[int, int], findings: Findings) -> list[Label]:
-        """The labels of one picture; called from several threads.
+    def labels_of(self, image: Path, size: tuple[int, int], findings: Findings) -> list[Label]:
+        """Return the labels of one image; called from several threads.
 
         Args:
-            picture: Its file.
+            image: The image file.
             size: Its height and width in pixels.
-            findings: Takes the labels that cannot be used.
+            findings: Receives the labels that cannot be used.
 
         Raises:
-            BadFileError: The picture cannot be used: its labels are missing, unreadable, or another picture's.
+            BadFileError: The image cannot be used: its labels are missing, unreadable, or belong to another image.
         """
         ...
 
-    def place_of(self, picture: Path) -> Path:
-        """The file in which the labels of a picture stand."""
+    def place_of(self, image: Path) -> Path:
+        """Return the file that contains the labels of an image."""
         ...
 
     def finish(self, findings: Findings) -> None:
-        """Say what was not asked for: labels whose picture is missing."""
+        """Report leftovers: labels whose image is missing."""
         ...
 
 
 def number(value: Any) -> float:
-    """A finite number.
+    """Convert a value to a finite number.
 
     Raises:
-        LabelError: It is none.
+        LabelError: The value is not a finite number.
     """
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        result = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise LabelError(f"{_short(value)} is no number that a box can have")
-    return found
+        result = math.nan
+    if not math.isfinite(result):
+        raise LabelError(f"{_short(value)} is not a valid coordinate")
+    return result
 
 
 def fitted(left: float, top: float, right: float, bottom: float, size: tuple[int, int]) -> Box:
-    """A box cut at the edges of its picture.
+    """Clip a box to its image.
 
     Args:
-        left: In pixels, as are the others.
-        top: Downward from the picture's upper edge.
-        right: Greater than left.
-        bottom: Greater than top.
-        size: The picture's height and width.
+        left: Left edge in pixels, like the others.
+        top: Top edge, counted downward from the image's upper edge.
+        right: Right edge, greater than left.
+        bottom: Bottom edge, greater than top.
+        size: The image's height and width.
 
     Raises:
-        LabelError: It has no area, or less than a pixel of it lies within the picture.
+        LabelError: The box has no area, or less than a pixel of it is within the image.
     """
     height, width = size
-    told = f"({left:g}, {top:g}) to ({right:g}, {bottom:g})"
+    description = f"({left:g}, {top:g}) to ({right:g}, {bottom:g})"
     if not (right > left and bottom > top):
-        raise LabelError(f"its box has no area: {told}")
+        raise LabelError(f"its box has no area: {description}")
     box = Box(max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
     if box.right <= box.left or box.bottom <= box.top:
-        raise LabelError(f"its box {told} lies outside the picture of {width}x{height} pixels")
+        raise LabelError(f"its box {description} is outside the image of {width}x{height} pixels")
     if box.right - box.left < MIN_SIDE or box.bottom - box.top < MIN_SIDE:
-        raise LabelError(f"less than a pixel of its box {told} lies within the picture of {width}x{height} pixels")
+        raise LabelError(f"less than a pixel of its box {description} is within the image of {width}x{height} pixels")
     return box
 
 

@@ -1,4 +1,4 @@
-"""Read class names from the list beside YOLO labels."""
+"""Read class names from the list that accompanies YOLO labels."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hasten.recipes.needed import needed
 from hasten.recipes.pictures import read_text
 
 LISTS = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml", "classes.json")
-"""Names of such files, in the order in which they are looked for."""
+"""File names of class lists, in search order."""
 MAX_CHARACTERS = 2**20
-"""A longer list is refused before it is parsed."""
+"""Longer lists are rejected before parsing."""
 _MAX_DEPTH = 50
-"""Of lists and mappings in one another: making the tree calls itself for each."""
+"""Largest nesting depth of lists and mappings: building the node tree is recursive."""
 
 
 def find_names(folder: Path) -> tuple[str, ...] | None:
-    """The names of the classes from the list in a folder of labels or above it; None where there is none.
+    """Return the class names from the list in the label folder or above it; None if there is none.
 
-    Looked at are the folder, the one above it, and the next one too for `NAME/labels` and `labels/NAME`.
+    Searched are the folder, its parent, and for `NAME/labels` and `labels/NAME` also the parent's parent.
 
     Raises:
-        DataError: There is one, and it is wrong; names file and line.
+        DataError: The list is invalid. The message names the file and the line.
     """
     folder = folder.resolve()
     places = [folder, *folder.parents][: 3 if "labels" in {folder.name, folder.parent.name} else 2]
@@ -36,51 +36,51 @@ def find_names(folder: Path) -> tuple[str, ...] | None:
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """The names of the classes in a list: lines of text, YAML with `names`, or JSON with `names` or just a list.
+    """Read class names from a list: lines of text, YAML with `names`, or JSON with `names` or just a list.
 
     Raises:
-        DataError: The list is empty, or holds a name twice or none; names file and line.
+        DataError: The list is empty, or has a duplicate or empty name. The message names the file and the line.
     """
     text = read_text(path)
     if len(text) > MAX_CHARACTERS:
-        raise BadFileError(path, f"it is longer than {MAX_CHARACTERS:,} characters: a list of classes is short")
+        raise BadFileError(path, f"it is longer than {MAX_CHARACTERS:,} characters, too long for a list of classes")
     if path.suffix in {".yaml", ".yml"}:
         named = _from_yaml(text, path)
     elif path.suffix == ".json":
         named = _from_json(text, path)
     else:
-        named = [(at, line.strip()) for at, line in enumerate(text.rstrip().splitlines(), start=1)]
-    seen: dict[str, int | None] = {}
+        named = [(index, line.strip()) for index, line in enumerate(text.rstrip().splitlines(), start=1)]
+    lines: dict[str, int | None] = {}
     for line, name in named:
         if not name:
-            raise BadFileError(path, "a class without a name: give it one, since each line counts as a class", line=line)
-        if name in seen:
-            raise BadFileError(path, f"the class {name!r} is there twice: give each a name of its own", line=line)
-        seen[name] = line
-    if not seen:
-        raise BadFileError(path, "it lists no class: write one name a line")
-    return tuple(seen)
+            raise BadFileError(path, "a class has no name: add one, since each line counts as a class", line=line)
+        if name in lines:
+            raise BadFileError(path, f"the class {name!r} is listed twice: use unique names", line=line)
+        lines[name] = line
+    if not lines:
+        raise BadFileError(path, "it lists no classes: write one name per line")
+    return tuple(lines)
 
 
 def _from_json(text: str, path: Path) -> list[tuple[int | None, str]]:
     try:
         value: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadFileError(path, f"it is no JSON ({error.msg})", line=error.lineno) from error
+        raise BadFileError(path, f"it is not valid JSON ({error.msg})", line=error.lineno) from error
     if isinstance(value, dict):
         value = value.get("names", value)
     if isinstance(value, dict):
         try:
             value = _in_order({int(key): name for key, name in value.items()}, path)
         except ValueError as error:
-            raise BadFileError(path, "it is no list of names") from error
+            raise BadFileError(path, "it is not a list of names") from error
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise BadFileError(path, "it is no list of names")
+        raise BadFileError(path, "it is not a list of names")
     return [(None, name) for name in value]
 
 
 def _from_yaml(text: str, path: Path) -> list[tuple[int | None, str]]:
-    """Read `names` from the node tree: it keeps line numbers, and names such as `no` or `1` stay text."""
+    """Read `names` from the node tree, which keeps line numbers and leaves names such as `no` or `1` as text."""
     yaml = needed("yaml")
     depth = 0
     try:
@@ -110,7 +110,7 @@ def _from_yaml(text: str, path: Path) -> list[tuple[int | None, str]]:
         if not isinstance(node, yaml.ScalarNode):
             raise BadFileError(path, "an entry of `names` is not text: write `- name` or `0: name`", line=line)
         if number in ordered:
-            raise BadFileError(path, f"the class number {number} is there twice", line=line)
+            raise BadFileError(path, f"the class number {number} is used twice", line=line)
         ordered[number] = (line, str(node.value).strip())
     return _in_order(ordered, path)
 
@@ -122,7 +122,7 @@ def _class_number(key: Any, path: Path) -> int:
     return int(key.value)
 
 
-def _in_order(found: dict[int, Any], path: Path) -> list[Any]:
-    if sorted(found) != list(range(len(found))):
-        raise BadFileError(path, f"its classes are numbered {sorted(found)}: count from 0, without gaps")
-    return [found[at] for at in range(len(found))]
+def _in_order(by_number: dict[int, Any], path: Path) -> list[Any]:
+    if sorted(by_number) != list(range(len(by_number))):
+        raise BadFileError(path, f"its classes are numbered {sorted(by_number)}: count from 0, without gaps")
+    return [by_number[index] for index in range(len(by_number))]

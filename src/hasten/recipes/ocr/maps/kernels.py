@@ -1,16 +1,16 @@
-"""How far each polygon is shrunk, and the threshold map by the official law.
+"""Compute how far each polygon is shrunk, and the threshold map by the official formula.
 
-D = A (1 - r^2) / L, and 0 for polygons that are not trained. The threshold map takes one band an edge, squared distances
-and one square root a pixel.
+D = A (1 - r^2) / L, and 0 for polygons that are not trained on. The threshold map takes one band per edge, squared
+distances, and one square root per pixel.
 
-The official code fills, for every edge, the whole box of its polygon, with several square roots a pixel. But only pixels
-nearer than D count, and they lie in a band along the edge. Over all edges and polygons the map needs the smallest d / D,
-hence the smallest d^2 / D^2, whose root is drawn once, at the end.
+For every edge, the official code fills the whole bounding box of its polygon, with several square roots per pixel. But only
+pixels closer than D count, and these form a band along the edge. Over all edges and polygons, the map needs the smallest d /
+D, that is, the smallest d^2 / D^2, whose root is taken once at the end.
 
-The law (DB, `MakeBorderMap.distance`) is not the distance to a segment. A pixel that sees the edge under an angle of at
-least 90 degrees (it lies within the circle over the edge) takes the perpendicular distance, any other that to the nearer
-end. Which of the two is decided by the sign of L^2 - d1^2 - d2^2, computed here with the same operations, so that it never
-differs.
+The formula (DB, `MakeBorderMap.distance`) is not the distance to a segment. A pixel that sees the edge at an angle of at
+least 90 degrees (it is inside the circle over the edge) takes the perpendicular distance, any other pixel the distance to
+the nearer end. The sign of L^2 - d1^2 - d2^2 decides between the two. It is computed here with the same operations, so the
+result never differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from hasten.recipes.needed import kernel
 
 MIN_AREA = 1.0
-"""Square pixels: the official code ignores what is smaller."""
+"""In square pixels; the official code ignores smaller polygons."""
 
 
 @kernel
@@ -37,16 +37,16 @@ def measure(  # noqa: PLR0917  a kernel is called by position
 ) -> None:
     """Write the distance D of each polygon in pixels.
 
-    Area and length are summed in the order in which GEOS, and so Shapely, sums them: D is the same to the last bit, which
-    decides where a shrunk corner is rounded to.
+    Area and length are summed in the same order as in GEOS, and so in Shapely. D is identical to the last bit, which matters
+    because it decides how shrunk corners are rounded.
 
     Args:
         points: Corners of all polygons [n, 2].
-        offsets: Where each begins [k + 1].
-        ignored: Those that are not trained [k].
+        offsets: Index of each polygon's first corner [k + 1].
+        ignored: Polygons that are not trained on [k].
         worth: 1 - r^2.
-        min_size: Pixels of height and width below which a polygon is not trained.
-        distances: Written [k]: 0 for those that are not trained.
+        min_size: Height and width in pixels below which a polygon is not trained on.
+        distances: Output [k]: 0 for polygons that are not trained on.
     """
     for number in range(len(ignored)):
         distances[number] = 0.0
@@ -62,7 +62,7 @@ def measure(  # noqa: PLR0917  a kernel is called by position
 
 @kernel
 def _smaller_side(polygon: npt.NDArray[np.float64]) -> float:
-    """The height or the width of a polygon's box, whichever is smaller."""
+    """Return the height or width of a polygon's bounding box, whichever is smaller."""
     left = right = polygon[0, 0]
     top = bottom = polygon[0, 1]
     for i in range(1, len(polygon)):
@@ -73,7 +73,7 @@ def _smaller_side(polygon: npt.NDArray[np.float64]) -> float:
 
 @kernel
 def _area(polygon: npt.NDArray[np.float64]) -> float:
-    """The area, without its sign."""
+    """Return the unsigned area."""
     count = len(polygon)
     total = 0.0
     for i in range(1, count):
@@ -84,7 +84,7 @@ def _area(polygon: npt.NDArray[np.float64]) -> float:
 
 @kernel
 def _length(polygon: npt.NDArray[np.float64]) -> float:
-    """The length of the closed border."""
+    """Return the length of the closed border."""
     count = len(polygon)
     total = 0.0
     for i in range(count):
@@ -104,15 +104,15 @@ def draw_borders(  # noqa: PLR0917  a kernel is called by position
     width: int,
     nearest: npt.NDArray[np.float32],
 ) -> None:
-    """Lower each pixel to its smallest d^2 / D^2 of all edges that reach it.
+    """Lower each pixel to its smallest d^2 / D^2 over all edges that reach it.
 
     Args:
         points: Corners of all polygons [n, 2].
-        offsets: Where each begins [k + 1].
-        distances: Their D in pixels; polygons of 0 are left out [k].
-        boxes: Left, top, right and bottom of their dilated polygons, all included: nothing is drawn outside [k, 4].
-        width: Of the picture.
-        nearest: The picture row by row, to begin with 1 everywhere [height * width].
+        offsets: Index of each polygon's first corner [k + 1].
+        distances: D of each polygon in pixels; polygons with 0 are skipped [k].
+        boxes: Inclusive left, top, right and bottom of the dilated polygons; nothing is drawn outside [k, 4].
+        width: Width of the image.
+        nearest: The image row by row, initially 1 everywhere [height * width].
     """
     height = nearest.size // width
     for number in range(len(distances)):
@@ -146,7 +146,7 @@ def _draw_edge(  # noqa: PLR0917  a kernel is called by position
         return
     for y in range(top, bottom + 1):
         start, stop = left, right
-        if down != 0.0:  # the part of this row that lies within D of the edge's line
+        if down != 0.0:  # the part of this row within D of the edge's line
             middle, half = x1 + along * (y - y1) / down, abs(reach / down)
             if middle - half > right or middle + half < left:
                 continue
@@ -163,7 +163,7 @@ def _draw_row(  # noqa: PLR0917  a kernel is called by position
     row: npt.NDArray[np.float32], from_x1: float, from_x2: float, from_y1: float, from_y2: float,
     along: float, down: float, square: float, distance: float,
 ) -> None:  # fmt: skip
-    """Lower the pixels of one row, whose first stands so far from the edge's two ends."""
+    """Lower the pixels of one row, given the offsets of its first pixel from the two ends of the edge."""
     scale = 1.0 / (distance * distance)
     per_cross = scale / square if square > 0.0 else 0.0
     square_y1, square_y2 = from_y1 * from_y1, from_y2 * from_y2
@@ -179,6 +179,6 @@ def _draw_row(  # noqa: PLR0917  a kernel is called by position
 
 @kernel
 def to_thresholds(nearest: npt.NDArray[np.float32], low: np.float32, span: np.float32) -> None:
-    """Make thresholds of the smallest d^2 / D^2, in place: low + span * (1 - d / D)."""
+    """Convert the smallest d^2 / D^2 to thresholds in place: low + span * (1 - d / D)."""
     for i in range(len(nearest)):
         nearest[i] = (np.float32(1.0) - np.sqrt(nearest[i])) * span + low

@@ -1,10 +1,10 @@
-"""Dilate convex polygons as Clipper does, to the last integer, without its general sweep.
+"""Dilate convex polygons exactly like Clipper, to the last integer, without its general sweep.
 
-Clipper 6.4 (Angus Johnson; the library behind pyclipper) dilates in two steps: it lays an arc of integer points around each
-corner, and then unites the ring with itself, which removes what crosses. The ring of a convex polygon crosses nothing, so
-the second step only drops repeated and collinear points. Here the first step is done with the same operations in the same
-order. That nothing crosses is not assumed but checked, ring by ring: seen from the middle of the polygon, its points must
-follow one another in one turn. Where that does not hold, the ring is left to Clipper.
+Clipper 6.4 (Angus Johnson; the library behind pyclipper) dilates in two steps. It puts an arc of integer points around each
+corner, and then unites the ring with itself, which removes crossings. The ring of a convex polygon has no crossings, so the
+second step only drops repeated and collinear points. Here the first step uses the same operations in the same order. The
+absence of crossings is not assumed but checked for each ring: seen from the middle of the polygon, its points must follow
+one another in one turn. Rings that fail the check are left to Clipper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hasten.recipes.needed import kernel
 
 ARC_TOLERANCE = 0.25
-"""Pixels that an arc may differ from a circle: Clipper's default."""
+"""Largest deviation of an arc from a circle in pixels: Clipper's default."""
 
 
 @kernel
@@ -28,14 +28,14 @@ def dilate(
     ring_offsets: npt.NDArray[np.int64],
     boxes: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int32]:
-    """The dilated polygons.
+    """Dilate the polygons.
 
     Args:
-        corners: Of all polygons, cut to integers [n, 2].
-        offsets: Where each begins [k + 1].
-        distances: By how many pixels each is dilated; 0 leaves it out [k].
-        ring_offsets: Written [k + 1]: where each ring begins; an empty ring is for Clipper to make.
-        boxes: Written [k, 4]: left, top, right and bottom of each ring that is not empty, all included.
+        corners: Corners of all polygons, truncated to integers [n, 2].
+        offsets: Index of each polygon's first corner [k + 1].
+        distances: Dilation of each polygon in pixels; 0 skips it [k].
+        ring_offsets: Output [k + 1]: index of each ring's first point; an empty ring must be made by Clipper.
+        boxes: Output [k, 4]: inclusive left, top, right and bottom of each ring that is not empty.
 
     Returns:
         The points of the rings, one after another: int32 [at least ring_offsets[-1], 2].
@@ -64,7 +64,7 @@ def dilate(
 
 @kernel
 def _bound(ring: npt.NDArray[np.int32], box: npt.NDArray[np.int64]) -> None:
-    """Write the box of a ring."""
+    """Write the bounding box of a ring."""
     for i in range(len(ring)):
         x, y = np.int64(ring[i, 0]), np.int64(ring[i, 1])
         box[0], box[1] = min(x, box[0]) if i else x, min(y, box[1]) if i else y
@@ -73,20 +73,20 @@ def _bound(ring: npt.NDArray[np.int32], box: npt.NDArray[np.int64]) -> None:
 
 @kernel
 def _steps(distance: float) -> float:
-    """Steps of a full turn."""
+    """Return the number of steps of a full turn."""
     steps = math.pi / math.acos(1.0 - min(ARC_TOLERANCE, distance * ARC_TOLERANCE) / distance)
     return min(steps, distance * math.pi)
 
 
 @kernel
 def _room(count: int, distance: float) -> int:
-    """Points that a ring has at most: arcs of one turn together, each rounded up and with its end."""
+    """Return the largest number of points of a ring: arcs of one turn in total, each rounded up and with its end."""
     return int(_steps(distance)) + 3 * count + 4
 
 
 @kernel
 def _stripped(corners: npt.NDArray[np.int32], polygon: npt.NDArray[np.float64]) -> int:
-    """Write the corners without repeated ones, clockwise as the picture is seen; how many."""
+    """Write the corners without repeated ones, clockwise as displayed; return their number."""
     last = len(corners) - 1
     while last > 0 and corners[0, 0] == corners[last, 0] and corners[0, 1] == corners[last, 1]:
         last -= 1
@@ -116,7 +116,7 @@ def _ring(
     distance: float,
     ring: npt.NDArray[np.int32],
 ) -> int:
-    """Write the ring around a polygon; its points, 0 where it is left to Clipper."""
+    """Write the ring around a polygon; return its number of points, 0 if it is left to Clipper."""
     count = len(polygon)
     for i in range(count):
         after = i + 1 if i + 1 < count else 0
@@ -137,7 +137,7 @@ def _ring(
             _put(ring, end, polygon[j, 0] + normals[k, 0] * distance, polygon[j, 1] + normals[k, 1] * distance)
             end += 1
             continue
-        if sine * distance < 1.0:  # it turns inwards, or back
+        if sine * distance < 1.0:  # it turns inward, or back
             return 0
         angle = math.atan2(min(sine, 1.0), normals[k, 0] * normals[j, 0] + normals[k, 1] * normals[j, 1])
         num_steps = max(int(steps_per_radian * abs(angle) + 0.5), 1)
@@ -157,14 +157,14 @@ def _ring(
 
 @kernel
 def _put(ring: npt.NDArray[np.int32], at: int, x: float, y: float) -> None:
-    """Write a point, rounded to the nearest integers, halves away from zero."""
+    """Write a point, rounded to the nearest integers, with halves away from zero."""
     ring[at, 0] = int(x - 0.5) if x < 0.0 else int(x + 0.5)
     ring[at, 1] = int(y - 0.5) if y < 0.0 else int(y + 0.5)
 
 
 @kernel
 def _cleaned(ring: npt.NDArray[np.int32], count: int) -> int:
-    """Drop points that repeat another, or lie in line with their neighbours, until there are none; what is left."""
+    """Drop points that repeat another or are collinear with their neighbours until none is left; return the new count."""
     before = 0
     while before != count and count >= 3:
         before, count = count, _cleaned_once(ring, count)
@@ -173,7 +173,7 @@ def _cleaned(ring: npt.NDArray[np.int32], count: int) -> int:
 
 @kernel
 def _cleaned_once(ring: npt.NDArray[np.int32], count: int) -> int:
-    """One walk around the ring; how many points it leaves."""
+    """Pass once over the ring; return the number of remaining points."""
     kept = 0
     for i in range(count):
         back = kept - 1 if kept else count - 1
@@ -188,7 +188,7 @@ def _cleaned_once(ring: npt.NDArray[np.int32], count: int) -> int:
 
 @kernel
 def _is_one_turn(ring: npt.NDArray[np.int32], polygon: npt.NDArray[np.float64]) -> bool:
-    """Whether the points follow one another around the middle of the polygon in one clockwise turn: nothing crosses then."""
+    """Return whether the points make one clockwise turn around the middle of the polygon, so that nothing crosses."""
     count = len(ring)
     if count < 3:
         return False

@@ -1,4 +1,4 @@
-"""The polygons of a picture in three flat arrays: little memory, no Python object a point, nothing to unpack in a kernel."""
+"""The polygons of an image in three flat arrays: compact, no Python object per point, and ready for kernels."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy.typing as npt
 from hasten.core.errors import DataError
 
 MAX_COORDINATE = 1_000_000
-"""Pixels: beyond it a coordinate is an error of the labels, and the filler's integers would not hold it."""
+"""In pixels. Larger coordinates are label errors and would overflow the integers of the polygon filler."""
 
 
 @dataclass(frozen=True, eq=False)
 class PolygonArray:
-    """Polygons of one picture, closed, in pixels.
+    """Closed polygons of one image, in pixels.
 
     Attributes:
-        points: Corners of all polygons, one after another, x then y: float32 [n, 2].
-        offsets: Where each polygon begins, and where the last one ends: int32 [k + 1].
-        ignored: Which polygons are "###", neither text nor background: bool [k].
+        points: Corners of all polygons, one polygon after another, x then y: float32 [n, 2].
+        offsets: Index of each polygon's first corner, and the total number of corners at the end: int32 [k + 1].
+        ignored: Polygons marked "###", which are neither text nor background: bool [k].
 
     Raises:
-        DataError: The arrays do not fit together, a polygon has less than three corners, or a coordinate is not finite.
+        DataError: The arrays are inconsistent, a polygon has less than three corners, or a coordinate is not finite.
     """
 
     points: npt.NDArray[np.float32]
@@ -41,30 +41,30 @@ class PolygonArray:
             )
         if self.ignored.shape != (len(self.offsets) - 1,):
             raise DataError(
-                f"{len(self.offsets)} offsets are of {len(self.offsets) - 1} polygons, not {self.ignored.shape}."
+                f"{len(self.offsets)} offsets describe {len(self.offsets) - 1} polygons, not {self.ignored.shape}."
             )
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.points):
             raise DataError(
-                f"offsets must go from 0 to {len(self.points)}, not from {self.offsets[0]} to {self.offsets[-1]}."
+                f"offsets must range from 0 to {len(self.points)}, not from {self.offsets[0]} to {self.offsets[-1]}."
             )
         short = np.flatnonzero(np.diff(self.offsets) < 3)
         if len(short):
-            raise DataError(f"polygon {short[0]} has less than three corners: mend polygons when they are read.")
+            raise DataError(f"polygon {short[0]} has less than three corners: repair polygons when reading them.")
         if len(self.points) and not np.abs(self.points).max() <= MAX_COORDINATE:
             raise DataError(
-                f"a coordinate is not finite, or beyond {MAX_COORDINATE:,} pixels: mend polygons when they are read."
+                f"a coordinate is not finite or beyond {MAX_COORDINATE:,} pixels: repair polygons when reading them."
             )
 
     @classmethod
     def from_list(cls, polygons: Sequence[npt.ArrayLike], ignored: Sequence[bool] | None = None) -> Self:
-        """Polygons one by one.
+        """Create the arrays from single polygons.
 
         Args:
-            polygons: Of each its corners [m, 2], x then y, in pixels.
-            ignored: Of each whether it is neither text nor background; None ignores none.
+            polygons: Corners [m, 2] of each polygon, x then y, in pixels.
+            ignored: Whether each polygon is neither text nor background; None ignores none.
 
         Raises:
-            DataError: As the class says.
+            DataError: The polygons are invalid; see the class.
         """
         parts = [np.asarray(polygon, dtype=np.float32) for polygon in polygons]
         wrong = next((number for number, part in enumerate(parts) if part.ndim != 2 or part.shape[1] != 2), None)
@@ -81,5 +81,5 @@ class PolygonArray:
         return len(self.ignored)
 
     def polygon(self, number: int) -> npt.NDArray[np.float32]:
-        """The corners of one polygon [m, 2]: a view."""
+        """Return a view of the corners of one polygon [m, 2]."""
         return self.points[self.offsets[number] : self.offsets[number + 1]]

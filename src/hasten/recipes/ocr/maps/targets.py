@@ -1,13 +1,14 @@
-"""Target maps that are those of the official code: the same masks, and thresholds within 1e-6.
+"""Make the target maps of the official code: identical masks, and thresholds within 1e-6.
 
-What is drawn is decided by the libraries that the official code uses: polygons are shrunk and dilated by Clipper, on corners
-cut to integers, and filled by OpenCV. The dilation of convex polygons and the threshold map are kernels of our own. In three
-cases the official code gives no answer, or an accident; here:
+The shapes are determined by the libraries of the official code: polygons are shrunk and dilated by Clipper, on corners
+truncated to integers, and filled by OpenCV. The dilation of convex polygons and the threshold map are Hasten's own kernels.
+In three cases the official code fails or gives an arbitrary result. Here:
 
-- a pixel that lies on an edge, or on a corner, is at distance 0; there the official formula may take the root of a negative
-  rounding error, and its map then has a hole,
-- what lies outside the picture is cut off; there the official code fails, or writes into another place,
-- of text that falls apart when shrunk all parts are drawn; the first code drew one of them, later ones draw all.
+- a pixel on an edge or a corner has distance 0; the official formula may take the root of a negative rounding error, which
+  leaves a hole in its map,
+- parts outside the image are clipped; the official code fails, or writes to a wrong position,
+- if a text splits into parts when shrunk, all parts are drawn; the first official code drew only one, later versions draw
+all.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from hasten.recipes.ocr.maps.polygons import PolygonArray
 
 @dataclass(frozen=True, kw_only=True)
 class MapSettings:
-    """How target maps are made; the defaults are those of the paper (Liao et al., AAAI 2020) and its code.
+    """Settings of the target maps. The defaults are those of the paper (Liao et al., AAAI 2020) and its code.
 
     Attributes:
-        shrink_ratio: How far text is shrunk, r of D = A (1 - r^2) / L: between 0 and 1, without both.
-        thresh_min: The threshold map far from any border.
-        thresh_max: The threshold map on a border.
-        min_text_size: Text that is less high or less wide than that is not trained, in pixels; 0 trains all.
+        shrink_ratio: How far text is shrunk, r of D = A (1 - r^2) / L: between 0 and 1, exclusive.
+        thresh_min: Value of the threshold map far from any border.
+        thresh_max: Value of the threshold map on a border.
+        min_text_size: Smallest height and width of text to train on, in pixels; 0 includes all.
 
     Raises:
-        JobError: A setting is out of its range.
+        JobError: A setting is out of range.
     """
 
     shrink_ratio: float = 0.4
@@ -44,22 +45,24 @@ class MapSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.shrink_ratio < 1:
-            raise JobError(f"shrink_ratio must lie between 0 and 1, not at {self.shrink_ratio}.")
+            raise JobError(f"shrink_ratio must be between 0 and 1, not {self.shrink_ratio}.")
         if not 0 <= self.thresh_min < self.thresh_max <= 1:
-            raise JobError(f"thresholds must rise within 0 to 1, not from {self.thresh_min} to {self.thresh_max}.")
+            raise JobError(
+                f"thresh_min and thresh_max must increase within 0 to 1, not {self.thresh_min} to {self.thresh_max}."
+            )
         if not self.min_text_size >= 0:
-            raise JobError(f"min_text_size must be 0 or more pixels, not {self.min_text_size}.")
+            raise JobError(f"min_text_size must be at least 0 pixels, not {self.min_text_size}.")
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """The four target maps of a picture.
+    """The four target maps of an image.
 
     Attributes:
-        shrink: 1 in the shrunk text, 0 elsewhere: uint8 [height, width].
-        shrink_mask: 0 where `shrink` is not trained (ignored and vanished text), 1 elsewhere: uint8 [height, width].
-        thresh: From thresh_min to thresh_max, the latter on the borders of text: float32 [height, width].
-        thresh_mask: 1 where `thresh` is trained, in text and around it, 0 elsewhere: uint8 [height, width].
+        shrink: 1 in shrunk text, 0 elsewhere: uint8 [height, width].
+        shrink_mask: 0 where `shrink` is not trained on (ignored and vanished text), 1 elsewhere: uint8 [height, width].
+        thresh: From thresh_min to thresh_max, which is reached on text borders: float32 [height, width].
+        thresh_mask: 1 where `thresh` is trained on, in text and around it, 0 elsewhere: uint8 [height, width].
     """
 
     shrink: npt.NDArray[np.uint8]
@@ -72,25 +75,26 @@ DEFAULT = MapSettings()
 
 
 def make_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettings = DEFAULT) -> Maps:
-    """The four target maps of a picture.
+    """Make the four target maps of an image.
 
-    Polygons may reach out of the picture: what lies outside is cut off. A polygon that is ignored, smaller than
-    `min_text_size`, below one square pixel, or that vanishes when it is shrunk, is masked out of `shrink_mask` and leaves no
-    trace in the other maps. Of a polygon that falls apart when it is shrunk all parts are drawn.
+    Polygons may extend beyond the image and are clipped. A polygon is masked out of `shrink_mask`, and absent from the other
+    maps, if it is ignored, smaller than `min_text_size`, below one square pixel, or vanishes when shrunk. If a polygon
+    splits into parts when shrunk, all parts are drawn.
 
-    Safe in several threads and processes; the heavy parts hold no lock. Nothing that is passed is changed.
+    The function is safe to call from several threads and processes, and its expensive parts release the GIL. The arguments
+    are not modified.
 
     Args:
-        polygons: Of the picture, in its pixels.
+        polygons: Polygons of the image, in its pixels.
         size: Its height and width in pixels.
-        settings: Which maps.
+        settings: Settings of the maps.
 
     Raises:
         DataError: The size is not positive.
         MachineError: The extra `recipes` is not installed.
     """
     if min(size) <= 0:
-        raise DataError(f"a picture is at least one pixel high and wide, not {size[0]} x {size[1]}.")
+        raise DataError(f"an image must be at least one pixel high and wide, not {size[0]} x {size[1]}.")
     cv2, pyclipper = needed("cv2"), needed("pyclipper")
     kernels, dilating = needed(f"{__package__}.kernels"), needed(f"{__package__}.kernels_dilate")
     points, offsets, distances = measured(polygons, settings)
@@ -116,7 +120,7 @@ def make_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettin
             cv2.fillPoly(shrink, [np.array(part, np.int32)], 1)
         ring = rings[ring_starts[number] : ring_starts[number + 1]]
         if not len(ring):
-            ring = np.array(clipper.Execute(distance)[0], np.int32)  # the outline comes first, before any hole
+            ring = np.array(clipper.Execute(distance)[0], np.int32)  # the outline precedes any holes
             boxes[number, :2], boxes[number, 2:] = ring.min(axis=0), ring.max(axis=0)
         cv2.fillPoly(thresh_mask, [ring], 1)
     kernels.draw_borders(points, offsets, distances, boxes, size[1], nearest)
@@ -125,9 +129,10 @@ def make_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettin
 
 
 def warm() -> None:
-    """Compile the kernels, or load them from disk. Call it in the process that starts workers: each would compile anew.
+    """Compile the kernels, or load them from disk. Call this before starting workers; otherwise each would compile them.
 
-    Compiled kernels are cached on disk (`__pycache__`, or `NUMBA_CACHE_DIR`): only the first run on a machine takes seconds.
+    Compiled kernels are cached on disk (`__pycache__`, or `NUMBA_CACHE_DIR`), so only the first run on a machine takes
+    seconds.
 
     Raises:
         MachineError: The extra `recipes` is not installed.
@@ -138,13 +143,13 @@ def warm() -> None:
 def blank(
     size: tuple[int, int],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """What is drawn on, in one piece of memory.
+    """Return the initial maps in one block of memory.
 
-    Several pieces would go back to the system each time, and fetching them anew can take longer than the drawing.
+    Several blocks would be returned to the system each time, and allocating them again can take longer than drawing.
 
     Returns:
-        d^2 / D^2 at its 1 [height * width]; shrunk text at 0, the mask of thresholds at 0, the mask of shrunk text at 1
-        [height, width].
+        d^2 / D^2, set to 1 [height * width]; the shrunk text, set to 0, the threshold mask, set to 0, and the mask of shrunk
+        text, set to 1 [height, width].
     """
     num_pixels = size[0] * size[1]
     room = np.empty(7 * num_pixels, np.uint8)
@@ -157,9 +162,9 @@ def blank(
 def measured(
     polygons: PolygonArray, settings: MapSettings
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The corners [n, 2], where polygons begin [k + 1], and the distance D of each in pixels, 0 where it is not trained [k].
+    """Return the corners [n, 2], the polygons' offsets [k + 1], and each distance D in pixels [k], 0 if not trained on.
 
-    All are arrays of their own, in the one layout that kernels are compiled for, whatever the polygons came in.
+    All are new arrays in the one memory layout that the kernels are compiled for.
     """
     points, offsets = polygons.points.astype(np.float64, order="C"), polygons.offsets.astype(np.int64)
     ignored, distances = polygons.ignored.astype(np.bool_), np.empty(len(polygons), np.float64)
@@ -169,5 +174,5 @@ def measured(
 
 
 def span_of(settings: MapSettings) -> tuple[np.float32, np.float32]:
-    """The lowest threshold, and how far the highest lies above it, as the official code rounds them."""
+    """Return the lowest threshold, and the difference to the highest, rounded like the official code."""
     return np.float32(settings.thresh_min), np.float32(settings.thresh_max - settings.thresh_min)

@@ -1,4 +1,4 @@
-"""Drawable polygons of what people annotated: once, when labels are read, never in a loader."""
+"""Turn annotated polygons into drawable ones: once, when labels are read, never in a data loader."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from hasten.recipes.needed import needed
 from hasten.recipes.ocr.maps.polygons import MAX_COORDINATE
 
 MIN_PART_AREA = 1.0
-"""Square pixels: a smaller part of a polygon that crosses itself is a splinter."""
+"""In square pixels; smaller parts of a self-intersecting polygon are discarded."""
 
 
-def mend(polygon: npt.ArrayLike) -> list[npt.NDArray[np.float32]]:
-    """The simple polygons that a polygon encloses, each clockwise as the picture is seen.
+def repair(polygon: npt.ArrayLike) -> list[npt.NDArray[np.float32]]:
+    """Return the simple polygons that a polygon encloses, each clockwise as displayed.
 
-    Repeated corners are dropped. A polygon that crosses itself becomes its parts ("make valid" of GEOS): a bow tie becomes
-    two triangles. Holes are filled.
+    Repeated corners are dropped. A self-intersecting polygon is split into its parts ("make valid" of GEOS): a bow tie
+    becomes two triangles. Holes are filled.
 
     Args:
-        polygon: Its corners [m, 2], x then y, in pixels; the first may be repeated at the end. It is not changed.
+        polygon: Corners [m, 2], x then y, in pixels; the first may be repeated at the end. It is not modified.
 
     Returns:
-        Of each part its corners, float32 [m, 2]; none where there is no area, or a coordinate is not finite.
+        The corners of each part, float32 [m, 2]; empty if there is no area or a coordinate is not finite.
 
     Raises:
         MachineError: The extra `recipes` is not installed.
     """
-    given = np.asarray(polygon, dtype=np.float32).reshape(-1, 2)
-    if not len(given) or not np.abs(given).max() <= MAX_COORDINATE:
+    annotated = np.asarray(polygon, dtype=np.float32).reshape(-1, 2)
+    if not len(annotated) or not np.abs(annotated).max() <= MAX_COORDINATE:
         return []
-    corners = _distinct(given)
+    corners = _distinct(annotated)
     if len(corners) < 3:
         return []
     shapely = needed("shapely")
@@ -46,23 +46,23 @@ def mend(polygon: npt.ArrayLike) -> list[npt.NDArray[np.float32]]:
 
 
 def _parts(shape: Any) -> list[Any]:
-    """The polygons of a shape, whatever else is in it: lines and points have no area."""
+    """Return the polygons in a shape; lines and points are dropped since they have no area."""
     if shape.geom_type == "Polygon":
         return [] if shape.is_empty else [shape]
     return [part for inner in getattr(shape, "geoms", ()) for part in _parts(inner)]
 
 
 def _distinct(corners: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The corners without those that the next one repeats."""
+    """Return the corners without consecutive duplicates."""
     return corners[np.any(corners != np.roll(corners, -1, axis=0), axis=1)]
 
 
 def _clockwise(corners: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The same polygon, clockwise as the picture is seen, from the same corner on."""
+    """Return the same polygon, clockwise as displayed, starting at the same corner."""
     return corners if _signed_area(corners) > 0 else np.concatenate([corners[:1], corners[:0:-1]])
 
 
 def _signed_area(corners: npt.NDArray[np.float32]) -> float:
-    """Square pixels, positive where the corners go clockwise as the picture is seen (y grows downwards)."""
+    """Return the area in square pixels, positive if the corners go clockwise as displayed (y grows downward)."""
     x, y = corners.astype(np.float64).T
     return float(np.dot(x - x[0], np.roll(y, -1) - np.roll(y, 1)) / 2.0)
