@@ -1,1 +1,1 @@
-"""Measurements that take minutes: never part of the tests. Results go to benchmarks/results/, raw samples and all."""
+"""Measurements that take minutes and are never part of the tests. Results with raw samples go to benchmarks/results/."""

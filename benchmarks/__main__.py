@@ -1,4 +1,4 @@
-"""Measure again what benchmarks/results holds, for this machine; all of it takes about two and a half hours."""
+"""Repeat the measurements in benchmarks/results on this machine. Running all of them takes about two and a half hours."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PACKING_BUDGET, SEARCH_BUDGET = "3m", "50m"
 
 
 def _recipes(arguments: list[str]) -> None:
-    from benchmarks.recipes.run import main as recipes  # noqa: PLC0415  what it imports is of the extra `recipes`
+    from benchmarks.recipes.run import main as recipes  # noqa: PLC0415  needs the extra `recipes`
 
     recipes(arguments)
 
@@ -52,11 +52,11 @@ OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {
     "chaos": chaos, "checkpoints": checkpoints, "data": data, "groundtruth": groundtruth, "public": public,
     "recipes": _recipes,
 }  # fmt: skip
-"""What takes options of its own: `python -m benchmarks NAME --help` lists them."""
+"""Benchmarks with options of their own: `python -m benchmarks NAME --help` lists them."""
 
 
 def main() -> None:
-    """Run one benchmark, or all."""
+    """Run one benchmark, or all of them."""
     if sys.argv[1:2] and sys.argv[1] in OWN_OPTIONS:
         OWN_OPTIONS[sys.argv[1]](sys.argv[2:])
         return
@@ -68,18 +68,22 @@ def main() -> None:
         help="comparisons (aa, power), turns (own-cost, progress, checkpointing, ranks), "
         "pairs (techniques, goodput, proof), rounds (rivals)",
     )
-    parser.add_argument("--budget", help="of each job: its tuning (text, image, diagnosis), its subsets (search)")
-    parser.add_argument("--seed", type=int, help="first seed of the tuning (text, image); the job's own unless given")
+    parser.add_argument(
+        "--budget", help="budget of each job, for its tuning (text, image, diagnosis) or its subsets (search)"
+    )
+    parser.add_argument("--seed", type=int, help="first seed of the tuning (text, image); defaults to the job's own")
     parser.add_argument(
         "--only",
         nargs="+",
         metavar="CASE",
-        help="these cases or jobs alone (gate, techniques, search, proof); other rows stay",
+        help="only these cases or jobs (gate, techniques, search, proof); other rows stay",
     )
-    parser.add_argument("--kept", action="store_true", help="search: keep the recorded exhaustive search, and climb anew")
+    parser.add_argument(
+        "--kept", action="store_true", help="search: keep the recorded exhaustive search, run the ladder again"
+    )
     asked = parser.parse_args()
     if asked.kept and asked.name != "search":
-        parser.error("--kept is of search alone")
+        parser.error("--kept can only be used with search")
     if asked.name == "search":
         budget_s = parse_duration(asked.budget or SEARCH_BUDGET)
         print(f"wrote {run_search(asked.only or (), budget_s, kept=asked.kept)}", flush=True)
@@ -121,7 +125,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
 
 
 def _run_some(name: str, only: list[str], number: int | None) -> object:
-    """Measure some rows of a benchmark; the others stay."""
+    """Measure some rows of a benchmark; other rows stay."""
     if name == "techniques":
         return run_techniques(number or PAIRS, only)
     if name == "proof":

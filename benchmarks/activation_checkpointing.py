@@ -1,8 +1,9 @@
-"""What checkpointing to a memory budget saves and costs, on the text example: against plain, and against all blocks.
+"""Measure memory and time of checkpointing to a memory budget, on the text example, against no and full checkpointing.
 
-Memory is counted by storage, not by what anybody claims to keep: every storage that the forward pass makes is watched, and
-those that still live at its end are what is kept, those that live at once at most are the peak. Resident memory is read in
-a process of its own for each arm. Times are interleaved in one process, the same updates from the same start each turn.
+Memory is counted by tensor storage, independently of the technique's own figures. Every storage created in the forward pass
+is tracked. Those still alive at its end are saved activations; the largest number of bytes alive at once is the peak.
+Resident memory is read in a separate process for each arm. Times are interleaved in one process, with the same updates from
+the same state in each turn.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ def _loop(name: str) -> Loop:
 
 
 def _memory(loop: Loop) -> dict[str, int]:
-    """Bytes kept at the end of a training step's forward pass, and the most that live at once in the whole step."""
+    """Return the bytes alive after the forward pass of a training step, and the peak of the whole step."""
     live = loop.live
     assert live.order is not None  # noqa: S101  the example's data is a list
-    loop.run(1)  # the optimizer's state is there, as in every later step
+    loop.run(1)  # creates the optimizer state, as in every later step
     live.optimizer.zero_grad(set_to_none=True)
     batch = live.to_device(live.pipeline.fetch(0, live.order(0)[0]))
     watch = _Living()
@@ -95,7 +96,7 @@ def _memory(loop: Loop) -> dict[str, int]:
 
 
 class _Living(TorchDispatchMode):
-    """Knows which storages that were made under it still live, without keeping them alive."""
+    """Track which storages created in this mode are still alive, without keeping them alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -103,7 +104,7 @@ class _Living(TorchDispatchMode):
         self.peak_bytes = 0
 
     def bytes(self) -> int:
-        """Bytes that live now."""
+        """Return the number of bytes currently alive."""
         self._made = {at: made for at, made in self._made.items() if not made[0].expired()}
         return sum(size for _, size in self._made.values())
 
@@ -124,13 +125,13 @@ def _address(tensor: Tensor) -> int:
 
 
 def _peak_rss(name: str) -> int:
-    """Highest resident memory of a fresh process during updates of an arm, in bytes."""
+    """Return the peak resident memory of a fresh process during updates of an arm, in bytes."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_rss_of, (name,))
 
 
 def _rss_of(name: str) -> int:
-    # Not getrusage: what the parent used survives the start of a program there.
+    # getrusage cannot be used: its peak includes memory of the parent from before the exec.
     loop = _loop(name)
     loop.run(1)
     reset_peak_memory()

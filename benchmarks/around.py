@@ -1,8 +1,8 @@
-"""What stands around the updates, plain against each technique, for a model of about 50 MB of weights.
+"""Measure the events around updates, with and without each technique, for a model with about 50 MB of weights.
 
-Of a checkpoint: the stall (until training may go on), the dip (how much longer updates take while it is being written) and
-the time to durability (until the file in the run's folder is flushed). Of metric reports and of validation passes: what
-one costs. All arms live in one process and take turns, in another order each round.
+For a checkpoint: the stall (until training continues), the dip (the slowdown of updates while it is written) and the time to
+durability (until the file in the run's folder is flushed). For metric reports and validation passes: their cost. All arms
+run in one process and take turns, in a different order each round.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ class FiftyMegabytes(Job):
     epochs = 100
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         layers = [layer for _ in range(3) for layer in (nn.Linear(2048, 2048), nn.GELU())]
         return nn.Sequential(*layers, nn.Linear(2048, 8))
 
     def train_data(self) -> Dataset[Any]:
-        """256 random samples."""
+        """Return 256 random samples."""
         x = torch.randn(256, 2048, generator=torch.Generator().manual_seed(0))
         return TensorDataset(x, torch.arange(256) % 8)
 
     def valid_data(self) -> Dataset[Any] | None:
-        """The same number again."""
+        """Return 256 further samples."""
         return self.train_data()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Plain SGD, so that an update is short beside a checkpoint."""
+        """Return plain SGD, so that an update is short compared with a checkpoint."""
         return torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor | Loss:
-        """Cross-entropy."""
+        """Compute the cross-entropy."""
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -104,7 +104,7 @@ class _Arm:
         self.loop.live.undo_all()
 
     def checkpoint(self) -> dict[str, float]:
-        """Stall, dip and loss of a checkpoint with updates beside it, and how long one alone takes to be durable."""
+        """Measure stall, dip and loss of a checkpoint with concurrent updates, and the time to durability of one alone."""
         quiet_s = self._updates_s()
         started = perf_counter()
         self.work.save()
@@ -115,7 +115,7 @@ class _Arm:
         return {"stall_s": stall_s, "dip": beside_s / quiet_s, "lost_s": lost_s, "durable_s": self._durable_s()}
 
     def reports(self) -> dict[str, float]:
-        """Stall of a report, and how long one takes to be written."""
+        """Measure the stall of a report, and the time to write one."""
         started = perf_counter()
         for _ in range(REPORTS):
             self.work.report()
@@ -124,13 +124,13 @@ class _Arm:
         return {"stall_s": stall_s / REPORTS, "written_s": (perf_counter() - started) / REPORTS}
 
     def validation(self) -> dict[str, float]:
-        """A whole pass."""
+        """Measure a whole validation pass."""
         started = perf_counter()
         loss = self.work.validate()["loss"]
         return {"pass_s": perf_counter() - started, "loss": loss}
 
     def _durable_s(self) -> float:
-        """A checkpoint with nothing beside it."""
+        """Measure a checkpoint without concurrent work."""
         started = perf_counter()
         self.work.save()
         self.work.wait()
@@ -154,10 +154,10 @@ PLANS = {
 def _of(
     event: str, arms: Mapping[str, _Arm], rounds: int, act: Callable[[_Arm], dict[str, float]]
 ) -> dict[str, dict[str, Any]]:
-    """Every arm that has to do with the event, and the plain one: medians and raw samples; the first time is kept apart."""
+    """Collect medians and raw samples of the arms that affect the event, and of the plain arm; first times are separate."""
     chosen = {name: arm for name, arm in arms.items() if arm.event in ("", event)}
     for arm in chosen.values():
-        arm.loop.rewind()  # the same weights in all: their losses can be held against each other
+        arm.loop.rewind()  # all arms start from the same weights, so their losses can be compared
         arm.loop.run(2)
     first = {name: act(arm) for name, arm in chosen.items()}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}

@@ -1,9 +1,9 @@
-"""Kill a run again and again, at any moment, and see whether it ends as if nobody had.
+"""Kill a run again and again at random moments, and check that it ends as if it had never been killed.
 
-A run is started, one of its processes killed by SIGKILL after a random time, and started again with `--resume`, until it
-reaches its end. Its weights and held-out results must then be those of a run that was never touched, bit for bit. Each
-attempt is forked from a process that has loaded torch and done nothing with it, so that two hundred kills take minutes and
-not an hour.
+A run is started, one of its processes is killed with SIGKILL after a random time, and the run is started again with
+`--resume`, until it completes. Its weights and validation results must then equal those of an undisturbed run, bit for bit.
+Each attempt is forked from a process that has only imported torch, so that two hundred kills take minutes instead of an
+hour.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 
 EVERY = 4
-"""Updates from one checkpoint to the next."""
+"""Number of updates between checkpoints."""
 FULL, QUICK = 50, 12
-"""Kills of each setting."""
+"""Number of kills for each setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a run is done.
+    """Configuration of a run.
 
     Attributes:
-        ranks: Processes that train together.
-        plan: As `hasten.toml` has it.
-        updates: Of the run.
+        ranks: Number of processes that train together.
+        plan: The plan in the form of `hasten.toml`.
+        updates: Number of updates of the run.
         target: The job.
-        tuned: The recorded tuning whose plan it has, such as `tune_text`; empty where `plan` is the plan.
-        most_kills: Of it, where fewer than asked for are enough.
+        tuned: Name of the recorded tuning whose plan is used, such as `tune_text`; empty to use `plan`.
+        most_kills: Limit of the number of kills for this setting.
     """
 
     ranks: int = 1
@@ -57,7 +57,7 @@ class Setting:
     most_kills: int | None = None
 
     def chosen(self) -> Plan:
-        """The plan."""
+        """The plan to use."""
         if not self.tuned:
             return Plan.from_dict(dict(self.plan), catalogue())
         evidence = json.loads((RESULTS / f"{self.tuned}.json").read_text(encoding="utf-8"))["evidence"]
@@ -76,7 +76,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 class Attempts:
-    """Attempts at runs under a setting, each forked from one process. A context manager."""
+    """A context manager for attempts at runs in one setting, each forked from one process."""
 
     def __init__(self, setting: Setting) -> None:
         plan = setting.chosen()
@@ -88,7 +88,7 @@ class Attempts:
         self._environ = joined_environment(required_environment(plan.optimizations), os.environ)
 
     def __enter__(self) -> Self:
-        quiet = {**self._environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns in each attempt
+        quiet = {**self._environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns in every attempt
         self._process = subprocess.Popen(
             self._command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -101,14 +101,14 @@ class Attempts:
         self._process.communicate()
 
     def attempt(self, out: Path, kill: tuple[float, float] | None = None) -> bool:
-        """Make an attempt; whether it reached its end.
+        """Make an attempt; return whether the run completed.
 
         Args:
             out: Folder of the run.
-            kill: After how many seconds a process is killed, and which, as a number in [0, 1); None kills none.
+            kill: Delay in seconds before a process is killed, and which one, as a number in [0, 1); None kills none.
 
         Raises:
-            RuntimeError: It ended otherwise.
+            RuntimeError: The attempt ended for another reason.
         """
         if self._process.stdin is None:
             raise RuntimeError("no pipe")
@@ -120,13 +120,13 @@ class Attempts:
             time.sleep(kill[0])
             try:
                 os.kill(ranks[victim], signal.SIGKILL)
-            except ProcessLookupError:  # it reached its end before
+            except ProcessLookupError:  # the process has already ended
                 victim = None
         codes: list[int] = json.loads(self._read())
         if not any(codes):
             return True
         if victim is None or codes[victim] != -signal.SIGKILL:
-            raise RuntimeError(f"a run failed with exit codes {codes}: see its words above")
+            raise RuntimeError(f"a run failed with exit codes {codes}: see its output above")
         return False
 
     def _read(self) -> str:
@@ -136,10 +136,10 @@ class Attempts:
 
 
 def chaos(kills: int, seed: int, setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
-    """Kill a run so many times, over as many runs as that takes, and compare what each leaves with an untouched one's.
+    """Kill runs this number of times in total, and compare the result of each with that of an undisturbed run.
 
     Returns:
-        How often it was killed, how many runs ended, how many of them with other results, and where kills fell.
+        Number of kills, number of completed runs, number of runs with other results, and where the kills happened.
     """
     order = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="hasten-chaos-"))
@@ -153,26 +153,26 @@ def chaos(kills: int, seed: int, setting: Setting, say: Callable[[str], None]) -
             newest: list[int] = []
             while len(newest) < kills:
                 out = folder / f"run{ended}"
-                # Some die as they begin, some late: a short while is as likely as a long one.
+                # Some processes die early, some late: short and long delays are equally likely.
                 while not attempts.attempt(out, _kill(order, whole_s) if len(newest) < kills else None):
                     newest.append(newest_checkpoint(out))
                 ended += 1
                 wrong += results(out) != want
                 shutil.rmtree(out)
-                say(f"{len(newest)} kills, {ended} runs at their end, {wrong} of them with other results")
+                say(f"{len(newest)} kills, {ended} completed runs, {wrong} of them with other results")
         return {"kills": len(newest), "runs": ended, "wrong": wrong, "newest_checkpoint_at_kill": newest, "whole_s": whole_s}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def results(out: Path) -> tuple[bytes, dict[int, dict[str, float]]]:
-    """The weights of a run, and its held-out results by update."""
+    """Return the weights of a run, and its validation results by update."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return (out / "model.pt").read_bytes(), {line["update"]: line["held_out"] for line in lines if line["held_out"]}
 
 
 def newest_checkpoint(out: Path) -> int:
-    """The update of the newest checkpoint; 0 where there is none."""
+    """Return the update of the newest checkpoint; 0 if there is none."""
     try:
         return int((out / "checkpoints" / "latest").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -188,12 +188,14 @@ def _print(name: str, words: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The command `python -m benchmarks chaos`."""
+    """Run the command `python -m benchmarks chaos`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
-    parser.add_argument("--kills", type=int, default=FULL, help="of each setting")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} kills of one process, and nothing is recorded")
+    parser.add_argument("--kills", type=int, default=FULL, help="number of kills for each setting")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"only {QUICK} kills of one process, without recording a result"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=SETTINGS, help="one setting alone, and nothing is recorded")
+    parser.add_argument("--only", choices=SETTINGS, help="only this setting, without recording a result")
     given = parser.parse_args(arguments)
     only = "one process" if given.quick else given.only
     found = {}

@@ -1,7 +1,7 @@
-"""A process that has loaded torch and done nothing with it, and forks attempts at a run, one process a rank.
+"""Fork attempts at a run, one process per rank, from a process that has only imported torch.
 
-It reads the folder of a run from each line of stdin, forks the ranks, and answers with two lines of JSON: their process ids,
-and when all have ended their exit codes. It is their launcher: where one fails, the others are killed.
+For each line of stdin, which names the folder of a run, the process forks the ranks and prints two lines of JSON: their
+process ids, and, when all have ended, their exit codes. It acts as their launcher: if one fails, the others are killed.
 
 Usage: python -m benchmarks.chaos_fork '{"ranks": 2, "plan": {"sharding": {}}, "updates": 60, "every": 4,
     "target": "benchmarks.chaos_job:ChaosJob"}'
@@ -32,7 +32,7 @@ from hasten.train.run import RunOptions, train
 
 
 def attempt(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> None:
-    """Train, as one rank of a run."""
+    """Train as one rank of a run."""
     die_with_parent()
     torch.set_num_threads(1)
     if setting["ranks"] > 1:
@@ -45,7 +45,7 @@ def attempt(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> Non
 
 
 def forked(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> int:
-    """The process id of a fork that makes an attempt."""
+    """Fork a process that makes an attempt, and return its id."""
     child = os.fork()
     if child:
         return child
@@ -61,7 +61,7 @@ def forked(out: Path, setting: dict[str, Any], rank: int, meeting: Path) -> int:
 
 
 def ended(children: list[int]) -> list[int]:
-    """Wait for all; the exit code of each, those of signals below zero."""
+    """Wait for all processes and return their exit codes, negative for signals."""
     codes: dict[int, int] = {}
     while len(codes) < len(children):
         child, status = os.wait()
@@ -74,7 +74,7 @@ def ended(children: list[int]) -> list[int]:
 
 
 def main() -> None:
-    """Obey until there are no more lines."""
+    """Process lines until the input ends."""
     setting = json.loads(sys.argv[1])
     print("ready", flush=True)
     for number, line in enumerate(sys.stdin):

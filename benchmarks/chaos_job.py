@@ -1,4 +1,4 @@
-"""A job in which everything that a resumed run could get wrong shows in the weights."""
+"""A job whose weights reveal every error that resuming a run can make."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch.utils.data import Dataset, TensorDataset
 import hasten
 
 WIDTH = 65
-"""Odd, so that two ranks hold shards of unequal size."""
+"""An odd number, so that two ranks have shards of unequal size."""
 
 
 class ChaosJob(hasten.Job):
-    """Dropout, running statistics, random transforms, windows that do not fill, a schedule, held-out data, like blocks."""
+    """Combine dropout, running statistics, random transforms, partial windows, a schedule and validation."""
 
     batch_size, accumulation, epochs, seed = 8, 3, 1000, 3
     quality = hasten.Quality(metric="loss", direction="min", margin=0.1)
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         blocks = [
             nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2)) for _ in range(2)
         ]
         return nn.Sequential(nn.Linear(32, WIDTH), *blocks, nn.Linear(WIDTH, 1))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the data."""
+        """Create the data."""
         x = torch.randn(205, 32, generator=torch.Generator().manual_seed(0))  # the last batch has two samples for rank 1
         return TensorDataset(x, x.sum(1, keepdim=True))
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out data."""
+        """Create the validation data."""
         x = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
         return TensorDataset(x, x.sum(1, keepdim=True))
 
@@ -42,11 +42,11 @@ class ChaosJob(hasten.Job):
         return sample[0] + 0.1 * torch.randn(32), sample[1]
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> Any:
-        """Make the schedule."""
+        """Create the schedule."""
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 
     def loss(self, model: nn.Module, batch: Any) -> hasten.Loss:

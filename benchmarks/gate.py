@@ -1,9 +1,9 @@
-"""Is the numerics gate any good? Seeded defects that it must refuse, and innocent changes that it must let through.
+"""Judge the numerics gate with seeded defects that it must reject and harmless changes that it must accept.
 
-Each case goes the tuner's own way: a resident base process, a challenger in a process of its own, evidence, the gate; and
-where held-out quality decides, the paired proof with fresh processes. The cases reach the trial processes as a third party's
-optimizations do, through the entry-point group. Speed is not judged. What passes the gate without a proof of its own meets
-the final proof of the tuner, too, which takes a plan out again whose quality became worse: defects meet it here as well.
+Each case takes the tuner's own path: a resident base process, a challenger in a separate process, evidence and the gate. If
+validation quality decides, the paired proof with fresh processes follows. The cases reach the trial processes through the
+entry-point group, like third-party optimizations. Speed is not judged. Cases that pass the gate without their own proof also
+go through the tuner's final proof, which removes a plan again if its quality became worse. Defects can be caught there too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from hasten.tune.trials.pair import TURNS, Design
 from hasten.tune.trials.trial import Trial, TrialSetting
 
 UPDATES = 30
-"""Per turn of a screening, which here takes the fewest turns that the tuner may take: speed is not judged."""
+"""Duration of each screening turn in seconds. The minimum number of turns is used because speed is not judged."""
 PROOF_UPDATES = 189
-"""Nine epochs of the sentences."""
+"""Number of updates in nine epochs of the sentences job."""
 PROOF_S = 25.0
 JOBS = "benchmarks.jobs.gate_jobs"
 
@@ -45,7 +45,7 @@ Kind = Literal["defect", "innocent"]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A change whose innocence is known: the optimization, the job on which it matters, and what it is."""
+    """A change with a known effect: the optimization, the job on which it matters, and whether it is a defect."""
 
     optimization: Optimization
     job: str
@@ -53,12 +53,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As in the table."""
+        """The name in the table."""
         return self.optimization.card.name.removeprefix("gate_")
 
 
 def cases() -> list[Case]:
-    """All cases, by job."""
+    """Return all cases, grouped by job."""
     found: dict[str, Any] = dict(catalogue())
     defects: list[tuple[str, type[Optimization]]] = [
         ("SentencesJob", gate_defects.CheckpointingWithoutRng),
@@ -106,7 +106,7 @@ def cases() -> list[Case]:
 
 
 def run_gate(only: Sequence[str] = ()) -> Path:
-    """Judge all cases, or those whose name or job is in `only`; the other rows of the last result stay."""
+    """Judge all cases, or those whose name or job is in `only`; other rows of the last result stay."""
     everything = cases()
     chosen = [case for case in everything if not only or case.name in only or case.job in only]
     new = judge_cases(chosen, say=lambda words: print(words, flush=True))
@@ -127,7 +127,7 @@ def run_gate(only: Sequence[str] = ()) -> Path:
 
 
 def judge_cases(chosen: Sequence[Case], say: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
-    """Judge cases, those of one job against the same resident base, and give a row for each."""
+    """Judge cases, those of one job against the same resident base, and return one row per case."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="hasten-") as folder, registered(chosen, Path(folder) / "packages"):
         for job in dict.fromkeys(case.job for case in chosen):
@@ -147,7 +147,7 @@ def judge_cases(chosen: Sequence[Case], say: Callable[[str], None] = lambda _: N
 
 @contextmanager
 def registered(chosen: Sequence[Case], folder: Path) -> Iterator[None]:
-    """Let trial processes find the cases: metadata as an installed package has it, on their path."""
+    """Make the cases discoverable for trial processes: put metadata like that of an installed package on their path."""
     kinds = {type(case.optimization) for case in chosen if type(case.optimization) not in catalogue().values()}
     points = [
         f"{kind.card.name} = {kind.__module__}:{kind.__name__}" for kind in sorted(kinds, key=lambda kind: kind.__name__)
@@ -157,7 +157,7 @@ def registered(chosen: Sequence[Case], folder: Path) -> Iterator[None]:
     package.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: hasten-gate\nVersion: 0\n", encoding="utf-8")
     package.joinpath("entry_points.txt").write_text("\n".join([f"[{ENTRY_POINT_GROUP}]", *points]), encoding="utf-8")
     path = os.pathsep.join(filter(None, [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    wanted = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}  # one thread, unless a case asks for more
+    wanted = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}  # one thread, unless a case needs more
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -171,7 +171,7 @@ def registered(chosen: Sequence[Case], folder: Path) -> Iterator[None]:
 
 
 def _other_seed(setting: TrialSetting) -> list[float]:
-    """Losses of the plain job with another seed, as many as the tuner takes."""
+    """Return losses of the plain job with another seed, as many as the tuner takes."""
     with Trial(setting, Plan(), seed=1) as trial:
         losses: list[float] = trial.call("run", updates=3 * UPDATES // 2)["losses"]
     return losses
@@ -194,7 +194,7 @@ def _judge(case: Case, screen: Screen) -> dict[str, Any]:
 
 
 def _verdict(case: Case, screen: Screen) -> tuple[bool, str, str]:
-    """Whether the tuner would refuse it, at which station, and why."""
+    """Return whether the tuner would reject the case, at which stage, and why."""
     plan = Plan(optimizations=(case.optimization,))
     updates = UPDATES * (2 if "order" in case.optimization.card.claims else 1)
     try:
@@ -204,14 +204,14 @@ def _verdict(case: Case, screen: Screen) -> tuple[bool, str, str]:
     if not found.fired:
         return True, "evidence", "; ".join(f"{check['name']}: {check['seen']}" for check in found.evidence) or "no check"
     if found.gate is None or found.gate.verdict == "failed":
-        return True, "gate", found.gate.why if found.gate else "nothing was captured"
+        return True, "gate", found.gate.why if found.gate else "nothing was recorded"
     if found.gate.verdict == "passed" and case.kind == "innocent":
         return False, "", found.gate.why
     return _prove(case, plan, screen)
 
 
 def _prove(case: Case, plan: Plan, screen: Screen) -> tuple[bool, str, str]:
-    """The held-out proof: other mathematics must be shown to be no worse, anything else not to be worse."""
+    """Run the validation proof: changed mathematics must be shown not to be worse; other changes must not be worse."""
     job = load_job(screen.setting.target)
     if job.quality is None:
         return False, "", "the job defines no quality metric"

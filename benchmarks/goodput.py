@@ -1,6 +1,6 @@
-"""Schedules and batch sizes by time to target: whole runs of the image example, on top of what makes its updates fast.
+"""Compare schedules and batch sizes by time to target, in whole runs of the image example with an already fast plan.
 
-Each candidate is compared with the same base in pairs of whole runs; the raw curves are kept.
+Each candidate is compared with the same base in pairs of whole runs. The raw curves are recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hasten.tune.trials.trial import TrialSetting
 
 TARGET = "examples/image.py:DigitsJob"
 BASE: dict[str, dict[str, Any]] = {"sample_cache": {}, "channels_last": {}, "precision": {"dtype": "bfloat16"}}
-"""What a tuning of this job keeps: a whole run is then about half as long."""
+"""The plan that tuning this job produces; it roughly halves the time of a whole run."""
 CANDIDATES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("one_cycle", {"max_lr_factor": 3.0}),
     ("one_cycle", {"max_lr_factor": 10.0}),
@@ -48,21 +48,21 @@ def measure(
     pairs: int,
     points: int = POINTS,
 ) -> list[dict[str, Any]]:
-    """Compare each candidate with the base, one after the other.
+    """Compare the candidates with the base, one after another.
 
     Args:
         target: A job with `quality`.
         base: The plan of arm A, name -> settings.
-        candidates: Name and settings of what arm B has besides.
-        pairs: Of whole runs, for each candidate.
-        points: Measurements of the held-out metric in a run.
+        candidates: Name and settings of the addition in arm B.
+        pairs: Number of pairs of whole runs for each candidate.
+        points: Number of validation passes in a run.
 
     Returns:
-        A row a candidate: `name` and `settings`, `outcome` and `reason` as a tuning gives them, `seconds`, `comparison`.
+        One row per candidate: `name` and `settings`, `outcome` and `reason` as in a tuning, `seconds`, `comparison`.
     """
     job, kinds = load_job(target), catalogue()
     if job.quality is None:
-        raise ValueError(f"{target} has no quality: there is no target to reach.")
+        raise ValueError(f"{target} defines no quality, so there is no target to reach.")
     design = TargetDesign(quality=job.quality, points=points, seed=job.seed, looks=(pairs,), side_by_side=True)
     plan, rows = Plan.from_dict(base, kinds), []
     for name, settings in candidates:

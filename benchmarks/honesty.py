@@ -1,6 +1,6 @@
-"""How honest are the verdicts on this machine? A plan against itself (A/A), and against injected slowdowns (power).
+"""Measure how reliable the verdicts are on this machine: a plan against itself (A/A) and injected slowdowns (power).
 
-What is counted: false `faster` or `slower` verdicts of A/A, and slowdowns that were found.
+Counted are false `faster` or `slower` verdicts of A/A, and detected slowdowns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOBS = ROOT / "benchmarks" / "jobs" / "steady.py"
 
 
 def run_aa(num: int = 40) -> Path:
-    """Compare the steady job with itself `num` times, with a seed of its own each time."""
+    """Compare the steady job with itself `num` times, each time with a different seed."""
     found = _many("SteadyJob", num, first_seed=1000)
     false = sum(row["verdict"] in (Verdict.FASTER, Verdict.SLOWER) for row in found)
     summary = {"comparisons": num, "false_verdicts": false, "false_frac": false / num, "verdicts": _tally(found)}
@@ -32,7 +32,7 @@ def run_aa(num: int = 40) -> Path:
 
 
 def run_power(num: int = 20) -> Path:
-    """Compare the steady job with versions slower by 10 % and 20 %, `num` times each."""
+    """Compare the steady job with versions slowed down by 10 % and 20 %, `num` times each."""
     result: dict[str, Any] = {}
     for frac, job in ((0.10, "Slower10Job"), (0.20, "Slower20Job")):
         found = _many(job, num, first_seed=5000)
@@ -44,9 +44,9 @@ def run_power(num: int = 20) -> Path:
 
 
 def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
-    """Compare the steady job with `candidate`, one comparison after the other.
+    """Compare the steady job with `candidate`, one comparison after another.
 
-    What a run that was stopped had done is taken up, where it was done by this very code.
+    Comparisons of an interrupted run are reused if they were made by the same code.
     """
     commit = commit_of(ROOT) or "unknown"
     done = ROOT / "hasten-out" / f"{candidate}-{commit}.jsonl"
@@ -58,7 +58,7 @@ def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
         found.append(_one(candidate, number, first_seed))
         with done.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found[-1]) + "\n")
-    done.unlink(missing_ok=True)  # the next run measures anew
+    done.unlink(missing_ok=True)  # the next run starts from scratch
     return found[:num]
 
 

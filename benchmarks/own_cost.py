@@ -1,6 +1,7 @@
-"""What Hasten itself costs: the loop with its phase clock against the loop without, and against a plain PyTorch loop.
+"""Measure Hasten's own overhead: the loop with its phase clock against the loop without, and a plain PyTorch loop.
 
-Interleaved in one process in short turns, so that a drift of the machine falls on all arms alike; ratios turn by turn.
+The arms are interleaved in one process in short turns, so that drift of the machine affects all of them equally. Ratios are
+computed for each turn.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _measure(job: Job, turns: int, bound: float) -> dict[str, Any]:
 
 
 def plain_loop(job: Job) -> Callable[[int], None]:
-    """The loop a person would write by hand, without the randomness rules of ours."""
+    """Return the loop a user would write by hand, without Hasten's handling of random numbers."""
     data: Any = job.train_data()
     model = job.model()
     optimizer = job.optimizer(model)

@@ -1,8 +1,8 @@
-"""What packing brings: against batches of like length cut to their longest, batches only cut, and the job padded throughout.
+"""Measure packing against batches of similar length trimmed to their longest sample, trimmed batches, and full padding.
 
-Batches of like length are the usual answer to padding, and the rival. Both arms train the same samples, a whole epoch of
-them, in fresh processes that take turns. The rival's cut (to the very longest sample, or to a multiple of 32) is the faster
-of the two in a short run beforehand. Against batches that are padded, or only cut, both arms see the same ones.
+Batches of similar length are the usual answer to padding, and the rival. Both arms train the same samples for a whole epoch,
+in fresh processes that take turns. The rival trims to the longest sample or to a multiple of 32, whichever is faster in a
+short run beforehand. In comparisons with padded or only trimmed batches, both arms see the same batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hasten.tune.trials.pair import TURNS, Design, run_in_turns
 from hasten.tune.trials.trial import TrialSetting
 
 GOAL = 1.2
-"""Packing must be so many times as fast as its rival."""
+"""Speed that packing must reach relative to its rival."""
 JOBS = {"text": f"{ROOT / 'examples/text.py'}:TextJob", "dialogues": "benchmarks.jobs.dialogues:DialoguesJob"}
 PADDED_UPDATES, CUT_UPDATES, PICK_UPDATES = 12, 24, 20
 CUTS = (1, 32)
@@ -34,7 +34,7 @@ PACKED = Plan(optimizations=(SequencePacking(),))
 
 
 def run_packing(budget_s: float = 180.0) -> Path:
-    """Measure both jobs; `budget_s` bounds each of the three comparisons of a job."""
+    """Measure both jobs; `budget_s` limits each of the three comparisons of a job."""
     jobs: dict[str, Any] = {}
     for name, target in JOBS.items():
         if name == "dialogues" and conversations_file() is None:
@@ -49,13 +49,13 @@ def run_packing(budget_s: float = 180.0) -> Path:
 
 
 def goal_verdict(low: float | None, high: float | None, goal: float = GOAL) -> tuple[str, str]:
-    """`met`, `missed` or `undecided`, and why, of an interval of packing over its rival."""
+    """Return `met`, `missed` or `undecided`, and why, for an interval of packing over its rival."""
     if low is None or high is None:
         return "undecided", "too few clean pairs"
-    seen = f"packing runs at {low:.2f} to {high:.2f} times the speed of its rival, and the goal is {goal}"
+    seen = f"packing runs at {low:.2f} to {high:.2f} times the speed of its rival; the goal is {goal}"
     if low >= goal:
         return "met", seen
-    return ("missed", seen) if high < goal else ("undecided", f"{seen}: the interval holds it")
+    return ("missed", seen) if high < goal else ("undecided", f"{seen}, which the interval includes")
 
 
 def _measure(name: str, setting: TrialSetting, budget_s: float) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _measure(name: str, setting: TrialSetting, budget_s: float) -> dict[str, Any
 
 
 def describe(target: str) -> dict[str, Any]:
-    """How much of a job's batches is padding: as they are, cut to their longest sample, and of like length and cut."""
+    """Return the fraction of padding in a job's batches: original, trimmed, and of similar length and trimmed."""
     plans = {"padded": Plan(), "cut": Plan(optimizations=(TrimPadding(),)), "like_length": _buckets(1)}
     padding: dict[str, float] = {}
     for name, plan in plans.items():
@@ -101,7 +101,7 @@ def _buckets(cut: int) -> Plan:
 
 
 def _faster_cut(setting: TrialSetting) -> tuple[int, dict[str, float]]:
-    """The cut whose updates take less time, in one pair of processes on the same batches; and the seconds of both."""
+    """Return the faster way to trim, from one pair of processes on the same batches; and the seconds of both."""
     plans = {arm: (setting, _buckets(cut)) for arm, cut in zip("AB", CUTS, strict=True)}
     found = run_in_turns(plans, "AB", 0, Design(updates=PICK_UPDATES, uneven=True, seed=1, turns=TURNS))
     seconds = {str(cut): found[arm].sample.seconds_per_item for arm, cut in zip("AB", CUTS, strict=True)}
@@ -117,7 +117,7 @@ def _compare(name: str, setting: TrialSetting, base: Plan, updates: int, budget_
         ratio = slow.seconds_per_item / fast.seconds_per_item
         words = f"pair {len(so_far.metrics['A'])} against [{', '.join(base.names) or 'padded'}]: {ratio:.2f}x"
         print(
-            f"{name}: {words}{' (spoilt)' if slow.spoilt or fast.spoilt else ''}, {monotonic() - started:.0f} s", flush=True
+            f"{name}: {words}{' (disturbed)' if slow.spoilt or fast.spoilt else ''}, {monotonic() - started:.0f} s", flush=True
         )
 
     return compare(setting, base, PACKED, design, on_pair=say)

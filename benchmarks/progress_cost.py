@@ -1,8 +1,8 @@
-"""What it costs to tell how a run stands: sampled phases, memory, metric lines and the drawing on a terminal.
+"""Measure the overhead of reporting a run's progress: sampled phases, memory, metric lines and the terminal display.
 
-Two answers. One adds up what the parts were seen to take in a stretch of training that was told of as `hasten run` does it,
-and is judged against the bound. The other compares the same loop with and without all of it, interleaved in one process in
-short turns: it would show what the sum overlooks, and its interval is as wide as this machine is noisy.
+There are two answers. The first adds up the measured times of all parts in a stretch of training reported as `hasten run`
+does it, and is compared with the limit. The second compares the same loop with and without reporting, interleaved in one
+process in short turns. It would reveal costs that the sum misses, but its interval is as wide as this machine is noisy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hasten.train.periodic import PeriodicWork
 TURNS = 201
 BOUND_FRAC = 0.005
 CLOCKED = 20_000
-"""Updates that an idle clock is timed over."""
+"""Number of updates over which an idle clock is timed."""
 
 
 def run_progress_cost(turns: int = TURNS) -> Path:
@@ -42,7 +42,7 @@ def run_progress_cost(turns: int = TURNS) -> Path:
 
 
 def measure(job: Job, turns: int) -> dict[str, Any]:
-    """Train a job in turns with and without what tells of it."""
+    """Train a job in turns with and without progress reports."""
     loop = Loop(build(job))
     loop.run(2)
     started = perf_counter()
@@ -102,9 +102,9 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
 
 
 def clock_idle_s(device: torch.device) -> float:
-    """What a sampled clock takes of an update that it does not time, beyond what no clock takes."""
+    """Return the time that a sampling clock adds to an update it does not time."""
     never = SampledClock(device, cost_s=1e9)
-    _spin(never, 10)  # the first of them is timed, and finds that timing is too dear
+    _spin(never, 10)  # the first update is timed, and shows that timing is too expensive
     never.take_shares()
     return max(0.0, _spin(never, CLOCKED) - _spin(NoClock(), CLOCKED)) / CLOCKED
 

@@ -1,6 +1,6 @@
-"""The plans of the example jobs against the jobs as they are, in ten fresh pairs: narrower than tuning's own proof of five.
+"""Compare the plans of the example jobs with the unchanged jobs in ten fresh pairs, five more than in a tuning's proof.
 
-The number of pairs is fixed before the first one, and nothing is read in between.
+The number of pairs is fixed in advance, and results are not inspected in between.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hasten.tune.trials.trial import TrialSetting
 
 PAIRS = 10
 UPDATES = {"text": 60, "image": 150}
-"""Of each process: about ten seconds of the job as it is."""
+"""Duration of each process in seconds of the unchanged job: about ten."""
 
 
 def run_proof(names: list[str] | None = None, pairs: int = PAIRS) -> Path:
-    """Compare the recorded plan of each example with no plan; the rows of the others stay."""
+    """Compare the recorded plan of each example with no plan; other rows stay."""
     path = RESULTS / "proof.json"
     jobs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["jobs"] if path.exists() else {}
     for name in names or EXAMPLES:

@@ -1,7 +1,8 @@
-"""What the ways to sum gradients over ranks take: one message, buckets, 16-bit numbers.
+"""Compare ways to sum gradients over ranks: one message, buckets, 16-bit numbers.
 
-Two ranks over gloo on this machine, a model of about 20 million parameters, all arms alive in the same two processes and in
-turns, so a drift of the machine falls on all alike. A network between the ranks is not measured: the loopback is memory.
+Two ranks communicate over gloo on this machine, with a model of about 20 million parameters. All arms live in the same two
+processes and take turns, so that drift of the machine affects all equally. A network between the ranks is not measured: the
+loopback device is memory.
 """
 
 from __future__ import annotations
@@ -47,27 +48,27 @@ ARMS: dict[str, tuple[Optimization, ...]] = {
 
 
 class Wide(Job):
-    """Linear layers: as many bytes of gradients as a step has to compute with."""
+    """Linear layers with many bytes of gradients relative to the computation of a step."""
 
     batch_size = 64
     num_updates = 1000
 
     def model(self) -> nn.Module:
-        """About 19 million parameters."""
+        """Create a model with about 19 million parameters."""
         layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
 
     def train_data(self) -> Dataset[Any]:
-        """Random rows."""
+        """Return random rows."""
         x = torch.randn(1024, WIDTH, generator=torch.Generator().manual_seed(0))
         return TensorDataset(x, x.mean(dim=1, keepdim=True))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Plain SGD, so that the sum and not the step counts."""
+        """Return plain SGD, so that the gradient sum dominates and not the step."""
         return torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Squared error."""
+        """Compute the squared error."""
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
@@ -130,14 +131,14 @@ def measure(turns: int) -> dict[str, Any]:
 
 
 def _turned(names: Sequence[str], turn: int) -> list[str]:
-    """Each turn begins with another arm, and every other one goes backwards."""
+    """Rotate the order of the arms each turn, and reverse it every other turn."""
     at = turn % len(names)
     order = [*names[at:], *names[:at]]
     return order[::-1] if turn % 2 else order
 
 
 def main() -> None:
-    """Be one rank: `python -m benchmarks.ranks TURNS FILE`, in the environment that `launch` gives."""
+    """Run one rank: `python -m benchmarks.ranks TURNS FILE`, in the environment set by `launch`."""
     turns, path = sys.argv[1:]
     stay_with_launcher(1)
     join_group()

@@ -1,4 +1,4 @@
-"""Write a result with where it comes from: machine, versions, commit, time."""
+"""Write a result with its provenance: machine, versions, commit, time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def record(name: str, result: dict[str, Any], command: str) -> Path:
-    """Write `result` to benchmarks/results/NAME.json and say where."""
+    """Write `result` to benchmarks/results/NAME.json and return the path."""
     path = RESULTS / f"{name}.json"
     head = {"name": name, "command": command, **provenance()}
     write_json(without_paths({**head, **result}), path)
@@ -25,7 +25,7 @@ def record(name: str, result: dict[str, Any], command: str) -> Path:
 
 
 def provenance() -> dict[str, Any]:
-    """Where and when something is measured: machine, versions, commit, time."""
+    """Return machine, versions, commit and time of a measurement."""
     machine = read_machine()
     return {
         "machine": machine.summary(),
@@ -37,7 +37,7 @@ def provenance() -> dict[str, Any]:
 
 
 def without_paths(value: Any) -> Any:
-    """The same, with the folders of this checkout and this Python named and not spelt out: they tell of one machine only."""
+    """Replace the folders of this checkout and this Python with placeholders: they only describe one machine."""
     if isinstance(value, str):
         for folder, name in ((sys.prefix, "<environment>"), (str(ROOT), "."), (str(Path.home()), "~")):
             value = value.replace(f"{folder}/", f"{name}/")

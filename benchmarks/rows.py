@@ -1,4 +1,4 @@
-"""Rows of a long measurement, written as they come: a run that was stopped goes on where this very code left it."""
+"""Store rows of a long measurement as they are produced, so that an interrupted run of the same code can continue."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """The rows of one measurement, each of a kind. What a changed or unknown checkout had measured is not taken up.
+    """The rows of one measurement, by kind. Rows measured by a changed or unknown checkout are not reused.
 
     Args:
-        name: Of the measurement; it names the file under `hasten-out/`.
+        name: Name of the measurement, used for the file under `hasten-out/`.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,11 +29,11 @@ class Rows:
         self._rows: list[Row] = [json.loads(line) for line in lines]
 
     def of(self, kind: str) -> list[Row]:
-        """The rows of a kind, in the order they came."""
+        """Return the rows of a kind in the order they were added."""
         return [row for row in self._rows if row["kind"] == kind]
 
     def add(self, kind: str, row: Row) -> Row:
-        """Keep a row."""
+        """Store a row."""
         line = json.dumps({"kind": kind, **row})
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -41,10 +41,10 @@ class Rows:
         return self._rows[-1]
 
     def once(self, kind: str, make: Callable[[], Row]) -> Row:
-        """The only row of a kind; made where it is not there yet."""
+        """Return the only row of a kind, and create it if it is missing."""
         found = self.of(kind)
         return found[0] if found else self.add(kind, make())
 
     def finish(self) -> None:
-        """Remove the file: the next run measures anew."""
+        """Remove the file, so that the next run starts from scratch."""
         self.path.unlink(missing_ok=True)

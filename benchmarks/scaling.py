@@ -1,8 +1,8 @@
-"""What a second process brings on this machine: two ranks with a core each, against one process with one core and with both.
+"""Measure the gain of a second process on this machine: two ranks with one core each, against one process.
 
-Each measurement is a group of fresh processes that trains the same optimizer batches; arms take turns. On one machine the
-second rank adds no core: what it saves is what threads lose at their barriers, and what it costs is the sum of the
-gradients.
+The single process uses one core or both. Each measurement is a group of fresh processes that trains the same optimizer
+batches; arms take turns. On one machine the second rank adds no core: it saves what threads lose at their barriers, and
+costs the sum of the gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hasten.train.process_group import is_member, join_group, leave_group, stay_
 ABORTED = 128 + signal.SIGABRT
 ROUNDS = 5
 JOBS = {"text": ("examples/text.py:TextJob", 12), "image": ("examples/image.py:DigitsJob", 40)}
-"""Target, and updates that are counted."""
+"""Target and number of counted updates."""
 WARM_UPDATES = 4
 
 
@@ -44,9 +44,9 @@ class Arm:
     """A way to use two cores.
 
     Attributes:
-        ranks: Processes.
-        threads: Of each.
-        plan: As `hasten.toml` has it.
+        ranks: Number of processes.
+        threads: Threads of each process.
+        plan: The plan in the form of `hasten.toml`.
     """
 
     ranks: int = 1
@@ -79,7 +79,7 @@ def run_scaling(rounds: int = ROUNDS) -> Path:
 
 
 def summary(seconds: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Medians, and each way with two ranks over the best way with one process."""
+    """Return medians, and the ratio of each way with two ranks to the best way with one process."""
     alone = [name for name, arm in ARMS.items() if arm.ranks == 1]
     best = min(alone, key=lambda name: median(seconds[name]))
     arms: dict[str, Any] = {name: {"update_s": median(taken), "seconds": taken} for name, taken in seconds.items()}
@@ -95,7 +95,7 @@ def summary(seconds: Mapping[str, list[float]]) -> dict[str, Any]:
 
 
 def measured(job: str, arm: str) -> float:
-    """Seconds of an update, of the slowest rank.
+    """Return the seconds per update of the slowest rank.
 
     Raises:
         RuntimeError: The group failed.
@@ -113,14 +113,14 @@ def measured(job: str, arm: str) -> float:
                 del os.environ["OMP_NUM_THREADS"]
             else:
                 os.environ["OMP_NUM_THREADS"] = before
-        # Torch may abort a rank as it ends (pytorch's gloo threads outlive the group); by then the time was told.
+        # Torch may abort a rank at exit (PyTorch's gloo threads outlive the group); the time has already been written.
         if status and not (status == ABORTED and path.exists()):
             raise RuntimeError(f"{arm} on {job} ended with status {status}")
         return float(json.loads(path.read_text(encoding="utf-8")))
 
 
 def worker(job: str, arm: str, path: Path) -> None:
-    """One rank: train, and tell the seconds of an update."""
+    """Run one rank: train, and write the seconds per update."""
     chosen = ARMS[arm]
     stay_with_launcher(chosen.ranks)
     torch.set_num_threads(chosen.threads)

@@ -1,10 +1,10 @@
-"""Is the ladder a good search? Against an exhaustive one over the same candidates: by what it finds, and by what it takes.
+"""Compare the ladder with an exhaustive search over the same candidates: by the result and by the time.
 
 The exhaustive search measures every subset of the candidates against the plain job, in a few short turns each. It has no
-gate and looks for no evidence, so its seconds are the least that such a search could take; the ladder's are all it takes up
-to its proof, the profile and the comparison of the job with itself included. The three best subsets and the ladder's plan
-are then measured again, side by side in fresh processes. `--kept` climbs anew over the candidates of the exhaustive search
-that was recorded on this machine, and does not repeat that.
+gate and checks no evidence, so its time is a lower bound for such a search. The ladder's time includes everything up to its
+proof, with the profile and the comparison of the job with itself. The three best subsets and the ladder's plan are then
+measured again, side by side in fresh processes. `--kept` runs the ladder again over the candidates of the exhaustive search
+recorded on this machine, without repeating that search.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from hasten.tune.trials.pair import Design, run_in_turns
 from hasten.tune.trials.trial import TrialSetting
 
 LADDER_BUDGET_S = 900.0
-"""Half of it is the proof's, which is left out here: the search itself may take 450 s, less than a fifth of 2,400."""
+"""Budget in seconds. Half is reserved for the omitted proof, so the search may take 450 s, less than a fifth of 2,400 s."""
 SIDE_S = 3.0
-"""Seconds that each plan counts in a round side by side."""
+"""Seconds that are counted for each plan in a side-by-side round."""
 TRIES = 2
 SIDE_TURNS, ROUNDS, MAX_ROUNDS = 20, 5, 9
 
@@ -50,15 +50,15 @@ def run_search(only: Sequence[str] = (), budget_s: float = 3000.0, *, kept: bool
     """Search the example jobs both ways; jobs that are not in `only` keep their last result.
 
     Args:
-        only: Names of examples; all of them unless given.
-        budget_s: Seconds that the exhaustive search may take.
-        kept: Keep the recorded exhaustive search, and climb anew over its candidates.
+        only: Names of examples; defaults to all.
+        budget_s: Time limit of the exhaustive search in seconds.
+        kept: Keep the recorded exhaustive search, and run the ladder again over its candidates.
 
     Raises:
-        HastenError: `only` names no example, or the exhaustive search to keep is not there whole, from this machine.
+        HastenError: `only` has an unknown example, or there is no complete exhaustive search from this machine to keep.
     """
     if unknown := sorted(set(only) - set(EXAMPLES)):
-        raise HastenError(f"There is no example {', '.join(unknown)}. Name some of {', '.join(EXAMPLES)}.")
+        raise HastenError(f"There is no example {', '.join(unknown)}. Choose from {', '.join(EXAMPLES)}.")
     path = RESULTS / "search.json"
     last: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"jobs": {}}
     jobs: dict[str, Any] = last["jobs"]
@@ -78,15 +78,15 @@ def run_search(only: Sequence[str] = (), budget_s: float = 3000.0, *, kept: bool
 
 
 def keep_exhaustive(rows: Rows, last: Row, name: str) -> tuple[str | None, Row]:
-    """Take the subsets of a recorded exhaustive search into `rows`; the commit they were measured at, and their candidates.
+    """Copy the subsets of a recorded exhaustive search into `rows`; return their commit and their candidates.
 
     Raises:
-        HastenError: There is none, it is not complete, or it was measured on another machine.
+        HastenError: There is no such search, it is incomplete, or it was measured on another machine.
     """
     job = last["jobs"].get(name)
     if job is None or not job["complete"] or last["machine_fingerprint"] != read_machine().fingerprint():
         raise HastenError(
-            f"No whole exhaustive search of {name} was recorded on this machine. Measure it: leave --kept out."
+            f"No complete exhaustive search of {name} was recorded on this machine. Measure it first, without --kept."
         )
     if not rows.of("subset"):
         for row in job["rows"]["subset"]:
@@ -95,13 +95,13 @@ def keep_exhaustive(rows: Rows, last: Row, name: str) -> tuple[str | None, Row]:
 
 
 def measure(name: str, rows: Rows, budget_s: float, space: Row | None = None) -> None:
-    """Measure one job: the ladder, every subset, and the best side by side; what `rows` holds is not measured again.
+    """Measure one job: the ladder, every subset, and the best side by side. Existing entries of `rows` are not repeated.
 
     Args:
         name: The example.
-        rows: Where rows are kept.
-        budget_s: Seconds that the exhaustive search may take.
-        space: The candidates; declared from the plain job's facts unless given.
+        rows: Storage of the rows.
+        budget_s: Time limit of the exhaustive search in seconds.
+        space: The candidates; by default declared from the plain job's facts.
     """
     target = f"{ROOT / EXAMPLES[name]}"
     with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
@@ -113,7 +113,7 @@ def measure(name: str, rows: Rows, budget_s: float, space: Row | None = None) ->
 
 
 def _climb(target: str, name: str, out: Path, space: Row | None) -> Row:
-    """Tune up to the proof, over candidates that are declared once the plain job is known, before anything else is tried."""
+    """Tune up to the proof. The candidates are declared once the plain job is known, before anything else is tried."""
     session = Session(
         TuneRequest(target=target, out=out, budget_s=LADDER_BUDGET_S), lambda words: print(f"  {words}", flush=True)
     )  # fmt: skip
@@ -143,7 +143,7 @@ def _climb(target: str, name: str, out: Path, space: Row | None) -> Row:
 
 
 def _brief(candidate: Candidate) -> Row:
-    """A candidate without its samples."""
+    """Return a candidate without its samples."""
     comparison, numerics = candidate.comparison, candidate.numerics
     return {
         **{key: getattr(candidate, key) for key in ("name", "settings", "outcome", "reason")},
@@ -153,14 +153,14 @@ def _brief(candidate: Candidate) -> Row:
 
 
 def recorded_plan(name: str) -> dict[str, Any]:
-    """What the recorded tuning of an example kept, name -> settings; empty where none was recorded."""
+    """Return the plan of an example's recorded tuning, name -> settings; empty if none was recorded."""
     path = RESULTS / f"tune_{name}.json"
     rungs = json.loads(path.read_text(encoding="utf-8"))["evidence"]["rungs"] if path.exists() else []
     return {rung["name"]: rung["settings"] for rung in rungs if rung["outcome"] == "applied"}
 
 
 def plans_of(climbed: Row) -> list[Plan]:
-    """Every subset of the declared candidates as a plan, in a fixed random order: one that ends early is a fair sample."""
+    """Return every subset of the candidates as a plan, in a fixed random order, so that a prefix is a fair sample."""
     kinds = catalogue()
     offers: list[Settings] = [
         tuple(kinds[item["name"]](**settings) for settings in item["settings"]) for item in climbed["space"]["chosen"]
@@ -171,7 +171,7 @@ def plans_of(climbed: Row) -> list[Plan]:
 
 
 def _exhaust(rows: Rows, setting: TrialSetting, climbed: Row, budget_s: float) -> None:
-    """Measure every subset against the plain job, until all are done or the time is up."""
+    """Measure every subset against the plain job until all are done or the time is up."""
     plans = plans_of(climbed)
     todo = [plan for _ in range(TRIES) for plan in plans]
     spent = sum(row["seconds"] for row in rows.of("subset"))
@@ -183,7 +183,7 @@ def _exhaust(rows: Rows, setting: TrialSetting, climbed: Row, budget_s: float) -
             if _is_settled(rows, plan):
                 continue
             if spent > budget_s:
-                print("the time is up; the same command with a larger --budget goes on", flush=True)
+                print("the time is up; run the same command with a larger --budget to continue", flush=True)
                 return
             row = rows.add("subset", _measure(screen, plan, climbed["updates"]))
             spent += row["seconds"]
@@ -193,13 +193,13 @@ def _exhaust(rows: Rows, setting: TrialSetting, climbed: Row, budget_s: float) -
 
 
 def _is_settled(rows: Rows, plan: Plan) -> bool:
-    """Whether a subset needs no further turn: it gave a ratio, or failed; what a neighbour spoilt is taken once more."""
+    """Return whether a subset needs no further turn: it has a ratio or failed. A disturbed measurement is repeated once."""
     mine = [row for row in rows.of("subset") if row["plan"] == plan.to_dict()]
     return bool(mine) and (len(mine) >= TRIES or not mine[-1]["spoilt"])
 
 
 def _measure(screen: Screen, plan: Plan, updates: int) -> Row:
-    """Screen one subset in the fewest turns that give an interval; a failure is a row as well."""
+    """Screen one subset in the fewest turns that give an interval; a failure is recorded as a row too."""
     started = monotonic()
     row: Row = {"plan": plan.to_dict(), "ratio": None, "low": None, "high": None, "failure": None, "spoilt": False}
     try:
@@ -215,7 +215,7 @@ def _measure(screen: Screen, plan: Plan, updates: int) -> Row:
 
 
 def _side_by_side(rows: Rows, setting: TrialSetting, climbed: Row) -> None:
-    """Measure the best subsets and the ladder's plan again: all alive in turns, fresh processes in every round."""
+    """Measure the best subsets and the ladder's plan again, with all alive in turns and fresh processes in every round."""
     arms = arms_of(climbed, latest(rows.of("subset")))
     if len(arms) < 2:
         return

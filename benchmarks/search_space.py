@@ -1,9 +1,9 @@
-"""What an exhaustive search would have to try: the candidates, declared before any is measured, and all their subsets.
+"""Declare the candidates of an exhaustive search before any is measured, and list all their subsets.
 
-With every technique that fits there are thousands of subsets. The reduction is a rule that looks at nothing but the facts of
-the plain job and at what an earlier, recorded tuning kept: its techniques are all in, and the others follow in the order of
-the logarithm of their ceiling times their prior, each where it leaves no more than `MAX_SUBSETS` subsets and no more than
-`MAX_SECONDS` to measure them in: one that compiles would double the subsets and cost each of the new ones a minute.
+With every fitting technique there would be thousands of subsets. The reduction is a rule based only on the facts of the
+plain job and on the plan of an earlier, recorded tuning. That plan's techniques are all included. The others follow by the
+logarithm of their ceiling times their prior, each only if at most `MAX_SUBSETS` subsets and at most `MAX_SECONDS` of
+measuring remain. A technique that compiles would double the subsets, and each new one would cost a minute.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hasten.core.facts import Facts
 from hasten.core.optimization import Optimization, clash
 
 MAX_SUBSETS = 256
-"""Every further candidate doubles the subsets, and costs the ladder one more trial."""
+"""Limit of subsets. Every further candidate doubles them, and costs the ladder one more trial."""
 MAX_SECONDS = 2400.0
-"""Of the exhaustive search, by what is declared: `SUBSET_S` a subset, and the set-up of its techniques."""
+"""Time limit of the exhaustive search, estimated as `SUBSET_S` per subset plus the declared set-up of its techniques."""
 SUBSET_S = 9.0
 
 Kind = type[Optimization]
@@ -34,9 +34,9 @@ class Candidate:
 
     Attributes:
         name: The technique.
-        settings: All that it offers to try.
+        settings: All settings that it offers to try.
         score: Logarithm of its ceiling times its prior.
-        recorded: The recorded tuning kept it.
+        recorded: Whether it is in the recorded tuning's plan.
     """
 
     name: str
@@ -45,25 +45,25 @@ class Candidate:
     recorded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON form."""
         offered = [item.settings() for item in self.settings]
         return {"name": self.name, "settings": offered, "score": self.score, "recorded": self.recorded}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The declared candidates, and those left out; together they are all that fit and could make an update shorter."""
+    """The declared and the omitted candidates: together all that fit and could shorten an update."""
 
     chosen: tuple[Candidate, ...]
     left_out: tuple[Candidate, ...]
 
     @property
     def most_subsets_of_all(self) -> int:
-        """How many subsets there would be without the reduction, were no two of them to exclude each other."""
+        """The number of subsets without the reduction, ignoring mutual exclusions."""
         return math.prod(1 + len(item.settings) for item in (*self.chosen, *self.left_out)) - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON form."""
         chosen, left_out = ([item.to_dict() for item in some] for some in (self.chosen, self.left_out))
         return {"chosen": chosen, "left_out": left_out, "most_subsets_of_all": self.most_subsets_of_all}
 
@@ -74,10 +74,10 @@ def declare(
     """Choose the candidates of both searches.
 
     Args:
-        facts: Of the plain job.
+        facts: Facts of the plain job.
         kinds: The catalogue.
-        kept: What a recorded tuning kept, name -> settings.
-        limit: The most subsets; what was kept is in, whatever this and `MAX_SECONDS` say.
+        kept: The plan of a recorded tuning, name -> settings.
+        limit: Limit of subsets. The recorded plan is included regardless of this and `MAX_SECONDS`.
     """
     found = sorted(_fitting(facts, kinds, kept), key=lambda item: (not item.recorded, -item.score, item.name))
     chosen = [item for item in found if item.recorded]
@@ -89,12 +89,12 @@ def declare(
 
 
 def declared_seconds(plans: Sequence[Settings]) -> float:
-    """What measuring these plans takes, by what their techniques declare."""
+    """Estimate the time to measure these plans from the declarations of their techniques."""
     return sum(SUBSET_S + sum(item.card.setup_s for item in plan) for plan in plans)
 
 
 def subsets(offers: Sequence[Settings]) -> list[Settings]:
-    """All plans but the empty one: at most one setting of each technique, and no two that exclude each other."""
+    """Return all plans except the empty one: at most one setting per technique, and no two that exclude each other."""
     rows = itertools.product(*((None, *some) for some in offers))
     chosen = (tuple(item for item in row if item is not None) for row in rows)
     return [plan for plan in chosen if plan and not any(clash(*pair) for pair in itertools.combinations(plan, 2))]
@@ -116,5 +116,5 @@ def _fitting(facts: Facts, kinds: Mapping[str, Kind], kept: Mapping[str, Mapping
 
 
 def _is_judged_by_updates(card: Card) -> bool:
-    """Whether screening updates can tell what it brings: no memory, no event around the updates, nothing that is learnt."""
+    """Return whether screening updates can measure the gain: not memory, not events around updates, not learning."""
     return card.judged_by is Judge.UPDATE_TIME and not card.event and not card.memory_technique

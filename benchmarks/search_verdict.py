@@ -1,4 +1,4 @@
-"""What the rows of the two searches say: how much of the best throughput the ladder reached, and in how much of the time."""
+"""Evaluate both searches: the fraction of the best throughput that the ladder reached, and in what fraction of the time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from hasten.core.stats import Interval, paired_interval
 
 SHARE_GOAL = 0.95
-"""The ladder's plan must reach so much of the throughput of the best subset."""
+"""Smallest fraction of the best subset's throughput that the ladder's plan must reach."""
 TIME_GOAL = 0.2
-"""And take at most so much of the exhaustive search's time."""
+"""Largest fraction of the exhaustive search's time that the ladder may take."""
 NUM_BEST = 3
 LADDER, RIVALS = "L", "123"
 CONFIDENCE = 0.95
@@ -21,32 +21,32 @@ Row = Mapping[str, Any]
 
 
 def latest(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last row of every subset: one that a neighbour spoilt is measured again, and then the first does not count."""
+    """Return the last row of every subset: a repeated measurement replaces a disturbed one."""
     return list({json.dumps(row["plan"], sort_keys=True): row for row in measured}.values())
 
 
 def best_plans(measured: Sequence[Row], climbed: Row) -> list[dict[str, Any]]:
-    """The fastest subsets, without those that hold what the numerics gate refused: no tuner may keep them."""
+    """Return the fastest subsets, without those containing a technique rejected by the numerics gate."""
     barred = [(rung["name"], rung["settings"]) for rung in climbed["rungs"] if rung["numerics"] == "failed"]
     allowed = [row for row in measured if row["ratio"] and not any(item in barred for item in row["plan"].items())]
     return [dict(row["plan"]) for row in sorted(allowed, key=lambda row: -row["ratio"])[:NUM_BEST]]
 
 
 def arms_of(climbed: Row, measured: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """The plans to measure side by side, by a letter each: the best subsets, and the ladder's where it is none of them."""
+    """Return the plans to measure side by side, keyed by a letter: the best subsets, and the ladder's if it differs."""
     best = best_plans(measured, climbed)
     arms = dict(zip(RIVALS, best, strict=False))
     return arms if climbed["plan"] in best else {**arms, LADDER: dict(climbed["plan"])}
 
 
 def summary(climbed: Row, measured: Sequence[Row], rounds: Sequence[Row], num_subsets: int) -> dict[str, Any]:
-    """The result of a job.
+    """Return the result of a job.
 
     Args:
         climbed: The ladder's row.
         measured: The rows of the subsets.
-        rounds: The rows of the rounds side by side.
-        num_subsets: How many subsets there are.
+        rounds: The rows of the side-by-side rounds.
+        num_subsets: Number of subsets.
     """
     seconds = sum(row["seconds"] for row in measured)
     complete = len(measured) == num_subsets
@@ -79,7 +79,7 @@ def summary(climbed: Row, measured: Sequence[Row], rounds: Sequence[Row], num_su
 
 
 def judge_search(share: Row, time_frac: float | None, *, complete: bool) -> tuple[str, str]:
-    """`met`, `missed` or `undecided`, and why."""
+    """Return `met`, `missed` or `undecided`, and why."""
     if share["share"] is None or time_frac is None:
         return "undecided", "too few clean rounds side by side"
     words = f"{share['share']:.1%} of the best throughput ({share['low']:.1%} to {share['high']:.1%})"
@@ -91,12 +91,12 @@ def judge_search(share: Row, time_frac: float | None, *, complete: bool) -> tupl
     if not complete:
         return "undecided", f"{words} as projected; not every subset was measured"
     if share["low"] < SHARE_GOAL:
-        return "undecided", f"{words}; the interval holds the goal of {SHARE_GOAL:.0%}"
+        return "undecided", f"{words}; the interval includes the goal of {SHARE_GOAL:.0%}"
     return "met", words
 
 
 def _against(climbed: Row, measured: Sequence[Row], clean: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each of the best subsets: how it was screened, and the ladder's throughput over its own, side by side."""
+    """For each of the best subsets: its screening, and the ladder's throughput relative to it, side by side."""
     screened = [(dict(row["plan"]), row["ratio"]) for row in measured]
     found = []
     for plan in best_plans(measured, climbed):

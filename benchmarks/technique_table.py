@@ -1,8 +1,9 @@
-"""Which technique is measured on which job: a line each. A job has the bottleneck that the technique relieves, and no other.
+"""The jobs on which techniques are measured, one line each. A job has only the bottleneck that its technique relieves.
 
-To add a technique, add a line to `CASES`: its name, its settings, its job as `module:Class` under benchmarks/jobs. The first
-line of the job's docstring is what tables call it. What no CPU can show goes into `NOT_HERE` with the reason, what has a
-benchmark of its own into `ELSEWHERE`; a test fails until each technique of the catalogue is in one of the three.
+To add a technique, add a line to `CASES`: its name, its settings, and its job as `module:Class` under benchmarks/jobs.
+Tables use the first line of the job's docstring as its name. Techniques that no CPU can show go into `NOT_HERE` with the
+reason. Techniques with a separate benchmark go into `ELSEWHERE`. A test fails until each technique of the catalogue is in
+one of the three.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Case:
 
     Attributes:
         technique: Its name in the catalogue.
-        settings: Its settings; those left out have their defaults.
+        settings: Its settings; omitted ones have their defaults.
         job: `module:Class` under benchmarks/jobs.
-        bursts: What it saves comes in few updates of many (a pause, a short batch): the total time counts, no typical one.
+        bursts: The savings occur in few updates (a pause, a short batch): the total time counts instead of the typical one.
     """
 
     technique: str
@@ -40,28 +41,28 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Tells it from every other case."""
+        """A unique key of the case."""
         chosen = ",".join(f"{name}={value}" for name, value in sorted(self.settings.items()))
         return f"{self.technique}({chosen}) {self.job}"
 
     @property
     def target(self) -> str:
-        """The job as a trial process loads it, from wherever it is started."""
+        """The job in a form that a trial process can load from any folder."""
         module, _, name = self.job.partition(":")
         return f"{ROOT / 'benchmarks' / 'jobs' / module}.py:{name}"
 
     def optimization(self) -> Optimization:
-        """The technique with its settings. Raises PlanError naming what is wrong."""
+        """Return the technique with its settings. Raises PlanError naming the problem."""
         return Plan.from_dict({self.technique: dict(self.settings)}, catalogue(), where="the table").optimizations[0]
 
     def job_class(self) -> type[Job]:
-        """The job's class."""
+        """Return the job's class."""
         module, _, name = self.job.partition(":")
         kind: type[Job] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
         return kind
 
     def job_words(self) -> str:
-        """What the job is, in words."""
+        """Describe the job in words."""
         return (inspect.getdoc(self.job_class()) or "").partition("\n")[0].rstrip(".")
 
 
@@ -115,16 +116,16 @@ ELSEWHERE: Mapping[str, str] = {
     "gradient_buckets": "ranks",
     "gradient_compression": "ranks",
 }
-"""Technique -> the benchmark that measures it, by its name in `python -m benchmarks`."""
+"""Technique -> name of its benchmark in `python -m benchmarks`."""
 
 _NEEDS_GPU = "needs an NVIDIA GPU"
 NOT_HERE: Mapping[str, str] = {
-    "cuda_graphs": f"{_NEEDS_GPU}: CUDA graphs are launched there alone",
-    "cudnn_benchmark": f"{_NEEDS_GPU}: cuDNN chooses among kernels there alone",
-    "device_prefetch": f"{_NEEDS_GPU}: only there a copy runs beside the kernels",
-    "job_form": "is worth what a job's owner wrote: those of the recipes are measured with the recipes",
+    "cuda_graphs": f"{_NEEDS_GPU}: CUDA graphs require one",
+    "cudnn_benchmark": f"{_NEEDS_GPU}: cuDNN chooses among kernels only there",
+    "device_prefetch": f"{_NEEDS_GPU}: only there a copy overlaps with kernels",
+    "job_form": "depends on what a job's author wrote: the recipes' forms are measured with the recipes",
     "pinned_memory": f"{_NEEDS_GPU}: page-locked memory speeds up copies to one",
-    "tensor_text": "needs a loop that prints tensors, as scripts have: measured with the scripts whose bottleneck is known",
-    "sharding": "needs several ranks, each with memory of its own: on one machine they share what it would save",
+    "tensor_text": "needs a loop that prints tensors, as scripts do: measured with the scripts with a known bottleneck",
+    "sharding": "needs several ranks with separate memory: on one machine they share the memory it would save",
 }
-"""Technique -> why no job on a CPU shows what it is worth."""
+"""Technique -> why no job on a CPU can show its gain."""

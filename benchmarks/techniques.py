@@ -1,10 +1,11 @@
-"""What is a technique worth where its bottleneck is the only one? Each with and without, on a job made for it.
+"""Measure each technique with and without, on a job made for it, where its bottleneck is the only one.
 
-The technique goes the tuner's way: it must fit the job by its own judgement of measured facts, a traced step must show that
-its mechanism fired, and losses and gradients must stay within its numerics class. What does not come so far is recorded with
-the reason. The figure is a paired comparison in fresh processes, as a tuning's final proof: of the time of updates; or, for
-what changes how much an update teaches, of the time to a held-out target over whole runs. What changes no update but what
-stands around them is compared by the time of an epoch, between two resident processes that take turns.
+The technique takes the tuner's path. It must fit the job by its own judgement of measured facts, a traced step must show
+that its mechanism fired, and losses and gradients must stay within its numerics class. A technique that fails earlier is
+recorded with the reason. The result is a paired comparison in fresh processes, like a tuning's final proof, by the time of
+updates. Techniques that change how much an update learns are compared by the time to a validation target over whole runs.
+Techniques that only change events around updates are compared by the time of an epoch, between two resident processes that
+take turns.
 """
 
 from __future__ import annotations
@@ -45,24 +46,24 @@ from hasten.tune.trials.trial import Trial, TrialSetting
 
 PAIRS = 5
 UPDATES, EPOCH, TARGET = "the time of updates", "the time of an epoch", "the time to a target"
-"""What is compared."""
+"""Compared quantities."""
 ENOUGH_FOR_BLOCKS = NUM_BLOCKS * MIN_BLOCK_UPDATES
-"""With so many updates the start of loader workers falls into one block of several, and out of the median."""
+"""Number of updates from which the start of loader workers affects one block of several, and not the median."""
 MORE_TO_LEARN = 2
-"""A technique that changes the mathematics is given so many times the updates: held-out quality is compared at their end."""
+"""Factor of updates for techniques that change the mathematics: validation quality is compared at their end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is measured.
+    """How much to measure.
 
     Attributes:
         pairs: Pairs of fresh processes.
-        arm_s: Seconds that the plain job counts in each.
-        least: Updates that each arm does at least.
-        gate_s: Seconds of each of the turns that losses are held against each other in.
+        arm_s: Counted seconds of the plain job in each process.
+        least: Smallest number of updates of each arm.
+        gate_s: Seconds of each turn in which losses are compared.
         slice_s: Seconds of each measured run of the profile.
-        limit_s: No further pair is started when a comparison has taken so many seconds: a neighbour may spoil many.
+        limit_s: No further pair starts after this number of seconds: other processes may disturb many pairs.
     """
 
     pairs: int = PAIRS
@@ -74,15 +75,15 @@ class Effort:
 
 
 def run_techniques(pairs: int = PAIRS, only: Sequence[str] = ()) -> Path:
-    """Measure all cases, or those whose technique or job is in `only`; the other rows of the last result stay.
+    """Measure all cases, or those whose technique or job is in `only`; other rows of the last result stay.
 
     Raises:
-        HastenError: `only` names nothing in the table.
+        HastenError: `only` has a name that is not in the table.
     """
     chosen = [case for case in CASES if not only or {case.technique, case.job, case.job.partition(":")[2]} & {*only}]
     if not chosen:
         known = ", ".join(dict.fromkeys(case.technique for case in CASES))
-        raise HastenError(f"No technique or job called {', '.join(only)} is in the table. There are: {known}.")
+        raise HastenError(f"No technique or job called {', '.join(only)} is in the table. Choose from: {known}.")
     last = RESULTS / "techniques.json"
     old = json.loads(last.read_text(encoding="utf-8"))["rows"] if only and last.exists() else []
     kept = Rows("-".join(["techniques", *only]).replace(":", "."))
@@ -96,7 +97,7 @@ def run_techniques(pairs: int = PAIRS, only: Sequence[str] = ()) -> Path:
 
 
 def measure(chosen: Sequence[Case], effort: Effort, kept: Rows, say: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """Measure cases, those of one job against the same resident base; a row that was kept is not measured again."""
+    """Measure cases, those of one job against the same resident base; stored rows are not measured again."""
     found: dict[str, Row] = {}
     for case in chosen:
         done = kept.of(f"{case.key} {effort.pairs}")
@@ -114,7 +115,7 @@ def measure(chosen: Sequence[Case], effort: Effort, kept: Rows, say: Callable[[s
 
 
 def _on_one_job(cases: Sequence[Case], folder: Path, effort: Effort) -> Iterator[Row]:
-    """Yield a row for each case; where not even the plain job runs, that is the outcome of all."""
+    """Yield a row for each case. If the plain job fails, that is the outcome of all."""
     started = monotonic()
     try:
         bench = Bench(cases[0], folder, effort)
@@ -129,12 +130,12 @@ def _on_one_job(cases: Sequence[Case], folder: Path, effort: Effort) -> Iterator
 
 
 class Bench:
-    """A job under measurement: its facts, and a resident process that candidates are held against.
+    """A job under measurement: its facts, and a resident process that candidates are compared with.
 
     Args:
         case: Any case of the job.
-        folder: For logs and compile caches of the trials.
-        effort: How much is measured.
+        folder: Folder for logs and compile caches of the trials.
+        effort: How much to measure.
 
     Raises:
         HastenError: The plain job does not run.
@@ -154,11 +155,11 @@ class Bench:
         self.facts = Facts(machine=read_machine(), job=JobFacts(**answer["profile"]["job"]), **answer["facts"])
 
     def close(self) -> None:
-        """End the resident processes."""
+        """Stop the resident processes."""
         self.screen.close()
 
     def outcome(self, case: Case) -> Row:
-        """What became of a case: its outcome and reason, and as far as it came fit, evidence, numerics and comparison."""
+        """Return the outcome and reason of a case, with fit, evidence, numerics and comparison as far as it came."""
         fit = catalogue()[case.technique].fit(self.facts)
         if not fit.fits:
             return {"outcome": "refused", "reason": fit.reason}
@@ -184,7 +185,7 @@ class Bench:
         return {**found, **self._compared(comparison, card.numerics)}
 
     def _by_event(self, optimization: Optimization, plan: Plan) -> Row:
-        """Compare the time of an epoch by what stands around its updates."""
+        """Compare the time of an epoch, for a technique that changes events around updates."""
         turns = max(self.effort.pairs, FUTILE_TURNS)
         screened = screen_event(self.screen, optimization, plan, self.facts, most_turns=turns)
         found = judged(screened)
@@ -199,10 +200,10 @@ class Bench:
         }
 
     def _to_target(self, optimization: Optimization, plan: Plan) -> Row:
-        """Compare whole runs by how soon they reach what the plain run reaches."""
+        """Compare whole runs by the time until they reach the plain run's result."""
         quality = self.job.quality
         if quality is None:
-            raise JobError(f"{type(self.job).__name__} has no quality, so no target: set quality.")
+            raise JobError(f"{type(self.job).__name__} defines no quality, so there is no target: set quality.")
         trial = self.screen.challenge(plan).trial
         evidence = trial.call("trace")["evidence"].get(optimization.card.name, [])
         trial.freeze()
@@ -216,7 +217,7 @@ class Bench:
         return {"evidence": evidence, **figure(comparison, TARGET), "quality": told}
 
     def _screened(self, optimization: Optimization, plan: Plan) -> Screening:
-        """Evidence, losses and gradients, as the tuner takes them; both processes are frozen afterwards."""
+        """Check evidence, losses and gradients like the tuner; both processes are suspended afterwards."""
         if optimization.card.numerics is Numerics.ROUNDING and not self.screen.others:
             with Trial(self.setting, Plan(), seed=self.job.seed + 1) as trial:
                 self.screen.others = [trial.call("run", updates=FUTILE_TURNS * self._updates(self.effort.gate_s))["losses"]]
@@ -254,25 +255,25 @@ class Bench:
 
 
 def not_fired(evidence: Sequence[Row]) -> str:
-    """Why a mechanism counts as not fired; empty where every check passed."""
+    """Explain why a mechanism counts as not fired; empty if every check passed."""
     missing = "; ".join(f"{check['name']}: {check['seen']}" for check in evidence if not check["passed"])
     return "" if evidence and not missing else f"the mechanism did not fire: {missing or 'no check'}"
 
 
 def judged(screened: Screening) -> Row:
-    """Evidence and numerics of a screening; with `outcome` and `reason` where it may go no further."""
+    """Return evidence and numerics of a screening, with `outcome` and `reason` if it must stop here."""
     gate = screened.gate
     found: Row = {"evidence": screened.evidence, "setup_s": screened.setup_s}
     if why := not_fired(screened.evidence):
         return {**found, "outcome": "failed", "reason": why}
     found["numerics"] = {"verdict": gate.verdict, "why": gate.why} if gate else None
     if gate is None or gate.verdict == "failed":
-        return {**found, "outcome": "failed", "reason": f"the numbers: {gate.why if gate else 'nothing was captured'}"}
+        return {**found, "outcome": "failed", "reason": f"the numbers: {gate.why if gate else 'nothing was recorded'}"}
     return found
 
 
 def figure(comparison: Comparison | TargetComparison, compared: str) -> Row:
-    """A comparison as it is recorded, with what was compared; without an interval there is no figure."""
+    """Return a comparison as recorded, with the compared quantity; without an interval there is no number."""
     told: Row = {"comparison": comparison.to_dict(), "compared": compared, "reason": comparison.why}
     if comparison.interval is None:
         return {**told, "verdict": None, "outcome": "failed"}
@@ -280,10 +281,10 @@ def figure(comparison: Comparison | TargetComparison, compared: str) -> Row:
 
 
 def held_against(comparison: Comparison, numerics: Numerics) -> Row:
-    """The losses of both arms in the first timed pair: `verdict` and `why` for `exact`, and how far they are apart.
+    """Compare the losses of both arms in the first timed pair: `verdict` and `why` for `exact`, and their difference.
 
-    What `rounding` allows is judged before, against chance; here the distance is told. Under `training` the arms see other
-    batches, so that their losses are not the same updates'.
+    The limit of `rounding` is judged earlier, against random variation; here only the difference is recorded. Under
+    `training` the arms see different batches, so their losses do not belong to the same updates.
     """
     plain, changed = comparison.losses["A"], comparison.losses["B"]
     apart = [abs(one - other) for one, other in zip(plain, changed, strict=False)]
@@ -292,14 +293,14 @@ def held_against(comparison: Comparison, numerics: Numerics) -> Row:
         return {
             **told,
             "verdict": None,
-            "why": "judged by the gate" if numerics is Numerics.ROUNDING else "too few, or others",
+            "why": "judged by the gate" if numerics is Numerics.ROUNDING else "too few, or other updates",
         }
     judged = judge_exact(plain, changed)
     return {**told, "verdict": judged.verdict, "why": judged.why}
 
 
 def peaks(comparison: Comparison) -> Row:
-    """The median peak memory of a process without the technique and with it, in bytes."""
+    """Return the median peak memory of a process without and with the technique, in bytes."""
     read = {arm: [s.peak_bytes for s in comparison.samples if s.arm == arm and s.peak_bytes is not None] for arm in "AB"}
     return {
         name: round(statistics.median(read[arm])) if read[arm] else None
@@ -325,7 +326,7 @@ def _row(case: Case, outcome: Row, seconds: float) -> Row:
 
 
 def line(row: Row) -> str:
-    """A row in words, for the terminal."""
+    """Format a row for the terminal."""
     seen = row["comparison"]
     words = f"{row['outcome']}: {row['reason']}"
     if row["outcome"] == "measured":

@@ -1,4 +1,4 @@
-"""Tune the example jobs and the diagnosis jobs as a user would, and keep the evidence."""
+"""Tune the example jobs and the diagnosis jobs like a user, and record the evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.record import RESULTS, ROOT, record
 
 GOALS = {"text": 5.5, "image": 2.0}
-"""The least that the lower end of the interval must reach."""
+"""Smallest accepted lower end of the interval."""
 
 EXAMPLES = {"text": "examples/text.py:TextJob", "image": "examples/image.py:DigitsJob"}
 DIAGNOSIS = {
@@ -25,7 +25,7 @@ DIAGNOSIS = {
 
 
 def run_example(name: str, budget: str = "10m", seed: int | None = None) -> Path:
-    """Tune an example; keeps evidence and report's numbers, and says whether the goal is reached."""
+    """Tune an example; record the evidence and the report's numbers, and whether the goal was reached."""
     evidence = tuned(EXAMPLES[name], budget, seed)
     final = evidence["final"] or {}
     quality = (final.get("quality") or {}).get("verdict")
@@ -39,7 +39,7 @@ def run_example(name: str, budget: str = "10m", seed: int | None = None) -> Path
 
 
 def run_diagnosis(budget: str = "3m") -> Path:
-    """Tune the three jobs of known ground truth."""
+    """Tune the three jobs with a known bottleneck."""
     result = {name: tuned(target, budget) for name, target in DIAGNOSIS.items()}
     return record("tune_diagnosis", result, f"python -m benchmarks diagnosis --budget {budget}")
 
@@ -47,14 +47,14 @@ def run_diagnosis(budget: str = "3m") -> Path:
 def tuned(
     target: str, budget: str, seed: int | None = None, *, without: Sequence[str] = (), begun: Path | None = None
 ) -> dict[str, Any]:
-    """Run `hasten tune` in a process of its own and read its evidence; the report is kept beside the results.
+    """Run `hasten tune` in a separate process and return its evidence; the report is stored with the results.
 
     Args:
         target: The job.
-        budget: Of the tuning.
-        seed: Of the experiment.
-        without: Techniques that are left out.
-        begun: Folder of a tuning of the same job that was interrupted, which is taken up where it ended.
+        budget: Budget of the tuning.
+        seed: Seed of the experiment.
+        without: Techniques to exclude.
+        begun: Folder of an interrupted tuning of the same job, which is resumed.
     """
     with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         command = [sys.executable, "-m", "hasten", "tune", target, "--budget", budget, "--out", folder]
@@ -74,5 +74,5 @@ def tuned(
 
 
 def results() -> dict[str, Any]:
-    """All results that were recorded: name -> content."""
+    """Return all recorded results: name -> content."""
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}

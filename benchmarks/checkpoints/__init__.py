@@ -1,1 +1,1 @@
-"""What a checkpoint costs a run: ours, torch.save, torch's distributed checkpoints, Lightning's plugin, in one run."""
+"""Compare the cost of checkpoints: Hasten, torch.save, torch's distributed checkpoints, and Lightning's plugin."""

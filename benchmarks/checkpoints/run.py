@@ -20,19 +20,19 @@ from benchmarks.record import ROOT, record
 SIZES_MB = (200, 1000)
 ROUNDS = 4
 SAVES = 3
-"""Of each process; the first finds cold buffers and is told apart."""
+"""Saves in each process; the first uses cold buffers and is reported separately."""
 STALL_GOAL_S = 0.05
 LOST_GOAL = 0.5
-"""Of what the best of the others loses a checkpoint."""
+"""Largest accepted training time lost, as a fraction of the best rival's."""
 _LIMIT_S = 300
 _KEYS = ("stall_s", "dip_s", "lost_s", "durable_s", "update_s")
 
 
 def run(sizes: tuple[int, ...] = SIZES_MB, rounds: int = ROUNDS) -> Path:
-    """Measure.
+    """Run the measurement.
 
     Args:
-        sizes: Of the state, in megabytes.
+        sizes: Sizes of the state in megabytes.
         rounds: Processes of each way and size, in turns.
 
     Raises:
@@ -62,7 +62,7 @@ def _rounds(size: int, rounds: int) -> dict[str, list[list[dict[str, float]]]]:
 
 
 def measured(size: int, name: str) -> list[dict[str, float]]:
-    """The saves of one process."""
+    """Return the saves of one process."""
     with tempfile.TemporaryDirectory(prefix="hasten-", dir=_disk()) as folder:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.checkpoints.worker", name, str(size), folder, str(SAVES)],
@@ -75,7 +75,7 @@ def measured(size: int, name: str) -> list[dict[str, float]]:
 
 
 def _disk() -> str | None:
-    """Where files go: a folder on a disk, where the usual one for temporary files is memory; HASTEN_DISK names it."""
+    """Return HASTEN_DISK, a folder on a disk, if set: the usual folder for temporary files may be in memory."""
     return os.environ.get("HASTEN_DISK")
 
 
@@ -96,7 +96,7 @@ def _summary(raw: dict[str, list[list[dict[str, float]]]]) -> dict[str, dict[str
 
 
 def _verdict(raw: dict[str, list[list[dict[str, float]]]], size: int) -> dict[str, Any]:
-    """Ours against the best of the others, round by round; the goals, reached or not."""
+    """Compare Hasten with the best rival, round by round, and judge the goals."""
     lost = {name: [median(save["lost_s"] for save in process[1:]) for process in saves] for name, saves in raw.items()}
     best = min((name for name in lost if name != OURS), key=lambda name: median(lost[name]))
     ratios = [mine / other for mine, other in zip(lost[OURS], lost[best], strict=True)]
@@ -112,9 +112,9 @@ def _verdict(raw: dict[str, list[list[dict[str, float]]]], size: int) -> dict[st
 
 
 def main(arguments: list[str]) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoints", description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MB, help="of the state, in megabytes")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MB, help="sizes of the state in megabytes")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args(arguments)
     print(f"wrote {run(tuple(given.sizes), given.rounds)}", flush=True)

@@ -1,4 +1,4 @@
-"""The ways to save a run's state: each begins a save, says when it has ended, and tells its files."""
+"""Ways to save a run's state: each starts a save, reports when it has ended, and names its files."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ class Way(Protocol):
     """A way to save."""
 
     def begin(self, path: Path) -> Path:
-        """Begin a save into a folder that exists; training waits for this call. The folder where it really goes."""
+        """Start a save into an existing folder; training waits for this call. Return the folder actually written to."""
         ...
 
     def has_ended(self) -> bool:
-        """Whether the save has ended, by its own account. Called after each update."""
+        """Return whether the save has ended, as reported by the library. Called after each update."""
         ...
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release all resources."""
         ...
 
 
 class _State:
-    """A way that is over when `begin` returns."""
+    """A synchronous way: the save has ended when `begin` returns."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
 
     def state(self) -> dict[str, Any]:
-        """Model and optimizer, as everybody saves them."""
+        """Return the usual state of model and optimizer."""
         return {"model": self.loop.live.model.state_dict(), "optimizer": self.loop.live.optimizer.state_dict()}
 
     def begin(self, path: Path) -> Path:
-        """Save."""
+        """Save the state."""
         raise NotImplementedError
 
     def has_ended(self) -> bool:
-        """It has."""
+        """Return True, since saving is synchronous."""
         return True
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing: there is nothing to release."""
 
 
 class TorchSave(_State):
     """`torch.save`."""
 
     def begin(self, path: Path) -> Path:
-        """Save."""
+        """Save the state."""
         torch.save(self.state(), path / "state.pt")
         return path
 
@@ -67,7 +67,7 @@ class DistributedSave(_State):
     """`torch.distributed.checkpoint.save`."""
 
     def begin(self, path: Path) -> Path:
-        """Save."""
+        """Save the state."""
         save(self.state(), checkpoint_id=path)
         return path
 
@@ -78,7 +78,7 @@ class DistributedAsync(_State):
     def __init__(self, loop: Loop, kind: AsyncCheckpointerType, *, keeps_buffers: bool = False) -> None:
         super().__init__(loop)
         self._kind = kind
-        # Shared memory, so that the process need not be sent a copy; page-locked memory is for GPUs.
+        # With shared memory, no copy need be sent to the process. Page-locked memory is for GPUs.
         options = StagingOptions(
             use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
         )
@@ -86,13 +86,13 @@ class DistributedAsync(_State):
         self._future: Future[Any] | None = None
 
     def begin(self, path: Path) -> Path:
-        """Begin."""
+        """Start the save."""
         found = async_save(self.state(), checkpoint_id=path, async_checkpointer_type=self._kind, async_stager=self._stager)
         self._future = found if isinstance(found, Future) else found.upload_completion
         return path
 
     def has_ended(self) -> bool:
-        """Whether the upload is complete; raises what went wrong in it."""
+        """Return whether the upload is complete, and raise its error if it failed."""
         if self._future is None or not self._future.done():
             return False
         self._future.result()
@@ -114,32 +114,32 @@ class LightningAsync(_State):
         ended = self._ended = threading.Event()
 
         class Told(TorchCheckpointIO):  # type: ignore[misc]  # Lightning has no types here
-            """Lightning's own, and a word when it is done."""
+            """Lightning's own plugin, with a notification on completion."""
 
             def save_checkpoint(self, *arguments: Any, **named: Any) -> None:
-                """Save."""
+                """Save the checkpoint."""
                 super().save_checkpoint(*arguments, **named)
                 ended.set()
 
         self._plugin = AsyncCheckpointIO(Told())
 
     def begin(self, path: Path) -> Path:
-        """Begin."""
+        """Start the save."""
         self._ended.clear()
         self._plugin.save_checkpoint(self.state(), path / "state.ckpt")
         return path
 
     def has_ended(self) -> bool:
-        """Whether it was written."""
+        """Return whether the file has been written."""
         return self._ended.is_set()
 
     def close(self) -> None:
-        """End its thread."""
+        """Stop its thread."""
         self._plugin.teardown()
 
 
 class Ours:
-    """`hasten run`'s own, which also keeps random numbers, the place in the data, and checksums."""
+    """The saver of `hasten run`, which also saves random states, the position in the data, and checksums."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -147,19 +147,19 @@ class Ours:
         self._run = Path()
 
     def begin(self, path: Path) -> Path:
-        """Begin."""
-        if self._saver is None:  # its folder is the run's, whichever checkpoint
+        """Start the save."""
+        if self._saver is None:  # one saver serves all checkpoints of a run's folder
             self._run = path.parent.parent / "run"
             self._saver = Saver(self._loop, self._run, Pace(every=10**9, keep=1))
         self._saver.save()
         return self._run
 
     def has_ended(self) -> bool:
-        """Whether it is durable and committed."""
+        """Return whether the checkpoint is durable and committed."""
         return self._saver is not None and self._saver.after_update() is not None
 
     def close(self) -> None:
-        """End its process."""
+        """Stop its process."""
         if self._saver is not None:
             self._saver.close()
 

@@ -1,7 +1,7 @@
-"""One way to save at one size, in a process of its own: updates without a save and with one, in turns.
+"""Measure one way to save at one size in a separate process, alternating updates with and without a save.
 
-A save costs its stall (the call), what is done for it between updates until it has ended, and its dip (what updates lose
-while it is under way). All together are what a stretch of updates with a save takes longer than as many without.
+A save costs its stall (the call), the work between updates until it has ended, and its dip (the slowdown of updates while it
+is in progress). Their sum is how much longer updates with a save take than the same number without.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from hasten.train.loop import Loop
 
 WIDTH = 4096
 LAYER_MB = 3 * 4 * WIDTH * WIDTH / 1e6
-"""A layer's weights and the two moments that AdamW keeps of each."""
+"""Bytes per parameter: a layer's weights and AdamW's two moments."""
 WARM_UPDATES = 3
 PLAIN_UPDATES = 8
 MOST_UPDATES = 400
 
 
 class Layers(Job):
-    """Linear layers under AdamW: a state of so many bytes."""
+    """Linear layers with AdamW: a state of a given size."""
 
     batch_size = 32
     num_updates = 100000
     layers = 1
 
     def model(self) -> nn.Module:
-        """Layers without biases."""
+        """Create layers without biases."""
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(self.layers)))
 
     def train_data(self) -> Dataset[Any]:
-        """Random rows."""
+        """Return random rows."""
         return TensorDataset(torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(0)))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, in one pass over each tensor."""
+        """Return AdamW that processes each tensor in one pass."""
         return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Mean square."""
+        """Compute the mean square."""
         out: torch.Tensor = model(batch[0])
         return out.square().mean()
 
 
 def timed_updates(loop: Loop, num: int) -> list[float]:
-    """The seconds of each of so many updates."""
+    """Return the seconds of each of `num` updates."""
     found = []
     for _ in range(num):
         started = perf_counter()
@@ -70,7 +70,7 @@ def timed_updates(loop: Loop, num: int) -> list[float]:
 
 
 def one_save(loop: Loop, way: Way, path: Path) -> dict[str, Any]:
-    """A stretch without a save, one with a save, and a stretch without again."""
+    """Measure updates without a save, with one, and again without one."""
     before = timed_updates(loop, PLAIN_UPDATES)
     path.mkdir(parents=True)
     started = perf_counter()
@@ -108,7 +108,7 @@ def one_save(loop: Loop, way: Way, path: Path) -> dict[str, Any]:
 
 
 def flush(folder: Path) -> None:
-    """Have all files below a folder on the disk."""
+    """Flush all files below a folder to the disk."""
     for file in folder.rglob("*"):
         if file.is_file():
             handle = os.open(file, os.O_RDONLY)
@@ -119,7 +119,7 @@ def flush(folder: Path) -> None:
 
 
 def main(name: str, megabytes: int, folder: Path, saves: int) -> None:
-    """Print one line of JSON: a list of saves, the first of them cold."""
+    """Print one JSON line: a list of saves, the first of them cold."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

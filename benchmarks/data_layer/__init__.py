@@ -1,1 +1,1 @@
-"""The data layer against the libraries people use: the same samples and tensors, in one run, in processes of their own."""
+"""Compare the data layer with common libraries: the same samples and tensors, in one run, in separate processes."""

@@ -1,4 +1,4 @@
-"""What a hit and a miss cost in each home of a cache, for a small value and a large one."""
+"""Measure the time of a hit and a miss for each cache backend, with a small and a large value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Times = dict[str, list[float]]
 
 
 def measure_caches(folder: Path, sizes: Sizes) -> dict[str, dict[str, Any]]:
-    """Microseconds of a put, a hit, a miss, and a hit among 64 asked for at once; by value and home, the homes in turns."""
+    """Return microseconds of a put, a hit, a miss, and a hit in a batch of 64, by value and backend, measured in turns."""
     order = random.Random("caches")
     found: dict[str, dict[str, Any]] = {}
     with _redis(folder) as url:
@@ -70,7 +70,7 @@ def _each(act: Any, things: list[Any]) -> float:
 
 @contextmanager
 def _redis(folder: Path) -> Iterator[str]:
-    """A server of our own; an empty URL where none is installed."""
+    """Start a private Redis server; yield its URL, empty if Redis is not installed."""
     if shutil.which("redis-server") is None:
         yield ""
         return

@@ -1,4 +1,4 @@
-"""What the data layer was built to reach, and whether it did: by the interval of paired rounds, never by one number."""
+"""The goals of the data layer, and whether they were reached, judged by the interval of paired rounds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One of ours against the fastest form of a rival.
+    """One Hasten system against the fastest variant of a rival.
 
     Attributes:
-        words: What is asked.
-        workload: Of both.
-        ours: The system of ours.
-        rivals: Forms of the rival; the fastest of those that were measured counts.
-        at_least: So many times as fast.
+        words: The goal in words.
+        workload: Workload of both.
+        ours: The Hasten system.
+        rivals: Variants of the rival; the fastest measured one counts.
+        at_least: Required ratio of speeds.
     """
 
     words: str
@@ -62,11 +62,11 @@ GOALS: tuple[Goal, ...] = (
     ),
 )  # fmt: skip
 MOST_PRIVATE_BYTES = 64 * 2**20
-"""Private memory of an epoch of text or tokens."""
+"""Limit of private memory for an epoch of text or tokens."""
 
 
 def judged(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """All goals: what was seen, and `reached`, `missed`, `undecided` or `not measured`, with the reason."""
+    """Judge all goals: the measurement, and `reached`, `missed`, `undecided` or `not measured`, with the reason."""
     named = {(row["workload"], row["system"]): row for row in rows}
     return [_ratio(goal, named) for goal in GOALS] + [_private(named), *_memory(named)]
 
@@ -80,7 +80,7 @@ def _ratio(goal: Goal, rows: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
     taken = {name: seconds(rows[goal.workload, name]) for name in there}
     rival = min(there, key=lambda name: median(taken[name]))
     if not rows[goal.workload, rival].get("same", True):
-        return {**told, "verdict": "not measured", "why": f"{rival} gives other samples"}
+        return {**told, "verdict": "not measured", "why": f"{rival} returns different samples"}
     interval = paired_interval(taken[rival], seconds(ours), CONFIDENCE)
     seen = {"ratio": interval.ratio, "low": interval.low, "high": interval.high, "pairs": interval.pairs, "rival": rival}
     words = f"{interval.low:.2f} to {interval.high:.2f} times {rival}"
@@ -88,16 +88,16 @@ def _ratio(goal: Goal, rows: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
         return {**told, **seen, "verdict": "reached", "why": words}
     if interval.high < goal.at_least:
         return {**told, **seen, "verdict": "missed", "why": words}
-    return {**told, **seen, "verdict": "undecided", "why": f"{words}: the interval holds the goal"}
+    return {**told, **seen, "verdict": "undecided", "why": f"{words}; the interval includes the goal"}
 
 
 def seconds(row: Row) -> list[float]:
-    """Seconds of a sample in each round."""
+    """Return the seconds per sample in each round."""
     return [one["seconds_per_sample"] for one in row["measured"]["warm"]]
 
 
 def _private(rows: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
-    """Whether no system of ours takes more private memory than it may over text and tokens."""
+    """Judge whether every Hasten system stays within its limit of private memory on text and tokens."""
     limit = f"{MOST_PRIVATE_BYTES / 2**20:.0f} MiB"
     told = {"goal": f"text and tokens: within {limit} of private memory", "workload": "text"}
     ours = {
@@ -106,9 +106,9 @@ def _private(rows: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
         if workload in {"text", "tokens"} and name.startswith("Hasten")
     }
     if not ours:
-        return {**told, "verdict": "not measured", "why": "no system of ours was measured"}
+        return {**told, "verdict": "not measured", "why": "no Hasten system was measured"}
     worst = max(ours, key=lambda name: ours[name])
-    why = f"{ours[worst] / 2**20:.0f} MiB at most ({worst})"
+    why = f"at most {ours[worst] / 2**20:.0f} MiB ({worst})"
     return {**told, "verdict": "reached" if ours[worst] < MOST_PRIVATE_BYTES else "missed", "why": why}
 
 
@@ -119,8 +119,8 @@ def _memory(rows: Mapping[tuple[str, str], Row]) -> list[dict[str, Any]]:
             measured = row["measured"]
             peak = measured["peak_private_bytes"]
             limit = f"{measured['limit_bytes'] / 2**20:,.0f} MiB"
-            why = f"{peak / 2**20:,.0f} MiB at most" if peak is not None else f"ended when it held more than {limit}"
+            why = f"at most {peak / 2**20:,.0f} MiB" if peak is not None else f"ended when it used more than {limit}"
             verdict = "reached" if measured["within_limit"] else "missed"
             words = f"{name} within {limit} of private memory"
             found.append({"goal": words, "workload": workload, "verdict": verdict, "why": why})
-    return found or [{"goal": "memory", "workload": "memory", "verdict": "not measured", "why": "it was left out"}]
+    return found or [{"goal": "memory", "workload": "memory", "verdict": "not measured", "why": "it was excluded"}]

@@ -1,4 +1,4 @@
-"""Memory: an epoch over a store larger than it, and a conversion of many dialogues, each ended at once beyond a limit."""
+"""Measure memory: an epoch over a store larger than it, and a conversion of many dialogues, each killed beyond a limit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NAMES = {"epoch": "an epoch over a store of 8 GiB", "conversion": "a conversion 
 
 
 def measure_memory(name: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
-    """Peak private memory of a process and its children, all of what they imported included."""
+    """Return the peak private memory of a process and its children, including all their imports."""
     source = (_large_store if name == "epoch" else _many_talks)(folder, sizes)
     command = [sys.executable, "-m", "benchmarks.data_layer.memory", name, str(source), str(folder / "made")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         said, _ = process.communicate()
     finally:
-        with suppress(ProcessLookupError):  # the workers of a process that was ended wait for it
+        with suppress(ProcessLookupError):  # workers of a killed process wait for it
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode == ENDED:
         return {"within_limit": False, "limit_bytes": LIMIT_BYTES, "peak_private_bytes": None}
@@ -75,7 +75,7 @@ ACTS: dict[str, Callable[[Path, Path], int]] = {"epoch": _epoch, "conversion": _
 
 
 def main() -> None:
-    """Do it in this process, under the limit."""
+    """Run the measured work in this process, under the limit."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=list(ACTS))
     parser.add_argument("source", type=Path)

@@ -1,4 +1,4 @@
-"""Pictures: batches of 32, 640x480 to 320x240 by a mean over squares, from JPEG files and from their pixels."""
+"""Images: batches of 32, reduced from 640x480 to 320x240 by averaging, from JPEG files and from raw pixels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _reduced(batch: Any) -> Any:
 
 
 def ours(folder: Path, scale: Literal[1, 2] = 1) -> Stream:
-    """A stream of the files' bytes, decoded by two threads."""
+    """Return a stream over the files' bytes, decoded by two threads."""
     decoded = DecodeImages("image", size=SMALL, scale=scale)
     return Stream(
         folder / "store",
@@ -41,17 +41,17 @@ def ours(folder: Path, scale: Literal[1, 2] = 1) -> Stream:
 
 
 def ours_raw(folder: Path) -> Stream:
-    """A stream of pixels, made smaller by two threads."""
+    """Return a stream over raw pixels, reduced by two threads."""
     return Stream(folder / "store", batch_size=BATCH, views=["image"], workers=WORKERS, transform=_reduced)
 
 
 def ours_converted(folder: Path) -> Stream:
-    """A stream of pictures that were decoded and made smaller once, when they were converted."""
+    """Return a stream over images that were decoded and reduced once, during conversion."""
     return Stream(folder / "small", batch_size=BATCH, form="torch", transform=itemgetter("image"))
 
 
 def by_pillow(data: bytes) -> Any:
-    """A JPEG file decoded and made smaller by Pillow, as most training scripts have it."""
+    """Decode and reduce a JPEG file with Pillow, as most training scripts do."""
     from PIL import Image  # noqa: PLC0415  of the extra `images`
 
     with Image.open(io.BytesIO(data)) as opened:
@@ -59,7 +59,7 @@ def by_pillow(data: bytes) -> Any:
 
 
 def by_simplejpeg(data: bytes) -> Any:
-    """The same by what our own transform calls."""
+    """Decode and reduce a JPEG file with the functions that Hasten's transform calls."""
     return torch.from_numpy(decode(data, SMALL))
 
 
@@ -75,7 +75,7 @@ class _Files(Dataset[Any]):
 
 
 class _Pixels(Dataset[Any]):
-    """Pixels of a memory-mapped array, made smaller by Pillow's `reduce`."""
+    """Pixels of a memory-mapped array, reduced with Pillow's `reduce`."""
 
     def __init__(self, folder: Path) -> None:
         self._pixels = np.load(folder / "pictures.npy", mmap_mode="r")
@@ -90,14 +90,14 @@ class _Pixels(Dataset[Any]):
 
 
 class _PixelsByNumPy(_Pixels):
-    """The same by what our own transform calls."""
+    """Pixels of a memory-mapped array, reduced with the function that Hasten's transform calls."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.from_numpy(reduced(np.asarray(self._pixels[index]), 2))
 
 
 def decoder_alone(folder: Path) -> Epochs:
-    """Files that are in memory already, decoded by two threads: no loader could do less for the same pixels."""
+    """Decode files already in memory with two threads: the lower limit of any loader for the same pixels."""
     files = [path.read_bytes() for path in sorted((folder / "jpeg").glob("*.jpg"))]
 
     def epoch() -> Iterator[Any]:
@@ -115,12 +115,12 @@ def _loader(dataset: Dataset[Any]) -> Iterable[Any]:
 
 
 def files(folder: Path, make: Callable[[bytes], Any]) -> Iterable[Any]:
-    """A DataLoader with two worker processes over JPEG files."""
+    """Return a DataLoader with two worker processes over JPEG files."""
     return _loader(_Files(folder, make))
 
 
 def webdataset(folder: Path) -> Iterable[Any]:
-    """WebDataset with two worker processes."""
+    """Return WebDataset with two worker processes."""
     import webdataset as package  # noqa: PLC0415  a rival, where it is installed
 
     shards = [str(path) for path in sorted((folder / "webdataset").glob("*.tar"))]

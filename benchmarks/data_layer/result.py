@@ -1,4 +1,4 @@
-"""The result: a row a workload and system, each against ours, with all raw samples; and what became of the goals."""
+"""Assemble the result: one row per workload and system, each compared with Hasten, with raw samples and judged goals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hasten.core.stats import paired_interval
 
 
 def row_name(workload: str, system: str) -> str:
-    """The name of a row."""
+    """Return the name of a row."""
     return f"{workload}: {system}"
 
 
 def whole(rows: Mapping[str, Row], _beside: Row) -> Row:
-    """The result of what was measured until now."""
+    """Assemble the result of everything measured so far."""
     listed = []
     for workload, told in WORKLOADS.items():
         mine = {name: row for name in (*told.systems, PAGE_CACHE) if (row := rows.get(row_name(workload, name)))}
@@ -59,7 +59,7 @@ def _rate(parts: list[Row]) -> float:
 
 
 def _over(theirs: list[Row], ours: list[Row]) -> dict[str, float] | None:
-    """How many times as fast ours is, with its interval; None where there are too few rounds for one."""
+    """Return how many times as fast Hasten is, with the interval; None if there are too few rounds."""
     if len(theirs) < 2 or len(theirs) != len(ours):
         return None
     base, candidate = ([one["seconds_per_sample"] for one in parts] for parts in (theirs, ours))
@@ -68,7 +68,7 @@ def _over(theirs: list[Row], ours: list[Row]) -> dict[str, float] | None:
 
 
 def _same(measured: Row, ours: Row, *, formless: bool) -> bool:
-    """Whether both give the same samples, once an epoch, and in the same form unless that may differ."""
+    """Return whether both give the same samples, once per epoch, and in the same form unless `formless` is set."""
     keys = ("digest", "count", "num_bytes") if formless else ("digest", "count", "num_bytes", "form")
     return all(measured["same"][key] == ours["same"][key] for key in keys)
 
@@ -78,12 +78,12 @@ def _versions() -> dict[str, str]:
     for name in PACKAGES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # a rival that is not installed
+        except PackageNotFoundError:  # a rival is not installed
             continue
     return found
 
 
 def _left_out() -> dict[str, str]:
-    """Rivals that were not measured, and why."""
+    """Return the rivals that were not measured, and why."""
     missing = {system.needs for told in WORKLOADS.values() for system in told.systems.values() if not system.is_there}
     return {**LEFT_OUT, **dict.fromkeys(sorted(missing), "it was not installed")}

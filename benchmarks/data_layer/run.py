@@ -1,8 +1,8 @@
-"""Measure the data layer: all systems in turns, each in fresh processes, over warm and over cold caches.
+"""Measure the data layer: all systems in turns, each in fresh processes, with warm and with cold caches.
 
-`make bench-data`, or `python -m benchmarks data [--only PART ...] [--again]`. Parts that were measured at this very commit
-on this machine are not measured again; each part says on which machine it was measured. `--small` goes through all of it in
-some minutes, and records nothing.
+Run `make bench-data`, or `python -m benchmarks data [--only PART ...] [--again]`. Parts already measured at the current
+commit on this machine are skipped. Each part records its machine. `--small` runs everything in a few minutes without
+recording results.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Say = Callable[[str, float, float], None]
 
 
 def data(arguments: Sequence[str]) -> None:
-    """The command `python -m benchmarks data`."""
+    """Run the command `python -m benchmarks data`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks data", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
-    parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
-    parser.add_argument("--rounds", type=int, help="processes of each system over warm caches, in turns")
-    parser.add_argument("--small", action="store_true", help="a look at whether all of it works; records nothing")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these parts; others stay")
+    parser.add_argument("--again", action="store_true", help="repeat parts already measured at this commit")
+    parser.add_argument("--rounds", type=int, help="number of processes of each system with warm caches, in turns")
+    parser.add_argument("--small", action="store_true", help="check that everything works, without recording results")
     given = parser.parse_args(arguments)
     sizes = SMALL if given.small else RECORD
     if given.rounds is not None:
@@ -56,24 +56,24 @@ def data(arguments: Sequence[str]) -> None:
 
 
 def _show(parts: Sequence[str], sizes: Sizes) -> None:
-    """Measure parts, and print the tables as they would be."""
+    """Measure parts, and print their tables."""
     rows: dict[str, Row] = {}
     for part in parts:
         rows |= {name: {"name": name, "measured": found} for name, found in measure(part, sizes).items()}
-    print(tables({**whole(rows, {}), "machine": "this machine, at a size that says nothing", "row_commits": []}))
+    print(tables({**whole(rows, {}), "machine": "this machine, at a size that is not meaningful", "row_commits": []}))
 
 
 def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
-    """Measure parts, each kept as soon as it is there."""
+    """Measure parts, and record each as soon as it is complete."""
     kept = Kept(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole, elsewhere=True)
     told = provenance()
     where = {key: told[key] for key in WHERE}
     for part in parts:
         if not again and _is_fresh(kept, part):
-            print(f"{part}: measured at this commit already", flush=True)
+            print(f"{part}: already measured at this commit", flush=True)
             continue
         measured = measure(part, sizes)
-        # Rows of a part are held against one another: none of another run stays.
+        # Rows of a part are compared with each other, so none of another run may stay.
         kept.rows = {name: row for name, row in kept.rows.items() if not name.startswith(f"{part}: ")}
         for name, found in measured.items():
             kept.rows[name] = {"name": name, "measured": {**found, "commit": kept.commit, "where": where}}
@@ -82,7 +82,7 @@ def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
 
 
 def _is_fresh(kept: Kept, part: str) -> bool:
-    """Whether all rows of a part were measured at this very commit, those of rivals installed since included."""
+    """Return whether all rows of a part were measured at the current commit, including those of newly installed rivals."""
     mine = {name: row for name, row in kept.rows.items() if name.startswith(f"{part}: ")}
     wanted = [row_name(part, name) for name in WORKLOADS[part].there()] if part in WORKLOADS else []
     here = read_machine().fingerprint()
@@ -92,7 +92,7 @@ def _is_fresh(kept: Kept, part: str) -> bool:
 
 
 def measure(part: str, sizes: Sizes) -> dict[str, Row]:
-    """Measure a part: rows by name."""
+    """Measure a part; return its rows by name."""
     with _folder() as folder, progress_on(part) as say:
         if part in WORKLOADS:
             return _workload(part, WORKLOADS[part], folder, sizes, say)
@@ -112,15 +112,15 @@ def measure(part: str, sizes: Sizes) -> dict[str, Row]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder on the disk of the checkout: a file system in memory would have no cold cache."""
+    """Create a folder on the disk of the checkout, since a file system in memory has no cold cache."""
     (ROOT / "hasten-out").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-data-", dir=ROOT / "hasten-out") as name:
         yield Path(name)
 
 
 def _workload(name: str, told: Workload, folder: Path, sizes: Sizes, say: Say) -> dict[str, Row]:
-    """Every system in every round, in another order each time."""
-    say(f"{name}: making the data", 0, 1)
+    """Measure every system in every round, in a different order each time."""
+    say(f"{name}: preparing the data", 0, 1)
     told.write(folder, sizes)
     systems = list(told.there())
     order = random.Random(f"data-{name}")
@@ -141,7 +141,7 @@ def _workload(name: str, told: Workload, folder: Path, sizes: Sizes, say: Say) -
 
 
 def _plan(systems: Sequence[str], sizes: Sizes, order: random.Random) -> list[tuple[str, str]]:
-    """What to ask of which system, in the order of asking."""
+    """Return the measurements to take of each system, in order."""
     plan: list[tuple[str, str]] = []
     for act, rounds, names in (
         ("same", 1, list(systems)),

@@ -1,4 +1,4 @@
-"""How much is measured: for the record, and for a look at whether all of it works."""
+"""How much to measure: full sizes for recorded results, and small ones for checking that everything works."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ PICTURE = (640, 480)
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of each workload.
+    """Size of each workload.
 
     Attributes:
-        talks: Dialogues of the text.
-        tokens: A multiple of 2**21.
-        pictures: JPEG files.
-        raw_pictures: Pictures kept as their pixels.
-        store_bytes: Of the store that is larger than the memory allowed.
-        many_talks: Dialogues of the conversion.
-        rounds: Processes of each system over warm caches, in turns.
-        cold_rounds: The same over cold ones.
-        memory_rounds: The same for their memory.
-        seconds: Each of them goes on for whole epochs until so much time has passed.
-        cache_keys: Values that each cache holds.
+        talks: Number of text dialogues.
+        tokens: Number of tokens, a multiple of 2**21.
+        pictures: Number of JPEG files.
+        raw_pictures: Number of images stored as raw pixels.
+        store_bytes: Size of the store that is larger than the allowed memory.
+        many_talks: Number of dialogues in the conversion.
+        rounds: Processes of each system with warm caches, in turns.
+        cold_rounds: Processes of each system with cold caches.
+        memory_rounds: Processes of each system for its memory.
+        seconds: Each process runs whole epochs until this time has passed.
+        cache_keys: Number of values in each cache.
     """
 
     talks: int = 200_000
@@ -47,4 +47,4 @@ SMALL = Sizes(
     talks=4_000, tokens=2**22, pictures=64, raw_pictures=64, store_bytes=2**27, many_talks=20_000, rounds=2, cold_rounds=1,
     memory_rounds=1, seconds=0.05, cache_keys=20,
 )  # fmt: skip
-"""Some minutes for all of it, most of them for starting processes: shows that it works, and nothing else."""
+"""Takes a few minutes, mostly for starting processes. Only shows that everything works."""

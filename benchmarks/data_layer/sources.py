@@ -1,7 +1,7 @@
-"""The data that all systems read: made once, in each system's own form.
+"""Create the data that all systems read, in the format of each system.
 
-Text is made of the words of the counselling dialogues where HASTEN_DATA names their folder, and of Python's own help
-otherwise; what is drawn at random is seeded, so that every machine measures the same rows.
+Text is made from the words of the counselling dialogues if HASTEN_DATA names their folder, and from Python's own help
+otherwise. Random choices are seeded, so every machine measures the same rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hasten.data.pictures import decode
 TARS = 8
 _ROWS = 2_000
 _PART = 2**21
-"""Tokens written at once: a chunk of LitData's."""
+"""Number of tokens written at once: one chunk of LitData."""
 
 
 def talks(count: int) -> Iterator[str]:
-    """Dialogues of about 1.3 KB, each different."""
+    """Yield distinct dialogues of about 1.3 KB."""
     words = _words()
     random = np.random.default_rng(0)
     for start in range(0, count, _ROWS):
@@ -52,7 +52,7 @@ def _words() -> str:
 
 
 def write_text(folder: Path, sizes: Sizes) -> None:
-    """The dialogues as a store and as each rival's form."""
+    """Write the dialogues as a store and in each rival's format."""
     rows = list(talks(sizes.talks))
     with StoreWriter(folder / "store") as writer:
         for start in range(0, len(rows), _ROWS):
@@ -71,19 +71,19 @@ def write_text(folder: Path, sizes: Sizes) -> None:
 
 
 def _some_talks(count: int, part: int) -> Iterator[str]:
-    """Every so many a dialogue, in LitData's own process."""
+    """Yield every n-th dialogue, in a process of LitData."""
     yield from (text for number, text in enumerate(talks(count)) if number % TARS == part)
 
 
 def optimize(make: Any, inputs: list[Any], folder: Path, **settings: Any) -> None:
-    """Write a folder as LitData does; `make` gives the samples of one input."""
+    """Write a folder in LitData's format; `make` yields the samples of one input."""
     import litdata  # noqa: PLC0415  a rival, where it is installed
 
     litdata.optimize(fn=make, inputs=inputs, output_dir=str(folder), num_workers=1, **settings)
 
 
 def write_tars(members: list[tuple[str, bytes]], folder: Path) -> None:
-    """Files shared out over several tar files."""
+    """Distribute files over several tar files."""
     folder.mkdir()
     for shard in range(TARS):
         with tarfile.open(folder / f"{shard:03d}.tar", "w") as archive:
@@ -94,7 +94,7 @@ def write_tars(members: list[tuple[str, bytes]], folder: Path) -> None:
 
 
 def write_tokens(folder: Path, sizes: Sizes) -> None:
-    """Tokens as one flat file, as a store, and as LitData's chunks."""
+    """Write tokens as one flat file, as a store, and as LitData chunks."""
     random = np.random.default_rng(1)
     flat = np.memmap(folder / "tokens.bin", np.uint16, "w+", shape=(sizes.tokens,))
     with StoreWriter(folder / "store", block_rows=2**20, shard_bytes=2**31) as writer:
@@ -121,7 +121,7 @@ def _some_tokens(path: str, start: int) -> Iterator[Any]:
 
 
 def jpegs(count: int) -> Iterator[bytes]:
-    """Pictures of soft colours, as a camera's are, each different."""
+    """Yield distinct images with soft colours, like those of a camera."""
     from PIL import Image  # noqa: PLC0415  of the extra `images`
 
     random = np.random.default_rng(2)
@@ -134,7 +134,7 @@ def jpegs(count: int) -> Iterator[bytes]:
 
 
 def write_pictures(folder: Path, sizes: Sizes) -> None:
-    """Pictures as JPEG files, as stores of their bytes and of their pixels at half the size, and in tar files."""
+    """Images as JPEG files, as stores of their bytes and of their pixels at half the size, and in tar files."""
     (folder / "jpeg").mkdir()
     members = []
     with StoreWriter(folder / "store") as files, StoreWriter(folder / "small") as small:
@@ -148,7 +148,7 @@ def write_pictures(folder: Path, sizes: Sizes) -> None:
 
 
 def write_raw(folder: Path, sizes: Sizes) -> None:
-    """Pixels as one array file, as a store, and as a store at half the size."""
+    """Write pixels as one array file, as a store, and as a store at half the size."""
     shape = (sizes.raw_pictures, PICTURE[1], PICTURE[0], 3)
     array = np.lib.format.open_memmap(folder / "pictures.npy", "w+", np.uint8, shape)
     with StoreWriter(folder / "store", block_rows=64) as whole, StoreWriter(folder / "small") as small:

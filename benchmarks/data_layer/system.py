@@ -1,4 +1,4 @@
-"""What one system is: how it gives epochs, what it reads, and what of ours it is held against."""
+"""The description of one system: how it yields epochs, what it reads, and which Hasten system it is compared with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 Open: TypeAlias = Callable[[Path], Iterable[Any]]
-"""What gives the batches of the data below a folder: an epoch each time it is iterated over, as a training loop does."""
+"""Yields the batches of the data in a folder: one epoch per iteration, as in a training loop."""
 Shuffle: TypeAlias = Literal["full", "window", "buffer", "chunks"]
 
 SHUFFLES: dict[Shuffle, str] = {
@@ -22,16 +22,16 @@ SHUFFLES: dict[Shuffle, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One way to the same batches, as its own documentation shows it.
+    """One way to produce the same batches, following its own documentation.
 
     Attributes:
-        open: Its batches.
-        files: What it reads, below the folder of the workload.
-        shuffle: Which samples it mixes with which.
-        against: The one of ours that gives the same form with a shuffle at least as thorough; empty for one of ours.
-        needs: A package that must be installed; empty for none.
-        reference: It shows what the machine can do at best, and is no way to train on data larger than memory.
-        own_samples: Its samples are not those of the others, such as images decoded to other pixels.
+        open: Opens its batches.
+        files: The files it reads, in the folder of the workload.
+        shuffle: How it mixes samples.
+        against: The Hasten system with the same output and an at least equally thorough shuffle; empty for Hasten systems.
+        needs: A required package; empty for none.
+        reference: Shows the best that the machine can do; not usable for training on data larger than memory.
+        own_samples: Its samples differ from those of the others, such as images decoded to other pixels.
     """
 
     open: Open
@@ -44,15 +44,15 @@ class System:
 
     @property
     def is_there(self) -> bool:
-        """Whether what it needs is installed."""
+        """Whether its required package is installed."""
         return not self.needs or have(self.needs)
 
 
 class Epochs:
-    """What a function gives, anew each time.
+    """Call a function again for each epoch.
 
     Args:
-        make: The batches of an epoch.
+        make: Returns the batches of an epoch.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
@@ -63,10 +63,10 @@ class Epochs:
 
 
 def have(package: str) -> bool:
-    """Whether a rival is installed."""
+    """Return whether a rival is installed."""
     return importlib.util.find_spec(package) is not None
 
 
 def identity(batch: Any) -> Any:
-    """A batch as it is: for loaders that would make tensors of everything."""
+    """Return a batch unchanged, for loaders that would convert everything to tensors."""
     return batch

@@ -1,8 +1,8 @@
-"""What the system holds of files, and what processes hold for themselves.
+"""Measure the memory that the system uses for files, and the private memory of processes.
 
-A file that is mapped or read stays in the system's page cache, which is given back when memory is needed. What a process
-cannot give back is anonymous or shared memory; of pages that several processes share, each is charged its part (Linux,
-`smaps_rollup`: `Pss_Anon`, `Pss_Shmem`). So clean pages of a mapped store, which others may have too, are charged to nobody.
+A mapped or read file stays in the system's page cache, which is released when memory is needed. Memory that a process cannot
+release is anonymous or shared. Pages shared by several processes are divided between them (Linux, `smaps_rollup`:
+`Pss_Anon`, `Pss_Shmem`). Clean pages of a mapped store, which others may also use, are not counted.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from pathlib import Path
 import psutil
 
 ENDED = 137
-"""Exit code of a process that held more than it may: that of one that the system killed for it."""
+"""Exit code of a process that exceeded its limit, equal to that of a process killed by the system for its memory."""
 _PARTS = ("Pss_Anon:", "Pss_Shmem:")
 
 
 def private_bytes(process: psutil.Process) -> int:
-    """Memory that a process and its children hold for themselves."""
+    """Return the private memory of a process and its children."""
     return sum(_of(part.pid) for part in (process, *process.children(recursive=True)))
 
 
 def _of(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except (OSError, ProcessLookupError):  # it has just ended
+    except (OSError, ProcessLookupError):  # the process has just ended
         return 0
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(_PARTS))
 
 
 class Peak:
-    """The most private memory that was seen.
+    """The peak of private memory.
 
     Attributes:
-        num_bytes: Of this process and its children together.
+        num_bytes: Peak of this process and its children together.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Peak:
 
 @contextmanager
 def watched(every_s: float = 0.02, limit_bytes: int | None = None) -> Iterator[Peak]:
-    """Look at the private memory all the while; a process that holds more than the limit ends at once."""
+    """Monitor the private memory; a process that exceeds the limit exits at once."""
     peak, process, ended = Peak(), psutil.Process(), threading.Event()
 
     def watch() -> None:
@@ -69,7 +69,7 @@ def watched(every_s: float = 0.02, limit_bytes: int | None = None) -> Iterator[P
 
 
 def all_files(folder: Path, names: Iterable[str]) -> list[Path]:
-    """The files below some of the names in a folder."""
+    """Return all files below some of the names in a folder."""
     found = []
     for path in (folder / name for name in names):
         found += [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
@@ -77,7 +77,7 @@ def all_files(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def warm(files: Iterable[Path]) -> None:
-    """Have files in the page cache."""
+    """Load files into the page cache."""
     buffer = bytearray(2**20)
     for path in files:
         with path.open("rb", buffering=0) as file:
@@ -86,7 +86,7 @@ def warm(files: Iterable[Path]) -> None:
 
 
 def evict(files: Iterable[Path]) -> float:
-    """Have files out of the page cache; what share of them is still there: all of a file system in memory is."""
+    """Evict files from the page cache; return the fraction still there: 1 for a file system in memory."""
     there = total = 0
     for path in files:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def evict(files: Iterable[Path]) -> float:
 
 
 def _resident(handle: int) -> tuple[int, int]:
-    """Pages of a file in memory, and all of them; by `mincore`."""
+    """Return the number of pages of a file in memory, and of all its pages; uses `mincore`."""
     size = os.fstat(handle).st_size
     if not size:
         return 0, 0

@@ -1,4 +1,4 @@
-"""All workloads, with the systems of each, and what is left out with the reason."""
+"""All workloads with the systems of each, and the omitted systems with the reason."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Workload:
     """The same samples for several systems.
 
     Attributes:
-        words: What a batch is.
-        write: Makes the data below a folder.
-        systems: By name; ours first.
+        words: Description of a batch.
+        write: Creates the data in a folder.
+        systems: Systems by name; Hasten first.
     """
 
     words: str
@@ -26,7 +26,7 @@ class Workload:
     systems: dict[str, System]
 
     def there(self) -> dict[str, System]:
-        """The systems that are installed."""
+        """Return the installed systems."""
         return {name: system for name, system in self.systems.items() if system.is_there}
 
 
@@ -40,24 +40,24 @@ WORKLOADS: dict[str, Workload] = {
         words="256 windows of 1,024 tokens, as a tensor of uint16", write=sources.write_tokens, systems=tokens.SYSTEMS
     ),
     "jpeg": Workload(
-        words="32 JPEG pictures of 640x480, decoded and halved to 320x240, as a tensor of uint8",
+        words="32 JPEG images of 640x480, decoded and halved to 320x240, as a tensor of uint8",
         write=sources.write_pictures,
         systems=pictures.JPEG_SYSTEMS,
     ),
     "raw": Workload(
-        words="32 pictures of 640x480 pixels, halved to 320x240, as a tensor of uint8",
+        words="32 images of 640x480 pixels, halved to 320x240, as a tensor of uint8",
         write=sources.write_raw,
         systems=pictures.RAW_SYSTEMS,
     ),
 }
 
 LEFT_OUT: dict[str, str] = {
-    "MosaicML Streaming": "it needs torchvision, which no extra of Hasten brings; its folders can be converted",
-    "FFCV": "it has no wheels, and does not build against today's OpenCV",
+    "MosaicML Streaming": "it needs torchvision, which no extra of Hasten installs; its folders can be converted",
+    "FFCV": "it has no wheels, and does not build with the current OpenCV",
     "Grain and Lance": "not measured yet",
-    "TFRecord": "its reader is TensorFlow, a framework of its own",
+    "TFRecord": "its reader is TensorFlow, a different framework",
 }
 """Rivals that are not measured, and why."""
 
 PACKAGES = ("datasets", "litdata", "webdataset", "pyarrow", "pillow", "simplejpeg", "lmdb", "redis")
-"""Whose versions are recorded."""
+"""Packages whose versions are recorded."""

@@ -1,4 +1,4 @@
-"""Text: batches of 256 dialogues, as strings or in Arrow, in another order each epoch."""
+"""Text: batches of 256 dialogues, as strings or in Arrow, in a different order each epoch."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from hasten.data import Stream
 
 BATCH = 256
 ALL_BLOCKS = 2**30
-"""A window of all blocks: every sample is mixed with every other."""
+"""A window of all blocks, so that every sample is mixed with every other."""
 _GROUPS = 16
-"""Row groups that are mixed with one another; as many rows as in a window of the store."""
+"""Number of row groups mixed with each other; as many rows as a window of the store."""
 
 
 def ours(folder: Path, **settings: Any) -> Stream:
-    """A stream."""
+    """Return a stream."""
     return Stream(folder / "store", batch_size=BATCH, transform=itemgetter("text"), **settings)
 
 
 def in_memory(folder: Path) -> Epochs:
-    """Strings that are in memory already, picked by a random order."""
+    """Yield strings already in memory, in random order."""
     rows = pyarrow.parquet.read_table(folder / "talks.parquet")["text"].to_pylist()
     return Epochs(lambda: ([rows[index] for index in indices] for indices in shuffled(len(rows))))
 
 
 def shuffled(count: int) -> Iterator[list[int]]:
-    """The numbers of the samples of each batch, all of them mixed."""
+    """Yield the sample indices of each batch, all shuffled together."""
     order = np.random.default_rng().permutation(count)
     for start in range(0, count, BATCH):
         yield order[start : start + BATCH].tolist()
 
 
 class _Lines(Dataset[str]):
-    """Lines of a JSONL file by their offsets, one at a time, as many a training script has it."""
+    """Lines of a JSONL file by their offsets, one at a time, as in many training scripts."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
@@ -57,12 +57,12 @@ class _Lines(Dataset[str]):
 
 
 def lines(folder: Path) -> Iterable[Any]:
-    """A DataLoader over the lines of a JSONL file."""
+    """Return a DataLoader over the lines of a JSONL file."""
     return DataLoader(_Lines(folder / "talks.jsonl"), batch_size=BATCH, shuffle=True, collate_fn=identity)
 
 
 def parquet(folder: Path) -> Epochs:
-    """Some row groups of a Parquet file at a time, their rows shuffled."""
+    """Read a few row groups of a Parquet file at a time, with their rows shuffled."""
     file = pyarrow.parquet.ParquetFile(folder / "talks.parquet")
 
     def epoch() -> Iterator[Any]:
@@ -78,7 +78,7 @@ def parquet(folder: Path) -> Epochs:
 
 
 def huggingface(folder: Path) -> Epochs:
-    """Hugging Face datasets, map-style: the rows of a batch in one call, the fastest way it has."""
+    """Read Hugging Face datasets, map-style, with the rows of a batch in one call, which is its fastest way."""
     dataset = _loaded(folder)
     return Epochs(lambda: (dataset[indices]["text"] for indices in shuffled(len(dataset))))
 
@@ -94,18 +94,18 @@ def _texts(rows: list[dict[str, str]]) -> list[str]:
 
 
 def huggingface_loader(folder: Path) -> Iterable[Any]:
-    """The same through a DataLoader, as its documentation has it."""
+    """Read Hugging Face datasets through a DataLoader, following its documentation."""
     return DataLoader(_loaded(folder), batch_size=BATCH, shuffle=True, collate_fn=_texts)
 
 
 def huggingface_arrow(folder: Path) -> Epochs:
-    """The same, staying in Arrow."""
+    """Read Hugging Face datasets without leaving Arrow."""
     dataset = _loaded(folder).with_format("arrow")
     return Epochs(lambda: (dataset[indices]["text"].combine_chunks() for indices in shuffled(len(dataset))))
 
 
 def litdata(folder: Path, num_workers: int = 0) -> Iterable[Any]:
-    """LitData."""
+    """Return LitData's loader."""
     import litdata as package  # noqa: PLC0415  a rival, where it is installed
 
     dataset = package.StreamingDataset(str(folder / "litdata"), shuffle=True, drop_last=False)
@@ -116,7 +116,7 @@ def litdata(folder: Path, num_workers: int = 0) -> Iterable[Any]:
 
 
 def webdataset(folder: Path, num_workers: int = 0) -> Iterable[Any]:
-    """WebDataset."""
+    """Return WebDataset."""
     import webdataset as package  # noqa: PLC0415  as above
 
     shards = [str(path) for path in sorted((folder / "webdataset").glob("*.tar"))]

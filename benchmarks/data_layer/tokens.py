@@ -1,4 +1,4 @@
-"""Tokens: batches of 256 windows of 1,024, as tensors of the type that is stored, in another order each epoch."""
+"""Tokens: batches of 256 windows of 1,024, as tensors of the stored type, in a different order each epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hasten.data import Stream
 
 
 def ours(folder: Path, **settings: Any) -> Stream:
-    """A stream."""
+    """Return a stream."""
     return Stream(
         folder / "store", batch_size=BATCH, length=WINDOW, columns=["tokens"], form="torch",
         transform=itemgetter("tokens"), **settings,
@@ -26,7 +26,7 @@ def ours(folder: Path, **settings: Any) -> Stream:
 
 
 class _Windows(Dataset[Any]):
-    """Windows of a memory-mapped file, one at a time, as most training scripts have it."""
+    """Windows of a memory-mapped file, one at a time, as in most training scripts."""
 
     def __init__(self, path: Path) -> None:
         self.tokens = np.memmap(path, np.uint16, "r")
@@ -39,14 +39,14 @@ class _Windows(Dataset[Any]):
 
 
 class _ManyWindows(_Windows):
-    """The same, several at once (`__getitems__`), in one piece: a loader has nothing left to collate then."""
+    """Windows read several at once (`__getitems__`) into one array, so that the loader has nothing to collate."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return torch.from_numpy(self.tokens[: len(self) * WINDOW].reshape(-1, WINDOW)[np.array(indices)])
 
 
 class _SelectedWindows(_Windows):
-    """The same by torch, whose threads copy side by side. No documentation has it; nothing that a loader takes is faster."""
+    """Windows read by torch, whose threads copy in parallel. This is undocumented, and the fastest input for a loader."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -57,25 +57,25 @@ class _SelectedWindows(_Windows):
 
 
 class _ListedWindows(_ManyWindows):
-    """The same as a list of samples, as the documentation of `__getitems__` has it."""
+    """Windows read several at once as a list of samples, following the documentation of `__getitems__`."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return list(super().__getitems__(indices))
 
 
 def loader(folder: Path, num_workers: int = 0) -> Iterable[Any]:
-    """A DataLoader over a memory-mapped file."""
+    """Return a DataLoader over a memory-mapped file."""
     windows = _Windows(folder / "tokens.bin")
     return DataLoader(windows, batch_size=BATCH, shuffle=True, num_workers=num_workers, persistent_workers=num_workers > 0)
 
 
 def loader_listed(folder: Path) -> Iterable[Any]:
-    """The same with `__getitems__`, whose samples the loader collates."""
+    """Return a DataLoader with `__getitems__` that collates the samples."""
     return DataLoader(_ListedWindows(folder / "tokens.bin"), batch_size=BATCH, shuffle=True)
 
 
 def loader_many(folder: Path, num_workers: int = 0) -> Iterable[Any]:
-    """The same with `__getitems__`, whose batch is not taken apart again."""
+    """Return a DataLoader with `__getitems__` whose batch is not split again."""
     windows = _ManyWindows(folder / "tokens.bin")
     return DataLoader(
         windows, batch_size=BATCH, shuffle=True, collate_fn=identity, num_workers=num_workers,
@@ -84,19 +84,19 @@ def loader_many(folder: Path, num_workers: int = 0) -> Iterable[Any]:
 
 
 def loader_selected(folder: Path) -> Iterable[Any]:
-    """The same, copied by torch."""
+    """Return a DataLoader whose batches are copied by torch."""
     return DataLoader(_SelectedWindows(folder / "tokens.bin"), batch_size=BATCH, shuffle=True, collate_fn=identity)
 
 
 def by_hand(folder: Path) -> Epochs:
-    """NumPy alone: no loader could do less."""
+    """Yield batches with NumPy alone: the lower limit of any loader."""
     tokens = np.memmap(folder / "tokens.bin", np.uint16, "r")
     table = tokens[: len(tokens) // WINDOW * WINDOW].reshape(-1, WINDOW)
     return Epochs(lambda: (torch.from_numpy(table[np.array(indices)]) for indices in shuffled(len(table))))
 
 
 def litdata(folder: Path, num_workers: int = 0) -> Iterable[Any]:
-    """LitData's loader of tokens."""
+    """Return LitData's token loader."""
     import litdata as package  # noqa: PLC0415  a rival, where it is installed
 
     items = package.TokensLoader(block_size=WINDOW)

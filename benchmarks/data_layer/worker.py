@@ -1,4 +1,4 @@
-"""One system in a process of its own: does one thing, and tells it as the last line of its output, in JSON."""
+"""Measure one system in a separate process, and print the result as JSON in the last line of output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.data_layer.systems import WORKLOADS
 
 
 def warm_epochs(system: System, folder: Path, seconds: float) -> dict[str, Any]:
-    """Whole epochs of files that the system holds in memory, after a quarter as long of them that is not counted."""
+    """Time whole epochs over files in the page cache, after uncounted epochs of a quarter of that time."""
     warm(all_files(folder, system.files))
     batches, epochs = system.open(folder), list[dict[str, Any]]()
     begun = perf_counter()
@@ -35,7 +35,7 @@ def warm_epochs(system: System, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def cold_epoch(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
-    """The first epoch of files that have to come from the disk, with all that it takes to open them."""
+    """Time the first epoch over files that must come from the disk, including opening them."""
     still_there = evict(all_files(folder, system.files))
     started = perf_counter()
     epoch = _epoch(system.open(folder), started)
@@ -43,7 +43,7 @@ def cold_epoch(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
 
 
 def _epoch(batches: Iterable[Any], started: float) -> dict[str, Any]:
-    """An epoch; nothing is done with its batches."""
+    """Iterate over an epoch without using its batches."""
     samples = 0
     for batch in batches:
         samples += len(batch)
@@ -51,7 +51,7 @@ def _epoch(batches: Iterable[Any], started: float) -> dict[str, Any]:
 
 
 def memory(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
-    """The most private memory of an epoch, beyond what the process held before; not timed."""
+    """Return the peak private memory of an epoch beyond that of the process before; untimed."""
     before = private_bytes(psutil.Process())
     with watched() as peak:
         for _ in system.open(folder):
@@ -60,7 +60,7 @@ def memory(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
 
 
 def digest(system: System, folder: Path, _seconds: float) -> dict[str, Any]:
-    """A number that is the same for every system that gives the same samples once an epoch, in any order."""
+    """Return a number that is equal for all systems that give the same samples once per epoch, in any order."""
     total = count = size = 0
     form = ""
     for batch in system.open(folder):
@@ -81,7 +81,7 @@ def _form(batch: Any) -> str:
 
 
 def page_cache(system: System, folder: Path, seconds: float) -> dict[str, Any]:
-    """How fast what a system reads can be read into a buffer that is used again: no copy of it could be faster."""
+    """Measure how fast the files of a system can be read into a reused buffer: an upper limit for any copy."""
     files = all_files(folder, system.files)
     warm(files)
     taken, size, buffer = 0.0, 0, bytearray(2**20)
@@ -105,7 +105,7 @@ ACTS: dict[str, Callable[[System, Path, float], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Run the measurement given by the arguments."""
     parser = argparse.ArgumentParser()
     parser.add_argument("act", choices=list(ACTS))
     parser.add_argument("workload", choices=list(WORKLOADS))

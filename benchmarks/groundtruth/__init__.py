@@ -1,1 +1,1 @@
-"""Training scripts whose bottleneck is known, what is wrong with each, and how well Hasten finds it out."""
+"""Training scripts with a known bottleneck: what is wrong with each, and how well Hasten detects it."""

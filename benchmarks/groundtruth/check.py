@@ -1,11 +1,10 @@
-"""Is each injected bottleneck really one here? Every script against its mended twin, in fresh processes that take turns.
+"""Verify that each injected bottleneck exists on this machine: every script against its fixed twin, in fresh processes.
 
-`python -m benchmarks.groundtruth.check [--only NAME ...] [--rounds N] [--length 0.5] [--again]`. The mended twin is the same
-script with `--mended`: the same training without what was injected. An injected bottleneck must cost at least 1.3x, in time
-or in peak memory. The twin of a clean script is its own arithmetic alone, on one batch again and again with nothing else
-done: what stands around the arithmetic of a clean script must cost next to nothing. Times are those that the scripts print,
-of the training itself, without imports and set-up. Rows are written as they come: a run that was stopped goes on where it
-was.
+`python -m benchmarks.groundtruth.check [--only NAME ...] [--rounds N] [--length 0.5] [--again]`. The fixed twin is the same
+script with `--mended`: the same training without the injected bottleneck. An injected bottleneck must cost at least 1.3x, in
+time or in peak memory. The twin of a clean script only repeats its arithmetic on one batch: everything around the arithmetic
+of a clean script must cost almost nothing. Times are those printed by the scripts, for the training itself, without imports
+and set-up. Rows are written as they are measured, so an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ INJECTED_LEAST = 1.3
 CLEAN_MOST = 1.1
 ROUNDS, MOST_ROUNDS = 3, 7
 NEAR = 0.08
-"""A ratio within this share of its bound is measured more often."""
+"""A ratio within this fraction of its limit is measured more often."""
 LIMIT_S = 120.0
 
 _TOLD = re.compile(r"^(\d+) steps in ([\d.]+) s$", re.MULTILINE)
@@ -38,17 +37,17 @@ _TOLD = re.compile(r"^(\d+) steps in ([\d.]+) s$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a script: seconds a step that it printed, and its peak memory in bytes."""
+    """One run of a script: its printed seconds per step, and its peak memory in bytes."""
 
     step_s: float
     peak_bytes: int
 
 
 def run_script(case: Case, steps: int, *, mended: bool) -> Run:
-    """Run a script in a process of its own.
+    """Run a script in a separate process.
 
     Raises:
-        TrialError: It failed, took longer than two minutes, or did not print `N steps in S s` at its end.
+        TrialError: It failed, took longer than two minutes, or did not print `N steps in S s` at the end.
     """
     command = [sys.executable, str(case.script), "--steps", str(steps), *(["--mended"] if mended else [])]
     with tempfile.TemporaryFile() as out:
@@ -58,14 +57,14 @@ def run_script(case: Case, steps: int, *, mended: bool) -> Run:
         text = out.read().decode(errors="replace")
     told = _TOLD.search(text)
     if code or told is None or int(told.group(1)) != steps:
-        kind, last = ("hung", f"no end after {LIMIT_S:.0f} s") if code is None else ("raised", text.strip()[-300:])
+        kind, last = ("hung", f"not finished after {LIMIT_S:.0f} s") if code is None else ("raised", text.strip()[-300:])
         words = f"{' '.join(command[1:])} did not finish {steps} steps (exit code {code}): {last}"
         raise TrialError(words, kind="hung" if kind == "hung" else "raised")
     return Run(step_s=float(told.group(2)) / steps, peak_bytes=peak_bytes)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int | None, int]:
-    """Exit code (None where it took too long and was ended) and peak memory of a process."""
+    """Return the exit code (None if the process took too long and was killed) and the peak memory of a process."""
     deadline, late = time.monotonic() + LIMIT_S, False
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -79,7 +78,7 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[int | None, int]:
 
 
 def check_case(case: Case, *, rounds: int = ROUNDS, length: float = 1.0) -> Row:
-    """Run a script and its mended twin in turns. A memory case always runs whole: it is its length that fills the memory."""
+    """Run a script and its fixed twin in turns. Memory cases always run in full, because their length fills the memory."""
     steps = case.steps if case.judged_by == "memory" else max(round(case.steps * length), 1)
     naive: list[Run] = []
     mended: list[Run] = []
@@ -92,13 +91,13 @@ def check_case(case: Case, *, rounds: int = ROUNDS, length: float = 1.0) -> Row:
 
 
 def near_bound(row: Row) -> bool:
-    """Whether another round might turn the answer."""
+    """Return whether another round could change the verdict."""
     bound = CLEAN_MOST if row["clean"] else INJECTED_LEAST
     return bool(abs(row["ratio"] / bound - 1.0) < NEAR)
 
 
 def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) -> Row:
-    """What the runs say: the ratio of naive to mended, and whether the script is what truth.toml says."""
+    """Judge the runs: the ratio of naive to fixed, and whether the script is as described in truth.toml."""
     if case.judged_by == "memory":
         ratio = median(one.peak_bytes / other.peak_bytes for one, other in zip(naive, mended, strict=True))
     else:
@@ -117,7 +116,7 @@ def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) 
 
 
 def run_check(only: list[str] | None = None, *, rounds: int = ROUNDS, length: float = 1.0, again: bool = False) -> list[str]:
-    """Check these scripts or all, and keep the rows; the names of those that are not what truth.toml says."""
+    """Check these scripts or all, and record the rows; return the names of scripts that differ from truth.toml."""
     kept = Kept(NAME, "python -m benchmarks.groundtruth.check", whole)
     cases = load_truth(only)
     for name, case in cases.items():
@@ -131,14 +130,14 @@ def run_check(only: list[str] | None = None, *, rounds: int = ROUNDS, length: fl
 
 
 def _told(row: Row) -> str:
-    steps = f"steps of {median(row['naive_step_s']) * 1e3:.1f} ms against {median(row['mended_step_s']) * 1e3:.1f} ms"
-    held = "" if row["holds"] else "  NOT AS truth.toml SAYS"
+    steps = f"steps of {median(row['naive_step_s']) * 1e3:.1f} ms and {median(row['mended_step_s']) * 1e3:.1f} ms (fixed)"
+    held = "" if row["holds"] else "  DIFFERS FROM truth.toml"
     rounds = f"{row['steps']} of them, {len(row['naive_step_s'])} rounds"
     return f"{row['ratio']:6.2f}x {row['judged_by']:<7}{steps}, {rounds}{held}"
 
 
 def whole(rows: Mapping[str, Row], _beside: Row) -> Row:
-    """How many scripts are what they are said to be, which are not, and all rows."""
+    """Count the scripts that are as described, list the others, and return all rows."""
     cases = load_truth()
     checks = {name: rows[name]["check"] for name in cases if name in rows}
     return {
@@ -153,12 +152,12 @@ def whole(rows: Mapping[str, Row], _beside: Row) -> Row:
 
 
 def main() -> None:
-    """Check from the command line; the exit code is 1 where a script is not what truth.toml says."""
+    """Run the command line; the exit code is 1 if a script differs from truth.toml."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.groundtruth.check", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone; rows of others stay")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each script and of each twin")
-    parser.add_argument("--length", type=float, default=1.0, help="share of each script's own number of steps")
-    parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these scripts; rows of others stay")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of runs of each script and of each twin")
+    parser.add_argument("--length", type=float, default=1.0, help="fraction of each script's own number of steps")
+    parser.add_argument("--again", action="store_true", help="repeat what was measured at this commit")
     asked = parser.parse_args()
     sys.exit(bool(run_check(asked.only, rounds=asked.rounds, length=asked.length, again=asked.again)))
 

@@ -1,16 +1,15 @@
-"""What watching a script costs it: the same loop watched and not watched, in turns.
+"""Measure the overhead of watching a script: the same loop watched and unwatched, in turns.
 
-Two processes of one script differ by more than watching costs: of two unwatched ones the second's steps of 2 ms were 13 %
-shorter over six rounds. So ours is put on and taken off in one process, between two steps. Two thirds of the turns are
-unwatched, and what these two differ by shows what the figure is worth. Turns go forwards and backwards (AB BA). The unit is
-a round, which is a fresh process.
+Two processes of one script differ by more than the overhead: of two unwatched processes, one had steps of 2 ms that were 13
+% shorter over six rounds. Hasten is therefore attached and detached within one process, between two steps. Two thirds of the
+turns are unwatched, in two groups; the difference between these groups shows the accuracy of the result. Turns run forwards
+and backwards (AB BA). The unit is a round, which is a fresh process.
 
-TraceML cannot be taken off. It is measured between processes, and ours once more beside it: every process is frozen but one,
-and the order of starting goes round with the rounds. TraceML wakes every two seconds by its own clock, whether its processes
-were frozen or not: turns are that long. What these figures are worth is seen from ours, which has both.
+TraceML cannot be detached. It is measured between processes, together with Hasten once more: all processes except one are
+suspended, and the starting order rotates with the rounds. TraceML wakes up every two seconds by wall-clock time, even if its
+processes were suspended, so turns are that long. The accuracy of these results can be judged from Hasten, which has both.
 
-Every step is judged by the times that the script itself notes at the end of each, so what happened while it was frozen is in
-none of them.
+Every step is timed by the script itself, at the end of each step, so time while it was suspended is not included.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "2ms": {"width": 384, "depth": 4, "batch": 32},
     "100ms": {"width": 1024, "depth": 4, "batch": 512},
 }
-"""Of the script, for steps of about so long on two cores; how long they were is in the result."""
+"""Arguments of the script for steps of about this length on two cores; the actual lengths are in the result."""
 STEP_S: Mapping[str, float] = {"2ms": 2e-3, "100ms": 0.1}
-"""A watch costs so much a step, however long that is: the figures of the score are shares of these."""
+"""Assumed step lengths: watching costs a fixed time per step, and the score's numbers are fractions of these."""
 WATCHED = """
 import sys
 from hasten.script.entry.launch import Watch, run_watched
 sys.exit(run_watched(sys.argv[1:], Watch(mode="observe", updates=0, seconds=0.0)).code)
 """
-"""Watches to the end, with every seam of a profiling run; after its first steps it rests (`hasten.script.watch.record`)."""
+"""Watches to the end, with every hook of a profiling run; it rests after its first steps (`hasten.script.watch.record`)."""
 UNWATCHED, AGAIN, OURS = "unwatched", "unwatched again", "watched by hasten"
 TRACEML, TRACEML_MARKED = "traceml run", "traceml run, steps marked"
 CONFIDENCE = 0.95
 WARM_STEPS, WARM_S, START_LIMIT_S, RUN_LIMIT_S = 20, 2.0, 90.0, 600.0
 LEAST_STEPS, TRIES = 3, 5
 WARM_TURNS = 6
-"""Turns of steps before the first that is counted."""
+"""Turns of steps before the first counted one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Arms that take turns with each other.
+    """Arms that take turns.
 
     Attributes:
         arms: The first is the unwatched one.
-        turns: In a round, by size.
-        rounds: Of fresh processes.
+        turns: Number of turns in a round, by size.
+        rounds: Number of rounds with fresh processes.
     """
 
     arms: tuple[str, ...]
@@ -80,19 +79,19 @@ class Inside(Session):
     """All arms are turns of one process.
 
     Attributes:
-        steps: Of a turn, by size.
+        steps: Number of steps in a turn, by size.
     """
 
     steps: Mapping[str, int]
 
     def measure(self, size: str, number: int, _traceml_path: Path | None) -> Row:
-        """A round, see `measure_inside`."""
+        """Measure a round; see `measure_inside`."""
         return measure_inside(self, size, number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Between(Session):
-    """Each arm is a process of its own, frozen while another has its turn.
+    """Each arm is a separate process, suspended while another has its turn.
 
     Attributes:
         turn_s: Seconds of a turn, by size.
@@ -101,7 +100,7 @@ class Between(Session):
     turn_s: Mapping[str, float]
 
     def measure(self, size: str, number: int, traceml_path: Path | None) -> Row:
-        """A round, see `measure_round`."""
+        """Measure a round; see `measure_round`."""
         return measure_round(self, size, number, traceml_path)
 
 
@@ -117,14 +116,14 @@ SESSIONS: Mapping[str, Inside | Between] = {
 
 
 class Arm:
-    """A living script that is frozen but for its turns.
+    """A running script that is suspended except during its turns.
 
     Args:
-        command: That runs it, watched or not, without its `--notes`.
-        folder: For its notes.
+        command: Command that runs it, watched or not, without `--notes`.
+        folder: Folder for its notes.
 
     Raises:
-        TrialError: It ended, or took no steps.
+        TrialError: It ended, or ran no steps.
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
@@ -132,7 +131,7 @@ class Arm:
         self._path.write_bytes(bytes(8 * (HEAD + ROOM)))
         self._log = (folder / "log").open("w+", encoding="utf-8")
         self._words = [*command, "--notes", str(self._path)]
-        environment = {**traceml.environment(), "TMPDIR": str(folder)}  # it is ended by force, and leaves its files there
+        environment = {**traceml.environment(), "TMPDIR": str(folder)}  # it is killed, and leaves its files there
         self._process = subprocess.Popen(
             self._words, cwd=folder, env=environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -149,30 +148,30 @@ class Arm:
         self._log.close()
 
     def get_ready(self) -> None:
-        """Let it start and warm up, and freeze it with all that it started."""
+        """Let it start and warm up, then suspend it with all its child processes."""
         deadline = monotonic() + START_LIMIT_S
         while self._count() < WARM_STEPS:
             if self._process.poll() is not None or monotonic() > deadline:
-                raise TrialError(f"{' '.join(self._words)} took no steps: {self._said()}", kind="raised")
+                raise TrialError(f"{' '.join(self._words)} ran no steps: {self._said()}", kind="raised")
             sleep(0.05)
         sleep(WARM_S)
         self._pids = [self._numbers()[1]]
         self.freeze()
 
     def freeze(self) -> None:
-        """Stop it, the script first; what it has started meanwhile is looked for once the others stand still."""
+        """Suspend it, the script first; children started meanwhile are found once the others are suspended."""
         freeze(self._pids)
         newcomers = [pid for pid in tree(self._process.pid) if pid not in self._pids]
         freeze(newcomers)
         self._pids += newcomers
 
     def turn(self, seconds: float) -> float:
-        """Let it run about so long, or longer where its steps do; seconds a step.
+        """Let it run for about this time, or longer if its steps do; return seconds per step.
 
-        They are those between the ends of its first and its last step in this turn.
+        The time is measured between the ends of its first and its last step in this turn.
 
         Raises:
-            TrialError: It takes no steps any more.
+            TrialError: It no longer runs steps.
         """
         for number in range(TRIES):
             before = self._count()
@@ -182,20 +181,20 @@ class Arm:
             count = self._count()
             if count - before >= LEAST_STEPS:
                 return (self._time(count - 1) - self._time(before)) / (count - 1 - before)
-        raise TrialError(f"No {LEAST_STEPS} steps in a turn of {seconds} s.", kind="hung")
+        raise TrialError(f"Fewer than {LEAST_STEPS} steps in a turn of {seconds} s.", kind="hung")
 
     def run(self, steps: int) -> list[float]:
-        """Let it run from its start until it has done so many steps, and stop it; seconds at the end of each, [steps].
+        """Let it run from its start for this number of steps, and stop it; return the time at the end of each, [steps].
 
         Raises:
             TrialError: It ended, or takes too long.
         """
         if steps > ROOM:
-            raise ValueError(f"The notes hold {ROOM} steps, not {steps}.")
+            raise ValueError(f"The notes have room for {ROOM} steps, not {steps}.")
         deadline = monotonic() + RUN_LIMIT_S
         while self._count() < steps:
             if self._process.poll() is not None or monotonic() > deadline:
-                raise TrialError(f"{' '.join(self._words)} did not do {steps} steps: {self._said()}", kind="raised")
+                raise TrialError(f"{' '.join(self._words)} did not run {steps} steps: {self._said()}", kind="raised")
             sleep(0.05)
         self._pids = [self._numbers()[1]]
         self.freeze()
@@ -221,7 +220,7 @@ def _sizes(size: str) -> list[str]:
 
 
 def commands(size: str, traceml_path: Path | None, folder: Path) -> dict[str, list[str]]:
-    """How each arm is started."""
+    """Return the command of each arm."""
     sizes = _sizes(size)
     found = {
         UNWATCHED: [sys.executable, str(STEPS), *sizes],
@@ -236,9 +235,9 @@ def commands(size: str, traceml_path: Path | None, folder: Path) -> dict[str, li
 
 
 def measure_inside(session: Inside, size: str, number: int) -> Row:
-    """One round in one process: seconds a step, turn by turn, of each arm.
+    """Measure one round in one process: seconds per step of each arm, turn by turn.
 
-    The first third of a turn does not count: Python adapts its code anew to what was put on or taken off.
+    The first third of a turn does not count, because Python re-specializes its code after attaching or detaching.
     """
     steps = session.steps[size]
     order = [arm for turn in range(session.turns[size]) for arm in in_turn(session.arms, number + turn)]
@@ -255,7 +254,7 @@ def measure_inside(session: Inside, size: str, number: int) -> Row:
 
 
 def measure_round(session: Between, size: str, number: int, traceml_path: Path | None = None) -> Row:
-    """One round of fresh processes: seconds a step, turn by turn, of each arm."""
+    """Measure one round of fresh processes: seconds per step of each arm, turn by turn."""
     with tempfile.TemporaryDirectory(prefix="cost-") as name, ExitStack() as stack:
         folder = Path(name)
         arms: dict[str, Arm] = {}
@@ -273,20 +272,20 @@ def measure_round(session: Between, size: str, number: int, traceml_path: Path |
 
 
 def in_turn(arms: Sequence[str], turn: int) -> list[str]:
-    """Who comes when: forwards and backwards in turns, each pair of turns begun by another."""
+    """Return the order of the arms: forwards and backwards in turn; each pair starts with another arm."""
     at = turn // 2 % len(arms)
     order = [*arms[at:], *arms[:at]]
     return order[::-1] if turn % 2 else order
 
 
 def run_cost(kept: Kept, traceml_path: Path | None, *, rounds: int | None = None, again: bool = False) -> None:
-    """Measure the rounds that are missing, the shorter session of each size first.
+    """Measure the missing rounds, starting with the shorter session of each size.
 
     Args:
-        kept: Where the rounds are written as they come.
-        traceml_path: The command of TraceML; its session is left out without one.
-        rounds: Of each session; its own number unless given.
-        again: Measure all of them anew.
+        kept: Storage for the rounds as they are measured.
+        traceml_path: The command of TraceML; without it, its session is skipped.
+        rounds: Number of rounds of each session; defaults to its own number.
+        again: Repeat all rounds.
     """
     for name, session in SESSIONS.items():
         if name == "traceml" and traceml_path is None:
@@ -302,9 +301,9 @@ def run_cost(kept: Kept, traceml_path: Path | None, *, rounds: int | None = None
 
 
 def cost_of(arms: Sequence[str], rounds: Sequence[Mapping[str, Any]]) -> Row:
-    """Of each arm but the first, what it takes more than an unwatched one, as a share; with an interval from two rounds on.
+    """Return the overhead of each arm except the first as a fraction, with an interval from two rounds on.
 
-    Where turns were unwatched twice, a watched one is held against all of them, and the second half against the first.
+    If there are two unwatched groups of turns, a watched arm is compared with both, and the second group with the first.
     """
     level = {arm: [_level(one["seconds"][arm]) for one in rounds] for arm in arms}
     first = level[arms[0]]
@@ -323,7 +322,7 @@ def cost_of(arms: Sequence[str], rounds: Sequence[Mapping[str, Any]]) -> Row:
 
 
 def _level(turns: Sequence[float]) -> float:
-    """Seconds a step of a process: the geometric mean over its turns, so that their ratios average."""
+    """Return the seconds per step of a process: the geometric mean over its turns, so that their ratios average."""
     return math.exp(fmean(map(math.log, turns)))
 
 
@@ -333,7 +332,7 @@ def _told(cost: Mapping[str, Any]) -> str:
 
 
 def own_cost(beside: Mapping[str, Any]) -> Row:
-    """The figures of the score, and those of each session and size."""
+    """Return the numbers of the score, and those of each session and size."""
     sessions: Row = {}
     for name in SESSIONS:
         for size in SIZES:

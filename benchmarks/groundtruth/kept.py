@@ -1,4 +1,4 @@
-"""Rows of a long measurement, written into its result file as they come: a run that was stopped goes on where it was."""
+"""Store rows of a long measurement in its result file as they are measured, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hasten.core.provenance import commit_of
 Row = dict[str, Any]
 
 WHERE = ("machine", "machine_fingerprint", "versions")
-"""Of what `benchmarks.record.provenance` tells: where something was measured."""
+"""The fields of `benchmarks.record.provenance` that say where something was measured."""
 _CHANGED = "+changes"
 
 
 def measured_commit() -> str:
-    """The commit that is measured, with `+changes` where more than result files differ from it, or nobody knows."""
+    """Return the measured commit, with `+changes` if files other than results differ from it or git is unavailable."""
     found = commit_of(ROOT) or f"unknown{_CHANGED}"
     command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -28,16 +28,16 @@ def measured_commit() -> str:
 
 
 class Kept:
-    """What a result file holds, of this machine unless others are asked for: named rows, each with its parts, and more.
+    """The content of a result file, by default of this machine only: named rows with their parts, and separate parts.
 
     Args:
-        name: Of the result.
-        command: That measures it again.
-        result: Makes the whole result of the rows and of what stands beside them.
-        elsewhere: Keep rows of other machines too; each part then says where it was measured.
+        name: Name of the result.
+        command: Command that repeats the measurement.
+        result: Assembles the whole result from the rows and the separate parts.
+        elsewhere: Also keep rows of other machines; each part then records where it was measured.
 
     Attributes:
-        rows: By name; each part of a row says at which commit it was measured.
+        rows: Rows by name; each part of a row records its commit.
         beside: Parts that belong to no row.
     """
 
@@ -62,21 +62,21 @@ class Kept:
                 part.setdefault("where", {key: found[key] for key in WHERE if key in found})
 
     def fresh(self, part: Mapping[str, Any] | None) -> bool:
-        """Whether a part was measured at this very commit; of changed files nothing is known, so never there."""
+        """Return whether a part was measured at the current commit; never if files were changed."""
         return part is not None and not self.commit.endswith(_CHANGED) and part["commit"] == self.commit
 
     def put(self, name: str, part: str, found: Row) -> None:
-        """Keep a part of a row, and write the file."""
+        """Store a part of a row, and write the file."""
         self.rows.setdefault(name, {"name": name})[part] = {**found, "commit": self.commit}
         self.save()
 
     def put_beside(self, part: str, found: Row) -> None:
-        """Keep a part that belongs to no row, and write the file."""
+        """Store a part that belongs to no row, and write the file."""
         self.beside[part] = {**found, "commit": self.commit}
         self.save()
 
     def save(self) -> None:
-        """Write the file: the score anew, the rows, and what stands beside them."""
+        """Write the file: the recomputed score, the rows, and the separate parts."""
         result = self._result(self.rows, self.beside)
         commits = sorted({part["commit"] for row in self.rows.values() for part in row.values() if _is_part(part)})
         record(self.name, {**result, "row_commits": commits, "beside": self.beside}, self.command)

@@ -1,7 +1,7 @@
-"""Run a script with its training steps marked for TraceML, as its documentation asks people to write by hand.
+"""Run a script with its training steps marked for TraceML, as its documentation asks users to do by hand.
 
-`traceml run marked.py --args SCRIPT ARGS`. A step begins where the loop first does something for it, `zero_grad` or the
-model's forward pass, and ends with the optimizer's step: "Wrap the work from `zero_grad(...)` through `optimizer.step()`".
+`traceml run marked.py --args SCRIPT ARGS`. A step starts where the loop first works on it, with `zero_grad` or the model's
+forward pass, and ends with the optimizer's step: "Wrap the work from `zero_grad(...)` through `optimizer.step()`".
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 
 class Marks:
-    """The step that is open, of the model that was first called with gradients.
+    """The open step of the first model that is called with gradients.
 
     Args:
-        trace_step: TraceML's.
+        trace_step: TraceML's function.
     """
 
     def __init__(self, trace_step: Callable[[Any], AbstractContextManager[None]]) -> None:
@@ -40,14 +40,14 @@ class Marks:
             self._open.__enter__()
 
     def end(self, *_: Any) -> None:
-        """The optimizer has stepped."""
+        """Close the step after the optimizer's step."""
         if self._open is not None:
             step, self._open = self._open, None
             step.__exit__(None, None, None)
 
 
 def mark(marks: Marks) -> None:
-    """Put the marks in place."""
+    """Install the marks."""
     forward, zero_grad = torch.nn.Module.__call__, Optimizer.zero_grad
 
     @functools.wraps(forward)
@@ -67,7 +67,7 @@ def mark(marks: Marks) -> None:
 
 
 def main() -> None:
-    """Run the script that the first argument names, with the others as its own."""
+    """Run the script named by the first argument, with the remaining arguments."""
     traceml: Any = importlib.import_module("traceml_ai")
     traceml.init(mode="auto")
     mark(Marks(traceml.trace_step))

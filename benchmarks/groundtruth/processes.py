@@ -1,4 +1,4 @@
-"""Processes with all that they started: frozen, thawed, ended."""
+"""Suspend, resume and kill processes together with all their descendants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREEZE_LIMIT_S = 5.0
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that descends from it; empty where it has ended."""
+    """Return a process and all its descendants; empty if it has ended."""
     try:
         process = psutil.Process(pid)
         return [pid, *(child.pid for child in process.children(recursive=True))]
@@ -27,7 +27,7 @@ def tree(pid: int) -> list[int]:
 
 
 def tell(pids: list[int], number: signal.Signals) -> None:
-    """Send a signal to each that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -36,7 +36,7 @@ def tell(pids: list[int], number: signal.Signals) -> None:
 
 
 def freeze(pids: list[int]) -> None:
-    """Stop them, and wait until each stands still."""
+    """Suspend the processes, and wait until each is suspended."""
     tell(pids, signal.SIGSTOP)
     deadline = monotonic() + FREEZE_LIMIT_S
     while monotonic() < deadline and any(state(pid) not in "TtZX" for pid in pids):
@@ -44,13 +44,13 @@ def freeze(pids: list[int]) -> None:
 
 
 def thaw(pids: list[int]) -> None:
-    """Let them go on."""
+    """Resume the processes."""
     tell(pids, signal.SIGCONT)
 
 
 @contextmanager
 def unwinding_when_told_to_end() -> Iterator[None]:
-    """Take SIGTERM as `sys.exit` meanwhile, so that what was started is ended too: it may stand frozen, and alone."""
+    """Treat SIGTERM like `sys.exit` meanwhile, so that child processes are ended too; they may be suspended and orphaned."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -63,7 +63,7 @@ def unwinding_when_told_to_end() -> Iterator[None]:
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """Its exit code; None where it took longer and was ended with all that it started, as it is where we are interrupted."""
+    """Return the exit code; None if the process exceeded the limit and was killed, as also on interrupts."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -75,12 +75,12 @@ def wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
 
 
 def end_tree(pid: int) -> None:
-    """End a process and all that it started."""
+    """Kill a process and all its descendants."""
     tell(tree(pid), signal.SIGKILL)
 
 
 def state(pid: int) -> str:
-    """The letter that the kernel has for what a process does; X where it has ended."""
+    """Return the kernel's letter for a process's state; X if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

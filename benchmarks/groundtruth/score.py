@@ -1,9 +1,9 @@
-"""How well Hasten diagnoses and mends the scripts whose bottleneck is known, each run unchanged through the command line.
+"""Score how well Hasten diagnoses and fixes scripts with a known bottleneck, each run unchanged through the command line.
 
 `python -m benchmarks groundtruth [--part profile|tune|cost|traceml ...] [--only NAME ...]`. `profile` runs
-`hasten profile SCRIPT`, `tune` runs `hasten tune SCRIPT`, `cost` measures what watching costs a script (cost.py), and
-`traceml` runs TraceML on the same scripts where `--traceml` says where its command is. Rows are written as they come: what
-was measured at this very commit is not measured again.
+`hasten profile SCRIPT`, `tune` runs `hasten tune SCRIPT`, `cost` measures the overhead of watching a script (cost.py), and
+`traceml` runs TraceML on the same scripts if `--traceml` gives the path of its command. Rows are written as they are
+measured; parts already measured at the current commit are skipped.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ NAME = "groundtruth"
 PARTS = ("profile", "tune", "cost", "traceml")
 BUDGET = "3m"
 SECONDS = 1.0
-"""Of `hasten profile`: a script is watched for eight times as long, and its slowest loops take 0.2 s a step."""
+"""Seconds of `hasten profile`: a script is watched for eight times as long, and its slowest loops take 0.2 s per step."""
 TUNE_STEPS = 1_000_000
-"""A script that is tuned must not come to its end before the tuning does."""
+"""A tuned script must not end before the tuning does."""
 PROFILE_LIMIT_S = 240.0
 TUNE_SLACK_S = 300.0
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Score from the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks groundtruth", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone; rows of others stay")
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
-    parser.add_argument("--no-tune", action="store_true", help="without the part that takes longest")
-    parser.add_argument("--budget", default=BUDGET, help="of each tuning")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each profile, as `hasten profile` takes it")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these scripts; rows of others stay")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="only these parts; others stay")
+    parser.add_argument("--no-tune", action="store_true", help="skip the part that takes longest")
+    parser.add_argument("--budget", default=BUDGET, help="budget of each tuning")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="seconds of each profile, as in `hasten profile`")
     parser.add_argument("--traceml", type=Path, metavar="PATH", help="the command of TraceML, to run it on the same scripts")
-    parser.add_argument("--rounds", type=int, help="of fresh processes, for the own cost")
-    parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
+    parser.add_argument("--rounds", type=int, help="number of fresh processes for Hasten's own overhead")
+    parser.add_argument("--again", action="store_true", help="repeat what was measured at this commit")
     asked = parser.parse_args(words)
     parts = [part for part in asked.part if part != "tune" or not asked.no_tune]
     kept = Kept(NAME, f"python -m benchmarks groundtruth --budget {asked.budget} --seconds {asked.seconds:g}", whole)
@@ -66,7 +66,7 @@ Measure = Callable[[Case], Row]
 
 
 def _measures(parts: Sequence[str], asked: argparse.Namespace, traceml: Path | None) -> dict[str, Measure]:
-    """What to measure of each script, by part."""
+    """Return the functions that measure each part of a script."""
     found: dict[str, Measure] = {
         "profile": lambda case: call_profile(case, asked.seconds),
         "tune": lambda case: call_tune(case, asked.budget),
@@ -77,7 +77,7 @@ def _measures(parts: Sequence[str], asked: argparse.Namespace, traceml: Path | N
 
 
 def run_scripts(kept: Kept, cases: Mapping[str, Case], measures: Mapping[str, Measure], *, again: bool = False) -> None:
-    """Measure each part of each script that is not there yet, and say how it went."""
+    """Measure each missing part of each script, and print the outcome."""
     for part, measure in measures.items():
         for name, case in cases.items():
             if why := not_measured(case, part):
@@ -92,7 +92,7 @@ def run_scripts(kept: Kept, cases: Mapping[str, Case], measures: Mapping[str, Me
 
 
 def not_measured(case: Case, part: str) -> str:
-    """Why a part cannot be measured of a script; empty where it can."""
+    """Explain why a part cannot be measured for a script; empty if it can."""
     if case.missing:
         return case.missing
     if part == "tune" and not case.remedy:
@@ -101,7 +101,7 @@ def not_measured(case: Case, part: str) -> str:
 
 
 def told(part: str, row: Row) -> str:
-    """A line of how a part went."""
+    """Summarize the outcome of a part in one line."""
     found, expected = row[part], " or ".join(row["expected"])
     seconds = f"{found['seconds']:4.0f} s  "
     if found.get("outcome") == "failed":
@@ -118,7 +118,7 @@ def told(part: str, row: Row) -> str:
 
 
 def whole(rows: Mapping[str, Row], beside: Row) -> Row:
-    """The result: the score, and all rows in the order of truth.toml, judged anew."""
+    """Return the result: the score, and all rows in the order of truth.toml, judged again."""
     listed = [judged(case, rows.get(name, {})) for name, case in load_truth().items()]
     found = {**score(listed), **own_cost(beside)}
     rival = {"traceml": traceml_score(listed), "traceml_why": "" if traceml_score(listed) else "not installed"}
@@ -126,13 +126,13 @@ def whole(rows: Mapping[str, Row], beside: Row) -> Row:
 
 
 def call_profile(case: Case, seconds: float = SECONDS) -> Row:
-    """`hasten profile` of a script, in a working folder of its own."""
+    """Run `hasten profile` on a script, in a separate working folder."""
     with tempfile.TemporaryDirectory(prefix="groundtruth-") as folder:
         out = Path(folder) / "profile.json"
         arguments = ["profile", str(case.script), "--json", str(out), "--seconds", f"{seconds:g}"]
         why = _command(arguments, case.steps, Path(folder), PROFILE_LIMIT_S)
         if not why and not out.exists():
-            why = "`hasten profile` ended well and wrote no JSON"
+            why = "`hasten profile` succeeded but wrote no JSON"
         if why:
             return failed_part(why)
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def call_profile(case: Case, seconds: float = SECONDS) -> Row:
 
 
 def call_tune(case: Case, budget: str = BUDGET) -> Row:
-    """`hasten tune` of a script, in a working folder of its own."""
+    """Run `hasten tune` on a script, in a separate working folder."""
     with tempfile.TemporaryDirectory(prefix="groundtruth-") as folder:
         arguments = ["tune", str(case.script), "--budget", budget, "--out", folder]
         why = _command(arguments, TUNE_STEPS, Path(folder), parse_duration(budget) + TUNE_SLACK_S)
@@ -153,9 +153,9 @@ def call_tune(case: Case, budget: str = BUDGET) -> Row:
 
 
 def _command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> str:
-    """Run `hasten ARGUMENTS -- --steps N` in a folder; why it failed, in its own last words, or nothing."""
+    """Run `hasten ARGUMENTS -- --steps N` in a folder; return why it failed, in its own last words, or an empty string."""
     command = [sys.executable, "-m", "hasten", *arguments, "--", "--steps", str(steps)]
-    environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1"}  # so that a message is one line
+    environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1"}  # keeps each message on one line
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
@@ -165,5 +165,5 @@ def _command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> 
             return f"`hasten {arguments[0]}` did not end within {limit_s:.0f} s"
         said.seek(0)
         words = [line.strip(" │\n") for line in said if any(sign.isalnum() for sign in line)]
-    last = words[-1] if words else "it said nothing"
+    last = words[-1] if words else "it printed nothing"
     return f"`hasten {arguments[0]}` ended with {code}: {last}".replace(f"{ROOT}/", "") if code else ""

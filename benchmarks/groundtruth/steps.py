@@ -1,9 +1,9 @@
-"""A plain training loop that notes when each step ended, in a file that others can read while it runs.
+"""A plain training loop that records the end time of each step in a file that others can read while it runs.
 
-`steps.py --notes FILE [--width N] [--depth N] [--batch N]`. The file begins with the number of steps and the process id
-(64-bit integers); then come the times of the last steps in seconds (64-bit floats, `time.perf_counter`), step after step
-round and round. It runs until it is ended. The loop is what many write: a loader, forward, loss, backward, step, a loss read
-now and then.
+`steps.py --notes FILE [--width N] [--depth N] [--batch N]`. The file starts with the number of steps and the process id
+(64-bit integers). The end times of the last steps follow in seconds (64-bit floats, `time.perf_counter`), in a ring buffer.
+The script runs until it is killed. The loop is a common one: a loader, forward, loss, backward, step, and an occasional read
+of the loss.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 HEAD, ROOM = 2, 1 << 14
-"""Numbers before the times, and times that are kept."""
+"""Number of integers before the times, and capacity of the times."""
 READ_EVERY = 50
 
 
 class Notes:
-    """The file, as the script writes it."""
+    """The file as the script writes it."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -34,14 +34,14 @@ class Notes:
         self._count = 0
 
     def mark(self) -> None:
-        """A step has ended: first its time, then the count, so that what is counted is there."""
+        """Record the end of a step: first the time, then the count, so that counted times are always present."""
         self._times[HEAD + self._count % ROOM] = time.perf_counter()
         self._count += 1
         self._head[0] = self._count
 
 
 def main() -> None:
-    """Train until somebody ends it."""
+    """Train until the process is killed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--notes", type=Path, required=True)
     parser.add_argument("--width", type=int, default=256)

@@ -1,9 +1,9 @@
-"""Run the loop of `steps.py` in a process that is watched in some of its turns, and not in the others.
+"""Run the loop of `steps.py` in a process that is watched in some of its turns.
 
-`toggled.py TURNS STEPS WARM` and then the arguments of `steps.py`. TURNS is a digit a turn, 1 where it is watched; a turn is
-STEPS steps, and the first begins after WARM of them, which are watched: what is looked at once is over by then. Seams are
-put on and taken off between two steps, as an attached process puts them on. After the last turn it goes on unwatched until
-it is ended.
+`toggled.py TURNS STEPS WARM`, followed by the arguments of `steps.py`. TURNS has one digit per turn, 1 if it is watched. A
+turn has STEPS steps, and the first starts after WARM watched steps, so that one-time inspections are over. Hooks are
+installed and removed between two steps, as by an attached process. After the last turn, the process continues unwatched
+until it is killed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hasten.script.watch.trained import Trained
 
 
 class Toggle:
-    """Watches, or does not, as its turn says.
+    """Switches watching on and off by turns.
 
     Args:
-        turns: Whether each is watched.
-        turn_steps: Steps of a turn.
-        warm_steps: Steps before the first.
+        turns: Whether each turn is watched.
+        turn_steps: Number of steps in a turn.
+        warm_steps: Number of steps before the first turn.
     """
 
     def __init__(self, turns: list[bool], turn_steps: int, warm_steps: int) -> None:
@@ -38,7 +38,7 @@ class Toggle:
         self.watch(wanted=True)
 
     def wrap(self, mark: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Around the note that a step has ended."""
+        """Wrap the function that records the end of a step."""
 
         def mark_and_toggle(notes: Any) -> None:
             mark(notes)
@@ -50,7 +50,7 @@ class Toggle:
         return mark_and_toggle
 
     def watch(self, *, wanted: bool) -> None:
-        """Watch from here on, or no more."""
+        """Start or stop watching."""
         if wanted == self._watching:
             return
         self._watching = self._recorder.active = wanted
@@ -61,11 +61,11 @@ class Toggle:
 
 
 def main() -> None:
-    """Train until somebody ends it."""
+    """Train until the process is killed."""
     turns, turn_steps, warm_steps = sys.argv[1:4]
     del sys.argv[1:4]
     toggle = Toggle([digit == "1" for digit in turns], int(turn_steps), int(warm_steps))
-    steps: Any = importlib.import_module("steps")  # beside this file
+    steps: Any = importlib.import_module("steps")  # in the same folder
     steps.Notes.mark = toggle.wrap(steps.Notes.mark)
     steps.main()
 

@@ -1,12 +1,12 @@
-"""TraceML beside Hasten: its own command on the same scripts, what it says of each, and whether that names the truth.
+"""Compare TraceML with Hasten: run its command on the same scripts, and judge whether its answers are right.
 
-Each script is run twice from beginning to end by `traceml run`: unchanged, as Hasten runs it; and with its training step
-marked as TraceML's documentation asks (`traceml.init()`, and `traceml.trace_step(model)` around the work from `zero_grad`
-to `optimizer.step`), which `marked.py` does while the script runs.
+Each script is run twice from start to end with `traceml run`: unchanged, as Hasten runs it; and with its training step
+marked as TraceML's documentation asks (`traceml.init()`, and `traceml.trace_step(model)` around the work from `zero_grad` to
+`optimizer.step`), which `marked.py` does while the script runs.
 
-A category of TraceML counts as naming the truth where its own documentation says that it contains it: one category for
-everything outside the traced phases names logging, checkpoints, validation and whatever else is there alike. What it says
-of memory counts in whatever section it says it.
+A category of TraceML counts as right if its own documentation says that it covers the bottleneck: the one category for
+everything outside the traced phases covers logging, checkpoints, validation and all other work there. Statements about
+memory count in any section.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ CATEGORIES: Mapping[str, frozenset[Bottleneck]] = {
     "RESIDUAL_HEAVY": frozenset({Bottleneck.LOGGING, Bottleneck.CHECKPOINT, Bottleneck.VALIDATION, Bottleneck.OTHER}),
     "NO_CLEAR_PERFORMANCE_BOTTLENECK": frozenset(),
 }
-"""What each answer names. An answer that is not here is none: not enough data, or a symptom without a cause."""
+"""Bottlenecks named by each answer. Answers not listed here name none: too little data, or a symptom without a cause."""
 MEMORY = frozenset({"HIGH_PRESSURE", "CREEP_EARLY", "CREEP_CONFIRMED", "HIGH_PROCESS_RSS", "HIGH_HOST_MEMORY"})
 NOTHING_WRONG = frozenset({"COMPUTE_BOUND", "NO_CLEAR_PERFORMANCE_BOTTLENECK"})
 
 
 def traceml_part(command: Path, case: Case) -> Row:
-    """Run a script under TraceML both ways."""
+    """Run a script with TraceML in both ways."""
     arms = {arm: run_traceml(command, case, marked=arm == "marked") for arm in ARMS}
     return {**arms, "version": version_of(command)}
 
 
 def version_of(command: Path) -> str:
-    """The version of TraceML that a command belongs to, told by the Python beside it."""
+    """Return the TraceML version of a command, as reported by the Python in the same folder."""
     asked = "from importlib.metadata import version; print(version('traceml-ai'))"
     try:
         done = subprocess.run([command.parent / "python", "-c", asked], capture_output=True, text=True, check=True)
@@ -62,7 +62,7 @@ def version_of(command: Path) -> str:
 
 
 def run_traceml(command: Path, case: Case, *, marked: bool) -> Row:
-    """Run a script under `traceml run`; its answer, or why there is none."""
+    """Run a script with `traceml run`; return its answer, or why there is none."""
     script, words = (MARKED, [str(case.script)]) if marked else (case.script, [])
     words += ["--steps", str(case.steps)]
     started = perf_counter()
@@ -79,24 +79,24 @@ def run_traceml(command: Path, case: Case, *, marked: bool) -> Row:
         path = folder / "run" / "final_summary.json"
         seconds = perf_counter() - started
         if code != 0 or not path.exists():
-            why = f"no end within {LIMIT_S:.0f} s" if code is None else f"exit code {code}: {last.strip()}"
+            why = f"not finished within {LIMIT_S:.0f} s" if code is None else f"exit code {code}: {last.strip()}"
             return {"kind": None, "why": why, "seconds": seconds}
         return {**read_summary(json.loads(path.read_text(encoding="utf-8"))), "seconds": seconds}
 
 
 def arguments(command: Path, script: Path, words: list[str], folder: Path) -> list[str]:
-    """The command line, with ports of its own, so that several may run."""
+    """Return the command line, with separate ports so that several may run."""
     ports = ["--aggregator-port", str(free_port()), "--master-port", str(free_port())]
     return [str(command), "run", str(script), "--logs-dir", str(folder), "--run-name", "run", *ports, "--args", *words]
 
 
 def environment() -> dict[str, str]:
-    """Ours, without what would tell its processes where to meet others."""
+    """Return this process's environment without variables that tell TraceML's processes where to connect."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TRACEML_")}
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
+    """Return a port that is currently unused."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 def read_summary(summary: Mapping[str, Any]) -> Row:
-    """What TraceML's final summary says: its verdict, and what it says of memory."""
+    """Read TraceML's final summary: its verdict, and its statements about memory."""
     found = summary["primary_diagnosis"]
     sections = (summary.get(name) or {} for name in ("system", "process", "step_memory"))
     issues = [issue["kind"] for section in sections for issue in section.get("issues") or ()]
@@ -121,14 +121,14 @@ def read_summary(summary: Mapping[str, Any]) -> Row:
 
 
 def judge_traceml(case: Case, part: Mapping[str, Any]) -> Row:
-    """Both arms with `answered` and `right`."""
+    """Return both arms with `answered` and `right`."""
     return {arm: {**part[arm], **judge_answer(case, part[arm])} for arm in ARMS if arm in part}
 
 
 def judge_answer(case: Case, answer: Mapping[str, Any]) -> Row:
-    """Whether TraceML gave an answer, and whether it is right.
+    """Judge whether TraceML gave an answer, and whether it is right.
 
-    Right is a category that contains the truth, or, of a clean script, that nothing is wrong with it.
+    An answer is right if its category covers the bottleneck, or, for a clean script, if it reports no problem.
     """
     kind = answer["kind"]
     if case.clean:
@@ -140,7 +140,7 @@ def judge_answer(case: Case, answer: Mapping[str, Any]) -> Row:
 
 
 def traceml_score(rows: list[Row]) -> Row | None:
-    """How often TraceML was right, by arm; None where it was not run."""
+    """Count TraceML's right answers by arm; None if it was not run."""
     ran = [row for row in rows if row["traceml"]]
     if not ran:
         return None

@@ -1,4 +1,4 @@
-"""What is wrong with each script of scripts/, read from truth.toml and checked against the scripts and the catalogue."""
+"""The known problem of each script in scripts/, read from truth.toml and checked against the scripts and the catalogue."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _STEPS = re.compile(r"\"--steps\", type=int, default=(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One script and the truth about it.
+    """One script and its known problem.
 
     Attributes:
-        name: Of the script, without `.py`.
-        about: The injected bottleneck in the words of a person; of a clean script what it trains.
-        bottleneck: The names that count as a right diagnosis.
-        lines: Where the user should look, 1 is the first line; empty for clean scripts.
-        remedy: Techniques that relieve it; empty where the catalogue has none.
-        judged_by: What the mended twin improves.
-        needs: The device without which the bottleneck cannot exist; empty for any machine.
+        name: Name of the script, without `.py`.
+        about: The injected bottleneck in words; for a clean script, what it trains.
+        bottleneck: Names that count as a right diagnosis.
+        lines: Lines where the user should look, counted from 1; empty for clean scripts.
+        remedy: Techniques that relieve it; empty if the catalogue has none.
+        judged_by: What the fixed twin improves.
+        needs: Device required for the bottleneck to exist; empty for any machine.
         clean: Whether nothing is injected.
         steps: Training steps of a whole run, the script's own default.
     """
@@ -53,17 +53,17 @@ class Case:
 
     @property
     def script(self) -> Path:
-        """Where the script lies."""
+        """The path of the script."""
         return SCRIPTS / f"{self.name}.py"
 
     @property
     def missing(self) -> str:
-        """Why this machine cannot have the bottleneck; empty where it can."""
+        """Why the bottleneck cannot exist on this machine; empty if it can."""
         return "this machine has no NVIDIA GPU" if self.needs == "cuda" and not torch.cuda.is_available() else ""
 
 
 def load_truth(only: list[str] | None = None) -> dict[str, Case]:
-    """Read the truth about all scripts, or about these.
+    """Read the known problems of all scripts, or of these.
 
     Raises:
         HastenError: A script, an entry, a name or a marked line is missing or unknown.
@@ -75,12 +75,12 @@ def load_truth(only: list[str] | None = None) -> dict[str, Case]:
         raise HastenError(f"truth.toml and scripts/ differ in: {apart}. Each script needs one entry, each entry one script.")
     found = {name: read_case(name, entry, (SCRIPTS / f"{name}.py").read_text("utf-8")) for name, entry in table.items()}
     if unknown := sorted(set(only or ()) - set(found)):
-        raise HastenError(f"There is no script {', '.join(unknown)}. There are: {', '.join(sorted(found))}.")
+        raise HastenError(f"There is no script {', '.join(unknown)}. Choose from: {', '.join(sorted(found))}.")
     return {name: case for name, case in found.items() if not only or name in only}
 
 
 def read_case(name: str, entry: Mapping[str, Any], source: str) -> Case:
-    """Read one entry against the source of its script.
+    """Read one entry and check it against the source of its script.
 
     Raises:
         HastenError: A key, a bottleneck, a technique or a marker is unknown, or the script has no default for `--steps`.
@@ -97,7 +97,7 @@ def read_case(name: str, entry: Mapping[str, Any], source: str) -> Case:
     where = entry.get("where", [])
     if set(marked) != set(where):
         raise HastenError(
-            f"{name}: truth.toml points at {sorted(where)}, the script marks {sorted(marked)}. Make them agree."
+            f"{name}: truth.toml lists the markers {sorted(where)}, the script has {sorted(marked)}. Make them agree."
         )
     if not clean and not (bottleneck and entry.get("remedy")):
         raise HastenError(f'{name}: a script that is not clean needs `bottleneck` and `remedy` (["none"] is one).')
@@ -120,7 +120,7 @@ def read_case(name: str, entry: Mapping[str, Any], source: str) -> Case:
 
 
 def markers(source: str) -> dict[str, list[int]]:
-    """The lines that a script marks as the place to look: tag -> line numbers, 1 is the first."""
+    """Return the lines that a script marks as the place to look: tag -> line numbers, counted from 1."""
     found: dict[str, list[int]] = {}
     for number, line in enumerate(source.splitlines(), start=1):
         if mark := _MARKER.search(line):
@@ -131,5 +131,5 @@ def markers(source: str) -> dict[str, list[int]]:
 def _known(name: str, what: str, seen: set[str], allowed: set[str] | frozenset[str]) -> None:
     if unknown := sorted(seen - allowed):
         raise HastenError(
-            f"{name}: unknown {what} {', '.join(unknown)} in truth.toml. Known are: {', '.join(sorted(allowed))}."
+            f"{name}: unknown {what} {', '.join(unknown)} in truth.toml. Choose from: {', '.join(sorted(allowed))}."
         )

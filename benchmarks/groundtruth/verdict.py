@@ -1,7 +1,7 @@
-"""What counts as right: a diagnosis, a place, a remedy and a realised gain against the truth. Pure rules.
+"""Rules that judge a diagnosis, a location, a remedy and a gain against the known problem. Pure functions.
 
-A row keeps what was found in parts (`profile`, `tune`, `traceml`), each as it was measured; the verdicts are made of them
-anew whenever the result is written.
+A row stores measurements as parts (`profile`, `tune`, `traceml`). Verdicts are recomputed from them whenever the result is
+written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hasten.optimizations import catalogue
 from hasten.script.plan.reach import why_beyond
 
 NEAR_LINES = 2
-"""A place is right up to so many lines beside a marked one."""
+"""Largest distance in lines between a right location and a marked line."""
 BOUND_MARGIN = 0.25
 GOALS: Mapping[str, float] = {
     "diagnosed_frac": 0.9,
@@ -28,14 +28,14 @@ GOALS: Mapping[str, float] = {
     "own_cost_frac_2ms": 0.03,
     "own_cost_frac_100ms": 0.01,
 }
-"""At least, for shares of scripts; at most, for false alarms and costs."""
+"""Minimum for fractions of scripts; maximum for false alarms and overhead."""
 AT_MOST = frozenset({"clean_false_alarms", "own_cost_frac_2ms", "own_cost_frac_100ms"})
 
 _PLACE = re.compile(r"([^\s:]+\.py):(\d+)")
 
 
 def profile_part(profile: Mapping[str, Any]) -> Row:
-    """What a profile found, as a row keeps it."""
+    """Return the part of a row for a profile."""
     found = profile["bottleneck"]
     return {
         "outcome": "profiled",
@@ -52,7 +52,7 @@ def profile_part(profile: Mapping[str, Any]) -> Row:
 
 
 def tune_part(case: Case, evidence: Mapping[str, Any]) -> Row:
-    """What a tuning did, as a row keeps it: the rungs that were applied or that are a remedy, and the proof of the plan."""
+    """Return the part of a row for a tuning: candidates that were applied or are a remedy, and the proof of the plan."""
     final = evidence.get("final") or {}
     rungs = [
         {
@@ -70,15 +70,15 @@ def tune_part(case: Case, evidence: Mapping[str, Any]) -> Row:
 
 
 def failed_part(why: str) -> Row:
-    """What a row keeps where a command failed."""
+    """Return the part of a row for a failed command."""
     return {"outcome": "failed", "why": why}
 
 
 def judged(case: Case, row: Mapping[str, Any]) -> Row:
-    """The row with what the truth says, and its parts with their verdicts; a part that was not measured is None.
+    """Return the row with the known problem, and its parts with their verdicts; unmeasured parts are None.
 
-    Of a profile: `diagnosed`, whether the bottleneck has a right name, and `located`, whether a place was named where the
-    user should look (None for clean scripts, where there is none to name). Of a tuning: see `judge_tuning`.
+    For a profile: `diagnosed`, whether the bottleneck has a right name, and `located`, whether a location was named where
+    the user should look (None for clean scripts, which have none). For a tuning: see `judge_tuning`.
     """
     profile, tune, traceml = (dict(row[part]) if row.get(part) else None for part in ("profile", "tune", "traceml"))
     if profile is not None:
@@ -101,13 +101,13 @@ def judged(case: Case, row: Mapping[str, Any]) -> Row:
 
 
 def located(case: Case, where: Any) -> bool:
-    """Whether one of the named places is a marked line of the script, or next to one."""
+    """Return whether one of the named locations is at or next to a marked line of the script."""
     lines = [line for file, line in told_places(where) if Path(file).name == case.script.name]
     return any(abs(line - marked) <= NEAR_LINES for line in lines for marked in case.lines)
 
 
 def told_places(where: Any) -> Iterator[tuple[str, int]]:
-    """Files and lines in what a profile says of places: `{"file", "line"}`, `"FILE.py:LINE ..."`, or any nest of these."""
+    """Yield files and lines from a profile's locations: `{"file", "line"}`, `"FILE.py:LINE ..."`, or nested lists."""
     if isinstance(where, str):
         yield from ((file, int(line)) for file, line in _PLACE.findall(where))
     elif isinstance(where, Mapping):
@@ -119,11 +119,11 @@ def told_places(where: Any) -> Iterator[tuple[str, int]]:
 
 
 def judge_tuning(case: Case, tune: Mapping[str, Any]) -> Row:
-    """Hold a tuning against the truth: was a right remedy kept, and was its gain the predicted one within 25 %?
+    """Judge a tuning: whether a right remedy was applied, and whether its gain is within 25 % of the prediction.
 
-    A tuning that failed found no remedy. `advised` is a remedy that has no seam in a script, and was told with the lines to
-    write instead. The gain is compared with what was predicted at most for that very candidate; without a kept remedy or a
-    prediction `within_bound` is None.
+    A failed tuning found no remedy. `advised` is a remedy that cannot be applied to a script and was described with the
+    lines to write instead. The gain is compared with the predicted ceiling of that candidate; without an applied remedy or a
+    prediction, `within_bound` is None.
     """
     if tune["outcome"] == "failed":
         return {"remedied": False, "advised": False, "remedied_why": tune["why"], "within_bound": None}
@@ -146,9 +146,9 @@ def judge_tuning(case: Case, tune: Mapping[str, Any]) -> Row:
 
 
 def score(rows: Sequence[Row]) -> Row:
-    """The score over all judged rows; what was not measured counts nowhere.
+    """Compute the score over all judged rows; unmeasured parts are not counted.
 
-    A script whose profile failed counts as not diagnosed, and a clean one as no false alarm. A share is None where no row
+    A script whose profile failed counts as not diagnosed, and a clean one as no false alarm. A fraction is None if no row
     could be judged.
     """
     profiled = [row for row in rows if row["profile"]]
@@ -172,7 +172,7 @@ def score(rows: Sequence[Row]) -> Row:
 
 
 def reached(found: Mapping[str, Any]) -> dict[str, bool | None]:
-    """Which goals were reached; None where nothing was measured."""
+    """Return which goals were reached; None if nothing was measured."""
     answers: dict[str, bool | None] = {}
     for name, goal in GOALS.items():
         value = found.get(name)
@@ -181,5 +181,5 @@ def reached(found: Mapping[str, Any]) -> dict[str, bool | None]:
 
 
 def share(answers: Sequence[bool]) -> float | None:
-    """The share of right answers; None of none."""
+    """Return the fraction of right answers; None if there are none."""
     return sum(answers) / len(answers) if answers else None

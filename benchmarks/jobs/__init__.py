@@ -1,1 +1,1 @@
-"""Jobs that exist to be measured."""
+"""Jobs made for measurements."""

@@ -1,4 +1,4 @@
-"""Arithmetic of one kind that takes nearly all of an update: products, pointwise chains, numbers that fade out."""
+"""Jobs in which one kind of arithmetic takes nearly all of an update: products, pointwise chains, fading numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FADING_STEPS, CHANNELS = 320, 1024
 
 
 def points(num: int, seed: int) -> TensorDataset:
-    """Make points [num, features], and a noisy number that follows from each [num, 1]."""
+    """Create points [num, features], and a noisy target for each [num, 1]."""
     generator = torch.Generator().manual_seed(seed)
     found = torch.randn(num, NUM_FEATURES, generator=generator)
     noise = torch.randn(num, 1, generator=generator) / 4
@@ -25,21 +25,21 @@ def points(num: int, seed: int) -> TensorDataset:
 
 
 class PointsJob(hasten.Job):
-    """Many points for a model of one kind of arithmetic."""
+    """Many points for a model with one kind of arithmetic."""
 
     batch_size = 64
     num_updates = 100_000
 
     def train_data(self) -> Dataset[Any]:
-        """Make the points to learn from."""
+        """Create the training points."""
         return points(4096, seed=0)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         found, targets = batch
         return F.mse_loss(model(found).float(), targets)
 
@@ -51,19 +51,19 @@ class ProductsJob(PointsJob):
     quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
-        """Make a wide network."""
+        """Create a wide network."""
         return nn.Sequential(
             nn.Linear(NUM_FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(),
             nn.Linear(1024, 1),
         )  # fmt: skip
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out points."""
+        """Create the validation points."""
         return points(256, seed=1)
 
 
 class Pointwise(nn.Module):
-    """A linear layer, then formulas as papers give them, one operator after the other: [batch, features] to [batch, 1]."""
+    """A linear layer, then formulas as in papers, one operator after another: [batch, features] to [batch, 1]."""
 
     def __init__(self, width: int = 16_384) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Pointwise(nn.Module):
         self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, found: torch.Tensor) -> torch.Tensor:
-        """GELU by its tanh formula, a smooth clip, and a gate."""
+        """Apply GELU by its tanh formula, a smooth clip, and a gate."""
         x = self.widen(found)
         x = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
         x = x * self.scale + self.shift
@@ -81,27 +81,27 @@ class Pointwise(nn.Module):
 
 
 class PointwiseJob(PointsJob):
-    """A chain of pointwise operators, each with its own way through memory."""
+    """A chain of pointwise operators, each with a separate pass over memory."""
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return Pointwise()
 
 
 class ValidatedPointwiseJob(PointwiseJob):
-    """Short epochs, and a long validation of pointwise operators after each."""
+    """Short epochs, each followed by a long validation of pointwise operators."""
 
     def train_data(self) -> Dataset[Any]:
-        """Make few points to learn from."""
+        """Create a few training points."""
         return points(4 * self.batch_size, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make many held-out points."""
+        """Create many validation points."""
         return points(24 * self.batch_size, seed=1)
 
 
 class Echo(nn.Module):
-    """Leaky filters over a click and the silence after it: clicks [batch, channels] in, [batch, 1] out."""
+    """Leaky filters over a click and the silence after it: clicks [batch, channels] to [batch, 1]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Echo(nn.Module):
         self.head = nn.Linear(CHANNELS, 1)
 
     def forward(self, clicks: torch.Tensor) -> torch.Tensor:
-        """Let the echo fade: after some 150 steps nothing of it is a normal float32 number any more."""
+        """Let the echo fade: after about 150 steps it is below the smallest normal float32 number."""
         decay, state, heard = self.decay.sigmoid(), clicks, clicks
         for _ in range(FADING_STEPS):
             state = state * decay
@@ -125,19 +125,19 @@ class FadingJob(hasten.Job):
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make the filters."""
+        """Create the filters."""
         return Echo()
 
     def train_data(self) -> Dataset[Any]:
-        """Make clicks [channels], and a number that follows from each."""
+        """Create clicks [channels], and a target for each."""
         clicks = torch.randn(512, CHANNELS, generator=torch.Generator().manual_seed(0))
         return TensorDataset(clicks, clicks[:, :64].sum(dim=1, keepdim=True) / 8)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         clicks, targets = batch
         return F.mse_loss(model(clicks), targets)

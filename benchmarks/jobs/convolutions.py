@@ -1,4 +1,4 @@
-"""Convolutions that take nearly all of an update: over pictures, and over volumes."""
+"""Jobs in which convolutions take nearly all of an update: over images, and over volumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = list[torch.Tensor]
 
 
 def patterns(shape: tuple[int, ...], num: int) -> TensorDataset:
-    """Make noisy copies of a few random patterns: samples [num, *shape], and which pattern each is [num]."""
+    """Create noisy copies of a few random patterns: samples [num, *shape], and the pattern's index for each [num]."""
     known = torch.randn(NUM_CLASSES, *shape, generator=torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(2)
     labels = torch.randint(NUM_CLASSES, (num,), generator=generator)
@@ -26,13 +26,13 @@ def patterns(shape: tuple[int, ...], num: int) -> TensorDataset:
 
 
 class PicturesJob(hasten.Job):
-    """2-d convolutions over pictures."""
+    """2-d convolutions over images."""
 
     batch_size = 16
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make a network of four convolutions."""
+        """Create a network of four convolutions."""
         return nn.Sequential(
             nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
@@ -42,15 +42,15 @@ class PicturesJob(hasten.Job):
         )  # fmt: skip
 
     def train_data(self) -> Dataset[Any]:
-        """Make the pictures: [3, 64, 64] each."""
+        """Create the images: [3, 64, 64] each."""
         return patterns(PICTURE, 512)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean cross entropy."""
+        """Compute the mean cross entropy."""
         samples, labels = batch
         return F.cross_entropy(model(samples).float(), labels)
 
@@ -61,7 +61,7 @@ class VolumesJob(PicturesJob):
     batch_size = 4
 
     def model(self) -> nn.Module:
-        """Make a network of three convolutions."""
+        """Create a network of three convolutions."""
         return nn.Sequential(
             nn.Conv3d(1, 16, 3, padding=1, bias=False), nn.BatchNorm3d(16), nn.ReLU(),
             nn.Conv3d(16, 32, 3, padding=1, bias=False), nn.BatchNorm3d(32), nn.ReLU(), nn.MaxPool3d(2),
@@ -70,5 +70,5 @@ class VolumesJob(PicturesJob):
         )  # fmt: skip
 
     def train_data(self) -> Dataset[Any]:
-        """Make the volumes: [1, 24, 24, 24] each."""
+        """Create the volumes: [1, 24, 24, 24] each."""
         return patterns(VOLUME, 128)

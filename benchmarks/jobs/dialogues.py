@@ -1,7 +1,7 @@
-"""A byte-level GPT on real counselling conversations, padded to the longest that is taken: short questions, long answers.
+"""A byte-level GPT on real counselling conversations, padded to the maximum length: short questions, long answers.
 
-The text is read from `counsel/conversations.jsonl` under the folder that HASTEN_DATA names: one JSON object a line, with
-`messages`, each a `role` and its `content` (2,129 conversations of nbertagnolli/counsel-chat). It is not shipped.
+The text is read from `counsel/conversations.jsonl` in the folder named by HASTEN_DATA: one JSON object per line, with
+`messages`, each with `role` and `content` (2,129 conversations of nbertagnolli/counsel-chat). It is not included.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from examples.text import NOTHING, Batch, ByteGPT, TextJob
 from hasten.core.errors import JobError
 
 FOLDER_VARIABLE = "HASTEN_DATA"
-MAX_LENGTH = 2048  # positions; longer conversations are cut
+MAX_LENGTH = 2048  # positions; longer conversations are truncated
 NUM_TRAIN, NUM_HELD_OUT = 320, 40
 
 
 def conversations_file() -> Path | None:
-    """Where the conversations lie; None where HASTEN_DATA names no folder that holds them."""
+    """Return the path of the conversations; None if HASTEN_DATA names no folder that contains them."""
     folder = os.environ.get(FOLDER_VARIABLE)
     path = Path(folder or "", "counsel", "conversations.jsonl")
     return path if folder and path.is_file() else None
 
 
 def conversations() -> list[bytes]:
-    """Read the conversations, a turn after the other with who speaks, in a fixed random order.
+    """Read the conversations, with the speaker of each turn, in a fixed random order.
 
     Raises:
-        JobError: They are not there.
+        JobError: The file is missing.
     """
     path = conversations_file()
     if path is None:
@@ -49,7 +49,7 @@ def conversations() -> list[bytes]:
 
 
 class Conversations(Dataset[torch.Tensor]):
-    """Conversations as tensors of bytes, each with one byte more than it has positions to predict."""
+    """Conversations as tensors of bytes, each one byte longer than its number of predicted positions."""
 
     def __init__(self, texts: list[bytes]) -> None:
         self.texts = texts
@@ -62,26 +62,26 @@ class Conversations(Dataset[torch.Tensor]):
 
 
 class DialoguesJob(TextJob):
-    """Predict the next byte of a conversation; everything but the data and their length is the text example's."""
+    """Predict the next byte of a conversation; everything except the data and their length is that of the text example."""
 
     width, num_heads = 96, 3
 
     def model(self) -> nn.Module:
-        """Make the model, with a position for every byte there may be."""
+        """Create the model, with a position for every possible byte."""
         model = ByteGPT(self.width, num_heads=self.num_heads)
         model.position = nn.Embedding(MAX_LENGTH, self.width)
         return model
 
     def train_data(self) -> Dataset[Any]:
-        """Make the conversations to learn from."""
+        """Create the training conversations."""
         return Conversations(conversations()[NUM_HELD_OUT : NUM_HELD_OUT + NUM_TRAIN])
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out conversations."""
+        """Create the validation conversations."""
         return Conversations(conversations()[:NUM_HELD_OUT])
 
     def collate(self, samples: list[torch.Tensor]) -> Batch:
-        """Pad every conversation to the longest there may be: inputs and targets, each [batch, MAX_LENGTH]."""
+        """Pad every conversation to the maximum length: inputs and targets, each [batch, MAX_LENGTH]."""
         inputs = torch.zeros(len(samples), MAX_LENGTH, dtype=torch.long)
         targets = torch.full((len(samples), MAX_LENGTH), NOTHING)
         for row, sample in enumerate(samples):

@@ -1,4 +1,4 @@
-"""Innocent changes that are no technique of the catalogue: other roundings, other orders, nothing that does harm."""
+"""Harmless changes that are not techniques of the catalogue: other rounding or other order."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ NUM_PARTS = 4
 
 
 def card(name: str, numerics: Numerics, seam: Seam, relieves: Bottleneck = Bottleneck.COMPUTE) -> Card:
-    """Make the card of a case of this benchmark."""
+    """Create the card of a case of this benchmark."""
     return Card(name=name, summary=name, relieves=relieves, numerics=numerics, seam=seam, source="benchmarks/gate.py")
 
 
 class Change(Optimization):
-    """A change that is always worth a try and counts, under its own name, how often it was at work."""
+    """A change that always fits, and counts under its own name how often it was active."""
 
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
-        """Fit always: this benchmark asks what happens afterwards."""
+        """Always fit: this benchmark tests what happens afterwards."""
         return Fit.yes(max_gain_frac=0.5, settings=[cls()])
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """It was at work in the step."""
+        """Check that the change was active in the step."""
         seen = trace.counters.get(self.card.name, 0) or live.counters.get(self.card.name, 0)
         return [Check("at work", seen > 0, f"{seen:.0f} times")]
 
 
 class MicroBatches(Change):
-    """A batch computed in parts, their sums added up."""
+    """A batch computed in parts whose sums are added."""
 
     card: ClassVar[Card] = card("gate_micro_batches", Numerics.ROUNDING, Seam.FORWARD)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Call the loss part by part in training."""
+        """Compute the loss part by part in training."""
         loss = live.job.loss
 
         def in_parts(model: nn.Module, batch: Any) -> Any:
@@ -60,7 +60,7 @@ class MicroBatches(Change):
         return replace_attribute(live.job, "loss", in_parts)
 
     def join(self, parts: list[Loss]) -> Any:
-        """Add sums and weights up."""
+        """Add sums and weights."""
         totals, weights = ([getattr(part, name) for part in parts] for name in ("total", "weight"))
         return Loss(torch.stack(totals).sum(), torch.stack(weights).sum())
 
@@ -70,12 +70,12 @@ def _rows(batch: Any, rows: torch.Tensor) -> Any:
 
 
 class OtherSampleOrder(Change):
-    """The samples of each batch the other way round: sums run in another order."""
+    """The samples of each batch in reverse order, so that sums run in another order."""
 
     card: ClassVar[Card] = card("gate_other_sample_order", Numerics.ROUNDING, Seam.BATCH)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Turn each batch round."""
+        """Reverse each batch."""
 
         def turn(batch: Any) -> Any:
             live.count(self.card.name)
@@ -85,12 +85,12 @@ class OtherSampleOrder(Change):
 
 
 class DoubleAccumulate(Change):
-    """Linear layers that add up in float64."""
+    """Linear layers that accumulate in float64."""
 
     card: ClassVar[Card] = card("gate_double_accumulate", Numerics.ROUNDING, Seam.MODEL)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Replace the forward of each linear layer."""
+        """Replace the forward function of each linear layer."""
         layers = [module for module in live.model.modules() if isinstance(module, nn.Linear)]
         undos = [replace_attribute(layer, "forward", self._forward(live, layer)) for layer in layers]
 
@@ -115,7 +115,7 @@ class ForeachOptimizer(Change):
     card: ClassVar[Card] = card("gate_foreach_optimizer", Numerics.ROUNDING, Seam.OPTIMIZER, relieves=Bottleneck.OPTIMIZER)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Switch it on in every group."""
+        """Enable it in every group."""
         undos = []
         for group in live.optimizer.param_groups:
             old, group["foreach"] = group["foreach"], True
@@ -128,7 +128,7 @@ class ForeachOptimizer(Change):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Operators over lists ran in the step."""
+        """Check that operators over lists ran in the step."""
         seen = sum(count for name, count in trace.ops.items() if name.startswith("_foreach_"))
         return [Check("operators over lists", seen > 0, f"{seen} in one step")]
 
@@ -139,16 +139,16 @@ class Float16WithScaler(Precision):
     card: ClassVar[Card] = replace(Precision.card, name="gate_float16_with_scaler")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Enter autocast and scale, from the usual first scale on."""
+        """Enter autocast and scale, starting from the default scale."""
         return scaled(live, torch.amp.GradScaler("cpu"))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """As for float16."""
+        """Check as for float16."""
         return Precision(dtype="float16").evidence(live, trace)
 
 
 def scaled(live: LiveJob, scaler: torch.amp.GradScaler) -> Undo:
-    """Put float16 autocast and a scaler to work."""
+    """Enable float16 autocast and a scaler."""
     undo_context = append_to(live.forward_contexts, lambda: torch.autocast("cpu", dtype=torch.float16))
     undo_scaler = replace_attribute(live, "scaler", scaler)
 

@@ -1,7 +1,7 @@
-"""Seeded defects: bugs that implementations of known techniques have had, each claiming the class its technique has.
+"""Seeded defects: real bugs of implementations of known techniques, each declared with the class of its technique.
 
-Where a technique exists here, the defect derives from it and keeps its card and its evidence: the mechanism really fires,
-only the numbers are wrong.
+If the technique exists in Hasten, the defect derives from it and keeps its card and its evidence: the mechanism really
+fires, only the numbers are wrong.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hasten.optimizations.zero_grad_to_none import ZeroGradToNone
 
 
 class CheckpointingWithoutRng(ActivationCheckpointing):
-    """Blocks computed again with other dropout masks than the first time."""
+    """Blocks recomputed with other dropout masks than the first time."""
 
     card: ClassVar[Card] = replace(ActivationCheckpointing.card, name="gate_checkpointing_without_rng")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Checkpoint every block and forget the state of the random numbers."""
+        """Checkpoint every block without saving the random state."""
         undos = [replace_attribute(block, "forward", _forgetful(live, block)) for block in repeated_blocks(live.model)]
 
         def undo() -> None:
@@ -64,7 +64,7 @@ def _forgetful(live: LiveJob, block: nn.Module) -> Callable[..., Any]:
 
 
 class MeanOfMeans(MicroBatches):
-    """Micro-batches whose means are averaged, although they hold unequal numbers of tokens."""
+    """Micro-batches whose means are averaged, although they have unequal numbers of tokens."""
 
     card: ClassVar[Card] = replace(MicroBatches.card, name="gate_mean_of_means")
 
@@ -79,11 +79,11 @@ class ClipBeforeUnscale(Precision):
     card: ClassVar[Card] = replace(Precision.card, name="gate_clip_before_unscale")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Use a scaler that unscales no earlier than in its step."""
+        """Use a scaler that unscales only in its step."""
         return scaled(live, _LateScaler("cpu", init_scale=2.0**10))
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """As for float16."""
+        """Check as for float16."""
         return Precision(dtype="float16").evidence(live, trace)
 
 
@@ -102,7 +102,7 @@ class _LateScaler(torch.amp.GradScaler):
 
 
 class SkippingScaler(ClipBeforeUnscale):
-    """A loss scale that grows until it overflows, again and again: one update in five is silently skipped."""
+    """A loss scale that repeatedly grows until it overflows: one update in five is silently skipped."""
 
     card: ClassVar[Card] = replace(Precision.card, name="gate_skipping_scaler")
 
@@ -112,22 +112,22 @@ class SkippingScaler(ClipBeforeUnscale):
 
 
 class Float16WithoutScaler(ClipBeforeUnscale):
-    """Half precision whose small gradients become zero."""
+    """Half precision in which small gradients become zero."""
 
     card: ClassVar[Card] = replace(Precision.card, name="gate_float16_without_scaler")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Enter autocast, and nothing else."""
+        """Enter autocast without a scaler."""
         return append_to(live.forward_contexts, lambda: torch.autocast("cpu", dtype=torch.float16))
 
 
 class CacheAfterAugmentation(SampleCache):
-    """A cache put behind the random transform: each sample looks the same for ever."""
+    """A cache after the random transform: each sample always looks the same."""
 
     card: ClassVar[Card] = replace(SampleCache.card, name="gate_cache_after_augmentation")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Keep what `finish` gives."""
+        """Cache the result of `finish`."""
         load, finish = live.pipeline.load, live.pipeline.finish
         kept: dict[int, Any] = {}
 
@@ -149,13 +149,13 @@ class CacheAfterAugmentation(SampleCache):
         return undo
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Samples were taken from what was kept."""
+        """Check that samples were taken from the cache."""
         hits = trace.counters.get(self.card.name, 0)
         return [Check("samples taken from the cache", hits > 0, f"{hits:.0f} hits")]
 
 
 class FrozenWorkerSeeds(LoaderWorkers):
-    """Workers seeded from the sample alone: each epoch brings the same augmentation."""
+    """Workers seeded from the sample alone: each epoch repeats the same augmentation."""
 
     card: ClassVar[Card] = replace(LoaderWorkers.card, name="gate_frozen_worker_seeds", conflicts=())
 
@@ -178,35 +178,35 @@ class _OneEpoch(Pipeline):
 
 
 class LabelsShuffled(SequencePacking):
-    """Packed rows whose targets stand in another order than their inputs."""
+    """Packed rows whose targets are in another order than their inputs."""
 
     card: ClassVar[Card] = replace(SequencePacking.card, name="gate_labels_shuffled", conflicts=())
 
     def apply(self, live: LiveJob) -> Undo:
-        """Pack, then spoil."""
+        """Pack, then corrupt."""
         undo = super().apply(live)
         pack = live.pipeline.collate
         live.pipeline.collate = lambda samples: self.spoil(*pack(samples))
         return undo
 
     def spoil(self, inputs: torch.Tensor, targets: torch.Tensor, packing: Packing) -> Any:
-        """Lay the targets down from the last sample to the first."""
+        """Arrange the targets from the last sample to the first."""
         return inputs, torch.cat(list(targets.split(packing.lengths, 1))[::-1], 1), packing
 
 
 class AttentionAcrossDocuments(LabelsShuffled):
-    """Packed rows in which a sample sees the samples before it."""
+    """Packed rows in which a sample attends to the samples before it."""
 
     card: ClassVar[Card] = replace(SequencePacking.card, name="gate_attention_across_documents", conflicts=())
 
     def spoil(self, inputs: torch.Tensor, targets: torch.Tensor, packing: Packing) -> Any:
-        """Pretend that the row is one sample."""
+        """Treat the row as one sample."""
         total = sum(packing.lengths)
         return inputs, targets, Packing(lengths=(total,), positions=packing.positions, offsets=torch.tensor([0, total]))
 
 
 class FixedBatchLoss(Change):
-    """Batches padded to a fixed size for static shapes, the loss divided by that size in the short last one too."""
+    """Batches padded to a fixed size for static shapes, with the loss divided by that size in the short last one too."""
 
     card: ClassVar[Card] = card("gate_fixed_batch_loss", Numerics.ROUNDING, Seam.FORWARD)
 
@@ -222,12 +222,12 @@ class FixedBatchLoss(Change):
 
 
 class FrozenStatistics(Change):
-    """Batch normalisation left in evaluation mode after a look at the held-out data."""
+    """Batch normalization left in evaluation mode after a validation pass."""
 
     card: ClassVar[Card] = card("gate_frozen_statistics", Numerics.ROUNDING, Seam.MODEL)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Switch the norms to evaluation before each forward pass."""
+        """Switch the norms to evaluation mode before each forward pass."""
         norms = [module for module in live.model.modules() if isinstance(module, nn.BatchNorm2d)]
 
         def leave_in_eval(*_: Any) -> None:
@@ -239,12 +239,12 @@ class FrozenStatistics(Change):
 
 
 class DropoutLost(Change):
-    """Fused blocks that forgot dropout."""
+    """Fused blocks without dropout."""
 
     card: ClassVar[Card] = card("gate_dropout_lost", Numerics.ROUNDING, Seam.MODEL)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Make dropout do nothing."""
+        """Disable dropout."""
         drops = [module for module in live.model.modules() if isinstance(module, nn.Dropout)]
 
         def nothing(inputs: torch.Tensor) -> torch.Tensor:
@@ -261,12 +261,12 @@ class DropoutLost(Change):
 
 
 class FusedWithoutGroups(FusedOptimizer):
-    """An optimizer made anew from the parameters alone: each group's weight decay is lost."""
+    """An optimizer recreated from the parameters alone: the weight decay of each group is lost."""
 
     card: ClassVar[Card] = replace(FusedOptimizer.card, name="gate_fused_without_groups")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Make it from the parameters and the rate."""
+        """Create it from the parameters and the rate."""
         return self.exchange(live, list(live.model.parameters()))
 
     def exchange(self, live: LiveJob, parameters: list[nn.Parameter]) -> Undo:
@@ -276,34 +276,34 @@ class FusedWithoutGroups(FusedOptimizer):
 
 
 class BiasesForgotten(FusedWithoutGroups):
-    """An optimizer made anew from the matrices alone: biases and norms are not trained."""
+    """An optimizer recreated from the matrices alone: biases and norms are not trained."""
 
     card: ClassVar[Card] = replace(FusedOptimizer.card, name="gate_biases_forgotten")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Make it from the group that decays."""
+        """Create it from the group with weight decay."""
         group = live.optimizer.param_groups[0]
         return replace_attribute(live, "optimizer", torch.optim.AdamW([dict(group, fused=True)]))
 
 
 class ScheduleLost(FusedOptimizer):
-    """An optimizer made anew behind the schedule's back, which goes on steering the old one."""
+    """An optimizer recreated without the schedule, which still controls the old one."""
 
     card: ClassVar[Card] = replace(FusedOptimizer.card, name="gate_schedule_lost", seam=Seam.UPDATE)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Make it with the rate the job asked for."""
+        """Create it with the job's initial rate."""
         groups = [dict(group, fused=True, lr=group["initial_lr"]) for group in live.optimizer.param_groups]
         return replace_attribute(live, "optimizer", torch.optim.AdamW(groups))
 
 
 class StaleGradient(ZeroGradToNone):
-    """One parameter whose gradient is never cleared; the evidence is given away, so that the numbers must tell."""
+    """One parameter whose gradient is never cleared; the evidence passes, so that only the numbers can reveal it."""
 
     card: ClassVar[Card] = replace(ZeroGradToNone.card, name="gate_stale_gradient")
 
     def apply(self, live: LiveJob) -> Undo:
-        """Put the last parameter's gradient back after it was cleared."""
+        """Restore the last parameter's gradient after it was cleared."""
         optimizer, last = live.optimizer, list(live.model.parameters())[-1]
         clear = optimizer.zero_grad
 
@@ -316,7 +316,7 @@ class StaleGradient(ZeroGradToNone):
         return replace_attribute(optimizer, "zero_grad", forgetful)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
-        """Most gradients are freed."""
+        """Check that most gradients are freed."""
         left = int(trace.counters.get("gradients_held", -1))
         return [Check("gradients freed after the update", 0 <= left <= 1, f"{left} gradients still held")]
 
@@ -339,12 +339,12 @@ class ShortToLong(Change):
         return replace_attribute(live, "order", order)
 
     def choose(self, by_length: list[int], epoch: int) -> list[int]:
-        """Keep all, as they are sorted."""
+        """Keep all, in sorted order."""
         return by_length
 
 
 class LongDropped(ShortToLong):
-    """A batcher with a length limit that silently leaves the longest samples out."""
+    """A batcher with a length limit that silently drops the longest samples."""
 
     card: ClassVar[Card] = card("gate_long_dropped", Numerics.TRAINING, Seam.LOADER, relieves=Bottleneck.PADDING)
 

@@ -1,4 +1,4 @@
-"""Four tiny jobs on which a wrong optimization does harm: sentences, shapes, a dense fit and one in small units."""
+"""Four tiny jobs on which a wrong optimization causes harm: sentences, shapes, a dense fit and one in small units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WARM_UP = 100
 
 
 class Sentences(Dataset[torch.Tensor]):
-    """Chains of tokens in two dialects: short chains count up by 1, long ones by 7, both with slips of the tongue."""
+    """Chains of tokens in two dialects: short chains count up by 1, long ones by 7, both with random errors."""
 
     def __init__(self, num: int, seed: int) -> None:
         chance = random.Random(seed)
@@ -53,7 +53,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
-        """Map [batch, time, width] to the same shape; a position sees itself and what came before in its sentence."""
+        """Map [batch, time, width] to the same shape; a position attends to itself and earlier positions of its sentence."""
         batch, time, width = x.shape
         query, key, value = self.query_key_value(self.norm(x)).view(batch, time, 3, 2, -1).permute(2, 0, 3, 1, 4)
         seen = hasten.packed_attention(query, key, value, packing, is_causal=True)
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class Speaker(nn.Module):
-    """A small GPT: tokens in, logits of the next token out."""
+    """A small GPT: maps tokens to logits of the next token."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Speaker(nn.Module):
 
 
 class SentencesJob(NextTokenJob):
-    """Predict the next token, padded to the longest sentence there may be."""
+    """Predict the next token, padded to the maximum sentence length."""
 
     longest = LONGEST
     batch_size = 16
@@ -91,24 +91,24 @@ class SentencesJob(NextTokenJob):
     quality = hasten.Quality(metric="loss", margin=0.03)  # nats per token
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return Speaker()
 
     def train_data(self) -> Dataset[Any]:
-        """Make the sentences to learn from; the last batch of an epoch is short."""
+        """Create the training sentences; the last batch of an epoch is short."""
         return Sentences(20 * self.batch_size + 5, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out sentences."""
+        """Create the validation sentences."""
         return Sentences(256, seed=1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
 class ShapesJob(hasten.Job):
-    """Tell noisy patterns apart, moved about at random; an epoch is longer than any screening."""
+    """Classify noisy patterns at random positions; an epoch is longer than any screening."""
 
     batch_size = 32
     epochs = 4
@@ -116,7 +116,7 @@ class ShapesJob(hasten.Job):
     quality = hasten.Quality(metric="loss", margin=0.05)  # nats per image
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return nn.Sequential(
             nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
@@ -124,15 +124,15 @@ class ShapesJob(hasten.Job):
         )  # fmt: skip
 
     def train_data(self) -> Dataset[Any]:
-        """Make the images to learn from; the last batch of an epoch is short."""
+        """Create the training images; the last batch of an epoch is short."""
         return _shapes(500 * self.batch_size + 6, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out images."""
+        """Create the validation images."""
         return _shapes(512, seed=1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer: weights decay, norms and biases do not."""
+        """Create the optimizer: weights decay, norms and biases do not."""
         weights = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() <= 1]
         groups: list[dict[str, Any]] = [
@@ -142,16 +142,16 @@ class ShapesJob(hasten.Job):
         return torch.optim.AdamW(groups, lr=2e-3)
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> LambdaLR:
-        """Warm up, then fall to nothing."""
+        """Warm up, then decay to zero."""
         return LambdaLR(optimizer, lambda n: min((n + 1) / WARM_UP, 1.0) * (1 - n / num_updates))
 
     def deterministic_transform(self, sample: Any) -> Any:
-        """Bring an image to mean 0."""
+        """Shift an image to mean 0."""
         image, label = sample
         return image - image.mean(), label
 
     def random_transform(self, sample: Any) -> Any:
-        """Move an image about and mirror it."""
+        """Shift an image and mirror it."""
         image, label = sample
         moved = image.roll((random.randint(-3, 3), random.randint(-3, 3)), (1, 2))
         return moved.flip(2) if random.random() < 0.5 else moved, label
@@ -180,19 +180,19 @@ class DenseJob(hasten.Job):
     unit = 1.0
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the points to learn from; the last window of an epoch is short."""
+        """Create the training points; the last window of an epoch is short."""
         return _points(20 * self.batch_size + 7, 0, self.unit)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out points."""
+        """Create the validation points."""
         return _points(512, 1, self.unit)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -210,7 +210,7 @@ class SmallUnitsJob(DenseJob):
     quality = hasten.Quality(metric="loss", margin=5e-8)  # squared units of the target
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make an optimizer that does not mind the unit."""
+        """Create an optimizer that is independent of the unit."""
         return torch.optim.Adam(model.parameters(), lr=3e-3, eps=1e-15)
 
 

@@ -1,4 +1,4 @@
-"""Memory: large tensors made and freed in every step, and a deep model that keeps them until the backward pass."""
+"""Memory jobs: large tensors allocated and freed in every step, and a deep model that keeps them until the backward pass."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ ROWS, WIDTH = 128, 64
 
 
 class Shaper(nn.Module):
-    """Gain, offset and a bent curve, some times over: waves [batch, time] in and out."""
+    """Repeated gain, offset and nonlinear curve: waves [batch, time] to waves."""
 
     def __init__(self, num: int) -> None:
         super().__init__()
         self.gains, self.offsets = nn.Parameter(torch.ones(num)), nn.Parameter(torch.zeros(num))
 
     def forward(self, waves: torch.Tensor) -> torch.Tensor:
-        """Shape the waves; every operator makes a tensor as large as the batch."""
+        """Shape the waves; every operator allocates a tensor as large as the batch."""
         for gain, offset in zip(self.gains, self.offsets, strict=True):
             waves = F.leaky_relu(waves * gain + offset)
         return waves
 
 
 class WavesJob(hasten.Job):
-    """Tensors of 35 MiB made and freed by every operator."""
+    """Tensors of 35 MiB allocated and freed by every operator."""
 
     batch_size = 6
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return Shaper(2)
 
     def train_data(self) -> Dataset[Any]:
-        """Make recordings [time], and how loud each should be."""
+        """Create recordings [time], and a target loudness for each."""
         generator = torch.Generator().manual_seed(0)
         loud = torch.rand(12, generator=generator) + 0.5
         return TensorDataset(torch.randn(12, SECONDS_OF_SOUND * RATE, generator=generator) * loud[:, None], loud / 2)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Squared difference of loudness."""
+        """Compute the squared difference of loudness."""
         waves, loud = batch
         return F.mse_loss(model(waves).square().mean(dim=1), loud.square())
 
 
 class RecordingsJob(WavesJob):
-    """Batches of 35 MiB, stacked anew for each update."""
+    """Batches of 35 MiB, stacked again for each update."""
 
     def model(self) -> nn.Module:
-        """Make a model that is quick beside the stacking."""
+        """Create a model that is fast compared with the stacking."""
         return nn.Sequential(nn.AvgPool1d(2048), nn.Linear(SECONDS_OF_SOUND * RATE // 2048, 1), nn.Flatten(0))
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Squared difference of loudness."""
+        """Compute the squared difference of loudness."""
         waves, loud = batch
         return F.mse_loss(model(waves), loud)
 
 
 class Block(nn.Module):
-    """A norm, two wide layers and a way around them: [batch, rows, width] to the same shape."""
+    """A norm, two wide layers and a skip connection: [batch, rows, width] to the same shape."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class Deep(nn.Module):
-    """Blocks one after the other, then one number a sample: [batch, rows, width] to [batch]."""
+    """A stack of blocks, then one number per sample: [batch, rows, width] to [batch]."""
 
     def __init__(self, num: int = 10) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Deep(nn.Module):
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run them all; the backward pass needs what each has made."""
+        """Run all blocks; the backward pass needs the output of each."""
         for block in self.blocks:
             x = block(x)
         found: torch.Tensor = self.head(x.mean(dim=1))
@@ -105,20 +105,20 @@ class DeepJob(hasten.Job):
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make the network."""
+        """Create the network."""
         return Deep()
 
     def train_data(self) -> Dataset[Any]:
-        """Make samples [rows, width], and a number that follows from each."""
+        """Create samples [rows, width], and a target for each."""
         generator = torch.Generator().manual_seed(0)
         samples = torch.randn(4 * self.batch_size, ROWS, WIDTH, generator=generator)
         return TensorDataset(samples, samples[:, :, : WIDTH // 2].mean(dim=(1, 2)) * 50)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         samples, targets = batch
         return F.mse_loss(model(samples).float(), targets)

@@ -1,4 +1,4 @@
-"""Runs that are judged by how soon they learn, not by how long an update takes: their whole length counts."""
+"""Jobs judged by how soon they learn, not by the time of an update: their whole length counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_FEATURES = 16
 
 
 def noisy(num: int, seed: int) -> TensorDataset:
-    """Make points [num, features], and a noisy number that follows from each [num, 1]."""
+    """Create points [num, features], and a noisy target for each [num, 1]."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(num, NUM_FEATURES, generator=generator)
     noise = torch.randn(num, 1, generator=generator) / 2
@@ -23,40 +23,40 @@ def noisy(num: int, seed: int) -> TensorDataset:
 
 
 class ConstantRateJob(hasten.Job):
-    """A run at one low learning rate from its first update to its last."""
+    """A run at one constant, low learning rate."""
 
     batch_size = 32
     num_updates = 800
     quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
-        """Make a small network."""
+        """Create a small network."""
         return nn.Sequential(nn.Linear(NUM_FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the points to learn from."""
+        """Create the training points."""
         return noisy(4096, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out points."""
+        """Create the validation points."""
         return noisy(512, seed=1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         points, targets = batch
         return F.mse_loss(model(points), targets)
 
 
 class ManyUpdatesJob(ConstantRateJob):
-    """Many updates of eight samples, each of which takes about as long as one of many would."""
+    """Many updates of eight samples, each about as slow as one of many samples."""
 
     batch_size = 8
     num_updates = 1600
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.0005, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Parameters that weigh: many small tensors for the optimizer, large states in memory, checkpoints after short epochs."""
+"""Jobs dominated by parameters: many small tensors for the optimizer, large states in memory, frequent checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_COLUMNS, WIDTH = 400, 8
 
 
 class Columns(nn.Module):
-    """A table's rows [batch, columns] in, a number each out [batch]; every column has a small parameter of its own."""
+    """Map table rows [batch, columns] to one number each [batch]; every column has its own small parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class Columns(nn.Module):
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sum what the columns say, then a small head."""
+        """Sum the columns' outputs, then apply a small head."""
         found: torch.Tensor = self.head((rows @ torch.stack(tuple(self.columns))).tanh())
         return found.squeeze(1)
 
 
 def table(num: int, seed: int) -> TensorDataset:
-    """Make rows [num, columns], and a noisy number that follows from each [num]."""
+    """Create rows [num, columns], and a noisy target for each [num]."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(num, NUM_COLUMNS, generator=generator)
     noise = torch.randn(num, generator=generator) / 10
@@ -37,25 +37,25 @@ def table(num: int, seed: int) -> TensorDataset:
 
 
 class ColumnsJob(hasten.Job):
-    """A table model with 400 small parameter tensors, under AdamW."""
+    """A table model with 400 small parameter tensors, with AdamW."""
 
     batch_size = 8
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return Columns()
 
     def train_data(self) -> Dataset[Any]:
-        """Make the rows to learn from."""
+        """Create the training rows."""
         return table(1024, seed=0)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         rows, targets = batch
         return F.mse_loss(model(rows).float(), targets)
 
@@ -66,41 +66,41 @@ class ZeroedColumnsJob(ColumnsJob):
     zero_grad_to_none: ClassVar[bool] = False
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the plainest optimizer, beside which the zeros count."""
+        """Create the simplest optimizer, so that filling with zeros matters."""
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 class LargeStatesJob(ColumnsJob):
-    """Large layers, whose AdamW states take twice their memory."""
+    """Large layers whose AdamW states take twice their memory."""
 
     quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
-        """Make a network of fifteen million parameters."""
+        """Create a network of fifteen million parameters."""
         return nn.Sequential(
             nn.Linear(NUM_COLUMNS, 16_384), nn.ReLU(), nn.Linear(16_384, 512), nn.ReLU(), nn.Linear(512, 1), nn.Flatten(0)
         )
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out rows."""
+        """Create the validation rows."""
         return table(64, seed=1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
 class CheckpointedJob(ColumnsJob):
-    """Short epochs of a large model, each with its checkpoint."""
+    """Short epochs of a large model, each with a checkpoint."""
 
     def model(self) -> nn.Module:
-        """Make the same network."""
+        """Create the same network."""
         return LargeStatesJob().model()
 
     def train_data(self) -> Dataset[Any]:
-        """Make few rows."""
+        """Create a few rows."""
         return table(16 * self.batch_size, seed=0)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the quickest optimizer."""
+        """Create the fastest optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""Sequences: padded far past their length, padded within their batch, and attention that is short or long."""
+"""Sequence jobs: padded far beyond their length, padded within their batch, and attention over short or long sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
-        """Map [batch, time, width] to the same shape; a position sees itself and what came before in its sample."""
+        """Map [batch, time, width] to the same shape; a position attends to itself and earlier positions of its sample."""
         batch, time, width = x.shape
         heads = self.query_key_value(self.norm(x)).view(batch, time, 3, self.num_heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Reader(nn.Module):
-    """A small GPT: tokens [batch, time] in, logits of the next token out."""
+    """A small GPT: maps tokens [batch, time] to logits of the next token."""
 
     def __init__(self, width: int = 64, num_heads: int = 2, num_layers: int = 2) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Reader(nn.Module):
 
 
 class Texts(Dataset[torch.Tensor]):
-    """Tokens that count upwards with slips; each text has one token more than it has positions to predict."""
+    """Tokens that count upwards with random errors; each text is one token longer than its number of predicted positions."""
 
     def __init__(self, lengths: torch.Tensor, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -76,7 +76,7 @@ class Texts(Dataset[torch.Tensor]):
 
 
 class PaddedToLongestJob(NextTokenJob):
-    """Short texts, all padded to the longest there may be."""
+    """Short texts, all padded to the maximum length."""
 
     longest = LONGEST
     batch_size = 16
@@ -84,45 +84,45 @@ class PaddedToLongestJob(NextTokenJob):
     quality = hasten.Quality(metric="loss", margin=0.05)  # nats per token
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return Reader()
 
     def lengths(self, num: int, seed: int) -> torch.Tensor:
-        """Draw lengths, all well below the longest."""
+        """Draw lengths, all far below the maximum."""
         return torch.randint(10, 100, (num,), generator=torch.Generator().manual_seed(seed))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the texts to learn from."""
+        """Create the training texts."""
         return Texts(self.lengths(1024, seed=0), seed=2)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out texts."""
+        """Create the validation texts."""
         return Texts(self.lengths(64, seed=1), seed=3)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=2e-3)
 
     def deterministic_transform(self, sample: torch.Tensor) -> torch.Tensor:
-        """Change nothing: texts are read the same at every visit."""
+        """Return the sample unchanged: texts are the same at every visit."""
         return sample
 
 
 class PaddedInBatchJob(PaddedToLongestJob):
-    """Texts of very unlike length, each batch padded to its own longest."""
+    """Texts of very different lengths, each batch padded to its own longest."""
 
     def lengths(self, num: int, seed: int) -> torch.Tensor:
-        """Draw lengths from 8 to the longest, as many short as long ones on a logarithmic scale."""
+        """Draw lengths from 8 to the maximum, uniformly on a logarithmic scale."""
         share = torch.rand(num, generator=torch.Generator().manual_seed(seed))
         return (8.0 * (LONGEST / 8.0) ** share).long()
 
     def padded(self, samples: list[torch.Tensor]) -> int:
-        """As long as the longest text of the batch."""
+        """Return the length of the longest text in the batch."""
         return max(self.length(sample) for sample in samples)
 
 
 class Masked(nn.Module):
-    """A small masked language model: tokens [batch, time] in, logits over a large vocabulary out."""
+    """A small masked language model: maps tokens [batch, time] to logits over a large vocabulary."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -137,18 +137,18 @@ class Masked(nn.Module):
 
 
 class MaskedTokensJob(hasten.Job):
-    """A large vocabulary, predicted at one position of seven."""
+    """A large vocabulary, predicted at one position in seven."""
 
     batch_size = 16
     num_updates = 100_000
     output_layer: ClassVar[str | None] = "head"
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return Masked()
 
     def train_data(self) -> Dataset[Any]:
-        """Make tokens [time], and at each place what to predict there, or nothing."""
+        """Create tokens [time], and the target at each position, or none."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(MANY_TOKENS, (256, 64), generator=generator)
         hidden = torch.rand(tokens.shape, generator=generator) < 1 / 7
@@ -156,11 +156,11 @@ class MaskedTokensJob(hasten.Job):
         return TensorDataset(tokens.masked_fill(hidden, 0), tokens.masked_fill(~hidden, NOTHING))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
     def counted(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Where a token is hidden."""
+        """Return a mask of the hidden tokens."""
         return batch[1] != NOTHING
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> hasten.Loss:
@@ -195,31 +195,31 @@ class ShortAttentionJob(hasten.Job):
     time, width = 8, 32
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return Windows(self.width, num_heads=4)
 
     def train_data(self) -> Dataset[Any]:
-        """Make windows [time, width], and a number that follows from each."""
+        """Create windows [time, width], and a target for each."""
         windows = torch.randn(4 * self.batch_size, self.time, self.width, generator=torch.Generator().manual_seed(0))
         return TensorDataset(windows, windows.mean(dim=1)[:, :1] * 5)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         windows, targets = batch
         return F.mse_loss(model(windows).float(), targets)
 
 
 class LongAttentionJob(ShortAttentionJob):
-    """Attention over 768 positions by the plain formula, its fast kernel left switched off."""
+    """Attention over 768 positions with the plain formula, its fast kernel disabled."""
 
     batch_size = 2
     time, width = 768, 64
 
     def model(self) -> nn.Module:
-        """Make the model, with the switch as somebody left it."""
-        torch.backends.cuda.enable_flash_sdp(enabled=False)  # the switch of the CPU's kernel, too
+        """Create the model, with the fast kernel disabled by a leftover setting."""
+        torch.backends.cuda.enable_flash_sdp(enabled=False)  # also disables the CPU's kernel
         return super().model()

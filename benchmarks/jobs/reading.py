@@ -1,4 +1,4 @@
-"""Jobs that wait for their samples: decoding anew at every visit, a far disk, a table that is compressed in chunks."""
+"""Jobs that wait for their samples: repeated decoding, a remote disk, a table that is compressed in chunks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.utils.data import Dataset
 
 import hasten
 
-STORED, SHOWN = 96, 48  # pixels on a side
-READ_S = 0.002  # for one sample, from far away
+STORED, SHOWN = 96, 48  # pixels per side
+READ_S = 0.002  # latency of one remote sample
 NUM_CHUNKS, CHUNK_ROWS, NUM_COLUMNS = 32, 128, 64
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 
 
 class StoredPictures(Dataset[tuple[bytes, int]]):
-    """Pictures as a file holds them: compressed bytes [3, STORED, STORED], and a class each."""
+    """Images as stored in files: compressed bytes [3, STORED, STORED], and a class for each."""
 
     def __init__(self, num: int) -> None:
         chance = np.random.default_rng(0)
@@ -40,17 +40,17 @@ class StoredPictures(Dataset[tuple[bytes, int]]):
 
 
 class DecodedJob(hasten.Job):
-    """Pictures that are decompressed and resized anew at every visit."""
+    """Images that are decompressed and resized again at every visit."""
 
     batch_size = 32
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make a network that is quick beside the decoding."""
+        """Create a network that is fast compared with the decoding."""
         return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(3 * 12 * 12, 64), nn.ReLU(), nn.Linear(64, 2))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the stored pictures."""
+        """Create the stored images."""
         return StoredPictures(256)
 
     def deterministic_transform(self, sample: Any) -> Any:
@@ -61,17 +61,17 @@ class DecodedJob(hasten.Job):
         return F.interpolate(picture[None], SHOWN, mode="bicubic", antialias=True)[0], label
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.05)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean cross entropy."""
+        """Compute the mean cross entropy."""
         inputs, labels = batch
         return F.cross_entropy(model(inputs).float(), labels)
 
 
 class FarAway(Dataset[Sample]):
-    """Samples that take `READ_S` each to arrive, in which no core is busy."""
+    """Samples that each take `READ_S` to arrive, without using a core."""
 
     def __init__(self, num: int) -> None:
         self.features = torch.randn(num, 256, generator=torch.Generator().manual_seed(0))
@@ -86,25 +86,25 @@ class FarAway(Dataset[Sample]):
 
 
 class DistantJob(DecodedJob):
-    """Samples that are waited for, as from a far disk."""
+    """Samples with a delay, as from a remote disk."""
 
     batch_size = 16
 
     def model(self) -> nn.Module:
-        """Make a network that takes about as long as a few samples do."""
+        """Create a network that takes about as long as a few samples."""
         return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 2))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the far samples."""
+        """Create the remote samples."""
         return FarAway(4096)
 
     def deterministic_transform(self, sample: Any) -> Any:
-        """Change nothing: writing this method is the promise that reading draws no random numbers."""
+        """Return the sample unchanged: defining this method promises that reading draws no random numbers."""
         return sample
 
 
 class Chunks(Dataset[Sample]):
-    """A table whose rows lie in compressed chunks: reading one row decompresses its whole chunk."""
+    """A table whose rows are stored in compressed chunks: reading one row decompresses its whole chunk."""
 
     def __init__(self) -> None:
         chance = np.random.default_rng(0)
@@ -119,7 +119,7 @@ class Chunks(Dataset[Sample]):
         return self._chunk(index // CHUNK_ROWS)[index % CHUNK_ROWS].clone(), self.labels[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """Read several rows, each of their chunks once."""
+        """Read several rows, decompressing each chunk once."""
         chunks = {number: self._chunk(number) for number in {index // CHUNK_ROWS for index in indices}}
         return [(chunks[index // CHUNK_ROWS][index % CHUNK_ROWS].clone(), self.labels[index]) for index in indices]
 
@@ -134,9 +134,9 @@ class ChunksJob(DistantJob):
     batch_size = 128
 
     def model(self) -> nn.Module:
-        """Make a network that is quick beside the decompression."""
+        """Create a network that is fast compared with the decompression."""
         return nn.Sequential(nn.BatchNorm1d(NUM_COLUMNS), nn.Linear(NUM_COLUMNS, 32), nn.ReLU(), nn.Linear(32, 2))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the table."""
+        """Create the table."""
         return Chunks()

@@ -1,4 +1,4 @@
-"""What jobs on sequences share: batches of tokens, padded or laid end to end, and the loss of the next token."""
+"""Shared parts of sequence jobs: batches of tokens, padded or concatenated, and the loss of the next token."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Batch = tuple[torch.Tensor, torch.Tensor, hasten.Packing | None]
 
 
 class NextTokenJob(hasten.Job):
-    """Predict the next token of sequences, padded to the longest there may be.
+    """Predict the next token of sequences, padded to the maximum length.
 
     Attributes:
-        longest: Positions that may be predicted; a sequence has one token more.
+        longest: Largest number of predicted positions; a sequence has one token more.
     """
 
     longest: ClassVar[int]
@@ -28,7 +28,7 @@ class NextTokenJob(hasten.Job):
         return len(sample) - 1
 
     def padded(self, samples: list[torch.Tensor]) -> int:
-        """How long a row is made."""
+        """Return the padded length of a row."""
         return self.longest
 
     def collate(self, samples: list[torch.Tensor]) -> Batch:
@@ -41,7 +41,7 @@ class NextTokenJob(hasten.Job):
         return inputs, targets, None
 
     def collate_packed(self, samples: list[torch.Tensor]) -> Batch:
-        """Lay the sequences end to end: inputs and targets, each [1, total]."""
+        """Concatenate the sequences: inputs and targets, each [1, total]."""
         inputs, targets = (torch.cat([sample[cut] for sample in samples])[None] for cut in (slice(-1), slice(1, None)))
         return inputs, targets, hasten.Packing.of([len(sample) - 1 for sample in samples])
 

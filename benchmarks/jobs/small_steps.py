@@ -1,4 +1,4 @@
-"""Updates so small that what stands around the arithmetic counts: readings, threads, garbage, a short last batch."""
+"""Jobs with updates so small that work around the arithmetic matters: reads, threads, garbage, a short last batch."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ SYMBOLS, LARGEST, DEEPEST = 26, 250, 12
 
 
 class OnlineJob(hasten.Job):
-    """A linear model that sees one sample an update and reads every loss."""
+    """A linear model with one sample per update that reads every loss."""
 
     batch_size = 1
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return nn.Linear(8, 1)
 
     def train_data(self) -> Dataset[Any]:
-        """Make points [8], and a number that follows from each."""
+        """Create points [8], and a target for each."""
         points = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
         return TensorDataset(points, points.sum(dim=1, keepdim=True))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         points, targets = batch
         return F.mse_loss(model(points), targets)
 
 
 class Chain(nn.Module):
-    """Gains and offsets, one after the other: [batch, width] to the same shape; no operator takes long."""
+    """A chain of gains and offsets: [batch, width] to the same shape; every operator is short."""
 
     def __init__(self, width: int, num: int) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ class SmallOperatorsJob(OnlineJob):
     batch_size = 40
 
     def model(self) -> nn.Module:
-        """Make the model: tensors of 40,960 numbers, where PyTorch gives a thread 32,768 at least."""
+        """Create the model: tensors of 40,960 numbers; PyTorch gives each thread at least 32,768."""
         return nn.Sequential(nn.Linear(8, 1024), Chain(1024, num=30), nn.Linear(1024, 1))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer, careful with a long chain."""
+        """Create an optimizer with a small rate, suited to a long chain."""
         return torch.optim.SGD(model.parameters(), lr=1e-4)
 
 
@@ -76,15 +76,15 @@ class LastBatchJob(OnlineJob):
     quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
 
     def model(self) -> nn.Module:
-        """Make a deep, narrow network, whose update takes as long for few samples as for many."""
+        """Create a deep, narrow network, whose update takes as long for few samples as for many."""
         return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), *(Residual(16) for _ in range(12)), nn.Linear(16, 1))
 
     def train_data(self) -> Dataset[Any]:
-        """Make points [8], and a number that follows from each."""
+        """Create points [8], and a target for each."""
         return _points(4 * self.batch_size + 4, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out points."""
+        """Create the validation points."""
         return _points(256, seed=1)
 
 
@@ -95,26 +95,26 @@ class AccumulatedJob(LastBatchJob):
     accumulation = 8
 
     def train_data(self) -> Dataset[Any]:
-        """Make the points to learn from."""
+        """Create the training points."""
         return _points(64 * self.batch_size, seed=0)
 
 
 class ValidatedJob(LastBatchJob):
-    """Short epochs, and a validation of many small batches after each."""
+    """Short epochs, each followed by a validation of many small batches."""
 
     batch_size = 16
 
     def train_data(self) -> Dataset[Any]:
-        """Make few points to learn from."""
+        """Create a few training points."""
         return _points(16 * self.batch_size, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make many held-out points."""
+        """Create many validation points."""
         return _points(128 * self.batch_size, seed=1)
 
 
 class Residual(nn.Module):
-    """A small layer and a way around it."""
+    """A small layer with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def _points(num: int, seed: int) -> TensorDataset:
 
 
 class Node:
-    """A part of a parsed expression: its symbol, how deep it stands, and its parts."""
+    """A node of a parsed expression: its symbol, its depth, and its children."""
 
     def __init__(self, symbol: int, depth: int) -> None:
         self.symbol, self.depth = symbol, depth
@@ -140,7 +140,7 @@ class Node:
 
 
 def parse(expression: str) -> Node:
-    """Parse `a(b(c)d)`, in which each letter is a symbol and brackets hold its parts."""
+    """Parse `a(b(c)d)`, in which each letter is a symbol and parentheses contain its children."""
     root = Node(0, 0)
     open_nodes, last = [root], root
     for letter in expression:
@@ -155,7 +155,7 @@ def parse(expression: str) -> Node:
 
 
 class Expressions(Dataset[tuple[str, float]]):
-    """Random expressions as text, and the share of symbols of the first half of the alphabet in each."""
+    """Random expressions as text, and for each the fraction of symbols from the first half of the alphabet."""
 
     def __init__(self, num: int) -> None:
         chance = random.Random(0)
@@ -190,15 +190,15 @@ class TreesJob(hasten.Job):
     num_updates = 100_000
 
     def model(self) -> nn.Module:
-        """Make the network."""
+        """Create the network."""
         return nn.Sequential(nn.Linear(DEEPEST * SYMBOLS, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the expressions."""
+        """Create the expressions."""
         return Expressions(1024)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     def collate(self, samples: list[tuple[str, float]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,6 +214,6 @@ class TreesJob(hasten.Job):
         return torch.tensor(counts) / 10, torch.tensor([[target] for _, target in samples])
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         counts, targets = batch
         return F.mse_loss(model(counts), targets)

@@ -1,4 +1,4 @@
-"""A steady small job, and versions of it that are slower by a known share."""
+"""A small job with constant update times, and versions of it that are slower by a known fraction."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import hasten
 
 
 class SteadyJob(hasten.Job):
-    """A small perceptron: updates of some milliseconds, all alike, on one thread."""
+    """A small perceptron: uniform updates of a few milliseconds, on one thread."""
 
     batch_size = 64
     num_updates = 100_000
     drag_frac = 0.0
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         torch.set_num_threads(1)
         return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
 
     def train_data(self) -> Dataset[Any]:
-        """Make random data."""
+        """Create random data."""
         generator = torch.Generator().manual_seed(0)
         return TensorDataset(torch.randn(4096, 256, generator=generator), torch.randint(10, (4096,), generator=generator))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer; each step is followed by a wait of `drag_frac` of the time since the last."""
+        """Create the optimizer; each step is followed by a wait of `drag_frac` of the time since the last."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         if self.drag_frac:
             optimizer.register_step_post_hook(Drag(self.drag_frac))
@@ -44,11 +44,11 @@ class SteadyJob(hasten.Job):
 
 
 class Drag:
-    """Makes each update longer by a share of the usual one, by spinning: an injected slowdown.
+    """Inject a slowdown: make each update longer by a fraction of the usual time, by spinning.
 
-    It counts the thread's own time, since a frozen process waits for no update, and takes the lower quartile of the last
-    updates for the usual one: turns are two or three updates long, and the first of each has the reading of a command and
-    the machine's account in it, which belong to no update.
+    The thread's CPU time is used, since a suspended process waits for no update. The lower quartile of the last updates is
+    taken as the usual time: turns have only two or three updates, and the first of each includes reading a command and the
+    machine's accounting, which belong to no update.
     """
 
     def __init__(self, frac: float) -> None:
@@ -56,7 +56,7 @@ class Drag:
         self.lately: deque[float] = deque(maxlen=31)
 
     def __call__(self, *_: Any) -> None:
-        """Spin for the share of the usual time between two calls."""
+        """Spin for the fraction of the usual time between two calls."""
         self.lately.append(thread_time() - self.last)
         usual = sorted(self.lately)[len(self.lately) // 4]
         until = perf_counter() + usual * self.frac

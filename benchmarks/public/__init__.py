@@ -1,9 +1,9 @@
-"""Training scripts that others wrote, from public repositories: profiled and tuned unchanged.
+"""Public training scripts written by others: profiled and tuned without changes.
 
-scripts.toml   which scripts, and how each is started
+scripts.toml   the scripts, and how to start each
 cases.py       reads it
-prepare.py     makes the data that a script expects beside it
-run.py         takes a folder with clones of the repositories, and runs the command line on a copy of what each script needs
-verdict.py     what of a profile and a tuning is kept, and how it is counted
+prepare.py     creates the data that a script expects next to it
+run.py         takes a folder of repository clones, and runs the command line on a copy of the files each script needs
+verdict.py     what is recorded of a profile and a tuning, and how it is counted
 page.py        docs/public.md
 """

@@ -1,4 +1,4 @@
-"""The scripts of scripts.toml: where each comes from and how it is started."""
+"""The scripts in scripts.toml: where each comes from and how it is started."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Case:
     """One script of a public repository.
 
     Attributes:
-        name: Ours.
+        name: Name in this benchmark.
         repository: `owner/name` on GitHub.
         licence: SPDX name.
-        files: What of the repository a run needs, as git path specifications.
-        folder: Where in the copy the script is started.
-        script: From there.
-        arguments: Of the script.
-        path: Folders for PYTHONPATH, from there.
-        maker: Who makes the data, a name of `MAKERS`; empty where the script needs none.
-        into: The folder of the data, from there.
+        files: Files of the repository that a run needs, as git path specifications.
+        folder: Folder in the copy to start the script in.
+        script: Script, relative to the folder.
+        arguments: Arguments of the script.
+        path: Folders for PYTHONPATH, relative to the folder.
+        maker: Function that creates the data, a name of `MAKERS`; empty if the script needs none.
+        into: Folder of the data, relative to the folder.
         about: What is trained.
-        changed: What is not the script's default.
+        changed: Differences from the script's defaults.
     """
 
     name: str
@@ -50,34 +50,34 @@ class Case:
 
     @property
     def clone(self) -> str:
-        """The folder of the clone under the sources."""
+        """The folder of the clone in the sources folder."""
         return self.repository.split("/")[1]
 
 
 def load_cases(only: Sequence[str] | None = None) -> dict[str, Case]:
-    """All scripts, or these, by name.
+    """Return all scripts, or these, by name.
 
     Raises:
-        HastenError: An entry or a name is wrong.
+        HastenError: An entry is invalid or a name is unknown.
     """
     table: dict[str, Any] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     found = {name: read_case(name, entry) for name, entry in table.items()}
     if unknown := sorted(set(only or ()) - set(found)):
-        raise HastenError(f"There is no public script {', '.join(unknown)}. There are: {', '.join(found)}.")
+        raise HastenError(f"There is no public script {', '.join(unknown)}. Choose from: {', '.join(found)}.")
     return {name: case for name, case in found.items() if not only or name in only}
 
 
 def read_case(name: str, entry: Mapping[str, Any]) -> Case:
-    """One entry of the table.
+    """Read one entry of the table.
 
     Raises:
-        HastenError: A key is missing or unknown, or nobody makes the data.
+        HastenError: A key is missing or unknown, or the data has an unknown maker.
     """
     if wrong := sorted((NEEDED - set(entry)) | (set(entry) - KEYS)):
         raise HastenError(f"{name}: missing or unknown in scripts.toml: {', '.join(wrong)}.")
     data = entry.get("data", {"make": "", "into": "."})
     if data["make"] and data["make"] not in MAKERS:
-        raise HastenError(f"{name}: nobody makes the data {data['make']}. There are: {', '.join(MAKERS)}.")
+        raise HastenError(f"{name}: the data maker {data['make']} is unknown. Choose from: {', '.join(MAKERS)}.")
     return Case(
         name=name,
         repository=entry["repository"],

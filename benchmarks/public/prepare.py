@@ -1,7 +1,7 @@
-"""The data that the public scripts expect, made here: nothing is downloaded.
+"""Create the data that the public scripts expect; nothing is downloaded.
 
-Text is the source of Python's standard library; digits are those of scikit-learn, at the size of MNIST; pictures are random.
-Each function fills a folder, is seeded, and says in its first line what it makes.
+Text is the source of Python's standard library. Digits are those of scikit-learn, scaled to the size of MNIST. Images are
+random. Each function fills a folder, is seeded, and names its output in its first line.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import numpy as np
 from hasten.core.errors import MachineError
 
 NUM_CHARACTERS = 1_115_394
-"""As many as Tiny Shakespeare has, which two of the scripts were written for."""
+"""The size of Tiny Shakespeare, which two of the scripts were written for."""
 NUM_BYTES = 95_000_000
-"""The script for enwik8 reads so many, and validates on those behind the first 90 million."""
+"""The script for enwik8 reads this number of bytes, and validates on those after the first 90 million."""
 NUM_WORDS = {"train": 929_589, "valid": 73_760, "test": 82_430}
-"""As Penn Treebank has (Mikolov et al., 2010)."""
+"""As in Penn Treebank (Mikolov et al., 2010)."""
 NUM_DIFFERENT_WORDS = 10_000
 NUM_DIGITS = {"train": 60_000, "t10k": 10_000}
-"""As MNIST has."""
+"""As in MNIST."""
 NUM_PICTURES = {"train": 200, "val": 20}
-"""Of each class."""
+"""Number for each class."""
 NUM_CLASSES = 10
 PICTURE_SIDE = 96
 
@@ -44,7 +44,7 @@ def characters(folder: Path) -> None:
 
 
 def character_bins(folder: Path) -> None:
-    """The source of Python's standard library, 1.1 million characters as 16-bit numbers, nine tenths of it for training."""
+    """The source of Python's standard library, 1.1 million characters as 16-bit integers, nine tenths of it for training."""
     text = _text(NUM_CHARACTERS)
     known = sorted(set(text))
     numbers = {character: number for number, character in enumerate(known)}
@@ -57,7 +57,7 @@ def character_bins(folder: Path) -> None:
 
 
 def enwik8(folder: Path) -> None:
-    """The source of Python's standard library again and again, 95 million bytes, as `enwik8.gz`."""
+    """The source of Python's standard library, repeated up to 95 million bytes, as `enwik8.gz`."""
     text = _text(NUM_CHARACTERS).encode("ascii")
     with gzip.GzipFile(folder / "enwik8.gz", "wb", compresslevel=1, mtime=0) as file:
         for left in range(NUM_BYTES, 0, -len(text)):
@@ -65,20 +65,20 @@ def enwik8(folder: Path) -> None:
 
 
 def words(folder: Path) -> None:
-    """The source of Python's standard library in words, 10,000 different ones, as many in all as Penn Treebank has."""
+    """The source of Python's standard library as words, 10,000 distinct ones, of the length of Penn Treebank."""
     lines = _lines_of_words(sum(NUM_WORDS.values()))
     for name, count in NUM_WORDS.items():
         (folder / f"{name}.txt").write_text(_take(lines, count), encoding="ascii")
 
 
 def wikitext(folder: Path) -> None:
-    """The source of Python's standard library in words, 10,000 different ones, as many as Penn Treebank trains on."""
+    """The source of Python's standard library as words, 10,000 distinct ones, as long as Penn Treebank's training set."""
     count = NUM_WORDS["train"]
     (folder / "wikitext-2.txt").write_text(_take(_lines_of_words(count), count), encoding="ascii")
 
 
 def mnist(folder: Path) -> None:
-    """The digits of scikit-learn, three times as large, moved at random and repeated, in the files of MNIST."""
+    """The digits of scikit-learn, enlarged three times, shifted at random and repeated, in the files of MNIST."""
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - an extra, needed for these scripts alone
     except ImportError as error:
@@ -100,7 +100,7 @@ def mnist(folder: Path) -> None:
 
 
 def pictures(folder: Path) -> None:
-    """Random pictures of 96 pixels as PNG, ten classes of 200 for training and 20 to validate."""
+    """Random images of 96 pixels as PNG, ten classes of 200 for training and 20 for validation."""
     random = np.random.default_rng(0)
     for split, count in NUM_PICTURES.items():
         for kind in range(NUM_CLASSES):
@@ -117,7 +117,7 @@ MAKERS: Mapping[str, Callable[[Path], None]] = MappingProxyType({
 
 
 def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """A picture as PNG (ISO/IEC 15948): eight bits a channel, no filter. `pixels`: [height, width, 3]."""
+    """Encode an image as PNG (ISO/IEC 15948): eight bits per channel, no filter. `pixels`: [height, width, 3]."""
     height, width, _ = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), dtype=np.uint8), pixels.reshape(height, width * 3)], axis=1)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -128,10 +128,10 @@ def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
 
 
 def _sources() -> Iterator[str]:
-    """The modules of the standard library, printable ASCII alone, for ever."""
+    """Yield the modules of the standard library, only printable ASCII, endlessly."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     if not paths:
-        raise MachineError("The standard library of this Python is not there as source, and the text is made of it.")
+        raise MachineError("This Python has no source files of the standard library, from which the text is made.")
     for path in itertools.cycle(paths):
         yield re.sub(r"[^\n -~]", "", path.read_text(encoding="utf-8"))
 
@@ -147,7 +147,7 @@ def _text(length: int) -> str:
 
 
 def _lines_of_words(count: int) -> Iterator[list[str]]:
-    """Lines of at least `count` words in all, ends of lines counted; rare words are `<unk>`, so that few enough differ."""
+    """Yield lines with at least `count` words in total, counting line ends; rare words become `<unk>`."""
     lines, have = [], 0
     for source in _sources():
         for line in source.splitlines():
@@ -158,12 +158,12 @@ def _lines_of_words(count: int) -> Iterator[list[str]]:
         if have >= count:
             break
     counted = Counter(itertools.chain.from_iterable(lines))
-    kept = {word for word, _ in counted.most_common(NUM_DIFFERENT_WORDS - 2)}  # two are `<unk>` and the end of a line
+    kept = {word for word, _ in counted.most_common(NUM_DIFFERENT_WORDS - 2)}  # two are `<unk>` and the line end
     return iter([[word if word in kept else "<unk>" for word in line] for line in lines])
 
 
 def _take(lines: Iterator[list[str]], count: int) -> str:
-    """The next lines, until they have so many words; the end of a line counts as one, as the scripts count."""
+    """Return the next lines until they have `count` words; a line end counts as one, as in the scripts."""
     taken, have = [], 0
     while have < count and (line := next(lines, None)) is not None:
         taken.append(" ".join(line))

@@ -1,8 +1,8 @@
-"""Profile and tune the public scripts, each unchanged, on a copy of what it needs, through the command line.
+"""Profile and tune the public scripts through the command line, each unchanged, on a copy of the files it needs.
 
-`python -m benchmarks public --sources DIR [--part profile|tune] [--only NAME ...] [--budget 5m] [--python PATH]`. DIR holds
-clones of the repositories; PATH is an interpreter that has Hasten and what the scripts import. Rows are written as they
-come: what was measured at this very commit, of that very commit of the script, is not measured again.
+`python -m benchmarks public --sources DIR [--part profile|tune] [--only NAME ...] [--budget 5m] [--python PATH]`. DIR
+contains clones of the repositories. PATH is an interpreter with Hasten and the packages that the scripts import. Rows are
+written as they are measured. A script's commit already measured at the current commit is skipped.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TUNE_SLACK_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRun:
-    """What to run, and with what.
+    """What to run, and how.
 
     Attributes:
-        sources: The folder of the clones.
-        budget: Of each tuning.
-        parts: What is measured; other parts of a row stay.
-        python: The interpreter; it has Hasten and what the scripts import.
-        again: Also what was measured at this very commit.
+        sources: Folder of the clones.
+        budget: Budget of each tuning.
+        parts: Parts to measure; other parts of a row stay.
+        python: Interpreter with Hasten and the packages that the scripts import.
+        again: Repeat what was measured at the current commit.
     """
 
     sources: Path
@@ -58,14 +58,16 @@ class PublicRun:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure from the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks public", description=__doc__)
-    parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="clones, named as their repositories are")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone; rows of others stay")
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="these parts alone; others stay")
-    parser.add_argument("--budget", default=BUDGET, help="of each tuning")
-    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="has Hasten and what the scripts import")
-    parser.add_argument("--again", action="store_true", help="also what was measured at this very commit")
+    parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="clones, named like their repositories")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these scripts; rows of others stay")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="only these parts; others stay")
+    parser.add_argument("--budget", default=BUDGET, help="budget of each tuning")
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="PATH", help="Python with Hasten and the scripts' packages"
+    )
+    parser.add_argument("--again", action="store_true", help="repeat what was measured at this commit")
     asked = parser.parse_args(words)
     run = PublicRun(sources=asked.sources, budget=asked.budget, parts=asked.part, python=asked.python, again=asked.again)
     kept = Kept(NAME, f"python -m benchmarks public --sources DIR --budget {run.budget}", whole)
@@ -74,13 +76,13 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def whole(rows: Mapping[str, Row], _beside: Row) -> Row:
-    """The result: how many became faster, and all rows in the order of scripts.toml."""
+    """Assemble the result: how many scripts became faster, and all rows in the order of scripts.toml."""
     listed = [{**about(case), **rows[name]} for name, case in load_cases().items() if name in rows]
     return {**score(listed), "rows": listed}
 
 
 def about(case: Case) -> Row:
-    """What is run: every row begins so."""
+    """Return the description of a script, the start of every row."""
     made = (MAKERS[case.maker].__doc__ or "").partition("\n")[0] if case.maker else ""
     return {
         "name": case.name,
@@ -98,7 +100,7 @@ def about(case: Case) -> Row:
 
 
 def run_public(kept: Kept, cases: Mapping[str, Case], run: PublicRun) -> None:
-    """Measure each part of each script that is not there yet, and say how it went."""
+    """Measure each missing part of each script, and print the outcome."""
     for case in cases.values():
         check_clone(case, run.sources)
     for name, case in cases.items():
@@ -114,14 +116,14 @@ def run_public(kept: Kept, cases: Mapping[str, Case], run: PublicRun) -> None:
 
 
 def told(part: str, found: Row) -> str:
-    """What came of a part, in a line."""
+    """Summarize the outcome of a part in one line."""
     if found["why"]:
         return f"failed: {found['why']}"
     return str(found["found"]["bottleneck"]["words"] if part == "profile" else found["found"]["words"])
 
 
 def run_part(case: Case, part: str, run: PublicRun) -> Row:
-    """Profile or tune a script in a copy of its own: what was found, or why nothing was."""
+    """Profile or tune a script in a separate copy; return the result, or why there is none."""
     with tempfile.TemporaryDirectory(prefix="public-") as name:
         work = Path(name).resolve()
         copy_sources(case, run.sources, work)
@@ -133,28 +135,28 @@ def run_part(case: Case, part: str, run: PublicRun) -> Row:
 
 
 def check_clone(case: Case, sources: Path) -> Path:
-    """The clone that a script comes from.
+    """Return the clone that a script comes from.
 
     Raises:
-        TargetError: There is none, or a file that the script needs was changed.
+        TargetError: It does not exist, or a file that the script needs was changed.
     """
     clone = sources / case.clone
     if not (clone / ".git").exists():
-        raise TargetError(f"There is no clone of {case.repository} at {clone}. Put one there, or leave {case.name} out.")
+        raise TargetError(f"There is no clone of {case.repository} at {clone}. Put one there, or exclude {case.name}.")
     if changed := _git(clone, "diff", "--name-only", "--diff-filter=d", "HEAD", "--", *case.files):
-        raise TargetError(f"Of {clone} these files were changed: {', '.join(changed.split())}. Put them back.")
+        raise TargetError(f"These files of {clone} were changed: {', '.join(changed.split())}. Restore them.")
     return clone
 
 
 def copy_sources(case: Case, sources: Path, work: Path) -> str:
-    """Copy what a run needs of a clone, as it was committed; returns the commit.
+    """Copy the committed files of a clone that a run needs; return the commit.
 
     Raises:
-        TargetError: As `check_clone`.
+        TargetError: See `check_clone`.
     """
     clone = check_clone(case, sources)
     for name in _git(clone, "ls-files", "-z", "--", *case.files).rstrip("\0").split("\0"):
-        if (clone / name).is_file():  # large files of data may be missing in a clone; the script says if it needs one
+        if (clone / name).is_file():  # large data files may be missing in a clone; the script reports it if it needs one
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(clone / name, work / name)
     return _git(clone, "rev-parse", "HEAD").strip()
@@ -165,14 +167,14 @@ def _git(clone: Path, *words: str) -> str:
 
 
 def profile_part(case: Case, run: PublicRun, work: Path) -> Row:
-    """Profile a script: the profile, or why there is none."""
+    """Profile a script; return the profile, or why there is none."""
     out = work / "hasten-profile.json"
     why = call(["profile", case.script, "--json", str(out)], case, run, work, PROFILE_LIMIT_S)
     return {"why": why, "found": None if why else _read(out, run, work)}
 
 
 def tune_part(case: Case, run: PublicRun, work: Path) -> Row:
-    """Tune a script: what was proved, or why nothing could be tried."""
+    """Tune a script; return the proved result, or why nothing could be tried."""
     out = work / "hasten-out"
     limit_s = parse_duration(run.budget) + TUNE_SLACK_S
     why = call(["tune", case.script, "--budget", run.budget, "--out", str(out)], case, run, work, limit_s)
@@ -186,14 +188,14 @@ def tune_part(case: Case, run: PublicRun, work: Path) -> Row:
 
 
 def _read(path: Path, run: PublicRun, work: Path) -> dict[str, Any]:
-    """A file of JSON, without the folders that were made for this run."""
+    """Read a JSON file, with the folders of this run replaced."""
     text = path.read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(shortened(text, run, work))
     return found
 
 
 def shortened(text: str, run: PublicRun, work: Path) -> str:
-    """The same text; folders that tell of this machine only are named and not spelt out."""
+    """Replace folders that only exist on this machine by placeholders."""
     environment = Path(run.python).absolute().parents[1]
     for folder, name in ((work, ""), (environment, "<environment>/"), (ROOT, "")):
         text = text.replace(f"{folder}/", name)
@@ -201,7 +203,7 @@ def shortened(text: str, run: PublicRun, work: Path) -> str:
 
 
 def call(arguments: Sequence[str], case: Case, run: PublicRun, work: Path, limit_s: float) -> str:
-    """Run `hasten ARGUMENTS -- those of the script`; why it failed, in its own last words, or nothing."""
+    """Run `hasten ARGUMENTS -- script arguments`; return why it failed, in its own last words, or an empty string."""
     command = [run.python, "-P", "-m", "hasten", *arguments, "--", *case.arguments]
     folder = work / case.folder
     path = [str((folder / entry).resolve()) for entry in case.path]
@@ -216,7 +218,7 @@ def call(arguments: Sequence[str], case: Case, run: PublicRun, work: Path, limit
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            end_tree(process.pid)  # the script and its workers, too
+            end_tree(process.pid)  # including the script and its workers
             process.wait()
             return f"`hasten {arguments[0]}` did not end within {limit_s:.0f} s"
         said.seek(0)
@@ -225,9 +227,9 @@ def call(arguments: Sequence[str], case: Case, run: PublicRun, work: Path, limit
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """What a failed command said last, and the error of the script before it, if there was one."""
+    """Return the last line of a failed command's output, and the script's error before it, if any."""
     worth = [line.strip(" │\n") for line in lines if any(sign.isalnum() for sign in line)]
     if not worth:
-        return "it said nothing"
+        return "it printed nothing"
     errors = [line for line in worth[:-1] if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     return f"{worth[-1]} ({errors[-1]})" if errors else worth[-1]

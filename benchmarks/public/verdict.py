@@ -1,4 +1,4 @@
-"""What of a tuning is kept, and how the scripts are counted. Pure rules."""
+"""What is recorded of a tuning, and how the scripts are counted. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hasten.report import parse
 from hasten.report.words import headline
 
 GOALS: Mapping[str, float] = {"scripts": 5, "faster": 3, "ratio": 1.3}
-"""At least so many scripts profiled and tuned, so many of them so many times as fast by the lower end of the interval."""
+"""Numbers of scripts to profile, to tune and to speed up, and the required ratio at the interval's lower end."""
 
 Row = dict[str, Any]
 
 
 def judge_tuning(evidence: Mapping[str, Any]) -> Row:
-    """What a tuning proved: ratio and interval, the plan, and whether the losses stayed within the gate of each technique.
+    """Return the proved result of a tuning: ratio and interval, plan, and whether the losses passed the gates.
 
-    `ratio` is None where nothing was proved; `words` says what was found. The whole evidence is kept beside it.
+    `ratio` is None if nothing was proved; `words` describes the outcome. The complete evidence is recorded with it.
     """
     final = evidence["final"] or {}
     applied = [rung for rung in evidence["rungs"] if rung["outcome"] == "applied"]
@@ -34,19 +34,19 @@ def judge_tuning(evidence: Mapping[str, Any]) -> Row:
 
 
 def found(row: Row, part: str) -> Row | None:
-    """What a part of a row found; None where it failed or was not run."""
+    """Return the result of a part; None if it failed or was not run."""
     kept: Row | None = (row.get(part) or {}).get("found")
     return kept
 
 
 def is_faster(row: Row) -> bool:
-    """Whether a script was proved to be as much faster as the goal asks, with its losses within the gate."""
+    """Return whether a script was proved to reach the goal's speedup, with its losses within the gate."""
     tuned = found(row, "tune")
     return tuned is not None and tuned["within_gate"] and (tuned["low"] or 0.0) >= GOALS["ratio"]
 
 
 def score(rows: Sequence[Row]) -> Row:
-    """How many scripts were profiled, were tuned, and became faster, and whether the goals are reached."""
+    """Count the scripts that were profiled, tuned, and became faster, and judge the goals."""
     both = sum(found(row, "profile") is not None and found(row, "tune") is not None for row in rows)
     faster = sum(is_faster(row) for row in rows)
     return {

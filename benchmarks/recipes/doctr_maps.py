@@ -1,7 +1,7 @@
-"""docTR's own maker of target maps, unchanged, beside ours.
+"""Compare docTR's unmodified target maps with Hasten's.
 
-docTR needs torchvision, which would bring another torch. Its maker does not: the one file that holds it is loaded from the
-installed package, with empty places where it imports what the maker never calls.
+docTR needs torchvision, which would install another torch, but its target code does not. The one file that contains it is
+loaded from the installed package, with stubs for imports that it never uses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUM_LINES = 60
 
 
 def doctr_maker() -> tuple[Any, str] | None:
-    """DocTR's maker and its version; None where the package is not installed."""
+    """Return docTR's target code and its version; None if the package is not installed."""
     try:
         package = distribution("python-doctr")
     except PackageNotFoundError:
@@ -41,10 +41,10 @@ def doctr_maker() -> tuple[Any, str] | None:
 
 
 def run(rounds: int) -> dict[str, Any] | None:
-    """Measure docTR's maker and the exact kernel on the same quads, in turns; None where docTR is not installed."""
+    """Measure docTR's target code and the exact kernel on the same quads, in turns; None if docTR is not installed."""
     found = doctr_maker()
     if found is None:
-        print("docTR is not installed: make bench-recipes installs what is needed of it", flush=True)
+        print("docTR is not installed: make bench-recipes installs the parts needed", flush=True)
         return None
     maker, version = found
     pictures = [text_lines(NUM_LINES, 4, seed) for seed in range(PICTURES)]
@@ -63,8 +63,8 @@ def run(rounds: int) -> dict[str, Any] | None:
     ratios = [one / other for one, other in zip(raw["doctr"], raw["exact"], strict=True)]
     medians = {way: float(np.median(times)) for way, times in raw.items()}
     print(
-        f"docTR {version}: {medians['doctr']:.1f} ms a picture, exact {np.median(ratios):.1f}x; {differs:.1%} of shrunk "
-        f"texts differ, as docTR rounds their corners to pixels",
+        f"docTR {version}: {medians['doctr']:.1f} ms per image, exact {np.median(ratios):.1f}x; {differs:.1%} of shrunk "
+        f"texts differ, because docTR rounds their corners to pixels",
         flush=True,
     )
     return {

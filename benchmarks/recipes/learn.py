@@ -1,6 +1,6 @@
-"""What a model learns: a whole run under a plan, by the command that a user gives, and the held-out metric at its points.
+"""Measure what a model learns: a whole run under a plan, through the user's command, with the validation metric over time.
 
-The weights are kept in `hasten-out`, beside the report of the job's tuning: `hasten recipes look` draws what they find.
+The weights are kept in `hasten-out`, next to the report of the job's tuning; `hasten recipes look` draws the detections.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hasten.train.records.reports import read_reports
 
 
 def run_learning(target: str, plan_toml: str, metric: str, updates: int | None = None) -> dict[str, Any]:
-    """Train, and read what the run reported.
+    """Train, and read the run's reports.
 
     Args:
         target: The job.
-        plan_toml: The plan it runs under.
-        metric: Name of the held-out metric.
-        updates: Stop after so many; None trains as long as the job says.
+        plan_toml: The plan to run under.
+        metric: Name of the validation metric.
+        updates: Number of updates to stop after; None trains for the job's own duration.
 
     Returns:
-        `best` and `last` of the metric, `seconds` of the whole command, and the `curve` of held-out metrics by update.
+        `best` and `last` of the metric, `seconds` of the whole command, and the `curve` of validation metrics by update.
 
     Raises:
         RuntimeError: The run failed, or reported no such metric.
@@ -42,7 +42,7 @@ def run_learning(target: str, plan_toml: str, metric: str, updates: int | None =
         done = subprocess.run(command, cwd=ROOT, check=False)
         seconds = monotonic() - started
         if done.returncode:
-            raise RuntimeError(f"training {target} ended with {done.returncode}")
+            raise RuntimeError(f"training {target} ended with exit code {done.returncode}")
         weights_of(target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(out / WEIGHTS, weights_of(target))
         curve = [
@@ -50,10 +50,10 @@ def run_learning(target: str, plan_toml: str, metric: str, updates: int | None =
         ]
     values = [point[metric] for point in curve if metric in point]
     if not values:
-        raise RuntimeError(f"the run of {target} reported no held-out {metric}")
+        raise RuntimeError(f"the run of {target} reported no validation {metric}")
     return {"metric": metric, "best": max(values), "last": values[-1], "seconds": seconds, "curve": curve}
 
 
 def weights_of(target: str) -> Path:
-    """Where the weights that a job has learnt are kept."""
+    """Return the path of a job's trained weights."""
     return ROOT / "hasten-out" / target.rsplit(":", maxsplit=1)[-1] / WEIGHTS

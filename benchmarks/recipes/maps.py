@@ -1,8 +1,8 @@
-"""Target maps: the official way and the kernels of the recipe, in turns on the same pictures.
+"""Measure target maps: the official implementation and the recipe's kernels, in turns on the same images.
 
-Every picture has 640 x 640 pixels and lines of text in a loose grid: rotated boxes (four corners) or curved lines (twelve).
-One round measures every way once, in an order of its own, each over all pictures of a case; ratios are taken within a round,
-and the goals are judged by their medians.
+Every image has 640 x 640 pixels and lines of text in a loose grid: rotated boxes (four corners) or curved lines (twelve). A
+round measures every implementation once, in random order, each over all images of a case. Ratios are computed within a
+round, and goals are judged by their medians.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hasten.recipes.ocr.naive import naive_maps
 
 SIZE = (640, 640)
 CASES = {"quads_20": (20, 4), "quads_60": (60, 4), "quads_200": (200, 4), "gons_60": (60, 12), "gons_200": (200, 12)}
-"""Polygons a picture, and corners a polygon."""
+"""Polygons per image, and corners per polygon."""
 PICTURES = 4
 ROUNDS = 15
 GOALS = {"exact_quads": 10.0, "exact_gons": 12.0}
@@ -31,16 +31,16 @@ Shapes = list[npt.NDArray[np.float32]]
 
 
 def text_lines(count: int, corners: int, seed: int, size: tuple[int, int] = SIZE) -> Shapes:
-    """The outlines of lines of text in a loose grid.
+    """Return the outlines of text lines in a loose grid.
 
     Args:
-        count: Lines.
-        corners: Of each: 4 is a rotated box, more are a curved line; an even number.
-        seed: Of their places, sizes, angles and bends.
-        size: Height and width of the picture.
+        count: Number of lines.
+        corners: Corners of each line: 4 is a rotated box, more are a curved line; an even number.
+        seed: Seed of positions, sizes, angles and curvature.
+        size: Height and width of the image.
 
     Returns:
-        Of each its corners [corners, 2], clockwise.
+        The corners [corners, 2] of each line, clockwise.
     """
     draw = np.random.default_rng((seed, count, corners))
     columns = max(1, round((count / 2.4) ** 0.5))
@@ -65,18 +65,18 @@ def run(count: int = ROUNDS) -> dict[str, Any]:
     """Measure every case.
 
     Args:
-        count: Rounds.
+        count: Number of rounds.
 
     Returns:
-        Under `cases` of each the raw milliseconds a picture by way, medians, and ratios to the official way; under `goals`
-        what was wanted, what was measured, and whether it was met.
+        `cases` with the raw milliseconds per image of each implementation, medians, and ratios to the official one; `goals`
+        with the target, the measurement, and whether it was met.
     """
     warm()
     cases = {}
     for name, (num_lines, corners) in CASES.items():
         cases[name] = _measure(num_lines, corners, count)
         ratios = {way: f"{ratio:.1f}x" for way, ratio in cases[name]["ratios"].items()}
-        print(f"{name}: official {cases[name]['median_ms']['official']:.1f} ms a picture; {ratios}", flush=True)
+        print(f"{name}: official {cases[name]['median_ms']['official']:.1f} ms per image; {ratios}", flush=True)
     seen = {
         "exact_quads": cases["quads_60"]["ratios"]["exact"],
         "exact_gons": min(cases[name]["ratios"]["exact"] for name in ("gons_60", "gons_200")),
@@ -88,7 +88,7 @@ def run(count: int = ROUNDS) -> dict[str, Any]:
 
 
 def _measure(num_lines: int, corners: int, rounds: int) -> dict[str, Any]:
-    """One case: every way in every round."""
+    """Measure one case: every implementation in every round."""
     arrays = [PolygonArray.from_list(text_lines(num_lines, corners, seed)) for seed in range(PICTURES)]
     ways: dict[str, Callable[[], Any]] = {
         "official": lambda: _make_all(lambda array: naive_maps(array, SIZE, MapSettings()), arrays),
@@ -103,17 +103,17 @@ def _measure(num_lines: int, corners: int, rounds: int) -> dict[str, Any]:
 
 
 def _make_all(make: Callable[[Any], Any], pictures: Sequence[Any]) -> None:
-    """Make the maps of several pictures and let each go at once, as a loader does that hands them on."""
+    """Make the maps of several images and release each at once, like a loader that passes them on."""
     for picture in pictures:
         make(picture)
 
 
 def in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds a picture of each way in each round, the ways in an order of its own; one round before warms up.
+    """Return milliseconds per image of each implementation in each round, in random order, after one warm-up round.
 
     Args:
-        ways: Each makes the maps of `PICTURES` pictures.
-        rounds: That count.
+        ways: Functions that each make the maps of `PICTURES` images.
+        rounds: Number of counted rounds.
     """
     order = random.Random(7)
     raw: dict[str, list[float]] = {way: [] for way in ways}

@@ -1,14 +1,14 @@
-"""What each piece of the text-detection recipe brings: whole steps with and without it, by turns in fresh processes.
+"""Measure the gain of each part of the text-detection recipe: whole steps with and without it, in fresh processes.
 
     python -m benchmarks.recipes.marginal WEIGHTS --processes 5
 
-A process trains the receipts job under its plan. For each piece it takes training updates, or batches of a validation pass,
-with the piece, without it, without it, and with it (or the other way round). Seconds are those of the CPU in all threads of
-the process, with one PyTorch thread: what neighbours do on the machine hardly moves them. Seconds by the clock are kept
-beside them. The unit is a process; a ratio is the time without the piece over the time with it. WEIGHTS are those of a
-trained run: an untrained network finds no text, so validation would have nothing to count.
+A process trains the receipts job under its plan. For each part it runs training updates, or batches of a validation pass,
+with the part, without it twice, and with it again (or the reverse). Times are CPU seconds of all threads of the process,
+with one PyTorch thread, which other processes hardly affect. Wall-clock seconds are recorded too. The unit is a process. A
+ratio is the time without the part over the time with it. WEIGHTS come from a trained run: an untrained network finds no
+text, so validation would have nothing to count.
 
-`benchmarks/results/pruning_ocr.json` keeps the rows of pieces that were deleted because of it; each sample has its commit.
+`benchmarks/results/pruning_ocr.json` keeps the rows of parts that were deleted as a result; each sample has its commit.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
     "float32": {"sample_cache": {}},
     "bfloat16": {"sample_cache": {}, "precision": {"dtype": "bfloat16"}},
 }
-"""What a tuning keeps; its allocator (tcmalloc) is preloaded."""
+"""The plan of a tuning; its allocator (tcmalloc) is preloaded."""
 PHASES = ("train", "valid")
 STEPS = {"train": 2, "valid": 1}
-"""Of a turn: updates, and validations of `VALID_BATCHES` batches."""
+"""Per turn: updates, and validations of `VALID_BATCHES` batches."""
 VALID_BATCHES = 3
 CONFIDENCE = 0.95
 LEAST_GAIN = 0.10
-"""Share of training or validation time that a piece must save to stay."""
+"""Smallest fraction of training or validation time that a part must save to stay."""
 MOST_LINES = 150
-"""Lines that a piece may need to stay."""
+"""Largest number of lines of a part that stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A piece, and what takes its place.
+    """A part, and its replacement.
 
     Attributes:
-        what: What it is.
-        lines: Of source that only it needs.
-        phases: Where it acts, by precision.
-        swaps: Owner, attribute and value of what is replaced.
-        valid_data: Makes the held-out data without it.
+        what: Description.
+        lines: Lines of source that only this part needs.
+        phases: Phases it affects, by precision.
+        swaps: Owner, attribute and value of each replacement.
+        valid_data: Creates the validation data without the part.
     """
 
     what: str
@@ -107,7 +107,7 @@ PIECES: dict[str, Piece] = {
 
 @contextmanager
 def without(piece: Piece | None) -> Iterator[None]:
-    """Take a piece out for a while; None takes nothing out."""
+    """Disable a part temporarily; None disables nothing."""
     with ExitStack() as stack:
         for owner, name, value in piece.swaps if piece else ():
             stack.enter_context(patch.object(owner, name, value))
@@ -115,7 +115,7 @@ def without(piece: Piece | None) -> Iterator[None]:
 
 
 def measure(precision: str, weights: Path, seed: int) -> list[dict[str, Any]]:
-    """The turns of all pieces in this process."""
+    """Run the turns of all parts in this process."""
     torch.set_num_threads(1)
     job = SroieJob()
     live = build(job, Plan.from_dict(PLANS[precision], catalogue()), seed=seed)
@@ -128,7 +128,7 @@ def measure(precision: str, weights: Path, seed: int) -> list[dict[str, Any]]:
         load_weights(live.model, weights)
         held[True] = HeldOut(live, data=piece.valid_data(job)) if piece.valid_data else held[False]
         order = [False, True, True, False] if chance.random() < 0.5 else [True, False, False, True]
-        for out in (False, True):  # the first step of each kind makes kernels
+        for out in (False, True):  # the first step of each kind compiles kernels
             take(loop, held[out], piece if out else None, phase)
         turns: dict[str, dict[str, list[float]]] = {side: {"cpu_s": [], "wall_s": []} for side in ("with", "without")}
         for out in order * 2:
@@ -143,7 +143,7 @@ def measure(precision: str, weights: Path, seed: int) -> list[dict[str, Any]]:
 
 
 def take(loop: Loop, held: HeldOut, piece: Piece | None, phase: str) -> tuple[float, float]:
-    """One step, without the piece where one is given: its seconds of the CPU and by the clock."""
+    """Run one step, without the given part; return its CPU seconds and wall-clock seconds."""
     with without(piece):
         cpu, wall = process_time(), perf_counter()
         if phase == "train":
@@ -154,7 +154,7 @@ def take(loop: Loop, held: HeldOut, piece: Piece | None, phase: str) -> tuple[fl
 
 
 def table(samples: list[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each piece and precision it was measured with, or one without measurements."""
+    """Return one row for each part and measured precision, or one without measurements."""
     rows = []
     for name, piece in pieces.items():
         measured = [_measured(samples, name, precision) for precision in PLANS]
@@ -166,7 +166,7 @@ def table(samples: list[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]
 
 
 def decision(row: Mapping[str, Any]) -> str:
-    """What becomes of a piece, and why."""
+    """Return the decision about a part, and why."""
     if row["lines"] > MOST_LINES:
         return f"deleted: it needs more than {MOST_LINES} lines"
     phases = [row[phase] for phase in PHASES if phase in row]
@@ -177,7 +177,7 @@ def decision(row: Mapping[str, Any]) -> str:
 
 
 def _measured(samples: list[dict[str, Any]], name: str, precision: str) -> dict[str, Any]:
-    """The ratio of each phase, with its interval."""
+    """Return the ratio of each phase, with its interval."""
     found = {}
     for phase in PHASES:
         turns = [
@@ -192,7 +192,7 @@ def _measured(samples: list[dict[str, Any]], name: str, precision: str) -> dict[
 
 
 def run(weights: Path, precision: str, processes: int, seconds: float) -> None:
-    """Measure in fresh processes until they are done or the time is over, and record what there is."""
+    """Measure in fresh processes until all are done or the time is up, and record the available samples."""
     preload = ctypes.util.find_library("tcmalloc_minimal") or ""
     begun = perf_counter()
     rows: list[dict[str, Any]] = []
@@ -210,7 +210,7 @@ def run(weights: Path, precision: str, processes: int, seconds: float) -> None:
 
 
 def add(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """Record one more process, and give the rows of all."""
+    """Record one more process, and return the rows of all."""
     path = RESULTS / "pruning_ocr.json"
     recorded = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"samples": [], "pieces": {}}
     samples, pieces = [*recorded["samples"], sample], recorded["pieces"]
@@ -222,12 +222,12 @@ def add(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and record, or be a process of a measurement."""
+    """Measure and record, or act as one process of a measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights", type=Path)
     parser.add_argument("--precision", choices=list(PLANS), default="float32")
     parser.add_argument("--processes", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=450.0, help="begin no further process that would end after this")
+    parser.add_argument("--seconds", type=float, default=450.0, help="start no process that would end after this time")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child is not None:

@@ -1,7 +1,7 @@
-"""How long a validation pass takes, in both forms of a recipe, and beside a training pass over as many pictures.
+"""Measure the time of a validation pass in both forms of a recipe, and relative to training on the same number of images.
 
-Fresh processes in pairs: in each pair one of either form, alive together and frozen in turns. The unit is a pair. Both have
-the weights of a trained network: an untrained one finds no text, so nothing of it would have to be followed and compared.
+Fresh processes run in pairs: one of each form, alive together and suspended in turns. The unit is a pair. Both use the
+weights of a trained network: an untrained one finds no text, so there would be nothing to post-process and compare.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from hasten.tune.trials.trial import Trial, TrialSetting
 PAIRS = 10
 TURNS = 3
 UPDATES = 4
-"""Of a turn."""
+"""Per turn."""
 CONFIDENCE = 0.95
 NAIVE, REAL = "naive", "real"
 
 
 def run_passes(target: str, plan: Plan, weights: Path, pairs: int = PAIRS) -> dict[str, Any]:
-    """Measure.
+    """Run the measurement.
 
     Args:
         target: The job in its naive form.
-        plan: What tuning found; it names the real form.
-        weights: Of the trained network.
-        pairs: Pairs of processes.
+        plan: The tuned plan, which names the optimized form.
+        weights: Weights of the trained network.
+        pairs: Number of pairs of processes.
 
     Returns:
-        `valid_gain` (naive over real) and, for each form, `valid_over_train`, with intervals and the raw seconds.
+        `valid_gain` (naive over optimized) and, for each form, `valid_over_train`, with intervals and raw seconds.
 
     Raises:
         TrialError: A process failed.
@@ -69,7 +69,7 @@ def _interval(over: list[float], under: list[float]) -> dict[str, float]:
 
 
 def _pair(setting: TrialSetting, plans: dict[str, Plan], weights: Path, *, pair: int, pictures: int) -> dict[str, Any]:
-    """One process of each form: median seconds of a pass over the held-out pictures, and of training on as many."""
+    """Run one process of each form; return median seconds of a validation pass, and of training on as many images."""
     order = random.Random(f"passes-{pair}")
     forms = list(plans)
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def _pair(setting: TrialSetting, plans: dict[str, Plan], weights: Path, *, pair:
 
 
 def _held_out(target: str) -> int:
-    """Pictures of a validation pass."""
+    """Return the number of images in a validation pass."""
     data: Any = load_job(target).valid_data()
     return len(data)
 
@@ -122,7 +122,7 @@ def _validate(trial: Trial, setting: TrialSetting) -> dict[str, Any]:
 
 def _load(trial: Trial, weights: Path) -> None:
     if not trial.call("put_weights", path=str(weights.resolve()))["loaded"]:
-        raise SystemExit(f"{weights} is not of this network")
+        raise SystemExit(f"{weights} does not belong to this network")
 
 
 def _summary(turns: list[dict[str, Any]], pictures: int) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""`python -m benchmarks recipes`: both recipes on real data, part by part; what was measured stays until asked for again.
+"""`python -m benchmarks recipes`: both recipes on real data, part by part. Existing parts are kept without `--again`.
 
-detection-train   tuning the naive detection job on blood cells
-ocr-train         tuning the naive text detection job on receipts
-maps              target maps against the official algorithm, and docTR's where it is installed
-detection-rivals  the same training by Lightning, in turns
-ocr-rivals        likewise
-detection-learn   a whole run under the plan that tuning found, until it has learnt
+detection-train   tune the naive detection job on blood cells
+ocr-train         tune the naive text-detection job on receipts
+maps              target maps against the official algorithm, and docTR's if it is installed
+detection-rivals  the same training with Lightning, in turns
+ocr-rivals        the same for receipts
+detection-learn   a whole run under the tuned plan
 ocr-learn         the same for receipts
-ocr-valid         a validation pass of what was learnt, in either form, and beside a training pass over as many pictures
+ocr-valid         a validation pass with the trained network in both forms, relative to training on as many images
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ GOALS = {
     "detection_train_low": 2.5, "ocr_train_low": 1.9, "ocr_valid_low": 4.5, "detection_map50": 0.80, "ocr_hmean": 0.75,
     "ocr_maps_exact": 10.0,
 }  # fmt: skip
-"""The least that is wanted."""
+"""Smallest accepted values."""
 VALID_GOAL = 0.7
-"""The most that a validation pass may take of a training pass."""
+"""Largest accepted time of a validation pass as a fraction of a training pass."""
 BUDGET = "175m"
-"""Held-out quality is judged by whole runs, five to ten of either form, after a search of a quarter of an hour."""
+"""Excluded: its validation quality is judged by five to ten whole runs of each form, after a search of fifteen minutes."""
 WITHOUT = ("optimizer_batch",)
-"""It is judged by whole runs as well, of each of its settings."""
+"""Excluded: each of its settings is judged by whole runs as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """How the tunings are to be run.
+    """How to run the tunings.
 
     Attributes:
-        budget: Of each.
-        without: Techniques that are left out: some cost more time than the whole proof.
-        begun: Folder of an interrupted tuning, which is taken up where it ended.
+        budget: Budget of each.
+        without: Techniques to exclude; some cost more time than the whole proof.
+        begun: Folder of an interrupted tuning, which is resumed.
     """
 
     budget: str = BUDGET
@@ -65,18 +65,18 @@ class Asked:
 
 
 def run(parts: list[str], asked: Asked, *, again: bool = False) -> Path:
-    """Measure the parts that are asked for and missing.
+    """Measure the requested parts that are missing.
 
     Args:
-        parts: Their names.
-        asked: How the tunings among them are run.
-        again: Measure what is there as well.
+        parts: Names of the parts.
+        asked: How to run the tunings among them.
+        again: Repeat existing parts.
     """
     path = RESULTS / "recipes.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
     for part in parts:
         if part in found and not again:
-            print(f"{part} is there", flush=True)
+            print(f"{part} exists", flush=True)
             continue
         print(f"measuring {part}", flush=True)
         found[part] = {**PARTS[part](found, asked), "where": provenance()}
@@ -85,7 +85,7 @@ def run(parts: list[str], asked: Asked, *, again: bool = False) -> Path:
 
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures that are asked about, None where they were not measured, and whether each reaches its goal."""
+    """Return the summary numbers, None if not measured, and whether each reaches its goal."""
     valid, maps = found.get("ocr-valid"), found.get("maps")
     figure: dict[str, float | None] = {
         "detection_train_low": _low(found.get("detection-train")),
@@ -104,7 +104,7 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _low(part: dict[str, Any] | None) -> float | None:
-    """The lower end of a tuning's proof; 0 where nothing was kept."""
+    """Return the lower end of a tuning's proof; 0 if no plan was proved."""
     if part is None:
         return None
     return float((part["evidence"]["final"] or {}).get("low") or 0.0)
@@ -128,7 +128,7 @@ def _plan(found: dict[str, Any], recipe: str) -> str:
 def _valid(found: dict[str, Any], _asked: Asked) -> dict[str, Any]:
     weights = weights_of(JOBS["ocr"])
     if not weights.exists():
-        raise SystemExit(f"{weights} is missing, of which ocr-valid needs the trained network: measure ocr-learn first")
+        raise SystemExit(f"{weights} is missing; ocr-valid needs the trained network: measure ocr-learn first")
     return run_passes(JOBS["ocr"], Plan.from_toml(_plan(found, "ocr"), catalogue()), weights)
 
 
@@ -162,15 +162,15 @@ PARTS: dict[str, Callable[[dict[str, Any], Asked], dict[str, Any]]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", choices=list(PARTS), nargs="+", default=list(PARTS))
-    parser.add_argument("--budget", default=BUDGET, help="of each tuning")
-    parser.add_argument("--without", default=",".join(WITHOUT), help="techniques left out, separated by commas")
-    parser.add_argument("--begun", type=Path, help="folder of an interrupted tuning, which is taken up where it ended")
-    parser.add_argument("--again", action="store_true", help="measure anew what is there")
+    parser.add_argument("--budget", default=BUDGET, help="budget of each tuning")
+    parser.add_argument("--without", default=",".join(WITHOUT), help="techniques to exclude, separated by commas")
+    parser.add_argument("--begun", type=Path, help="folder of an interrupted tuning to resume")
+    parser.add_argument("--again", action="store_true", help="repeat existing parts")
     given = parser.parse_args(arguments)
     without = tuple(name for name in given.without.split(",") if name)
     asked = Asked(budget=given.budget, without=without, begun=given.begun)

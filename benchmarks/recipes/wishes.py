@@ -1,8 +1,8 @@
-"""The fifteen wishes of the detector's owner: what delivers each, how it is switched, and what a tuning saw of it.
+"""The fifteen features requested for the detector: what implements each, how to switch it, and its result in a tuning.
 
-A wish is delivered by techniques of the catalogue, by attributes of the job, or by both. A technique is on where the plan
-(`hasten.toml`) has its table, `[optimizations.NAME]`, and off where it has none: `hasten tune` decides by measurement, and
-a plan that was edited is obeyed. An attribute is set in the job's class.
+A feature is implemented by techniques of the catalogue, by attributes of the job, or by both. A technique is on if the plan
+(`hasten.toml`) has its table, `[optimizations.NAME]`, and off otherwise. `hasten tune` decides by measurement, and an edited
+plan is respected. An attribute is set in the job's class.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from typing import Any, Literal
 from hasten.optimizations import catalogue
 
 FORM = "job_form"
-"""The technique that tries the real form of a job in place of the naive one."""
+"""The technique that tries the optimized form of a job in place of the naive one."""
 
 State = Literal["applied", "tried", "refused", "failed", "not tried", "of the job"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """One wish.
+    """One requested feature.
 
     Attributes:
-        name: As its owner called it.
-        words: What it means.
-        techniques: Names in the catalogue that deliver it, the usual one first.
-        attributes: Of the job's class, that deliver or switch it.
-        command: A command of its own; empty for none.
-        of_the_form: Whether the real form of the job has it and the naive one has not; then the gain of the whole form is
-            told beside it.
+        name: Its name in the request.
+        words: Its meaning.
+        techniques: Techniques of the catalogue that implement it, the usual one first.
+        attributes: Attributes of the job's class that implement or switch it.
+        command: A separate command; empty for none.
+        of_the_form: Whether only the optimized form of the job has it; then the gain of the whole form is shown.
     """
 
     name: str
@@ -42,14 +41,14 @@ class Wish:
 
     @property
     def switch(self) -> str:
-        """How it is switched on and off, in words."""
+        """Describe how to switch it on and off."""
         plan = f"`--only` or `--without` {', '.join(self.techniques)}" if self.techniques else ""
         job = f"job: {', '.join(self.attributes)}" if self.attributes else ""
         return "; ".join(part for part in (plan, job, self.command) if part)
 
     @property
     def hoped(self) -> str:
-        """What the cards of its techniques hope for; empty where none names a figure."""
+        """Return the claimed gains on its techniques' cards; empty if there are none."""
         kinds = catalogue()
         return "; ".join(f"{name}: {kinds[name].card.hoped_gain}" for name in self.techniques if kinds[name].card.hoped_gain)
 
@@ -57,12 +56,12 @@ class Wish:
 WISHES: tuple[Wish, ...] = (
     Wish(
         name="dynamic workers",
-        words="as many loader workers as the cores, the quota and the waiting of this machine ask for",
+        words="number of loader workers chosen by the cores, the CPU quota and the waiting times of this machine",
         techniques=("loader_workers", "loader_threads"),
     ),
     Wish(
         name="prefetching",
-        words="batches read ahead of the model, and copied ahead to a GPU",
+        words="batches read ahead of the model, and copied to a GPU in advance",
         techniques=("loader_workers", "loader_threads", "device_prefetch"),
     ),
     Wish(
@@ -77,39 +76,39 @@ WISHES: tuple[Wish, ...] = (
         attributes=("accumulation",),
     ),
     Wish(name="compile", words="the model compiled", techniques=("compile", "validation_compile")),
-    Wish(name="channels_last", words="pictures and weights laid out channels-last", techniques=("channels_last",)),
+    Wish(name="channels_last", words="images and weights in channels-last memory format", techniques=("channels_last",)),
     Wish(
         name="light training predictions",
-        words="no boxes are made in training: the loss reads the maps",
+        words="no boxes are computed in training: the loss reads the maps",
         attributes=("light_predictions",),
         of_the_form=True,
     ),
-    Wish(name="clipping", words="the norm of the gradients kept below a bound", attributes=("clip_norm",)),
+    Wish(name="clipping", words="the norm of the gradients limited", attributes=("clip_norm",)),
     Wish(
         name="efficient zero_grad",
-        words="gradients freed, not filled with zeros",
+        words="gradients freed instead of filled with zeros",
         techniques=("zero_grad_to_none",),
         attributes=("zero_grad_to_none",),
     ),
     Wish(
         name="fewer progress updates",
-        words="the host reads the loss now and then, not at each update",
+        words="the host reads the loss occasionally, not at each update",
         techniques=("metric_reading",),
         attributes=("read_every",),
     ),
     Wish(
         name="asynchronous progress",
-        words="reports and checkpoints written beside the training",
+        words="reports and checkpoints written in parallel with training",
         techniques=("async_logging", "background_checkpoint"),
     ),
     Wish(
         name="CUDA settings",
-        words="kernels by timing, fast arithmetic of float32 products, graphs, page-locked copies",
+        words="kernels chosen by timing, fast float32 products, graphs, page-locked copies",
         techniques=("cudnn_benchmark", "matmul_precision", "cuda_graphs", "pinned_memory"),
     ),
     Wish(
         name="CPU threads",
-        words="as many threads as pay",
+        words="the fastest number of threads",
         techniques=("cpu_threads",),
     ),
     Wish(
@@ -119,7 +118,7 @@ WISHES: tuple[Wish, ...] = (
     ),
     Wish(
         name="batch-size search",
-        words="how many samples at once, and how many an update",
+        words="number of samples per step, and per update",
         techniques=("optimizer_batch", "validation_batch"),
         attributes=("batch_size",),
         command="hasten batch TARGET",
@@ -129,16 +128,16 @@ WISHES: tuple[Wish, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What a tuning saw of one technique.
+    """The result of one technique in a tuning.
 
     Attributes:
         technique: Its name.
-        settings: Those of the rung that tells most.
-        outcome: As the ladder has it: applied, refused, failed, undecided or pruned.
-        reason: Why, in words.
-        ratio: Measured speed with it over speed without; None where it was not measured.
-        low: The lower end of the ratio's interval.
-        high: The upper end.
+        settings: Settings of the most informative candidate.
+        outcome: The ladder's outcome: applied, refused, failed, undecided or pruned.
+        reason: The reason in words.
+        ratio: Measured speed with it over speed without; None if it was not measured.
+        low: Lower end of the ratio's interval.
+        high: Upper end.
     """
 
     technique: str
@@ -151,7 +150,7 @@ class Tried:
 
     @property
     def brought(self) -> str:
-        """The measured gain, such as `1.37x (1.18 to 1.60)`; empty where there is none."""
+        """The measured gain, such as `1.37x (1.18 to 1.60)`; empty if there is none."""
         if self.ratio is None or self.low is None or self.high is None:
             return ""
         return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"
@@ -159,14 +158,14 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One wish in a report.
+    """One requested feature in a report.
 
     Attributes:
-        wish: The wish.
-        state: `applied` where one of its techniques is in the plan; `tried` where one was measured and none is; `of the
-            job` where attributes alone deliver it; else `failed`, `refused` (by facts, unmeasured) or `not tried`.
-        tried: Each technique that the tuning speaks of, the one that tells most first; for a part of the real form, the
-            trial of that form.
+        wish: The feature.
+        state: `applied` if one of its techniques is in the plan; `tried` if one was measured and none is in the plan; `of
+            the job` if only attributes implement it; else `failed`, `refused` (by facts, unmeasured) or `not tried`.
+        tried: Each technique mentioned by the tuning, most informative first; for a part of the optimized form, the trial of
+            that form.
     """
 
     wish: Wish
@@ -175,19 +174,19 @@ class Row:
 
     @property
     def words(self) -> str:
-        """What came of it, in a sentence."""
+        """Describe the result in a sentence."""
         if not self.tried:
-            return "set in the job" if self.state == "of the job" else "this tuning does not speak of it"
+            return "set in the job" if self.state == "of the job" else "not mentioned by this tuning"
         best = self.tried[0]
-        part = "part of another form of the job, which was tried as a whole; " if self.state == "of the job" else ""
+        part = "part of another form of the job, tried as a whole; " if self.state == "of the job" else ""
         return f"{part}{best.technique}: {best.reason}"
 
 
 def report(evidence: Mapping[str, Any]) -> list[Row]:
-    """Say of each wish what a tuning tried and what it brought.
+    """Report for each feature what a tuning tried and its gain.
 
     Args:
-        evidence: As in `evidence.json`: its `rungs` are read and nothing else.
+        evidence: Content of `evidence.json`; only its `rungs` are read.
     """
     rungs: dict[str, list[Mapping[str, Any]]] = {}
     for rung in evidence["rungs"]:
@@ -196,8 +195,8 @@ def report(evidence: Mapping[str, Any]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table: the wish, what came of it, what it brought, what was hoped for, how it is switched."""
-    lines = ["| wish | state | what came of it | measured | hoped for | switch |", "|---|---|---|---|---|---|"]
+    """Format the rows as a Markdown table: the feature, its result, the measured and the claimed gain, and the switch."""
+    lines = ["| feature | state | result | measured | claimed | switch |", "|---|---|---|---|---|---|"]
     for row in rows:
         measured = row.tried[0].brought if row.tried else ""
         cells = (row.wish.name, row.state, row.words, measured or "-", row.wish.hoped or "-", row.wish.switch)
@@ -226,7 +225,7 @@ def _state_of(tried: Tried) -> State:
 
 
 def _telling(rung: Mapping[str, Any]) -> tuple[bool, bool, float]:
-    """Of several settings of one technique, the one that was kept tells most, then the fastest that was measured."""
+    """Sort key for several settings of one technique: the applied one is most informative, then the fastest measured one."""
     ratio = (rung.get("comparison") or {}).get("ratio")
     return rung["outcome"] == "applied", ratio is not None, ratio or 0.0
 

@@ -1,1 +1,1 @@
-"""The example jobs trained by hand, by Lightning, by Accelerate and under Hasten's plan, side by side in one run."""
+"""The example jobs trained by hand, with Lightning, with Accelerate and under Hasten's plan, side by side in one run."""

@@ -1,7 +1,7 @@
-"""The arms: each trains an example job its own way, and stops for orders between updates.
+"""The arms: each trains an example job in its own way, and waits for commands between updates.
 
-What an arm may set is what its users set: flags of a trainer, arguments of a loader, the settings that tuning guides list.
-None changes the batch size but Lightning's tuner, whose very answer that is.
+An arm may only set what its users set: trainer flags, loader arguments, and the settings listed in tuning guides. No arm
+changes the batch size except Lightning's tuner, whose purpose that is.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hasten.train.loop import Loop
 
 READ_EVERY = 50
 BIG_BATCHES = 3
-"""Doublings that Lightning's tuner may try: from 8 to 64 samples, or from 32 to 256."""
+"""Number of doublings that Lightning's tuner may try: from 8 to 64 samples, or from 32 to 256."""
 Pause = Callable[[int], None]
-"""Called after each update with its number of samples; returns when the next may begin."""
+"""Called after each update with its number of samples; returns when the next update may start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Guess:
 
 
 class Prepared(Dataset[Any]):
-    """A job's samples, prepared as a plain script would."""
+    """A job's samples, prepared as in a plain script."""
 
     def __init__(self, job: Job, data: Any) -> None:
         self.job, self.data = job, data
@@ -54,7 +54,7 @@ class Prepared(Dataset[Any]):
 
 
 def loader(job: Job, *, workers: int = 0, trims: bool = False, batch_size: int | None = None) -> DataLoader[Any]:
-    """The loader of a plain script; `trims` cuts each batch to its longest sample (dynamic padding)."""
+    """Return the loader of a plain script; `trims` trims each batch to its longest sample (dynamic padding)."""
 
     def trimmed(samples: list[Any]) -> Any:
         longest = max(job.length(sample) for sample in samples)
@@ -72,18 +72,18 @@ def loader(job: Job, *, workers: int = 0, trims: bool = False, batch_size: int |
 
 
 def mean_loss(job: Job, model: Any, batch: Any) -> torch.Tensor:
-    """The mean loss of a batch."""
+    """Return the mean loss of a batch."""
     loss = job.loss(model, batch)
     return loss.total / loss.weight if isinstance(loss, Loss) else loss
 
 
 def endless(batches: DataLoader[Any]) -> Iterator[Any]:
-    """Epoch after epoch."""
+    """Yield the batches of one epoch after another."""
     return itertools.chain.from_iterable(iter(batches) for _ in itertools.count())
 
 
 def by_hand(job: Job, pause: Pause, guess: Guess | None = None) -> None:
-    """A hand-written loop: as the job stands, or with guessed settings."""
+    """Run a hand-written loop: for the unchanged job, or with guessed settings."""
     model = job.model()
     optimizer = job.optimizer(model)
     read_every = job.read_every
@@ -117,7 +117,7 @@ def by_hand(job: Job, pause: Pause, guess: Guess | None = None) -> None:
 
 
 def by_lightning(job: Job, pause: Pause, precision: str = "32-true", *, tunes: bool = False, workers: int = 0) -> None:
-    """Lightning's Trainer with its own flags; `tunes` lets its tuner choose the batch size first."""
+    """Run Lightning's Trainer with its own flags; `tunes` lets its tuner choose the batch size first."""
     import lightning  # noqa: PLC0415  an extra
     from lightning.pytorch.tuner import Tuner  # noqa: PLC0415
 
@@ -157,7 +157,7 @@ def by_lightning(job: Job, pause: Pause, precision: str = "32-true", *, tunes: b
 
 
 def by_accelerate(job: Job, pause: Pause, mixed_precision: str = "no") -> None:
-    """Accelerate around a plain loop."""
+    """Run a plain loop with Accelerate."""
     from accelerate import Accelerator  # noqa: PLC0415  an extra
 
     accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision)
@@ -181,7 +181,7 @@ def by_accelerate(job: Job, pause: Pause, mixed_precision: str = "no") -> None:
 
 
 def by_hasten(job: Job, pause: Pause, plan: dict[str, Any]) -> None:
-    """Hasten's loop under a plan."""
+    """Run Hasten's loop under a plan."""
     loop = Loop(build(job, Plan.from_dict(plan, catalogue())))
     while True:
         before = loop.position.samples
@@ -190,7 +190,7 @@ def by_hasten(job: Job, pause: Pause, plan: dict[str, Any]) -> None:
 
 
 def arms(job: Job, plan: dict[str, Any]) -> dict[str, Callable[[Pause], None]]:
-    """All arms of a job by name; the first is the naive one."""
+    """Return all arms of a job by name; the first is the naive one."""
     image = not job.overrides("length")
     return {
         "naive": lambda pause: by_hand(job, pause),

@@ -1,4 +1,4 @@
-"""Rounds of fresh processes: all arms alive and taking turns, the idle ones frozen; ratios to the naive arm by round."""
+"""Run rounds of fresh processes: all arms alive and taking turns, idle ones suspended; ratios to the naive arm per round."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ROUNDS, TURNS, TURN_S, WARM_S = 5, 4, 1.0, 2.0
 
 @dataclass
 class Rival:
-    """A living arm."""
+    """A running arm."""
 
     name: str
     process: subprocess.Popen[bytes]
 
     def train(self, seconds: float) -> dict[str, float]:
-        """Thaw it, let it train about so long, and freeze it again."""
+        """Resume the arm, let it train for about this time, and suspend it again."""
         self.process.send_signal(signal.SIGCONT)
         if self.process.stdin is None or self.process.stdout is None:
             raise JobError(f"{self.name} has no pipes.")
@@ -43,22 +43,22 @@ class Rival:
         return self.answer()
 
     def answer(self) -> dict[str, float]:
-        """Wait for its answer, then freeze it."""
+        """Wait for its answer, then suspend it."""
         line = self.process.stdout.readline() if self.process.stdout else b""
         if not line:
-            raise JobError(f"The arm {self.name!r} died with exit code {self.process.wait()}: see its output above.")
+            raise JobError(f"The arm {self.name!r} ended with exit code {self.process.wait()}: see its output above.")
         self.process.send_signal(signal.SIGSTOP)
         answer: dict[str, float] = json.loads(line)
         return answer
 
     def end(self) -> None:
-        """Kill it and wait."""
+        """Kill the process and wait for it."""
         self.process.kill()
         self.process.wait()
 
 
 def run_rivals(name: str, rounds: int = ROUNDS) -> Path:
-    """Measure all arms of an example; the plan is that of its recorded tuning."""
+    """Measure all arms of an example, with the plan of its recorded tuning."""
     target = f"{ROOT / EXAMPLES[name]}"
     recorded = json.loads((RESULTS / f"tune_{name}.json").read_text(encoding="utf-8"))
     plan = Plan.from_toml(recorded["evidence"]["plan_toml"], catalogue()).to_dict()
@@ -70,12 +70,12 @@ def side_by_side(target: str, plan: dict[str, Any], only: Sequence[str] = (), ro
 
     Args:
         target: The job.
-        plan: What Hasten's arm trains under.
-        only: Names of arms, those of the naive form and of Hasten among them; all unless given.
-        rounds: Of fresh processes.
+        plan: The plan of Hasten's arm.
+        only: Names of arms, including the naive one and Hasten; defaults to all.
+        rounds: Number of rounds with fresh processes.
 
     Returns:
-        By arm its ratio to the naive arm and Hasten's to it, with intervals and raw seconds; the best of the rivals; and
+        For each arm its ratio to the naive arm and Hasten's ratio to it, with intervals and raw seconds; the best rival; and
         the raw rows.
     """
     names = list(only) or _names(target)
@@ -106,7 +106,7 @@ def _names(target: str) -> list[str]:
 
 
 def _round(target: str, names: list[str], plan: dict[str, Any], seed: int, order: random.Random) -> dict[str, Any]:
-    """Start every arm one after the other, warm each, then give turns in random order."""
+    """Start the arms one after another, warm each up, then give turns in random order."""
     totals: dict[str, dict[str, float]] = {name: {"seconds": 0.0, "samples": 0, "updates": 0} for name in names}
     with ExitStack() as stack:
         rivals = {name: stack.enter_context(_started(target, name, plan, seed)) for name in names}
@@ -118,7 +118,7 @@ def _round(target: str, names: list[str], plan: dict[str, Any], seed: int, order
 
 
 class _Started(ExitStack):
-    """An arm that was started and warmed; ends with the block."""
+    """A started and warmed-up arm that ends with the block."""
 
     def __init__(self, rival: Rival) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Started(ExitStack):
 def _started(target: str, name: str, plan: dict[str, Any], seed: int) -> _Started:
     command = [sys.executable, "-m", "benchmarks.rivals.worker", target, name, str(seed), json.dumps(plan)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    if name == "Hasten":  # part of a plan may only work in a process that was started for it, as `hasten run` starts it
+    if name == "Hasten":  # part of a plan may only work in a process started for it, as by `hasten run`
         wanted = required_environment(Plan.from_dict(plan, catalogue()).optimizations)
         environment = joined_environment(wanted, environment)
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)

@@ -1,8 +1,8 @@
-"""One arm in a process of its own: it trains when it is told to, and says how long that took.
+"""Run one arm in a separate process: it trains on command, and reports how long that took.
 
     python -m benchmarks.rivals.worker TARGET ARM SEED PLAN_JSON
 
-Orders come on stdin, one number of seconds a line: train for about so long, finish the update, answer with one JSON line.
+Each line of stdin is a number of seconds: train for about this time, finish the update, and answer with one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hasten.core.target import load_job
 
 
 def main() -> None:
-    """Train under orders until stdin ends."""
+    """Train on command until stdin ends."""
     target, name, seed, plan = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what trainers print is no answer
+    os.dup2(2, 1)  # output of trainers must not mix with the answers
     torch.manual_seed(int(seed))
     until, begun, samples, updates = 0.0, perf_counter(), 0, 0
 
@@ -36,7 +36,7 @@ def main() -> None:
         answers.flush()
         order = sys.stdin.readline()
         if not order:
-            os._exit(0)  # a trainer knows no other way to be stopped in the middle
+            os._exit(0)  # a trainer offers no other way to stop in the middle
         samples, updates, begun = 0, 0, perf_counter()
         until = begun + float(order)
 

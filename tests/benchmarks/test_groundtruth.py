@@ -86,8 +86,8 @@ def test_the_truth_of_a_clean_script_is_its_own_arithmetic() -> None:
     [
         ({"bottleneck": ["reading"]}, "unknown bottlenecks reading"),
         ({"remedy": ["magic"]}, "unknown techniques magic"),
-        ({"where": ["write"]}, r"points at \['write'\], the script marks \['read'\]"),
-        ({"where": []}, r"the script marks \['read'\]"),
+        ({"where": ["write"]}, r"lists the markers \['write'\], the script has \['read'\]"),
+        ({"where": []}, r"the script has \['read'\]"),
         ({"needs": "tpu"}, "unknown needs tpu"),
         ({"judged_by": "taste"}, "unknown judged_by taste"),
         ({"colour": "red"}, "unknown keys colour"),
@@ -144,7 +144,7 @@ def test_a_script_and_its_twin_run(name: str) -> None:
     [
         ("raise SystemExit('no data')", "exit code 1.*no data", "raised"),
         ("print('2 steps in 1.0 s')", "did not finish 3 steps", "raised"),
-        ("import time\ntime.sleep(60)", "no end after 1 s", "hung"),
+        ("import time\ntime.sleep(60)", "not finished after 1 s", "hung"),
     ],
 )
 def test_a_script_that_does_not_finish_is_an_error(

@@ -121,7 +121,7 @@ def test_its_version_is_told_by_the_python_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("body", "why"), [("echo gone; exit 3", "exit code 3: gone"), ("sleep 60", "no end within 1 s")])
+@pytest.mark.parametrize(("body", "why"), [("echo gone; exit 3", "exit code 3: gone"), ("sleep 60", "not finished within 1 s")])
 def test_a_run_that_fails_is_no_answer_and_says_why(
     body: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ def test_scripts_are_chosen_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"colour": "red"}, "colour"), ({"data": {"make": "gold", "into": "."}}, "nobody makes the data gold")],
+    [({"colour": "red"}, "colour"), ({"data": {"make": "gold", "into": "."}}, "the data maker gold is unknown")],
 )
 def test_a_wrong_entry_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(HastenError, match=words):
@@ -314,7 +314,7 @@ def test_a_failed_command_is_told_with_the_error_of_the_script() -> None:
     said = ["Traceback:", "ModuleNotFoundError: No module named 'x'", "", "│ The script ended with exit code 1. │", "╰────╯"]
     assert last_words(said) == "The script ended with exit code 1. (ModuleNotFoundError: No module named 'x')"
     assert last_words(["it is so"]) == "it is so"
-    assert last_words(["", "────"]) == "it said nothing"
+    assert last_words(["", "────"]) == "it printed nothing"
 
 
 def test_folders_of_this_machine_are_not_told(tmp_path: Path) -> None:

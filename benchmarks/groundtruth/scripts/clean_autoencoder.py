@@ -1,4 +1,4 @@
-"""A trainer class as many write one: rare validation, one checkpoint at the end, progress every hundred steps."""
+"""A typical trainer class: rare validation, one checkpoint at the end, progress every hundred steps."""
 
 import argparse
 import os
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mended", action="store_true", help="one batch again and again, nothing printed")
+    parser.add_argument("--mended", action="store_true", help="repeat one batch, and print nothing")
     trainer = Trainer(parser.parse_args())
     start = time.perf_counter()
     trainer.fit()

@@ -1,4 +1,4 @@
-"""A convolutional network on generated pictures: channels last, 16-bit arithmetic."""
+"""A convolutional network on generated images: channels last, 16-bit arithmetic."""
 
 import argparse
 import time
@@ -61,5 +61,5 @@ def train(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--mended", action="store_true", help="one batch again and again")
+    parser.add_argument("--mended", action="store_true", help="repeat one batch")
     train(parser.parse_args())

@@ -8,7 +8,7 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)
-parser.add_argument("--mended", action="store_true", help="one batch again and again")
+parser.add_argument("--mended", action="store_true", help="repeat one batch")
 args = parser.parse_args()
 torch.manual_seed(0)
 

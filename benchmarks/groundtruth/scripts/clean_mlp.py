@@ -1,4 +1,4 @@
-"""Digits in memory, large batches, 16-bit products: nothing but arithmetic."""
+"""Digits in memory, large batches, 16-bit products: only arithmetic."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ from torch import nn
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--mended", action="store_true", help="one batch again and again, nothing printed")
+    parser.add_argument("--mended", action="store_true", help="repeat one batch, and print nothing")
     args = parser.parse_args()
     torch.manual_seed(0)
     x, y = load_digits(return_X_y=True)

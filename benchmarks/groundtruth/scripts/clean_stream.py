@@ -1,4 +1,4 @@
-"""A stream of generated signals, made a whole batch at a time, into a one-dimensional convolutional network."""
+"""A stream of generated signals, created one batch at a time, for a one-dimensional convolutional network."""
 
 import argparse
 import time
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class Signals(IterableDataset):
-    """Endless batches [batch, 4, 256] with the class of each."""
+    """Endless batches [batch, 4, 256] with the class of each signal."""
 
     def __init__(self, batch, frozen):
         self.batch, self.frozen = batch, frozen
@@ -34,7 +34,7 @@ def conv(cin, cout):
 if __name__ == "__main__":
     ap = argparse.ArgumentParser()
     ap.add_argument("--steps", type=int, default=80)
-    ap.add_argument("--mended", action="store_true", help="one batch again and again")
+    ap.add_argument("--mended", action="store_true", help="repeat one batch")
     args = ap.parse_args()
     torch.manual_seed(0)
     loader = DataLoader(Signals(64, args.mended), batch_size=None)

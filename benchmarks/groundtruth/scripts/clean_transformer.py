@@ -1,4 +1,4 @@
-"""A small character model in the usual shape: library attention, 16 bits, no padding, a report now and then."""
+"""A small character model of the usual kind: library attention, 16 bits, no padding, an occasional report."""
 
 import argparse
 import time
@@ -49,7 +49,7 @@ class GPT(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--mended", action="store_true", help="one batch again and again, nothing printed")
+    parser.add_argument("--mended", action="store_true", help="repeat one batch, and print nothing")
     args = parser.parse_args()
     cfg = Config()
     torch.manual_seed(1337)

@@ -1,4 +1,4 @@
-"""Two things at once: records parsed from JSON at every access, and a report of tensors printed at every step."""
+"""Two problems at once: records parsed from JSON at every access, and tensors printed at every step."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Leaky memory cells that hear one pulse and then fade, far below the smallest normal number."""
+"""Leaky memory cells that receive one pulse and then fade, far below the smallest normal number."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""A large table of Python objects in memory, and a collection at every step to keep memory low."""
+"""A large table of Python objects in memory, and a garbage collection at every step to keep memory low."""
 
 import argparse
 import gc

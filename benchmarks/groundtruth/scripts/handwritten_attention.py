@@ -1,4 +1,4 @@
-"""A character model with attention as in the first chapter of the book: the whole matrix of scores, kept."""
+"""A character model with textbook attention: the whole matrix of scores is computed and kept."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""Histograms of all weights and gradients written to a log file at every step, and pushed to the disk."""
+"""Histograms of all weights and gradients written to a log file and flushed to the disk at every step."""
 
 import argparse
 import json

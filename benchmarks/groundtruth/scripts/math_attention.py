@@ -1,4 +1,4 @@
-"""A sequence classifier whose attention was pinned to the plain backend while someone looked for a bug."""
+"""A sequence classifier whose attention was pinned to the math backend during debugging."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""Keep the losses for the plot at the end, with all that hangs on them."""
+"""Keep the losses for a plot at the end, together with their autograd graphs."""
 
 import argparse
 import time

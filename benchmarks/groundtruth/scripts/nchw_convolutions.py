@@ -1,4 +1,4 @@
-"""A small residual network on generated pictures, in the default memory layout."""
+"""A small residual network on generated images, in the default memory layout."""
 
 import argparse
 import time

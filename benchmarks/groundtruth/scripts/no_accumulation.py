@@ -1,4 +1,4 @@
-"""Two samples an update, because more of these did not fit once; the optimizer walks the whole model each time."""
+"""Two samples per update, because more did not fit once; the optimizer updates the whole model each time."""
 
 import argparse
 import time
@@ -19,7 +19,7 @@ class BagOfWords(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=250, help="batches to go through")
+    parser.add_argument("--steps", type=int, default=250, help="number of batches")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--mended", action="store_true")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A line from a cluster's wiki, kept: one thread a process."""
+"""A leftover line from a cluster's wiki: one thread per process."""
 
 import argparse
 import time

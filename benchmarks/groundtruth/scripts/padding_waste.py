@@ -1,4 +1,4 @@
-"""Tell the chapters of the Python manual apart by their sentences, each padded to the longest of all."""
+"""Classify chapters of the Python manual by their sentences, each padded to the longest of all."""
 
 import argparse
 import re

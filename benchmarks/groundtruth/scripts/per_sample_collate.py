@@ -1,4 +1,4 @@
-"""A table in memory, taken apart row by row and stacked again."""
+"""A table in memory, split row by row and stacked again."""
 
 import argparse
 import time
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def batches(x, y, size, whole):
-    """Batches for ever, in random order."""
+    """Yield batches endlessly, in random order."""
     if not whole:
         loader = DataLoader(TensorDataset(x, y), batch_size=size, shuffle=True)  # truth: collate
         while True:

@@ -1,4 +1,4 @@
-"""Notebook turned script: prints what the network says at every step."""
+"""A notebook turned into a script: prints the network's output at every step."""
 
 # %%
 import argparse

@@ -40,7 +40,7 @@ class AugmentedDigits(Dataset):
 
 
 def augment_batch(images):
-    """The same for a whole batch at once."""
+    """Augment a whole batch at once."""
     n = len(images)
     shift = torch.randint(-2, 3, (n, 2)) / 8.0
     theta = torch.eye(2, 3).repeat(n, 1, 1)

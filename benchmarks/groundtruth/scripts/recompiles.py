@@ -1,4 +1,4 @@
-"""A compiled model that is given another length at every step."""
+"""A compiled model that receives another length at every step."""
 
 import argparse
 import time
@@ -30,7 +30,7 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(0)
     net = Mixer()
-    # no kernels of its own on this machine, just whole graphs
+    # this machine has no compiler for kernels, so only graphs are captured
     model = torch.compile(net, backend="aot_eager", dynamic=args.mended)  # truth: recompiles
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     start = time.perf_counter()

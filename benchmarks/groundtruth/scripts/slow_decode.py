@@ -1,4 +1,4 @@
-"""Train a digit classifier from pictures that are kept as text and decoded at every access."""
+"""Train a digit classifier from images that are stored as text and decoded at every access."""
 
 import argparse
 import time

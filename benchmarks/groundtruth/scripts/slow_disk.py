@@ -1,4 +1,4 @@
-"""One file a sample, on a share that takes its time to open each."""
+"""One file per sample, on a share that takes time to open each."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-OPEN_SECONDS = 0.001  # what a network share takes to open a file; this machine's own disk is faster
+OPEN_SECONDS = 0.001  # time to open a file on a network share; this machine's own disk is faster
 
 
 def write_files(folder, n):

@@ -1,4 +1,4 @@
-"""Next-word prediction; every batch is tokenized again by a long regular expression."""
+"""Next-word prediction; every batch is tokenized again with a long regular expression."""
 
 import argparse
 import re

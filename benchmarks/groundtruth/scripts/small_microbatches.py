@@ -1,4 +1,4 @@
-"""An update of 64 samples computed two at a time, though all of them would fit."""
+"""An update of 64 samples computed two at a time, although all of them would fit."""
 
 import argparse
 import time
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 p = argparse.ArgumentParser()
-p.add_argument("--steps", type=int, default=200, help="optimizer updates")
+p.add_argument("--steps", type=int, default=200, help="number of optimizer updates")
 p.add_argument("--effective-batch", type=int, default=64)
 p.add_argument("--mended", action="store_true")
 args = p.parse_args()

@@ -1,4 +1,4 @@
-"""Regression on records that a remote store hands out with a delay; a single worker fetches them."""
+"""Regression on records that a remote store delivers with a delay; a single worker fetches them."""
 
 import argparse
 import time
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-LATENCY = 0.002  # seconds a request to the store takes
+LATENCY = 0.002  # seconds per request to the store
 
 
 class RemoteRecords(Dataset):

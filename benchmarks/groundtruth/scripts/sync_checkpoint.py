@@ -1,4 +1,4 @@
-"""Save everything every few steps, to be safe."""
+"""Save a full checkpoint every few steps, to be safe."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""A recurrent cell written out by hand: thousands of tiny operators a step."""
+"""A hand-written recurrent cell: thousands of tiny operators per step."""
 
 import argparse
 import time

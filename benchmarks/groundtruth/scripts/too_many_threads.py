@@ -1,4 +1,4 @@
-"""Copied from a script for a big server: many threads, whatever the machine has."""
+"""Copied from a script for a large server: many threads, regardless of the machine."""
 
 import argparse
 import time

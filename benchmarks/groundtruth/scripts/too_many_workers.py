@@ -1,4 +1,4 @@
-"""A small table that fits in memory, read by a crowd of worker processes."""
+"""A small table that fits in memory, read by many worker processes."""
 
 import argparse
 import time

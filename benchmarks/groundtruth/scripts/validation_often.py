@@ -1,4 +1,4 @@
-"""Digits, with the whole validation set gone through every four steps."""
+"""Digits, with the whole validation set evaluated every four steps."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""A yes-or-no classifier, validated sample by sample at the end of each short epoch."""
+"""A binary classifier, validated sample by sample at the end of each short epoch."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""Many short epochs over the digits; the workers are started anew for each."""
+"""Many short epochs over the digits; the workers are restarted for each."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""A lookup table left on the CPU: activations go there and back in every forward pass."""
+"""A lookup table left on the CPU: activations are copied there and back in every forward pass."""
 
 import argparse
 import time

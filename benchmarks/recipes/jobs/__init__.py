@@ -1,1 +1,1 @@
-"""The recipes pointed at real data, each in its two forms."""
+"""The recipes on real data, each in its two forms."""

@@ -1,4 +1,4 @@
-"""Blood cells (BCCD): 205 microscope pictures to learn from and 87 held out, as the set's own lists split them.
+"""Blood cells (BCCD): 205 microscope images for training and 87 for validation, in the data set's own split.
 
 hasten tune benchmarks/recipes/jobs/bccd.py:NaiveBccdJob --budget 175m --without optimizer_batch --out hasten-out
 hasten run benchmarks/recipes/jobs/bccd.py:BccdJob --plan hasten-out/hasten.toml --out hasten-run
@@ -17,13 +17,13 @@ from hasten.recipes.detection.naive import NaiveDetectionJob
 from hasten.recipes.findings import Findings
 
 FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "bccd"
-"""Where the set lies: beside the checkout, not in it."""
+"""Folder of the data set: next to the checkout, not in it."""
 AUGMENTATION = Augmentation(upside_down_frac=0.5)
-"""A microscope's picture has no up and no down."""
+"""Microscope images have no preferred orientation."""
 
 
 class BccdJob(DetectionJob):
-    """Blood cells, in the set's own split."""
+    """Blood cells, in the data set's own split."""
 
     images = str(FOLDER / "images")
     labels = str(FOLDER / "annotations")
@@ -34,21 +34,21 @@ class BccdJob(DetectionJob):
 
     @cached_property
     def labelled(self) -> tuple[Labelled, Labelled]:
-        """What is trained on, and what is held out.
+        """The training and the validation images.
 
         Raises:
-            MachineError: The set is not there.
-            DataError: It is damaged.
+            MachineError: The data set is missing.
+            DataError: It is corrupt.
         """
         if not FOLDER.is_dir():
-            raise MachineError(f"the blood cells are not in {FOLDER}: get Shenggan/BCCD_Dataset, and lay it there.")
-        # Two boxes of two pictures have no area; nothing else is wrong with the set.
+            raise MachineError(f"the blood cells are not in {FOLDER}: get Shenggan/BCCD_Dataset, and put it there.")
+            # Two boxes in two images have no area; the data set has no other problems.
         known = read_labels(FOLDER / "images", FOLDER / "annotations", Findings(), max_bad_frac=0.01)
         train, valid = ((FOLDER / "splits" / f"{name}.txt").read_text(encoding="utf-8").split() for name in ("train", "val"))
         return known.only(train), known.only(valid)
 
 
 class NaiveBccdJob(NaiveDetectionJob, BccdJob):
-    """The same, written the naive way."""
+    """The same job, written naively."""
 
     forms = (BccdJob,)

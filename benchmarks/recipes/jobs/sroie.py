@@ -1,11 +1,11 @@
-"""Receipts (SROIE): 80 scans to learn from and 40 held out, text lines as quads.
+"""Receipts (SROIE): 80 scans for training and 40 for validation, text lines as quads.
 
 hasten tune benchmarks/recipes/jobs/sroie.py:NaiveSroieJob --budget 175m --without optimizer_batch --out hasten-out
 hasten run benchmarks/recipes/jobs/sroie.py:SroieJob --plan hasten-out/hasten.toml --out hasten-run
 
 A scan is up to 2,748 pixels high, and its smallest lines 11. Fitted into 640 x 448 they are 4 to 6 pixels high, so texts are
-shrunk by less than the paper's 0.4: what remains of a line must be thicker than a pixel. Training looks at parts of 512 x
-384, most of a receipt, a little turned and scaled.
+shrunk by less than the paper's 0.4: the remainder of a line must be thicker than a pixel. Training uses crops of 512 x 384,
+most of a receipt, slightly rotated and scaled.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hasten.recipes.ocr.naive import NaiveOcrJob
 
 FOLDER_VARIABLE = "HASTEN_DATA"
 FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).resolve().parents[4] / "shared" / "data") / "sroie"
-"""Where the set lies: in the folder that HASTEN_DATA names, else beside the checkout."""
+"""Folder of the data set: in the folder named by HASTEN_DATA, else next to the checkout."""
 
 
 class SroieJob(OcrJob):
-    """The receipts, a third of them held out."""
+    """The receipts, with a third held out for validation."""
 
     images = str(FOLDER / "images")
     labels = str(FOLDER / "boxes")
@@ -40,6 +40,6 @@ class SroieJob(OcrJob):
 
 
 class NaiveSroieJob(NaiveOcrJob, SroieJob):
-    """The same, written the naive way."""
+    """The same job, written naively."""
 
     forms = (SroieJob,)
