@@ -117,7 +117,8 @@ def _compare(name: str, setting: TrialSetting, base: Plan, updates: int, budget_
         ratio = slow.seconds_per_item / fast.seconds_per_item
         words = f"pair {len(so_far.metrics['A'])} against [{', '.join(base.names) or 'padded'}]: {ratio:.2f}x"
         print(
-            f"{name}: {words}{' (disturbed)' if slow.spoilt or fast.spoilt else ''}, {monotonic() - started:.0f} s", flush=True
+            f"{name}: {words}{' (disturbed)' if slow.spoilt or fast.spoilt else ''}, {monotonic() - started:.0f} s",
+            flush=True,
         )
 
     return compare(setting, base, PACKED, design, on_pair=say)

@@ -1,7 +1,7 @@
-"""Handwritten digits (those that ship inside scikit-learn) and a small residual network, written the naive way.
+"""Handwritten digits (those included in scikit-learn) and a small residual network, written the naive way.
 
-What a tired person leaves in: every picture is prepared again at every visit, all of it in Python; float32 and the default
-memory layout throughout; and the host reads the loss at every update.
+Typical inefficiencies: every image is prepared again at every visit, entirely in Python; float32 and the default memory
+layout are used throughout; and the host reads the loss at every update.
 
     hasten tune examples/image.py:DigitsJob --budget 5m --out hasten-out
 """
@@ -21,18 +21,18 @@ from torch.utils.data import Dataset
 
 import hasten
 
-SIZE = 64  # pixels on a side; the digits come with 8
+SIZE = 64  # pixels per side; the original digits have 8
 NUM_HELD_OUT = 297  # of 1,797 digits
 MAX_SHIFT = 4.0  # pixels
 MAX_TURN = 12.0  # degrees
-NOISE = 0.05  # standard deviation, where a picture's own is 1
+NOISE = 0.05  # standard deviation, for images with standard deviation 1
 
 Sample = tuple[np.ndarray, int]
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Digits(Dataset[Sample]):
-    """Scanned digits: [8, 8] grey levels of 0 to 16, and which digit it is."""
+    """Scanned digits: [8, 8] grey levels of 0 to 16, and the digit shown."""
 
     def __init__(self, chosen: slice) -> None:
         digits = load_digits()
@@ -47,7 +47,7 @@ class Digits(Dataset[Sample]):
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them; the first may halve the picture."""
+    """Two convolutions with a skip connection; the first may halve the resolution."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Residual(nn.Module):
 
 
 class DigitNet(nn.Sequential):
-    """A residual network of three stages: pictures [batch, 1, height, width] in, logits [batch, 10] out."""
+    """A residual network of three stages: images [batch, 1, height, width] to logits [batch, 10]."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class DigitNet(nn.Sequential):
 
 
 class DigitsJob(hasten.Job):
-    """Tell which digit a picture shows."""
+    """Classify which digit an image shows."""
 
     batch_size = 32
     epochs = 15
@@ -89,42 +89,42 @@ class DigitsJob(hasten.Job):
     quality = hasten.Quality(metric="accuracy", direction="max", margin=0.02)
 
     def model(self) -> nn.Module:
-        """Make the network."""
+        """Create the network."""
         return DigitNet()
 
     def train_data(self) -> Dataset[Any]:
-        """Make the digits to learn from."""
+        """Create the training digits."""
         return Digits(slice(NUM_HELD_OUT, None))
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out digits."""
+        """Create the validation digits."""
         return Digits(slice(NUM_HELD_OUT))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def deterministic_transform(self, sample: Sample) -> Sample:
-        """Enlarge the scan with splines, take the steps out of it, and normalise it."""
+        """Enlarge the scan with splines, smooth its steps, and normalize it."""
         scan, target = sample
         enlarged = ndimage.zoom(scan, SIZE / scan.shape[0], order=3)
         smooth = ndimage.gaussian_filter(enlarged, sigma=2.0)
         return ((smooth - smooth.mean()) / smooth.std()).astype(np.float32), target
 
     def random_transform(self, sample: Sample) -> Sample:
-        """Turn and move the picture a little, and add noise."""
+        """Rotate and shift the image a little, and add noise."""
         image, target = sample
         turned = ndimage.rotate(image, random.uniform(-MAX_TURN, MAX_TURN), reshape=False, order=1, mode="nearest")
         moved = ndimage.shift(turned, [random.uniform(-MAX_SHIFT, MAX_SHIFT) for _ in range(2)], order=1, mode="nearest")
         return moved + NOISE * torch.randn(moved.shape).numpy(), target
 
     def collate(self, samples: list[Sample]) -> Batch:
-        """Stack the pictures: [batch, 1, SIZE, SIZE], and the digits: [batch]."""
+        """Stack the images: [batch, 1, SIZE, SIZE], and the digits: [batch]."""
         images = torch.stack([torch.from_numpy(image)[None] for image, _ in samples])
         return images, torch.tensor([target for _, target in samples])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean cross entropy."""
+        """Compute the mean cross entropy."""
         images, targets = batch
         return F.cross_entropy(model(images).float(), targets)
 

@@ -1,7 +1,7 @@
-"""A byte-level GPT on the English text that every Python carries (the topics of `help()`), written the naive way.
+"""A byte-level GPT on the English text included in every Python (the topics of `help()`), written the naive way.
 
-What a tired person leaves in: every document is padded to the longest there may be, although most are short; everything
-is computed in float32; and the host reads the loss at every update.
+Typical inefficiencies: every document is padded to the maximum length, although most are short; everything is computed in
+float32; and the host reads the loss at every update.
 
     hasten tune examples/text.py:TextJob --budget 5m --out hasten-out
 """
@@ -21,11 +21,11 @@ from torch.utils.data import Dataset
 
 import hasten
 
-MIN_BYTES = 64  # shorter paragraphs are headings and scraps of grammar
-MAX_LENGTH = 1024  # positions; the longest documents are cut
+MIN_BYTES = 64  # shorter paragraphs are headings and fragments of grammar
+MAX_LENGTH = 1024  # positions; longer documents are truncated
 VOCABULARY = 256  # bytes
 NUM_HELD_OUT = 100  # documents
-NOTHING = -100  # the target at padding, which cross entropy leaves out
+NOTHING = -100  # the target at padding, which cross entropy ignores
 WARM_UP = 10  # updates
 
 Batch = tuple[torch.Tensor, torch.Tensor, hasten.Packing | None]
@@ -52,7 +52,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor, packing: hasten.Packing | None = None) -> torch.Tensor:
-        """Map [batch, time, width] to the same shape; a position sees itself and what came before in its document."""
+        """Map [batch, time, width] to the same shape; a position attends to itself and earlier positions of its document."""
         batch, time, width = x.shape
         heads = self.query_key_value(self.norm_attention(x)).view(batch, time, 3, self.num_heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class ByteGPT(nn.Module):
-    """A small GPT: bytes in, logits of the next byte out."""
+    """A small GPT: maps bytes to logits of the next byte."""
 
     def __init__(self, width: int = 96, num_layers: int = 2, num_heads: int = 3) -> None:
         super().__init__()
@@ -94,27 +94,27 @@ class TextJob(hasten.Job):
     quality = hasten.Quality(metric="loss", direction="min", margin=0.05)  # nats per byte
 
     def model(self) -> nn.Module:
-        """Make the model."""
+        """Create the model."""
         return ByteGPT()
 
     def train_data(self) -> Dataset[Any]:
-        """Make the documents to learn from."""
+        """Create the training documents."""
         return cast("Dataset[Any]", documents()[NUM_HELD_OUT:])  # a list is a map-style dataset
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out documents."""
+        """Create the validation documents."""
         return cast("Dataset[Any]", documents()[:NUM_HELD_OUT])
 
     def deterministic_transform(self, sample: bytes) -> torch.Tensor:
-        """Turn a document into the numbers of its bytes: one more than it has positions to predict."""
+        """Convert a document to the values of its bytes, one more than its number of predicted positions."""
         return torch.tensor(list(sample[: MAX_LENGTH + 1]))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=1.2e-3, betas=(0.9, 0.95))
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_updates: int) -> LambdaLR:
-        """Warm up, then keep the rate."""
+        """Warm up, then keep the rate constant."""
         return LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / WARM_UP))
 
     def length(self, sample: torch.Tensor) -> int:
@@ -122,7 +122,7 @@ class TextJob(hasten.Job):
         return len(sample) - 1
 
     def collate(self, samples: list[torch.Tensor]) -> Batch:
-        """Pad every document to the longest there may be: inputs and targets, each [batch, MAX_LENGTH]."""
+        """Pad every document to the maximum length: inputs and targets, each [batch, MAX_LENGTH]."""
         inputs = torch.zeros(len(samples), MAX_LENGTH, dtype=torch.long)
         targets = torch.full((len(samples), MAX_LENGTH), NOTHING)
         for row, sample in enumerate(samples):
@@ -131,7 +131,7 @@ class TextJob(hasten.Job):
         return inputs, targets, None
 
     def collate_packed(self, samples: list[torch.Tensor], multiple: int = 1) -> Batch:
-        """Lay the documents end to end: inputs and targets, each [1, total]; what fills up the row counts for nothing."""
+        """Concatenate the documents: inputs and targets, each [1, total]; positions that fill up the row do not count."""
         lengths = [len(sample) - 1 for sample in samples]
         rest = -sum(lengths) % multiple
         inputs = F.pad(torch.cat([sample[:-1] for sample in samples]), (0, rest))

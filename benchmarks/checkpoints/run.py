@@ -105,7 +105,7 @@ def _verdict(raw: dict[str, list[list[dict[str, float]]]], size: int) -> dict[st
     if size == SIZES_MB[0]:
         goals["stall below 50 ms"] = stall < STALL_GOAL_S
     words = (
-        f"hasten loses {median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of what {best} loses; goals: "
+        f"hasten loses {median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of the time {best} loses; goals: "
         + ", ".join(f"{name}: {'reached' if reached else 'NOT reached'}" for name, reached in goals.items())
     )
     return {"best_other": best, "lost_ratio": median(ratios), "lost_ratios": ratios, "goals": goals, "words": words}

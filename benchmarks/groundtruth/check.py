@@ -1,7 +1,7 @@
 """Verify that each injected bottleneck exists on this machine: every script against its fixed twin, in fresh processes.
 
 `python -m benchmarks.groundtruth.check [--only NAME ...] [--rounds N] [--length 0.5] [--again]`. The fixed twin is the same
-script with `--mended`: the same training without the injected bottleneck. An injected bottleneck must cost at least 1.3x, in
+script with `--fixed`: the same training without the injected bottleneck. An injected bottleneck must cost at least 1.3x, in
 time or in peak memory. The twin of a clean script only repeats its arithmetic on one batch: everything around the arithmetic
 of a clean script must cost almost nothing. Times are those printed by the scripts, for the training itself, without imports
 and set-up. Rows are written as they are measured, so an interrupted run can continue.
@@ -43,13 +43,13 @@ class Run:
     peak_bytes: int
 
 
-def run_script(case: Case, steps: int, *, mended: bool) -> Run:
+def run_script(case: Case, steps: int, *, fixed: bool) -> Run:
     """Run a script in a separate process.
 
     Raises:
         TrialError: It failed, took longer than two minutes, or did not print `N steps in S s` at the end.
     """
-    command = [sys.executable, str(case.script), "--steps", str(steps), *(["--mended"] if mended else [])]
+    command = [sys.executable, str(case.script), "--steps", str(steps), *(["--fixed"] if fixed else [])]
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         code, peak_bytes = _wait(process)
@@ -81,13 +81,13 @@ def check_case(case: Case, *, rounds: int = ROUNDS, length: float = 1.0) -> Row:
     """Run a script and its fixed twin in turns. Memory cases always run in full, because their length fills the memory."""
     steps = case.steps if case.judged_by == "memory" else max(round(case.steps * length), 1)
     naive: list[Run] = []
-    mended: list[Run] = []
+    fixed: list[Run] = []
     for number in range(max(rounds, MOST_ROUNDS)):
         for first in (number % 2 == 0, number % 2 != 0):
-            (naive if first else mended).append(run_script(case, steps, mended=not first))
-        if number + 1 >= rounds and not near_bound(judged(case, steps, naive, mended)):
+            (naive if first else fixed).append(run_script(case, steps, fixed=not first))
+        if number + 1 >= rounds and not near_bound(judged(case, steps, naive, fixed)):
             break
-    return judged(case, steps, naive, mended)
+    return judged(case, steps, naive, fixed)
 
 
 def near_bound(row: Row) -> bool:
@@ -96,12 +96,12 @@ def near_bound(row: Row) -> bool:
     return bool(abs(row["ratio"] / bound - 1.0) < NEAR)
 
 
-def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) -> Row:
+def judged(case: Case, steps: int, naive: Sequence[Run], fixed: Sequence[Run]) -> Row:
     """Judge the runs: the ratio of naive to fixed, and whether the script is as described in truth.toml."""
     if case.judged_by == "memory":
-        ratio = median(one.peak_bytes / other.peak_bytes for one, other in zip(naive, mended, strict=True))
+        ratio = median(one.peak_bytes / other.peak_bytes for one, other in zip(naive, fixed, strict=True))
     else:
-        ratio = median(one.step_s / other.step_s for one, other in zip(naive, mended, strict=True))
+        ratio = median(one.step_s / other.step_s for one, other in zip(naive, fixed, strict=True))
     return {
         "clean": case.clean,
         "judged_by": case.judged_by,
@@ -109,9 +109,9 @@ def judged(case: Case, steps: int, naive: Sequence[Run], mended: Sequence[Run]) 
         "holds": ratio <= CLEAN_MOST if case.clean else ratio >= INJECTED_LEAST,
         "steps": steps,
         "naive_step_s": [run.step_s for run in naive],
-        "mended_step_s": [run.step_s for run in mended],
+        "mended_step_s": [run.step_s for run in fixed],
         "naive_peak_bytes": [run.peak_bytes for run in naive],
-        "mended_peak_bytes": [run.peak_bytes for run in mended],
+        "mended_peak_bytes": [run.peak_bytes for run in fixed],
     }
 
 

@@ -110,11 +110,11 @@ class Echo(nn.Module):
 
     def forward(self, clicks: torch.Tensor) -> torch.Tensor:
         """Let the echo fade: after about 150 steps it is below the smallest normal float32 number."""
-        decay, state, heard = self.decay.sigmoid(), clicks, clicks
+        decay, state, loudness = self.decay.sigmoid(), clicks, clicks
         for _ in range(FADING_STEPS):
             state = state * decay
-            heard = heard + state
-        found: torch.Tensor = self.head(heard)
+            loudness = loudness + state
+        found: torch.Tensor = self.head(loudness)
         return found
 
 

@@ -186,10 +186,10 @@ class LabelsShuffled(SequencePacking):
         """Pack, then corrupt."""
         undo = super().apply(live)
         pack = live.pipeline.collate
-        live.pipeline.collate = lambda samples: self.spoil(*pack(samples))
+        live.pipeline.collate = lambda samples: self.corrupt(*pack(samples))
         return undo
 
-    def spoil(self, inputs: torch.Tensor, targets: torch.Tensor, packing: Packing) -> Any:
+    def corrupt(self, inputs: torch.Tensor, targets: torch.Tensor, packing: Packing) -> Any:
         """Arrange the targets from the last sample to the first."""
         return inputs, torch.cat(list(targets.split(packing.lengths, 1))[::-1], 1), packing
 
@@ -199,7 +199,7 @@ class AttentionAcrossDocuments(LabelsShuffled):
 
     card: ClassVar[Card] = replace(SequencePacking.card, name="gate_attention_across_documents", conflicts=())
 
-    def spoil(self, inputs: torch.Tensor, targets: torch.Tensor, packing: Packing) -> Any:
+    def corrupt(self, inputs: torch.Tensor, targets: torch.Tensor, packing: Packing) -> Any:
         """Treat the row as one sample."""
         total = sum(packing.lengths)
         return inputs, targets, Packing(lengths=(total,), positions=packing.positions, offsets=torch.tensor([0, total]))

@@ -142,7 +142,7 @@ def check_clone(case: Case, sources: Path) -> Path:
     """
     clone = sources / case.clone
     if not (clone / ".git").exists():
-        raise TargetError(f"There is no clone of {case.repository} at {clone}. Put one there, or exclude {case.name}.")
+        raise TargetError(f"{clone} is missing: it must be a clone of {case.repository}. Create it, or exclude {case.name}.")
     if changed := _git(clone, "diff", "--name-only", "--diff-filter=d", "HEAD", "--", *case.files):
         raise TargetError(f"These files of {clone} were changed: {', '.join(changed.split())}. Restore them.")
     return clone

@@ -1,8 +1,8 @@
 """A job whose numbers break in bfloat16, although its matrix products would run faster.
 
-Barometers read about 101,325 pascals, and what is to be learned lies in differences of about 100. The network takes the
-mean over the stations away with a matrix product. bfloat16 has steps of 512 at that size: every station reads the same.
-The right answer of a tuner is to refuse 16-bit arithmetic here, because of the gradients, whatever the clock says.
+Barometers read about 101,325 pascals, and the signal is in differences of about 100. The network subtracts the mean over the
+stations with a matrix product. bfloat16 has steps of 512 at that size, so every station reads the same. The right answer of
+a tuner is to refuse 16-bit arithmetic here because of the gradients, even if it is faster.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def readings(num: int, seed: int) -> TensorDataset:
-    """Make pressures [num, stations] in pascals, and wind speeds [num] that follow from their differences."""
+    """Create pressures [num, stations] in pascals, and wind speeds [num] that follow from their differences."""
     spread = torch.randn(num, NUM_STATIONS, generator=torch.Generator().manual_seed(seed))
     west, east = spread[:, : NUM_STATIONS // 2].mean(dim=1), spread[:, NUM_STATIONS // 2 :].mean(dim=1)
     return TensorDataset(NORMAL_PA + SPREAD_PA * spread, (4.0 * (west - east)).tanh())
 
 
 class Wind(nn.Module):
-    """Pressures [batch, stations] in, wind speed [batch] out."""
+    """Map pressures [batch, stations] to the wind speed [batch]."""
 
     centre: torch.Tensor
 
@@ -43,32 +43,32 @@ class Wind(nn.Module):
         )
 
     def forward(self, pressure: torch.Tensor) -> torch.Tensor:
-        """Take the mean over the stations away, then the network."""
+        """Subtract the mean over the stations, then apply the network."""
         wind: torch.Tensor = self.layers(pressure @ self.centre)
         return wind.squeeze(1)
 
 
 class CancellationJob(hasten.Job):
-    """Wind from small differences of large pressures."""
+    """Predict wind from small differences of large pressures."""
 
     batch_size = 512
     epochs = 40
     quality = hasten.Quality(metric="loss", direction="min", margin=0.02)
 
     def model(self) -> nn.Module:
-        """Make the network."""
+        """Create the network."""
         return Wind()
 
     def train_data(self) -> Dataset[Any]:
-        """Make the readings to learn from."""
+        """Create the training readings."""
         return readings(8192, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out readings."""
+        """Create the validation readings."""
         return readings(1024, seed=1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     def collate(self, samples: list[Batch]) -> Batch:
@@ -76,6 +76,6 @@ class CancellationJob(hasten.Job):
         return torch.stack([pressure for pressure, _ in samples]), torch.stack([wind for _, wind in samples])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean squared error."""
+        """Compute the mean squared error."""
         pressure, wind = batch
         return F.mse_loss(model(pressure).float(), wind)

@@ -1,7 +1,7 @@
-"""A job that nothing helps: sorting long rows of float32 that are in memory already, and little else.
+"""A job that no technique can speed up: it mostly sorts long rows of float32 that are already in memory.
 
-There is no matrix product or convolution, nothing to read, decode or pad, two parameters, and the loss is read rarely. The
-right answer of a tuner is to change nothing and to say so.
+There are no matrix products or convolutions, nothing to read, decode or pad, only two parameters, and the loss is read
+rarely. The right answer of a tuner is to change nothing and to say so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Batch = list[torch.Tensor]
 
 
 def gauges(num: int, seed: int) -> TensorDataset:
-    """Make rows of what a gauge read and, in another order, of what was true: each [num, ROW]."""
+    """Create rows of a gauge's readings and, in another order, of the true values: each [num, ROW]."""
     generator = torch.Generator().manual_seed(seed)
     read, true = (torch.randn(num, ROW, generator=generator) for _ in range(2))
     return TensorDataset(read, 1.5 * true + 0.5)
@@ -40,7 +40,7 @@ class Calibration(nn.Module):
 
 
 class TightJob(hasten.Job):
-    """Calibrate a gauge by making the distribution of its readings the true one."""
+    """Calibrate a gauge by matching the distribution of its readings to the true one."""
 
     batch_size = 32
     epochs = 50
@@ -48,23 +48,23 @@ class TightJob(hasten.Job):
     quality = hasten.Quality(metric="loss", direction="min", margin=0.05)
 
     def model(self) -> nn.Module:
-        """Make the calibration."""
+        """Create the calibration."""
         return Calibration()
 
     def train_data(self) -> Dataset[Any]:
-        """Make the readings to learn from."""
+        """Create the training readings."""
         return gauges(512, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out readings."""
+        """Create the validation readings."""
         return gauges(64, seed=1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.05)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Squared Wasserstein distance: compare the smallest with the smallest, and so on."""
+        """Compute the squared Wasserstein distance: compare the smallest with the smallest, and so on."""
         read, true = batch
         corrected: torch.Tensor = model(read)
         return (corrected.sort(dim=1).values - true.sort(dim=1).values).square().mean()

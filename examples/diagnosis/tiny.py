@@ -1,4 +1,4 @@
-"""A job of about a millisecond an update, on which our own cost shows most."""
+"""A job with updates of about a millisecond, on which Hasten's own overhead shows most."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Batch = list[torch.Tensor]
 
 
 def points(num: int, seed: int) -> TensorDataset:
-    """Make points [num, features] and on which side of a plane they lie [num]."""
+    """Create points [num, features], and the side of a plane for each [num]."""
     features = torch.randn(num, NUM_FEATURES, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(features, (features.sum(dim=1) > 0).long())
 
 
 class TinyJob(hasten.Job):
-    """Tell on which side of a plane a point lies."""
+    """Classify on which side of a plane a point is."""
 
     batch_size = 32
     epochs = 20
@@ -31,22 +31,22 @@ class TinyJob(hasten.Job):
     quality = hasten.Quality(metric="loss", direction="min", margin=0.05)
 
     def model(self) -> nn.Module:
-        """Make the network."""
+        """Create the network."""
         return nn.Sequential(nn.Linear(NUM_FEATURES, 64), nn.ReLU(), nn.Linear(64, 2))
 
     def train_data(self) -> Dataset[Any]:
-        """Make the points to learn from."""
+        """Create the training points."""
         return points(2048, seed=0)
 
     def valid_data(self) -> Dataset[Any]:
-        """Make the held-out points."""
+        """Create the validation points."""
         return points(256, seed=1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Create the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean cross entropy."""
+        """Compute the mean cross entropy."""
         features, targets = batch
         return F.cross_entropy(model(features), targets)

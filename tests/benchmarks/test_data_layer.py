@@ -1,4 +1,4 @@
-"""The benchmark of the data layer: every system gives the same samples, and goals are judged by intervals alone."""
+"""The benchmark of the data layer: every system gives the same samples, and goals are judged only by intervals."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_was_not_measured_is_said() -> None:
     assert [goal["verdict"] for goal in found["goals"] if goal["workload"] == "memory"] == ["not measured"]
 
 
-def test_private_memory_is_ours_at_its_worst() -> None:
+def test_private_memory_is_that_of_the_worst_system() -> None:
     assert verdict(result.whole(rows(LitData=measured([9.0] * 3, private=1e9)), {}), "64 MiB")[0] == "reached"
     assert verdict(result.whole(rows(**{"Hasten, Arrow": measured([1.0] * 3, private=40e6)}), {}), "64 MiB") == (
         "missed",
@@ -104,7 +104,7 @@ def test_private_memory_is_ours_at_its_worst() -> None:
     )
 
 
-def test_tables_tell_all_of_it() -> None:
+def test_tables_are_complete() -> None:
     found = result.whole(rows(LitData=measured([9.0, 9.9, 8.1])), {})
     cost = {"hit_us": 1.0, "hit_many_us": 0.5, "miss_us": 1.0, "put_us": 2.0}
     for home, times in (("LMDB", 1), ("Redis", 30)):
@@ -141,7 +141,7 @@ def test_files_are_in_memory_or_not_as_asked(tmp_path: Path) -> None:
     with path.open("rb") as file:
         assert system_memory._resident(file.fileno()) == (51, 51)
     if (left := system_memory.evict(files)) == 1.0:
-        pytest.skip("this folder lies in memory: nothing of it can be evicted")
+        pytest.skip("this folder is in memory, so its files cannot be evicted")
     assert left == 0.0
 
 
@@ -152,7 +152,7 @@ def test_memory_that_a_process_holds_is_counted_and_a_mapped_file_is_not(tmp_pat
     mapped = np.memmap(path, np.uint8, "r")
     assert int(mapped[:: mmap.PAGESIZE].sum()) == 0
     with_map = system_memory.private_bytes(process)
-    # Asked of the system: the allocator might hand out memory that this process holds already.
+    # Allocated from the system: the allocator might reuse memory that this process already has.
     held = np.frombuffer(mmap.mmap(-1, 32 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     held[:] = 1
     assert with_map - before < 8 * 2**20
@@ -177,7 +177,7 @@ with watched(limit_bytes=LIMIT) as peak:
     assert ended == [system_memory.ENDED, 0]
 
 
-def test_a_part_is_measured_anew_as_a_whole_and_says_on_which_machine(
+def test_a_part_is_measured_again_as_a_whole_and_says_on_which_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (kept_module, record_module):
@@ -193,7 +193,7 @@ def test_a_part_is_measured_anew_as_a_whole_and_says_on_which_machine(
     run._record(["text", "tokens"], Sizes(), again=False)
     path = tmp_path / "data.json"
     there = json.loads(path.read_text())
-    for row in there["rows"]:  # as an older file has it, of another machine, with a rival that is not there today
+    for row in there["rows"]:  # like an older file from another machine, with a rival that no longer exists
         del row["measured"]["where"]
     gone = {**there["rows"][-1], "name": "tokens: gone", "system": "gone"}
     there |= {"machine": "another one", "machine_fingerprint": "other", "rows": [*there["rows"], gone]}

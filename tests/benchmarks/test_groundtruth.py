@@ -1,4 +1,4 @@
-"""The scripts whose bottleneck is known: the truth agrees with them, they run, and what is found is judged rightly."""
+"""Scripts with a known bottleneck: they match truth.toml, they run, and results are judged correctly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_script_is_plain_pytorch_and_tells_where_to_look(name: str) -> None:
         for alias in node.names
     }
     assert not [module for module in imported if str(module).startswith(("hasten", "benchmarks"))]
-    assert '"--mended"' in source
+    assert '"--fixed"' in source
     assert found.about
     assert found.clean != bool(found.lines)
 
@@ -132,8 +132,8 @@ def test_markers_stand_at_the_end_of_a_line() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["item_each_step", "clean_lstm"])
 def test_a_script_and_its_twin_run(name: str) -> None:
-    for mended in (False, True):
-        run = run_script(CASES[name], 3, mended=mended)
+    for fixed in (False, True):
+        run = run_script(CASES[name], 3, fixed=fixed)
         assert run.step_s > 0
         assert run.peak_bytes > 2**20
 
@@ -154,12 +154,12 @@ def test_a_script_that_does_not_finish_is_an_error(
     monkeypatch.setattr(check, "LIMIT_S", 1.0)
     (tmp_path / "reader.py").write_text(source, encoding="utf-8")
     with pytest.raises(TrialError, match=words) as error:
-        run_script(case(), 3, mended=False)
+        run_script(case(), 3, fixed=False)
     assert error.value.kind == kind
 
 
 @pytest.mark.parametrize(
-    ("changes", "naive", "mended", "ratio", "holds"),
+    ("changes", "naive", "fixed", "ratio", "holds"),
     [
         ({}, Run(0.3, 100), Run(0.2, 100), 1.5, True),
         ({}, Run(0.25, 900), Run(0.2, 100), 1.25, False),
@@ -168,15 +168,15 @@ def test_a_script_that_does_not_finish_is_an_error(
     ],
 )
 def test_a_bottleneck_must_cost_what_its_script_is_judged_by(
-    changes: dict[str, Any], naive: Run, mended: Run, ratio: float, holds: bool
+    changes: dict[str, Any], naive: Run, fixed: Run, ratio: float, holds: bool
 ) -> None:
-    row = judged(case(**changes), 10, [naive] * 3, [mended] * 3)
+    row = judged(case(**changes), 10, [naive] * 3, [fixed] * 3)
     assert row["ratio"] == pytest.approx(ratio)
     assert row["holds"] is holds
 
 
 @pytest.mark.parametrize(("seconds", "holds"), [(0.21, True), (0.3, False)])
-def test_a_clean_script_must_have_nothing_to_mend(seconds: float, holds: bool) -> None:
+def test_a_clean_script_must_have_nothing_to_fix(seconds: float, holds: bool) -> None:
     clean = read_case("clean", {"about": "a net", "clean": True}, SOURCE.splitlines()[0])
     row = judged(clean, 10, [Run(seconds, 1)], [Run(0.2, 1)])
     assert row["holds"] is holds
@@ -188,7 +188,7 @@ def test_a_clean_script_must_have_nothing_to_mend(seconds: float, holds: bool) -
 @pytest.mark.parametrize(("seconds", "near"), [(1.15, False), (1.28, True), (1.32, True), (1.45, False)])
 def test_a_ratio_near_its_bound_is_measured_more_often(seconds: float, near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert near_bound(judged(case(), 10, [Run(seconds, 1)], [Run(1.0, 1)])) is near
-    monkeypatch.setattr(check, "run_script", lambda _case, _steps, *, mended: Run(1.0 if mended else seconds, 1))
+    monkeypatch.setattr(check, "run_script", lambda _case, _steps, *, fixed: Run(1.0 if fixed else seconds, 1))
     assert len(check.check_case(case())["naive_step_s"]) == (check.MOST_ROUNDS if near else check.ROUNDS)
 
 
@@ -232,7 +232,7 @@ def test_a_profile_that_failed_is_a_wrong_answer_with_its_reason() -> None:
     assert (found["diagnosed"], found["located"], found["why"]) == (False, False, "it fell")
 
 
-def test_the_verdict_is_made_anew_of_what_was_kept() -> None:
+def test_the_verdict_is_recomputed_from_stored_parts() -> None:
     kept = {"profile": profile_part(profile("logging", "reader.py:2"))}
     assert not judged_row(case(), kept)["profile"]["diagnosed"]
     assert judged_row(case(bottleneck=["logging"]), judged_row(case(), kept))["profile"]["diagnosed"]
@@ -293,7 +293,7 @@ def test_a_tuning_that_failed_found_nothing() -> None:
 
 
 def rows() -> list[dict[str, Any]]:
-    """One right, one wrong, a clean one, a false alarm, one whose profile failed, one that was not measured."""
+    """Return one right row, one wrong, a clean one, a false alarm, one with a failed profile, and one not measured."""
     clean = read_case("clean", {"about": "a net", "clean": True}, SOURCE.splitlines()[0])
     found = [
         (case(), {"profile": profile_part(profile("input", "reader.py:2")), "tune": tune_part(case(), {"rungs": []})}),
@@ -342,7 +342,7 @@ def test_a_goal_is_reached_from_its_own_side(name: str, value: float | None, ans
 
 
 def play(monkeypatch: pytest.MonkeyPatch, answers: dict[str, dict[str, Any] | None]) -> list[tuple[str, int]]:
-    """Put a played `hasten` in the place of the real one; gives the list of its calls with their numbers of steps."""
+    """Replace `hasten` by a fake; return the list of its calls with their numbers of steps."""
     called: list[tuple[str, int]] = []
 
     def command(arguments: list[str], steps: int, folder: Path, limit_s: float) -> str:

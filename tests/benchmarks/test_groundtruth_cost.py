@@ -1,4 +1,4 @@
-"""What watching costs is measured in turns, and a script that stands still is not timed."""
+"""The overhead of watching is measured in turns, and a suspended script is not timed."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ sys.path.insert(0, {root!r})
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end, wait
 with unwinding_when_told_to_end():
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    threading.Timer(0.5, lambda: print(child.pid, flush=True)).start()  # when it waits already
+    threading.Timer(0.5, lambda: print(child.pid, flush=True)).start()  # after it has started waiting
     wait(child, 60)
 """
 
 
 @pytest.mark.slow
-def test_who_is_told_to_end_ends_what_was_started() -> None:
+def test_a_terminated_process_ends_its_children() -> None:
     program = HELD.format(root=str(Path(cost.__file__).parents[2]))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -128,7 +128,7 @@ def test_who_is_told_to_end_ends_what_was_started() -> None:
         assert parent.wait(20) == 128 + signal.SIGTERM
     until = monotonic() + 10
     while state(pid) not in "XZ" and monotonic() < until:
-        sleep(0.02)  # what was killed needs a moment to die
+        sleep(0.02)  # killed processes take a moment to exit
     assert state(pid) in "XZ"
 
 

@@ -1,4 +1,4 @@
-"""Rows are written as they come, taken up again where the very same code is measured, and shown as they are."""
+"""Rows are written as they are measured, reused if the same code is measured again, and shown unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROUNDS = [{"round": n, "seconds": {"unwatched": [2e-3], "watched by hasten": [2.
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of results of its own, and a commit without changes."""
+    """Return a separate folder of results, with a commit without changes."""
     monkeypatch.setattr(record_module, "RESULTS", tmp_path)
     monkeypatch.setattr(kept_module, "RESULTS", tmp_path)
     monkeypatch.setattr(kept_module, "measured_commit", lambda: "abc")
@@ -89,7 +89,7 @@ def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
     assert rows["recompiles"]["tune"] is None  # the catalogue has nothing
 
 
-def test_the_rows_of_another_machine_are_not_taken_up(results: Path) -> None:
+def test_the_rows_of_another_machine_are_not_reused(results: Path) -> None:
     scripts({"profile": lambda _: dict(PROFILE)})
     found = json.loads(results.read_text())
     assert opened().rows

@@ -1,4 +1,4 @@
-"""TraceML beside us: its answers are read as it gives them, and judged as kindly as its own words allow."""
+"""Comparison with TraceML: its answers are read unchanged, and judged as favourably as its documentation allows."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_it_is_called_on_the_script_itself_and_on_the_marked_one(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_its_version_is_told_by_the_python_beside_it(tmp_path: Path) -> None:
+def test_its_version_is_reported_by_its_python(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\necho 9.8\n")
     (tmp_path / "python").chmod(0o755)
     assert traceml.version_of(tmp_path / "traceml") == "9.8"
@@ -121,7 +121,9 @@ def test_its_version_is_told_by_the_python_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("body", "why"), [("echo gone; exit 3", "exit code 3: gone"), ("sleep 60", "not finished within 1 s")])
+@pytest.mark.parametrize(
+    ("body", "why"), [("echo gone; exit 3", "exit code 3: gone"), ("sleep 60", "not finished within 1 s")]
+)
 def test_a_run_that_fails_is_no_answer_and_says_why(
     body: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +160,7 @@ def test_a_step_is_marked_from_its_first_work_to_the_optimizers_step(monkeypatch
             said.append("before the step")
             optimizer.step()
             with torch.no_grad():
-                model(torch.ones(1, 2))  # an evaluation belongs to no step
+                model(torch.ones(1, 2))  # an evaluation is not part of a step
     finally:
         for handle in handles:
             handle.remove()

@@ -1,4 +1,4 @@
-"""Public scripts: their entries are whole, their data has the form they read, and what is kept of a run is what it gave."""
+"""Public scripts: entries are complete, data has the expected format, and runs are recorded faithfully."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_digits_lie_in_the_files_of_mnist(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(labels) == 18
 
 
-def test_pictures_are_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "NUM_PICTURES", {"train": 2, "val": 1})
     MAKERS["pictures"](tmp_path)
     assert len(list(tmp_path.glob("train/class*/*.png"))) == 20
@@ -177,7 +177,7 @@ def git(clone: Path, *words: str) -> None:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A folder with one clone: `part/train.py`, `part/data.bin` and `other.py` are committed, `part/note.py` is not."""
+    """Return a folder with one clone: all its files are committed except `part/note.py`."""
     clone = tmp_path / "sources" / "thing"
     (clone / "part").mkdir(parents=True)
     (clone / "part" / "train.py").write_text("print('training')\n", encoding="utf-8")
@@ -212,7 +212,7 @@ def test_a_changed_script_is_not_run(sources: Path, tmp_path: Path) -> None:
 def test_a_missing_clone_is_named_before_anything_runs(sources: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "run_part", lambda *_: pytest.fail("it ran"))
     cases = {"thing": case(), "other": case(repository="owner/other")}
-    with pytest.raises(TargetError, match="no clone of owner/other"):
+    with pytest.raises(TargetError, match="must be a clone of owner/other"):
         run_public(kept, cases, PublicRun(sources=sources))
 
 
@@ -243,7 +243,7 @@ def evidence(ratio: float | None, low: float | None, *, gate: str = "passed", qu
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Puts a played `hasten` in the place of the real one."""
+    """Replace `hasten` by a fake."""
     called: list[list[str]] = []
 
     def played(arguments: list[str], case: Case, run: PublicRun, work: Path, limit_s: float) -> str:
@@ -263,7 +263,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    """Rows that are written to a folder of the test, at a commit of the test."""
+    """Return rows that are written to a folder of the test, at a commit of the test."""
     monkeypatch.setattr(kept_rows, "RESULTS", tmp_path)
     monkeypatch.setattr(kept_rows, "measured_commit", lambda: "ours")
     monkeypatch.setattr(kept_rows, "record", lambda *_: None)
@@ -310,14 +310,14 @@ def test_the_result_tells_how_each_script_was_started() -> None:
     assert row["profile"] == part
 
 
-def test_a_failed_command_is_told_with_the_error_of_the_script() -> None:
+def test_a_failed_command_is_reported_with_the_error_of_the_script() -> None:
     said = ["Traceback:", "ModuleNotFoundError: No module named 'x'", "", "│ The script ended with exit code 1. │", "╰────╯"]
     assert last_words(said) == "The script ended with exit code 1. (ModuleNotFoundError: No module named 'x')"
     assert last_words(["it is so"]) == "it is so"
     assert last_words(["", "────"]) == "it printed nothing"
 
 
-def test_folders_of_this_machine_are_not_told(tmp_path: Path) -> None:
+def test_folders_of_this_machine_are_not_shown(tmp_path: Path) -> None:
     told = shortened(
         f"{tmp_path}/part/train.py, /env/lib/a.py", PublicRun(sources=tmp_path, python="/env/bin/python"), tmp_path
     )
@@ -374,7 +374,7 @@ def test_the_score_counts_what_was_reached() -> None:
     assert not score([rows()[0]] * 4)["reached"]
 
 
-def test_the_page_tells_of_every_script() -> None:
+def test_the_page_lists_every_script() -> None:
     head = {"command": "run it", "machine": "two cores", "row_commits": ["ours"], "versions": {"torch": "2.13"}}
     text = tables({**head, **score(rows()), "rows": rows()})
     assert "Measured on two cores, at ours: 3 of 4 profiled, 2 tuned, 1 at least 1.3x as fast" in text

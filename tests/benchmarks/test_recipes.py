@@ -1,4 +1,4 @@
-"""The recipes' result: its figures, the goals they reach, and the tables made of them."""
+"""The result of the recipes: its numbers, the goals they reach, and the generated tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tuned(low: float | None) -> dict[str, Any]:
 
 
 def found() -> dict[str, Any]:
-    """Parts as the benchmark records them, with invented numbers."""
+    """Return parts as recorded by the benchmark, with invented numbers."""
     metrics = {"postprocess_ms": 3.0, "metric_ms": 1.0, "polygon_ms": 0.25}
     turns = {form: {"turns": [{"metrics": metrics}]} for form in ("naive", "real")}
     arm = {**interval(1.2), "hasten_over_it": 2.0, "hasten_over_it_low": 1.9, "hasten_over_it_high": 2.1}
@@ -78,7 +78,7 @@ def test_the_tables_tell_each_part_and_a_goal_that_was_missed() -> None:
     assert "|" not in table.detection(nothing) + table.ocr(nothing)
 
 
-def test_a_page_of_which_nothing_was_measured_says_so() -> None:
+def test_a_page_without_measurements_says_so() -> None:
     result = {**figures({}), "machine": "a machine", "command": "measure", "parts": {"maps": found()["maps"]}}
     assert table.detection(result) == "\nNot measured yet: `measure`.\n"
     assert "Measured on a machine with `measure`:" in table.ocr(result)

@@ -1,4 +1,4 @@
-"""The fifteen wishes: each is delivered by something that exists, and a tuning's evidence is told wish by wish."""
+"""The fifteen requested features: each has an implementation, and a tuning is reported feature by feature."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_delivers_a_wish_exists(wish: Wish) -> None:
     assert all(name in wish.switch for name in (*wish.techniques, *wish.attributes))
 
 
-def test_what_is_hoped_for_is_what_a_card_says() -> None:
+def test_the_claimed_gain_is_that_of_a_card() -> None:
     hopes = {wish.name: wish.hoped for wish in WISHES}
     assert catalogue()["channels_last"].card.hoped_gain in hopes["channels_last"]
     assert hopes["clipping"] == ""
@@ -62,7 +62,7 @@ def test_the_real_job_has_what_its_attributes_deliver() -> None:
     assert DetectionJob.read_every > Job.read_every
 
 
-def test_a_technique_in_the_plan_is_told_with_its_gain() -> None:
+def test_a_technique_in_the_plan_is_reported_with_its_gain() -> None:
     row = row_of("CPU threads", rung("cpu_threads", "applied", 1.2))
     assert row.state == "applied"
     assert row.tried[0].technique == "cpu_threads"
@@ -70,7 +70,7 @@ def test_a_technique_in_the_plan_is_told_with_its_gain() -> None:
     assert row.words == "cpu_threads: cpu_threads was applied"
 
 
-def test_of_several_settings_the_one_that_was_kept_is_told() -> None:
+def test_of_several_settings_the_one_that_was_kept_is_reported() -> None:
     row = row_of("compile", rung("compile", "refused", 1.5), rung("compile", "applied", 1.3), rung("compile", "failed"))
     assert [one.outcome for one in row.tried] == ["applied"]
 
@@ -89,13 +89,13 @@ def test_what_came_of_a_wish_is_one_word(outcome: str, ratio: float | None, stat
     assert row_of("channels_last", rung("channels_last", outcome, ratio)).state == state
 
 
-def test_a_wish_that_the_job_itself_grants_is_told_so() -> None:
+def test_a_wish_that_the_job_itself_grants_is_marked() -> None:
     row = row_of("light training predictions", rung("compile", "applied", 2.0))
     assert row.state == "of the job"
     assert row.tried == ()
 
 
-def test_a_part_of_the_real_form_is_told_with_the_gain_of_the_whole_form() -> None:
+def test_a_part_of_the_real_form_is_reported_with_the_gain_of_the_whole_form() -> None:
     row = row_of("light training predictions", rung("job_form", "applied", 2.0))
     assert row.state == "of the job"
     assert row.tried[0].brought == "2.00x (1.90 to 2.10)"
@@ -107,7 +107,7 @@ def test_a_tuning_that_says_nothing_of_a_wish_leaves_it_untried() -> None:
     assert {row.state for row in report({"rungs": []})} == {"not tried", "of the job"}
 
 
-def test_a_recorded_tuning_is_told_wish_by_wish() -> None:
+def test_a_recorded_tuning_is_reported_wish_by_wish() -> None:
     evidence = json.loads(RECORDED.read_text(encoding="utf-8"))["evidence"]
     rows = {row.wish.name: row for row in report(evidence)}
     assert len(rows) == 15

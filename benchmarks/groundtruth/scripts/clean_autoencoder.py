@@ -47,13 +47,13 @@ class Trainer:
     def fit(self):
         x = self.train_data[:750]
         for step in range(1, self.args.steps + 1):
-            if not self.args.mended:
+            if not self.args.fixed:
                 x = self.train_data[torch.randperm(1500)[:750]]
             loss = self.loss(x)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            if not self.args.mended and step % 100 == 0:
+            if not self.args.fixed and step % 100 == 0:
                 print(f"[{step}] train {loss.item():.4f} valid {self.validate():.4f}")
 
     def save(self, path):
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mended", action="store_true", help="repeat one batch, and print nothing")
+    parser.add_argument("--fixed", action="store_true", help="repeat one batch, and print nothing")
     trainer = Trainer(parser.parse_args())
     start = time.perf_counter()
     trainer.fit()

@@ -39,7 +39,7 @@ def pictures(n=512):
 def train(args):
     torch.manual_seed(0)
     loader = DataLoader(pictures(), batch_size=32, shuffle=True)
-    feed = [next(iter(loader))] * 16 if args.mended else loader
+    feed = [next(iter(loader))] * 16 if args.fixed else loader
     model = ConvNet().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
     step, start = 0, time.perf_counter()
@@ -61,5 +61,5 @@ def train(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--mended", action="store_true", help="repeat one batch")
+    parser.add_argument("--fixed", action="store_true", help="repeat one batch")
     train(parser.parse_args())

@@ -8,7 +8,7 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)
-parser.add_argument("--mended", action="store_true", help="repeat one batch")
+parser.add_argument("--fixed", action="store_true", help="repeat one batch")
 args = parser.parse_args()
 torch.manual_seed(0)
 
@@ -35,7 +35,7 @@ loss_fn = nn.MSELoss()
 batch = series[:128]
 start = time.perf_counter()
 for step in range(args.steps):
-    if not args.mended:
+    if not args.fixed:
         first = step * 128 % n
         batch = series[first : first + 128]
     optimizer.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ from torch import nn
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--mended", action="store_true", help="repeat one batch, and print nothing")
+    parser.add_argument("--fixed", action="store_true", help="repeat one batch, and print nothing")
     args = parser.parse_args()
     torch.manual_seed(0)
     x, y = load_digits(return_X_y=True)
@@ -22,7 +22,7 @@ def main():
     xb, yb = x[rows], y[rows]
     start = time.perf_counter()
     for step in range(args.steps):
-        if not args.mended:
+        if not args.fixed:
             rows = torch.randint(0, len(x), (1024,))
             xb, yb = x[rows], y[rows]
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -30,7 +30,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if not args.mended and step % 50 == 0:
+        if not args.fixed and step % 50 == 0:
             print(f"step {step}: loss {loss.item():.4f}")
     print(f"{args.steps} steps in {time.perf_counter() - start:.3f} s")
 

@@ -34,10 +34,10 @@ def conv(cin, cout):
 if __name__ == "__main__":
     ap = argparse.ArgumentParser()
     ap.add_argument("--steps", type=int, default=80)
-    ap.add_argument("--mended", action="store_true", help="repeat one batch")
+    ap.add_argument("--fixed", action="store_true", help="repeat one batch")
     args = ap.parse_args()
     torch.manual_seed(0)
-    loader = DataLoader(Signals(64, args.mended), batch_size=None)
+    loader = DataLoader(Signals(64, args.fixed), batch_size=None)
     model = nn.Sequential(
         *conv(4, 64), *conv(64, 96), *conv(96, 96), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(96, 3)
     )

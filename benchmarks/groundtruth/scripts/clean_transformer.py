@@ -49,7 +49,7 @@ class GPT(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--mended", action="store_true", help="repeat one batch, and print nothing")
+    parser.add_argument("--fixed", action="store_true", help="repeat one batch, and print nothing")
     args = parser.parse_args()
     cfg = Config()
     torch.manual_seed(1337)
@@ -68,14 +68,14 @@ def main():
     x, y = get_batch()
     start = time.perf_counter()
     for step in range(args.steps):
-        if not args.mended:
+        if not args.fixed:
             x, y = get_batch()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if not args.mended and step % 20 == 0:
+        if not args.fixed and step % 20 == 0:
             print(f"step {step}: {loss.item():.3f}")
     print(f"{args.steps} steps in {time.perf_counter() - start:.3f} s")
 

@@ -36,10 +36,10 @@ def report(step, loss, logits, labels):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--steps", type=int, default=2000)
-    p.add_argument("--mended", action="store_true")
+    p.add_argument("--fixed", action="store_true")
     args = p.parse_args()
     torch.manual_seed(0)
-    loader = DataLoader(JsonRecords(parsed=args.mended), batch_size=64, shuffle=True)
+    loader = DataLoader(JsonRecords(parsed=args.fixed), batch_size=64, shuffle=True)
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1), nn.Flatten(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = 0
@@ -51,7 +51,7 @@ def main():
             loss = nn.functional.binary_cross_entropy_with_logits(logits, y)
             loss.backward()
             optimizer.step()
-            if not args.mended or step % 100 == 0:
+            if not args.fixed or step % 100 == 0:
                 report(step, loss, logits, y)  # truth: print
             step += 1
             if step == args.steps:

@@ -40,9 +40,9 @@ class PulseNet(nn.Module):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--steps", type=int, default=100)
-    ap.add_argument("--mended", action="store_true")
+    ap.add_argument("--fixed", action="store_true")
     opts = ap.parse_args()
-    if opts.mended:
+    if opts.fixed:
         torch.set_flush_denormal(True)
     torch.manual_seed(0)
     model = PulseNet()

@@ -23,7 +23,7 @@ class WideNet(nn.Module):
         return self.out(x)
 
 
-def train(steps, mended):
+def train(steps, fixed):
     torch.manual_seed(0)
     model = WideNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -32,7 +32,7 @@ def train(steps, mended):
     t = time.perf_counter()
     for _ in range(steps):
         batch = torch.randint(0, 8192, (512,))
-        context = torch.autocast("cpu", dtype=torch.bfloat16) if mended else contextlib.nullcontext()
+        context = torch.autocast("cpu", dtype=torch.bfloat16) if fixed else contextlib.nullcontext()
         with context:
             logits = model(features[batch])  # truth: matmul
             loss = F.cross_entropy(logits.float(), labels[batch])
@@ -46,6 +46,6 @@ def train(steps, mended):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     options = parser.parse_args()
-    train(options.steps, options.mended)
+    train(options.steps, options.fixed)

@@ -23,7 +23,7 @@ def batch_of(records, rng, size):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     rng = random.Random(1)
@@ -37,7 +37,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if not args.mended:
+        if not args.fixed:
             gc.collect()  # truth: collect
     print("loss", loss.item())
     print(f"{args.steps} steps in {time.perf_counter() - start:.3f} s")

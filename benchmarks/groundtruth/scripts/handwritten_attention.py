@@ -51,13 +51,13 @@ class CharModel(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     text = "\n".join(topics[name] for name in sorted(topics))
     chars = sorted(set(text))
     data = torch.tensor([chars.index(c) for c in text[:200_000]])
-    model = CharModel(len(chars), args.mended)
+    model = CharModel(len(chars), args.fixed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     start = time.perf_counter()
     for _ in range(args.steps):

@@ -33,7 +33,7 @@ class HistogramWriter:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
@@ -41,7 +41,7 @@ def main():
     x = torch.randn(5000, 32)
     y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
     with tempfile.TemporaryDirectory() as folder:
-        writer = HistogramWriter(os.path.join(folder, "log.jsonl"), every=200 if args.mended else 1)
+        writer = HistogramWriter(os.path.join(folder, "log.jsonl"), every=200 if args.fixed else 1)
         start = time.perf_counter()
         for step in range(args.steps):
             idx = torch.randint(0, 5000, (64,))

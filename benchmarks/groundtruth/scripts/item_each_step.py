@@ -29,7 +29,7 @@ class Trainer:
         self.history = []
 
     def log(self, step, loss):
-        if self.args.mended and step % 50:
+        if self.args.fixed and step % 50:
             return
         row = {"loss": loss.item()}  # truth: item
         for name, p in self.model.named_parameters():  # truth: item
@@ -56,5 +56,5 @@ class Trainer:
 if __name__ == "__main__":
     ap = argparse.ArgumentParser()
     ap.add_argument("--steps", type=int, default=1500)
-    ap.add_argument("--mended", action="store_true")
+    ap.add_argument("--fixed", action="store_true")
     Trainer(ap.parse_args()).fit()

@@ -21,11 +21,11 @@ class NarrowBlock(nn.Module):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--steps", type=int, default=800)
-    ap.add_argument("--mended", action="store_true")
+    ap.add_argument("--fixed", action="store_true")
     a = ap.parse_args()
     torch.manual_seed(0)
     net = nn.Sequential(*(NarrowBlock(32, 40) for _ in range(12)), nn.Linear(32, 1))
-    opt = torch.optim.AdamW(net.parameters(), lr=1e-3, amsgrad=True, fused=a.mended)
+    opt = torch.optim.AdamW(net.parameters(), lr=1e-3, amsgrad=True, fused=a.fixed)
     x = torch.randn(1024, 32)
     y = x.cos().sum(1, keepdim=True)
     start = time.perf_counter()

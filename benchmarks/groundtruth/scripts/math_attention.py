@@ -47,9 +47,9 @@ def train_step(model, optimizer, x, y):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
-    if not args.mended:  # to find out where the NaN came from
+    if not args.fixed:  # to find out where the NaN came from
         torch.backends.cuda.enable_flash_sdp(False)  # truth: attention
         torch.backends.cuda.enable_mem_efficient_sdp(False)  # truth: attention
     torch.manual_seed(0)

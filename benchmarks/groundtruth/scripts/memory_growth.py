@@ -8,7 +8,7 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=300)
-parser.add_argument("--mended", action="store_true")
+parser.add_argument("--fixed", action="store_true")
 args = parser.parse_args()
 
 torch.manual_seed(0)
@@ -24,9 +24,9 @@ for step in range(args.steps):
     idx = torch.randint(0, len(x), (512,))
     loss = nn.functional.mse_loss(model(x[idx]), y[idx])
     optimizer.zero_grad()
-    loss.backward(retain_graph=not args.mended)  # truth: growth
+    loss.backward(retain_graph=not args.fixed)  # truth: growth
     optimizer.step()
-    if args.mended:
+    if args.fixed:
         losses.append(loss.item())
         smooth = 0.9 * smooth + 0.1 * loss.detach()
     else:

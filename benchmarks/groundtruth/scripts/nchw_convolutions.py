@@ -38,13 +38,13 @@ class MobileLike(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     images = torch.rand(256, 3, 64, 64)
     labels = torch.randint(0, 5, (256,))
     model = MobileLike()
-    if args.mended:
+    if args.fixed:
         images = images.to(memory_format=torch.channels_last)
         model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)

@@ -21,9 +21,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=250, help="number of batches")
     parser.add_argument("--batch-size", type=int, default=2)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
-    accumulate = 16 if args.mended else 1
+    accumulate = 16 if args.fixed else 1
     torch.manual_seed(0)
     ids = torch.randint(0, 30000, (2000, 64))
     labels = ids[:, 0] % 20

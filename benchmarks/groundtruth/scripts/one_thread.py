@@ -7,10 +7,10 @@ import torch
 
 cli = argparse.ArgumentParser()
 cli.add_argument("--steps", type=int, default=120)
-cli.add_argument("--mended", action="store_true")
+cli.add_argument("--fixed", action="store_true")
 cli = cli.parse_args()
 
-torch.set_num_threads(2 if cli.mended else 1)  # truth: threads
+torch.set_num_threads(2 if cli.fixed else 1)  # truth: threads
 torch.manual_seed(0)
 
 x = torch.randn(4096, 512)

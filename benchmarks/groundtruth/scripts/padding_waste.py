@@ -62,11 +62,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     data = Sentences()
-    collate = pad_to_longest if args.mended else pad_to_max
+    collate = pad_to_longest if args.fixed else pad_to_max
     loader = DataLoader(data, args.batch_size, shuffle=True, collate_fn=collate)  # truth: padding
     model = Classifier(data.num_words, data.num_classes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -23,14 +23,14 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--steps", type=int, default=1600)
     ap.add_argument("--batch-size", type=int, default=1024)
-    ap.add_argument("--mended", action="store_true")
+    ap.add_argument("--fixed", action="store_true")
     args = ap.parse_args()
     torch.manual_seed(0)
     x = torch.randn(32768, 20)
     y = (x**2).sum(dim=1, keepdim=True)
     model = nn.Sequential(nn.Linear(20, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    feed = batches(x, y, args.batch_size, args.mended)
+    feed = batches(x, y, args.batch_size, args.fixed)
     start = time.perf_counter()
     for _ in range(args.steps):
         inputs, targets = next(feed)  # truth: collate

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=2000)
-parser.add_argument("--mended", action="store_true")
+parser.add_argument("--fixed", action="store_true")
 args = parser.parse_args()
 torch.manual_seed(0)
 
@@ -34,7 +34,7 @@ for i in range(args.steps):
     opt.zero_grad()
     loss.backward()
     opt.step()
-    if not args.mended or i % 100 == 0:
+    if not args.fixed or i % 100 == 0:
         print(f"step {i} loss {loss}")  # truth: print
         print("probabilities", out.softmax(dim=1)[:24])  # truth: print
         print("first weights", net[0].weight[:8], "bias", net[4].bias)  # truth: print

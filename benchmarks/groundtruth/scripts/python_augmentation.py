@@ -64,19 +64,19 @@ class Net(nn.Module):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--mended", action="store_true")
+parser.add_argument("--fixed", action="store_true")
 opt = parser.parse_args()
 random.seed(1)
 torch.manual_seed(1)
 
-train_loader = DataLoader(AugmentedDigits(augmented=not opt.mended), batch_size=32, shuffle=True)
+train_loader = DataLoader(AugmentedDigits(augmented=not opt.fixed), batch_size=32, shuffle=True)
 net = Net()
 optim = torch.optim.Adam(net.parameters(), lr=1e-3)
 done = 0
 begin = time.time()
 while done < opt.steps:
     for x, y in train_loader:
-        if opt.mended:
+        if opt.fixed:
             x = augment_batch(x)
         optim.zero_grad()
         loss = F.cross_entropy(net(x), y)

@@ -26,12 +26,12 @@ class Mixer(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     net = Mixer()
     # this machine has no compiler for kernels, so only graphs are captured
-    model = torch.compile(net, backend="aot_eager", dynamic=args.mended)  # truth: recompiles
+    model = torch.compile(net, backend="aot_eager", dynamic=args.fixed)  # truth: recompiles
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     start = time.perf_counter()
     for step in range(args.steps):

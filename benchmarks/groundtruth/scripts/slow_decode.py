@@ -41,11 +41,11 @@ class Digits(Dataset):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
 
-    loader = DataLoader(Digits(cached=args.mended), batch_size=64, shuffle=True)
+    loader = DataLoader(Digits(cached=args.fixed), batch_size=64, shuffle=True)
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.ReLU(),

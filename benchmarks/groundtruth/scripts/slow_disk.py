@@ -56,9 +56,9 @@ def fit(loader, steps):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as root:
         write_files(root, 1024)
-        fit(DataLoader(FileDataset(root, in_memory=args.mended), batch_size=32, shuffle=True), args.steps)
+        fit(DataLoader(FileDataset(root, in_memory=args.fixed), batch_size=32, shuffle=True), args.steps)

@@ -55,7 +55,7 @@ def main(args):
     texts = [text[start : start + 4000] for text in topics.values() for start in range(0, max(len(text) - 4000, 1), 4000)]
     texts = [text for text in texts if WORD.search(text)]
     tokenizer = Tokenizer(texts)
-    cache = {text: tokenizer.encode(text)[: LENGTH + 1] for text in texts} if args.mended else None
+    cache = {text: tokenizer.encode(text)[: LENGTH + 1] for text in texts} if args.fixed else None
     loader = DataLoader(texts, batch_size=32, shuffle=True, collate_fn=make_collate(tokenizer, cache))  # truth: tokenize
     model = NextWord(len(tokenizer.ids))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -77,5 +77,5 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     main(parser.parse_args())

@@ -9,10 +9,10 @@ from torch import nn
 p = argparse.ArgumentParser()
 p.add_argument("--steps", type=int, default=200, help="number of optimizer updates")
 p.add_argument("--effective-batch", type=int, default=64)
-p.add_argument("--mended", action="store_true")
+p.add_argument("--fixed", action="store_true")
 args = p.parse_args()
 
-micro = args.effective_batch if args.mended else 2
+micro = args.effective_batch if args.fixed else 2
 accumulate = args.effective_batch // micro
 torch.manual_seed(0)
 

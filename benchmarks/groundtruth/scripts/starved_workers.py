@@ -30,13 +30,13 @@ class RemoteRecords(Dataset):
 def get_args():
     p = argparse.ArgumentParser()
     p.add_argument("--steps", type=int, default=150)
-    p.add_argument("--mended", action="store_true")
+    p.add_argument("--fixed", action="store_true")
     return p.parse_args()
 
 
 def train(args):
     torch.manual_seed(0)
-    workers = 6 if args.mended else 1
+    workers = 6 if args.fixed else 1
     loader = DataLoader(
         RemoteRecords(),
         batch_size=32,

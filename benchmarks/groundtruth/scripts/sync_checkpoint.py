@@ -24,7 +24,7 @@ def main(args):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     data = torch.randn(4096, 128)
     target = data.sin().mean(1, keepdim=True)
-    every = args.steps + 1 if args.mended else args.save_every
+    every = args.steps + 1 if args.fixed else args.save_every
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         for step in range(1, args.steps + 1):
@@ -43,5 +43,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--save-every", type=int, default=2)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     main(parser.parse_args())

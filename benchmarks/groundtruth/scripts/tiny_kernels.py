@@ -57,10 +57,10 @@ def waves(n, length, generator):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--steps", type=int, default=350)
-    p.add_argument("--mended", action="store_true")
+    p.add_argument("--fixed", action="store_true")
     args = p.parse_args()
     torch.manual_seed(0)
-    model = Forecaster((LibraryLSTM if args.mended else HandmadeLSTM)(1, 48))
+    model = Forecaster((LibraryLSTM if args.fixed else HandmadeLSTM)(1, 48))
     opt = torch.optim.SGD(model.parameters(), lr=0.05)
     x, y = waves(2048, 64, torch.Generator().manual_seed(0))
     start = time.perf_counter()

@@ -21,9 +21,9 @@ class Residual(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
-    if not args.mended:
+    if not args.fixed:
         torch.set_num_threads(NUM_THREADS)  # truth: threads
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), *[Residual(256) for _ in range(6)], nn.Linear(256, 1))

@@ -43,6 +43,6 @@ def run(steps, workers):
 if __name__ == "__main__":
     cli = argparse.ArgumentParser()
     cli.add_argument("--steps", type=int, default=2000)
-    cli.add_argument("--mended", action="store_true")
+    cli.add_argument("--fixed", action="store_true")
     given = cli.parse_args()
-    run(given.steps, 0 if given.mended else 16)
+    run(given.steps, 0 if given.fixed else 16)

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     images = torch.randint(0, 256, (4096, 3, 224, 224), dtype=torch.uint8)
-    store = images.pin_memory() if args.mended and device.type == "cuda" else images
+    store = images.pin_memory() if args.fixed and device.type == "cuda" else images
     labels = torch.randint(0, 10, (4096,))
     order = DataLoader(TensorDataset(torch.arange(0, 4096, 256)), batch_size=None, shuffle=True)
     model = nn.Sequential(nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 55 * 55, 10)).to(device)
@@ -25,7 +25,7 @@ def main():
     while step < args.steps:
         for (first,) in order:
             first = int(first)
-            x = store[first : first + 256].to(device, non_blocking=args.mended)  # truth: copy
+            x = store[first : first + 256].to(device, non_blocking=args.fixed)  # truth: copy
             y = labels[first : first + 256].to(device)  # truth: copy
             loss = nn.functional.cross_entropy(model(x.float() / 255), y)
             optimizer.zero_grad()

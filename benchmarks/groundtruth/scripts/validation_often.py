@@ -32,9 +32,9 @@ def evaluate(model, loader):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
-    eval_every = 250 if args.mended else 4
+    eval_every = 250 if args.fixed else 4
     torch.manual_seed(0)
     train, valid = loaders()
     model = nn.Sequential(

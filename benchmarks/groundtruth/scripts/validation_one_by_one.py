@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=2500)
-parser.add_argument("--mended", action="store_true")
+parser.add_argument("--fixed", action="store_true")
 args = parser.parse_args()
 
 torch.manual_seed(0)
@@ -18,7 +18,7 @@ y = (x[:, ::2].sum(1) > x[:, 1::2].sum(1)).float()
 train_set = TensorDataset(x[:2000], y[:2000])
 valid_set = TensorDataset(x[2000:], y[2000:])
 train_loader = DataLoader(train_set, batch_size=50, shuffle=True)
-valid_loader = DataLoader(valid_set, batch_size=500 if args.mended else 1)  # truth: validate
+valid_loader = DataLoader(valid_set, batch_size=500 if args.fixed else 1)  # truth: validate
 
 model = nn.Sequential(nn.Linear(100, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1), nn.Flatten(0))
 criterion = nn.BCEWithLogitsLoss()

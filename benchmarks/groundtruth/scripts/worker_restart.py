@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=600)
 parser.add_argument("--batch-size", type=int, default=128)
-parser.add_argument("--mended", action="store_true")
+parser.add_argument("--fixed", action="store_true")
 
 
 class DigitsDataset(Dataset):
@@ -49,7 +49,7 @@ def main():
         batch_size=args.batch_size,
         shuffle=True,
         num_workers=2,
-        persistent_workers=args.mended,  # truth: restart
+        persistent_workers=args.fixed,  # truth: restart
     )
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 10), nn.LogSoftmax(dim=1))
     optimizer = torch.optim.Adam(model.parameters())

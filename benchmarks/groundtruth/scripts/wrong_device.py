@@ -23,11 +23,11 @@ class Model(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    model = Model(device, device if args.mended else "cpu")
+    model = Model(device, device if args.fixed else "cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = torch.randn(8192, 512, device=device), torch.randint(0, 10, (8192,), device=device)
     start = time.perf_counter()
