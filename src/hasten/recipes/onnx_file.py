@@ -120,8 +120,8 @@ def _compare(exported: nn.Module, path: Path, size: tuple[int, int], outputs: li
         images = random.random((batch, 3, *size), dtype=np.float32)
         with torch.inference_mode():
             expected = exported(torch.from_numpy(images))
-        for name, mine, other in zip(outputs, expected, run(images), strict=True):
-            apart = np.abs(mine.numpy() - other)
+        for name, reference, result in zip(outputs, expected, run(images), strict=True):
+            apart = np.abs(reference.numpy() - result)
             # NaN must count as a difference; `max` would drop it.
             differences[name] = max(differences[name], float(apart.max()) if np.isfinite(apart).all() else float("inf"))
     return differences

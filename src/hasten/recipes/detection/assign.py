@@ -134,8 +134,8 @@ def assign(look: Look, anchors: torch.Tensor, truths: Truths, settings: Alignmen
     truth, spots = rows * most + numbers, rows * num_anchors + places  # flat indices of objects and of anchors
 
     classes, boxes = truths.classes[rows, numbers], truths.boxes[rows, numbers]
-    scores, found = look(rows, places, classes)
-    overlaps = overlaps_of(boxes, found)
+    scores, predicted = look(rows, places, classes)
+    overlaps = overlaps_of(boxes, predicted)
     alignment = alignment_of(scores, overlaps, anchors[places], boxes, settings)
 
     num_truths = truths.valid.numel()

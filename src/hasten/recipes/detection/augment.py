@@ -131,18 +131,18 @@ def draw(settings: Augmentation) -> Draw:
     )
 
 
-def partners(drawn: Draw, at: int, count: int) -> list[int]:
+def partners(drawn: Draw, index: int, count: int) -> list[int]:
     """Return the indices of the samples that form one sample: itself, or itself and three others for a mosaic.
 
     Args:
         drawn: The sample's parameters.
-        at: Its index in the batch.
+        index: Its index in the batch.
         count: Number of samples in the batch. In small batches a sample may be used more than once.
     """
     if not drawn.mosaic:
-        return [at]
+        return [index]
     others = max(count - 1, 1)
-    return [at, *((at + 1 + int(fraction * others)) % count for fraction in drawn.partners)]
+    return [index, *((index + 1 + int(fraction * others)) % count for fraction in drawn.partners)]
 
 
 def tiles(drawn: Draw, sizes: Sequence[tuple[int, int]], side: int) -> list[Tile]:
@@ -161,27 +161,27 @@ def tiles(drawn: Draw, sizes: Sequence[tuple[int, int]], side: int) -> list[Tile
     x, y = (round(fraction * side) for fraction in drawn.middle)
     regions = [(0, 0, x, y), (x, 0, side, y), (0, y, x, side), (x, y, side, side)]
     placed = []
-    for at, ((width, height), region) in enumerate(zip(scaled, regions, strict=True)):
-        left, top = (x if at % 2 else x - width), (y if at >= 2 else y - height)
+    for index, ((width, height), region) in enumerate(zip(scaled, regions, strict=True)):
+        left, top = (x if index % 2 else x - width), (y if index >= 2 else y - height)
         placed.append(Tile(left, top, width, height, region))
     return placed
 
 
-def compose(samples: Sequence[dict[str, Any]], at: int, out: Picture) -> tuple[Boxes, Classes]:
+def compose(samples: Sequence[dict[str, Any]], index: int, out: Picture) -> tuple[Boxes, Classes]:
     """Compose one sample of a batch according to its `draw`.
 
     Args:
         samples: The batch: `image` uint8 [side, side, 3], `inside` (its part without padding), `boxes` float32 [n, 4],
             `classes` int64 [n], `draw`. They are not modified.
-        at: Index of the sample to compose.
+        index: Index of the sample to compose.
         out: `uint8 [side, side, 3]`, contiguous; receives the image.
 
     Returns:
         The boxes float32 [m, 4] in pixels, within the square; and their classes.
     """
-    drawn: Draw = samples[at]["draw"]
+    drawn: Draw = samples[index]["draw"]
     side = out.shape[0]
-    chosen = [samples[other] for other in partners(drawn, at, len(samples))]
+    chosen = [samples[other] for other in partners(drawn, index, len(samples))]
     insides = [[int(edge) for edge in sample["inside"]] for sample in chosen]
     placed = tiles(drawn, [(right - left, bottom - top) for left, top, right, bottom in insides], side)
     canvas: Picture = np.full((side, side, 3), PADDING, np.uint8)

@@ -106,18 +106,18 @@ def collate(samples: list[Sample]) -> Batch:
     side = samples[0]["picture"].shape[0]
     pixels = np.empty((len(samples), side, side, 3), np.uint8)
     rows = []
-    for at, sample in enumerate(samples):
+    for row, sample in enumerate(samples):
         if "draw" in sample:
-            boxes, classes = compose(samples, at, pixels[at])
+            boxes, classes = compose(samples, row, pixels[row])
         else:
             boxes, classes = sample["boxes"], sample["classes"]
-            pixels[at] = sample["picture"]
-        rows.append(target_rows(at, boxes, classes))
+            pixels[row] = sample["picture"]
+        rows.append(target_rows(row, boxes, classes))
     return Batch(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(np.concatenate(rows)))
 
 
-def target_rows(at: int, boxes: Any, classes: Any) -> Any:
+def target_rows(row: int, boxes: Any, classes: Any) -> Any:
     """Return the targets of one image, `float32 [n, 6]`: its row in the batch and the class, followed by the box."""
     rows = np.empty((len(boxes), 6), np.float32)
-    rows[:, 0], rows[:, 1], rows[:, 2:] = at, classes, boxes
+    rows[:, 0], rows[:, 1], rows[:, 2:] = row, classes, boxes
     return rows

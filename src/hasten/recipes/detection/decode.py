@@ -86,7 +86,7 @@ def candidates(boxes: torch.Tensor, scores: torch.Tensor, settings: Suppression 
     return Candidates(picked.cpu().numpy(), best.values.cpu().numpy(), classes.cpu().numpy())
 
 
-def suppress(found: Candidates, settings: Suppression | None = None) -> list[Floats]:
+def suppress(best: Candidates, settings: Suppression | None = None) -> list[Floats]:
     """Keep the best box of each object, with the compiled kernel.
 
     Returns:
@@ -95,19 +95,19 @@ def suppress(found: Candidates, settings: Suppression | None = None) -> list[Flo
     Raises:
         MachineError: numba is not installed.
     """
-    return suppressed_by(found, settings or Suppression(), compiled(_keep))
+    return suppressed_by(best, settings or Suppression(), compiled(_keep))
 
 
-def suppressed_by(found: Candidates, settings: Suppression, keep: Keep) -> list[Floats]:
+def suppressed_by(best: Candidates, settings: Suppression, keep: Keep) -> list[Floats]:
     """Keep the boxes selected by `keep`, among those with at least the minimum score."""
-    kept = []
-    for boxes, scores, classes in zip(found.boxes, found.scores, found.classes, strict=True):
+    detections = []
+    for boxes, scores, classes in zip(best.boxes, best.scores, best.classes, strict=True):
         # Scores are sorted in descending order, so boxes above the minimum come first.
         count = int(np.searchsorted(-scores, -np.float32(settings.min_score), side="right"))
-        some = np.ascontiguousarray(boxes[:count])
-        chosen = np.flatnonzero(keep(some, classes[:count], settings.max_iou))[: settings.max_boxes]
-        kept.append(np.column_stack([some[chosen], scores[chosen], classes[chosen].astype(np.float32)]))
-    return kept
+        remaining = np.ascontiguousarray(boxes[:count])
+        chosen = np.flatnonzero(keep(remaining, classes[:count], settings.max_iou))[: settings.max_boxes]
+        detections.append(np.column_stack([remaining[chosen], scores[chosen], classes[chosen].astype(np.float32)]))
+    return detections
 
 
 def _keep(boxes: Floats, classes: npt.NDArray[np.int64], max_iou: float) -> npt.NDArray[np.bool_]:

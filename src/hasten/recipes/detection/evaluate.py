@@ -54,7 +54,7 @@ def _annotations(images: Sequence[Judged]) -> tuple[list[dict[str, Any]], list[d
     """Return objects and detections in COCO's form. Ids start at 1: COCO uses 0 for "none"."""
     objects: list[dict[str, Any]] = []
     detections: list[dict[str, Any]] = []
-    for number, (found, true) in enumerate(images, 1):
+    for number, (detected, true) in enumerate(images, 1):
         for kind, *corners in true.tolist():
             box = _box(corners)
             objects.append(
@@ -63,7 +63,7 @@ def _annotations(images: Sequence[Judged]) -> tuple[list[dict[str, Any]], list[d
                     "area": box[2] * box[3], "iscrowd": 0,
                 }
             )  # fmt: skip
-        for *corners, score, kind in found.tolist():
+        for *corners, score, kind in detected.tolist():
             detections.append({"image_id": number, "category_id": int(kind), "bbox": _box(corners), "score": score})
     return objects, detections
 

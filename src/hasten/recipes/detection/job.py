@@ -261,8 +261,8 @@ class DetectionJob(Job):
         """Select the best boxes of a validation batch and suppress overlaps in a thread, parallel to the next batch."""
         last, self._output = self._output, None
         output: Output = last[1] if last is not None and last[0] is batch.images else model(batch.images)
-        found = candidates(*boxes_and_scores(output), self.suppression)
-        return _pool().submit(_judged, found, objects_of(batch), self.suppression)
+        best = candidates(*boxes_and_scores(output), self.suppression)
+        return _pool().submit(_judged, best, objects_of(batch), self.suppression)
 
     def whole_metric(self, name: str, items: list[Judged]) -> dict[str, float]:
         """Compute `map50` and `map` over all validation images."""
@@ -312,8 +312,8 @@ def boxes_and_scores(output: Output) -> tuple[torch.Tensor, torch.Tensor]:
     return output.boxes, output.scores
 
 
-def _judged(found: Candidates, objects: list[Any], settings: Suppression) -> Found:
-    return {METRIC: Gathered(list(zip(suppress(found, settings), objects, strict=True)))}
+def _judged(best: Candidates, objects: list[Any], settings: Suppression) -> Found:
+    return {METRIC: Gathered(list(zip(suppress(best, settings), objects, strict=True)))}
 
 
 @cache

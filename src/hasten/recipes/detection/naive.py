@@ -108,7 +108,7 @@ class NaiveDetectionData(Dataset[NaiveSample]):
         loaded = [self._load(index) for index in chosen]
         placed = tiles(drawn, [(image.width, image.height) for image, _ in loaded], self.size)
         canvas: Picture = np.full((self.size, self.size, 3), PADDING, dtype=np.uint8)
-        found: list[list[float]] = []
+        moved_boxes: list[list[float]] = []
         for (image, boxes), tile in zip(loaded, placed, strict=True):
             scaled = np.array(image.resize((tile.width, tile.height), needed("PIL.Image").Resampling.BILINEAR))
             left, top, right, bottom = tile.seen
@@ -118,16 +118,16 @@ class NaiveDetectionData(Dataset[NaiveSample]):
             for number, x1, y1, x2, y2 in boxes:
                 wide, high = tile.width / image.width, tile.height / image.height
                 moved = [x1 * wide + tile.left, y1 * high + tile.top, x2 * wide + tile.left, y2 * high + tile.top]
-                seen = _cut(moved, tile)
-                if seen is not None:
-                    found.append([number, *seen])
+                visible = _cut(moved, tile)
+                if visible is not None:
+                    moved_boxes.append([number, *visible])
         if drawn.mirror:
             canvas = canvas[:, ::-1]
-            found = [[number, self.size - x2, y1, self.size - x1, y2] for number, x1, y1, x2, y2 in found]
+            moved_boxes = [[number, self.size - x2, y1, self.size - x1, y2] for number, x1, y1, x2, y2 in moved_boxes]
         if drawn.upside_down:
             canvas = canvas[::-1]
-            found = [[number, x1, self.size - y2, x2, self.size - y1] for number, x1, y1, x2, y2 in found]
-        return _recoloured(canvas, drawn.gains), found
+            moved_boxes = [[number, x1, self.size - y2, x2, self.size - y1] for number, x1, y1, x2, y2 in moved_boxes]
+        return _recoloured(canvas, drawn.gains), moved_boxes
 
     def _load(self, index: int) -> tuple[Any, list[list[float]]]:
         """Load an image at the size of the square, with Pillow, and its boxes: class, left, top, right, bottom."""
@@ -157,8 +157,10 @@ def detection_loss_naive(output: Output, targets: torch.Tensor, settings: Alignm
     def look(rows: torch.Tensor, places: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return scores[rows, places, classes], boxes[rows, places]
 
-    asked = assign_naive(look, output.anchors, targets, len(boxes), settings)
-    return loss_parts(output, asked, boxes[asked.rows, asked.places], output.distances[asked.rows, asked.places])
+    assigned = assign_naive(look, output.anchors, targets, len(boxes), settings)
+    return loss_parts(
+        output, assigned, boxes[assigned.rows, assigned.places], output.distances[assigned.rows, assigned.places]
+    )
 
 
 @torch.no_grad()
@@ -186,25 +188,25 @@ def assign_naive(
                 if anchor not in owners or overlap > owners[anchor][0]:
                     owners[anchor] = overlap, number
         for number, one in enumerate(objects):
-            mine = {anchor: two for anchor, two in aligned[number].items() if owners[anchor][1] == number}
-            highest = max([settings.least_overlap, *(overlap for _, overlap in mine.values())])
-            best = max([TINY, *(alignment for alignment, _ in mine.values())])
-            for anchor, (alignment, _) in mine.items():
+            owned = {anchor: two for anchor, two in aligned[number].items() if owners[anchor][1] == number}
+            highest = max([settings.least_overlap, *(overlap for _, overlap in owned.values())])
+            best = max([TINY, *(alignment for alignment, _ in owned.values())])
+            for anchor, (alignment, _) in owned.items():
                 chosen.append((row, anchor, int(one[1]), one[2:].tolist(), alignment / best * highest))
     chosen.sort(key=lambda entry: entry[:2])
-    rows, places, classes, boxes, asked = zip(*chosen, strict=True) if chosen else ((), (), (), (), ())
+    rows, places, classes, boxes, assigned = zip(*chosen, strict=True) if chosen else ((), (), (), (), ())
     return Assigned(
         torch.tensor(rows, dtype=torch.int64, device=anchors.device),
         torch.tensor(places, dtype=torch.int64, device=anchors.device),
         torch.tensor(classes, dtype=torch.int64, device=anchors.device),
         torch.tensor(boxes, dtype=torch.float32, device=anchors.device).reshape(-1, 4),
-        torch.tensor(asked, dtype=torch.float32, device=anchors.device),
+        torch.tensor(assigned, dtype=torch.float32, device=anchors.device),
     )
 
 
-def suppress_naive(found: Candidates, settings: Suppression | None = None) -> list[Floats]:
+def suppress_naive(best: Candidates, settings: Suppression | None = None) -> list[Floats]:
     """Keep the best box of each object with NumPy: one loop over the classes, one over the boxes."""
-    return suppressed_by(found, settings or Suppression(), _keep_naive)
+    return suppressed_by(best, settings or Suppression(), _keep_naive)
 
 
 def _cut(box: list[float], tile: Tile) -> list[float] | None:

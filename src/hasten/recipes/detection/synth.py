@@ -102,10 +102,10 @@ def draw(seed: int, index: int, size: int = 640) -> Drawn:
     boxes: list[tuple[int, ...]] = []
     classes: list[int] = []
     for at, kind in enumerate(kinds):
-        seen = owner == at
-        if seen.sum() < max(MIN_SEEN_FRAC * areas[at], 24.0):
+        visible = owner == at
+        if visible.sum() < max(MIN_SEEN_FRAC * areas[at], 24.0):
             continue
-        rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
+        rows, columns = np.flatnonzero(visible.any(axis=1)), np.flatnonzero(visible.any(axis=0))
         boxes.append((int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1))
         classes.append(kind)
     made = finish(image, rng)

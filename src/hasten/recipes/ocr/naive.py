@@ -201,9 +201,9 @@ def _add_border(
     for number in range(len(moved)):
         away = edge_distance(xs, ys, moved[number], moved[(number + 1) % len(moved)])
         nearest = np.minimum(nearest, np.clip(away / distance, 0, 1))
-    seen = 1 - nearest[first_y - top : last_y - top + 1, first_x - left : last_x - left + 1]
+    closeness = 1 - nearest[first_y - top : last_y - top + 1, first_x - left : last_x - left + 1]
     part = border[first_y : last_y + 1, first_x : last_x + 1]
-    np.fmax(seen.astype(np.float32), part, out=part)
+    np.fmax(closeness.astype(np.float32), part, out=part)
 
 
 def edge_distance(xs: Floats, ys: Floats, start: Floats, end: Floats) -> Floats:

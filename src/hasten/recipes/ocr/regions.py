@@ -91,10 +91,10 @@ def read_regions(images: Path, labels: Path, findings: Findings) -> tuple[Item, 
     files = _label_files(Path(labels))
     rows: dict[Path, tuple[Path, list[Row]]] = {}
     if isinstance(files, Path):
-        found = read_coco_text(files, findings)
+        texts = read_coco_text(files, findings)
         for image_path in image_paths:
-            if image_path.name in found:
-                rows[image_path] = (files, [Row(None, corners, ignored) for corners, ignored in found[image_path.name]])
+            if image_path.name in texts:
+                rows[image_path] = (files, [Row(None, corners, ignored) for corners, ignored in texts[image_path.name]])
         _report_missing(image_paths, rows, findings, f"{files.name} does not list this image")
     else:
         rows = _text_rows(image_paths, files, findings)
@@ -194,8 +194,8 @@ def _label_files(labels: Path) -> Path | dict[str, Path]:
     whole = sorted(path for path in labels.iterdir() if path.suffix.lower() == ".json")
     if len(whole) == 1:
         return whole[0]
-    seen = f"{len(whole)} .json files" if whole else "none of these"
-    raise DataError(f"{labels} has no labels: expected .txt or .csv files, or one .json file, but found {seen}.")
+    result = f"{len(whole)} .json files" if whole else "none of these"
+    raise DataError(f"{labels} has no labels: expected .txt or .csv files, or one .json file, but found {result}.")
 
 
 def _text_rows(image_paths: list[Path], files: dict[str, Path], findings: Findings) -> dict[Path, tuple[Path, list[Row]]]:
@@ -248,11 +248,11 @@ def _sizes(image_paths: list[Path], findings: Findings) -> dict[Path, tuple[int,
 
     sizes = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for path, seen in zip(image_paths, pool.map(look, image_paths), strict=True):
-            if isinstance(seen, BadFileError):
-                findings.add_error(seen, lost="picture", about=path)
+        for path, result in zip(image_paths, pool.map(look, image_paths), strict=True):
+            if isinstance(result, BadFileError):
+                findings.add_error(result, lost="picture", about=path)
             else:
-                sizes[path] = seen
+                sizes[path] = result
     return sizes
 
 

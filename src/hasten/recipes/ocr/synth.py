@@ -203,9 +203,9 @@ def _bent(rng: np.random.Generator, ink: Floats) -> _Line:
     outer = height + int(np.ceil(abs(depth)))
     rows = np.arange(outer, dtype=np.float32)[:, None] - down[None]
     bent = cv2.remap(ink, np.broadcast_to(columns, rows.shape).copy(), rows, cv2.INTER_LINEAR)
-    at = np.linspace(0, width - 1, _CURVE_POINTS)
-    upper = np.interp(at, columns, down)
-    top, bottom = np.stack([at, upper], axis=1), np.stack([at, upper + height - 1], axis=1)
+    positions = np.linspace(0, width - 1, _CURVE_POINTS)
+    upper = np.interp(positions, columns, down)
+    top, bottom = np.stack([positions, upper], axis=1), np.stack([positions, upper + height - 1], axis=1)
     return _Line(bent, np.concatenate([top, bottom[::-1]]).astype(np.float32))
 
 
@@ -252,24 +252,24 @@ def _seen(rng: np.random.Generator, page: Floats, polygons: list[Floats]) -> tup
     flat = np.asarray([(0, 0), (width, 0), (width, height), (0, height)], dtype=np.float32)
     away = flat + rng.uniform(-0.03, 0.03, (4, 2)).astype(np.float32) * np.asarray((width, height), dtype=np.float32)
     matrix = cv2.getPerspectiveTransform(flat, away.astype(np.float32))
-    seen = cv2.warpPerspective(page, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    photo = cv2.warpPerspective(page, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
     moved = [cv2.perspectiveTransform(polygon[None], matrix)[0].astype(np.float32) for polygon in polygons]
     light: Floats = np.linspace(rng.uniform(0.8, 1.05), rng.uniform(0.8, 1.05), width, dtype=np.float32)[None, :]
     light = light * np.linspace(rng.uniform(0.85, 1.05), rng.uniform(0.85, 1.05), height, dtype=np.float32)[:, None]
-    seen = seen * light[:, :, None]
+    photo = photo * light[:, :, None]
     if rng.random() < 0.6:
-        seen = cv2.GaussianBlur(seen, (0, 0), float(rng.uniform(0.3, 0.9)))
+        photo = cv2.GaussianBlur(photo, (0, 0), float(rng.uniform(0.3, 0.9)))
     noise = rng.normal(0, float(rng.uniform(0.5, 5)), (height, width, 1)).astype(np.float32)
-    return np.ascontiguousarray(seen + noise, dtype=np.float32), moved
+    return np.ascontiguousarray(photo + noise, dtype=np.float32), moved
 
 
 @lru_cache(maxsize=1)
 def _fonts() -> tuple[Path, ...]:
     """Return matplotlib's font files; empty if it is not installed."""
-    found = importlib.util.find_spec("matplotlib")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("matplotlib")
+    if spec is None or spec.origin is None:
         return ()
-    folder = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
+    folder = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf"
     return tuple(path for name in _FACES if (path := folder / f"{name}.ttf").is_file())
 
 

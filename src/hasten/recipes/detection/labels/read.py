@@ -56,13 +56,13 @@ def read_labels(
     source = _source(labels, image_paths)
 
     def read_one(image_path: Path) -> tuple[list[Label] | None, Findings]:
-        found = Findings()
+        problems = Findings()
         try:
             size = check_picture(image_path)
-            return source.labels_of(image_path, size, found), found
+            return source.labels_of(image_path, size, problems), problems
         except BadFileError as error:
-            found.add_error(error, lost="picture", about=image_path)
-            return None, found
+            problems.add_error(error, lost="picture", about=image_path)
+            return None, problems
 
     with ThreadPoolExecutor(_THREADS) as pool:
         read = list(pool.map(read_one, image_paths))
@@ -73,8 +73,8 @@ def read_labels(
     if len(index) != len(names):
         raise DataError(f"Two of the classes {', '.join(names)} have the same name: use unique names.")
     items, new_findings = [], Findings()
-    for image_path, (some, found) in zip(image_paths, read, strict=True):
-        new_findings.take(found)
+    for image_path, (some, problems) in zip(image_paths, read, strict=True):
+        new_findings.take(problems)
         if some is not None:
             items.append(_item(image_path, source.place_of(image_path), some, index, new_findings))
     source.finish(new_findings)
@@ -126,13 +126,13 @@ def _source(labels: Path, image_paths: list[Path]) -> Source:
         raise DataError(f"{labels} has {' and '.join(sources)} for these images: give a folder with only one of them.")
     if jsons:
         raise DataError(f"{labels} has several JSON files ({_some(sorted(p.name for p in jsons.values()))}): choose one.")
-    seen = f"{len(texts)} .txt and {len(markups)} .xml files, none named like an image (such as {image_paths[0].stem}.txt)"
-    raise DataError(f"{labels} has no labels of the images in {image_paths[0].parent}: it has {seen}.")
+    counts = f"{len(texts)} .txt and {len(markups)} .xml files, none named like an image (such as {image_paths[0].stem}.txt)"
+    raise DataError(f"{labels} has no labels of the images in {image_paths[0].parent}: it has {counts}.")
 
 
 def _files(folder: Path, suffix: str) -> dict[str, Path]:
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == suffix and not path.name.startswith("."))
-    return {path.stem: path for path in found}
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() == suffix and not path.name.startswith("."))
+    return {path.stem: path for path in paths}
 
 
 def _some(names: list[str]) -> str:

@@ -49,13 +49,13 @@ class VocSource:
             raise BadFileError(image, f"{self._folder} has no {image.stem}.xml for it: images without objects need one too")
         read = _read(path)
         _check_size(read.size, size, path)
-        found = []
+        labels = []
         for one in read.objects:
             try:
-                found.append(_label(one, size))
+                labels.append(_label(one, size))
             except LabelError as error:
                 findings.add(path, one.line, str(error), lost="label", about=image)
-        return found
+        return labels
 
     def finish(self, findings: Findings) -> None:
         """Report XML files without an image."""

@@ -54,16 +54,16 @@ class YoloSource:
         path = self._files.get(image.stem)
         if path is None:
             return []
-        found = []
+        labels = []
         for line, text in enumerate(lines_of(read_text(path)), start=1):
             fields = text.split()
             if not fields:
                 continue
             try:
-                found.append(Label(self._name(fields[0]), _box(fields[1:], size), line))
+                labels.append(Label(self._name(fields[0]), _box(fields[1:], size), line))
             except LabelError as error:
                 findings.add(path, line, str(error), lost="label", about=image)
-        return found
+        return labels
 
     def finish(self, findings: Findings) -> None:
         """Report text files without an image."""
