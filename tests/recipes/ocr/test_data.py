@@ -152,8 +152,8 @@ def test_held_out_images_are_decoded_once_and_their_targets_are_right(
     monkeypatch.setattr("hasten.recipes.ocr.data.prepared", counting)
     for _ in range(2):
         for index in range(len(held)):
-            decoded, points, offsets, ignored, targets = held[index]
-            for one, other in zip((decoded, points, offsets, ignored), prepared(data[index], size), strict=True):
+            canonical, points, offsets, ignored, targets = held[index]
+            for one, other in zip((canonical, points, offsets, ignored), prepared(data[index], size), strict=True):
                 np.testing.assert_array_equal(one, other)
             wanted = naive_maps(polygons_of(points, offsets, ignored), size, settings)
             assert targets is not None
