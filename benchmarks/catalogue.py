@@ -1,7 +1,7 @@
-"""Write the measurements of each optimization: the file shipped with the package, and the catalogue page.
+"""What was measured of each optimization: the file that ships with the package, and the page of the catalogue.
 
-Two kinds of numbers are always distinguished: what recorded tunings measured on top of the plan they had so far, and what
-the benchmark of techniques measured on a job made for the technique.
+Two kinds of figures, told apart everywhere: what recorded tunings saw on top of what they had kept, and what the benchmark
+of techniques saw on a job made for the technique.
 
 python -m benchmarks.catalogue     # writes both; `make docs` does too
 """
@@ -55,17 +55,17 @@ def main() -> None:
 
 
 def shipped() -> dict[str, Kind]:
-    """Return the catalogue without optimizations registered by other packages on this machine."""
+    """The catalogue without what other packages registered on this machine."""
     return {name: kind for name, kind in catalogue().items() if kind.__module__.startswith("hasten.")}
 
 
 def recorded(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect everything from recorded results: name -> `measured` and `why_not_measured`."""
+    """All that recorded results say: name -> `measured` and `why_not_measured`."""
     return measurements(kinds, tunings(found), benchmarked(kinds, found))
 
 
 def benchmarked(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return name -> rows of the benchmark of techniques, one per case, including cases without a number."""
+    """Name -> what the benchmark of techniques saw on jobs made for it, a row a case; those without a figure too."""
     result = found.get("techniques", {"rows": []})
     table: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
@@ -78,7 +78,7 @@ def benchmarked(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str
 
 
 def tunings(found: Mapping[str, Any]) -> list[Evidence]:
-    """Return the evidence of every recorded tuning in any benchmark."""
+    """The evidence of every recorded tuning, whatever benchmark it belongs to."""
 
     def inside(result: Any) -> Iterator[Evidence]:
         if isinstance(result, Mapping):
@@ -96,11 +96,11 @@ def measurements(
     evidences: list[Evidence],
     made: Mapping[str, Sequence[dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
-    """Return name -> `measured`, a list of rows or null, and `why_not_measured`, null or a sentence.
+    """Name -> `measured`, a list of rows or null, and `why_not_measured`, null or a sentence.
 
     Args:
         kinds: The catalogue.
-        evidences: Evidence of recorded tunings.
+        evidences: Of recorded tunings.
         made: Name -> rows of the benchmark of techniques.
     """
     table = {}
@@ -121,15 +121,15 @@ def measurements(
 
 
 def why_not_benchmarked(name: str, alone: Sequence[Mapping[str, Any]]) -> str:
-    """Explain why the benchmark of techniques has no number for a technique; empty if it was not run there."""
+    """Why the benchmark of techniques has no figure of it; empty where it was not run there."""
     if alone:
         seen = dict.fromkeys(f"{row['outcome']} {place_words(row)}: {row['reason']}" for row in alone)
         return "; ".join(seen)
-    return f"it has a separate benchmark: python -m benchmarks {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+    return f"it has a benchmark of its own: python -m benchmarks {ELSEWHERE[name]}" if name in ELSEWHERE else ""
 
 
 def why_not_measured(kind: Kind, rows: list[dict[str, Any]], evidences: list[Evidence]) -> str:
-    """Explain why no recorded tuning measured a technique, from their notes and its `fit` on their machines."""
+    """Why no recorded tuning measured it: from what those tunings noted of it, and what its `fit` says of their machines."""
     seen = [(row["reason"], job_words(row)) for row in rows]
     if broken := [f"{reason} ({job})" for (reason, job), row in zip(seen, rows, strict=True) if row["outcome"] == "failed"]:
         return f"failed in a recorded run: {'; '.join(broken)}"
@@ -143,13 +143,13 @@ def why_not_measured(kind: Kind, rows: list[dict[str, Any]], evidences: list[Evi
     jobs: dict[str, list[str]] = {}
     for reason, job in seen:
         jobs.setdefault(reason, []).append(job)
-    return "does not fit any recorded job: " + "; ".join(f"{why} ({', '.join(who)})" for why, who in jobs.items())
+    return "not fitted to any recorded job: " + "; ".join(f"{why} ({', '.join(who)})" for why, who in jobs.items())
 
 
 def _missing_gpu(kind: Kind, evidence: Evidence) -> str:
-    """Return why a technique does not fit the job of a recorded tuning if the reason is the missing GPU; else empty.
+    """Why it does not fit the job of a recorded tuning, where that reason is the missing GPU; else empty.
 
-    The evidence contains only some of the facts, so other refusals prove nothing here.
+    The evidence keeps only a part of the facts, so any other refusal proves nothing here.
     """
     facts = _facts(evidence)
     reason = kind.fit(facts).reason if facts.job.device == "cpu" else ""
@@ -157,7 +157,7 @@ def _missing_gpu(kind: Kind, evidence: Evidence) -> str:
 
 
 def _facts(evidence: Evidence) -> Facts:
-    """Restore the facts of a job and its machine from the evidence; readings that did not exist yet are empty."""
+    """What the evidence keeps of the facts of its job and its machine; a reading that was not yet taken is empty."""
     job = schema.write(evidence.job)
     known = {item.name: job[item.name] for item in fields(JobFacts) if item.name in job}
     readings: dict[str, Any] = {"cpu_flags": frozenset(evidence.machine["cpu_flags"])}
@@ -178,28 +178,28 @@ def _facts(evidence: Evidence) -> Facts:
 
 
 def packaged(measured: Mapping[str, Any]) -> str:
-    """Return the text of the file shipped with the package."""
+    """The text of the file that ships with the package."""
     return json.dumps({"made_by": COMMAND, "optimizations": dict(measured)}, indent=1, ensure_ascii=False) + "\n"
 
 
 def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any], pruned: Mapping[str, Any] | None = None) -> str:
-    """Return the page: one line per optimization, grouped by what they relieve, and why some lack a recorded gain."""
+    """The page: one line an optimization, in the order of what they relieve, and why some stay without a recorded gain."""
     entries = [entry(kind, measured) for kind in kinds.values()]
     order = list(dict.fromkeys(kind.card.relieves for kind in kinds.values()))
     entries.sort(key=lambda row: (order.index(row["relieves"]), row["name"]))
     lines = [
         "# The catalogue",
         "",
-        "Every optimization Hasten can try. Generated from the cards and from `benchmarks/results/` by `make docs`; nothing",
-        "is typed by hand. In a terminal: `hasten doctor --catalogue`, and `hasten explain NAME` for details of one.",
+        "Every optimization Hasten can try. Made from the cards and from `benchmarks/results/` by `make docs`; nothing",
+        "here is typed by hand. In a terminal: `hasten doctor --catalogue`, and `hasten explain NAME` for all about one.",
         "",
-        "*Claimed* is the gain that others report, on their jobs and machines. *Measured* is what this project's recorded",
-        "tunings measured on top of the plan they had so far: the ratio of speeds (above 1 is faster), its interval, and",
-        "the outcome of the candidate. *On a job made for it* is not a tuning: the technique alone, with and without, on a",
-        "small job that has the bottleneck it relieves. None of these predicts the gain on your job: `hasten tune` does.",
+        "*Hoped for* is what others promise, on their jobs and machines. *Measured* is what recorded tunings of this",
+        "project saw on top of what they had kept before: the ratio of speeds (above 1 is faster), its interval, and what",
+        "became of the candidate. *On a job made for it* is no tuning: the technique alone, with and without, on a small",
+        "job that has the bottleneck it relieves. None of these says what it brings to your job: `hasten tune` does.",
         "",
         *_machines(entries),
-        "| name | what it does | relieves | numerics | claimed | measured |",
+        "| name | what it does | relieves | numerics | hoped for | measured |",
         "|---|---|---|---|---|---|",
         *(_line(row) for row in entries),
         "",
@@ -209,7 +209,7 @@ def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any], pruned: Mapping
 
 
 def _machines(entries: list[dict[str, Any]]) -> list[str]:
-    """List the jobs and machines behind the measured column."""
+    """Which jobs and machines the measured column speaks of."""
     rows = [row for item in entries for row in item["measured"] or ()]
     runs = sorted({(_where(row), row["machine"], str(row["created"])[:10], str(row["commit"])) for row in rows})
     lines = [f"- {where}: {machine}; {day}, commit {commit}" for where, machine, day, commit in runs]
@@ -221,7 +221,7 @@ def _where(row: Mapping[str, Any]) -> str:
 
 
 def _seen(row: Mapping[str, Any]) -> str:
-    """Format one measurement for a cell of the page."""
+    """One measurement, in a cell of the page."""
     verdict = row["verdict"] if is_made_for_it(row) else row["outcome"]
     parts = [f"{place_words(row)}: {gain_words(row)}, {verdict}{compared_words(row)}", memory_words(row)]
     return "; ".join([*filter(None, parts), *(f"{name}={value}" for name, value in row["settings"].items())])

@@ -1,4 +1,4 @@
-"""Tables of single benchmarks: the evaluation of the gate, rivals side by side, checkpointing, single techniques."""
+"""Tables of the single benchmarks: the gate judged by itself, rivals side by side, checkpointing, single techniques."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from hasten.report.catalogue import compared_words
 
 
 def gate_table(gate: dict[str, Any]) -> list[str]:
-    """Every seeded defect and every harmless change, with its outcome."""
+    """Every seeded defect and every innocent change, and what became of it."""
     caught, defects = gate["caught"], gate["defects"]
     refused, innocents = gate["refused_innocents"], gate["innocents"]
-    lines = ["## Evaluation of the numerics gate", ""]
+    lines = ["## The numerics gate, judged by itself", ""]
     lines += [
-        f"{caught} of {defects} seeded defects were rejected, and {refused} of {innocents} harmless changes.",
+        f"{caught} of {defects} seeded defects were refused, and {refused} of {innocents} innocent changes.",
         f"Repeat it: `{gate['command']}`.",
         "",
-        "| change | declared class | actual kind | outcome | by | why |",
+        "| change | claims to be | is | outcome | by | why |",
         "|---|---|---|---|---|---|",
     ]
     for row in gate["rows"]:
-        outcome = "rejected" if row["caught"] else "accepted"
+        outcome = "refused" if row["caught"] else "let through"
         why = str(row["why"]).replace("|", "/")
         lines.append(f"| {row['name']} | {row['class']} | {row['kind']} | {outcome} | {row['by'] or '-'} | {why} |")
     return [*lines, ""]
 
 
 def rivals_table(result: dict[str, Any]) -> list[str]:
-    """Every arm against the naive one, and Hasten against every arm."""
+    """Every arm against the naive one, and Hasten against it."""
     name = result["name"].removeprefix("rivals_")
     lines = [f"## Side by side: {name}", ""]
     lines += [
-        f"Fresh processes take turns in one run (`{result['command']}`). Ratios of samples per second.",
+        f"Fresh processes taking turns in one run (`{result['command']}`); samples a second, as ratios.",
         "",
-        "| trained by | compared with the naive loop | Hasten compared with it |",
+        "| trained by | against the naive loop | Hasten against it |",
         "|---|---|---|",
     ]
     for arm, row in result["arms"].items():
@@ -43,12 +43,12 @@ def rivals_table(result: dict[str, Any]) -> list[str]:
 
 
 def checkpointing_table(result: dict[str, Any]) -> list[str]:
-    """Memory and time of checkpointing to a budget, against no and full checkpointing."""
+    """Memory and time of checkpointing by budget against everything and nothing."""
     lines = ["## Activation checkpointing by budget", ""]
     lines += [
-        f"Asked to save {1 - result['asked_frac']:.0%} of the activations of `{result['target']}` (`{result['command']}`).",
+        f"Asked to keep {1 - result['asked_frac']:.0%} of the activations of `{result['target']}` (`{result['command']}`).",
         "",
-        "| arm | saved activations | saved at the peak of a step | peak memory | relative time of a turn |",
+        "| arm | activations saved | saved at the peak of a step | peak memory | time of a turn |",
         "|---|---|---|---|---|",
     ]
     for arm, row in result["arms"].items():
@@ -59,14 +59,14 @@ def checkpointing_table(result: dict[str, Any]) -> list[str]:
 
 
 def search_table(result: dict[str, Any]) -> list[str]:
-    """The ladder against an exhaustive search: the time of each, and the best subsets next to the ladder's plan."""
+    """The ladder against an exhaustive search: what each took, and the best subsets side by side with the ladder's plan."""
     lines = ["## The ladder against an exhaustive search", ""]
     lines += [
-        "Both use the same candidates, declared before any was measured: those of the recorded tuning's plan, then those",
-        "with the largest product of ceiling and prior, as long as all subsets can be measured. The best subsets and the",
+        "The same candidates for both, declared before any was measured: what the recorded tuning kept, then those of the",
+        "largest ceiling times prior, as long as there are few enough subsets to measure them all. The best subsets and the",
         f"ladder's plan were measured again in fresh processes that take turns. Repeat it: `{result['command']}`.",
-        "The image job was missed in an earlier version. The ladder was changed accordingly, given a longer budget, and",
-        "evaluated again on the same job and its recorded subsets (`--kept`).",
+        "The image job was missed before. The ladder was changed for what that showed, given a longer budget, and judged",
+        "again on the same job and its kept subsets (`--kept`).",
         "",
     ]
     for job in result["jobs"].values():
@@ -77,21 +77,18 @@ def search_table(result: dict[str, Any]) -> list[str]:
 def _search(job: dict[str, Any]) -> list[str]:
     space, ladder = job["candidates"], job["ladder"]
     names = ", ".join(item["name"] for item in space["chosen"])
-    others = f"; omitted: {', '.join(item['name'] for item in space['left_out'])}" if space["left_out"] else ""
+    others = f"; left out: {', '.join(item['name'] for item in space['left_out'])}" if space["left_out"] else ""
     took = f"{job['subsets']} subsets in {job['exhaustive_seconds']:.0f} s"
     took += "" if job["complete"] else f" (projected: {job['measured']} were measured)"
     took += f", {job['failed']} of them without a result" if job["failed"] else ""
     lines = [f"### `{job['target']}`: {job['verdict']}", ""]
-    lines += [f"Candidates: {names}{others} (without omissions up to {space['most_subsets_of_all']:,} subsets).", ""]
+    lines += [f"Candidates: {names}{others} (all together up to {space['most_subsets_of_all']:,} subsets).", ""]
     budget_s = ladder.get("budget_s")
-    given = f" of a budget of {budget_s:.0f} s, half of which is reserved for the omitted proof" if budget_s else ""
+    given = f" of a budget of {budget_s:.0f} s, half of which is the proof's, which is left out here" if budget_s else ""
     lines += [f"{took}; the ladder took {ladder['seconds']:.0f} s{given}. {job['why'][:1].upper()}{job['why'][1:]}.", ""]
     if job.get("exhaustive_commit", job["commit"]) != job["commit"]:
-        lines += [f"The subsets were measured at {job['exhaustive_commit']}, the ladder ran at {job['commit']}.", ""]
-        lines += [
-            "| best subsets | screened, compared with the plain job | the ladder's plan compared with it |",
-            "|---|---|---|",
-        ]
+        lines += [f"The subsets were measured at {job['exhaustive_commit']}, the ladder climbed at {job['commit']}.", ""]
+    lines += ["| best subsets | screened, against the plain job | the ladder's plan against it |", "|---|---|---|"]
     for row in job["best"]:
         against = "the same plan" if row["is_the_ladders"] else _ratio(row, "ladder_over_it")
         lines.append(f"| {_plan(row['plan'], space)} | {row['screened']:.2f}x | {against} |")
@@ -99,21 +96,21 @@ def _search(job: dict[str, Any]) -> list[str]:
 
 
 def _plan(plan: dict[str, Any], space: dict[str, Any]) -> str:
-    """List the names of a plan, with settings if the technique offered more than one."""
+    """The names of a plan, with the setting where the technique offered more than one."""
     several = {item["name"] for item in space["chosen"] if len(item["settings"]) > 1}
     words = {name: ", ".join(f"{key}={value}" for key, value in settings.items()) for name, settings in plan.items()}
     return ", ".join(f"{name} ({words[name]})" if name in several else name for name in plan)
 
 
 def packing_table(result: dict[str, Any]) -> list[str]:
-    """Packing against batches of similar length and against the padded job."""
-    lines = ["## Packing against batches of similar length", ""]
+    """Packing against batches of like length and against the padded job."""
+    lines = ["## Packing against batches of like length", ""]
     lines += [
-        "Fresh processes in pairs. The rival batches samples of similar length and trims each batch to its longest sample.",
-        f"Both train the same samples for a whole epoch. The goal is {result['goal']}x over the rival.",
+        "Fresh processes in pairs. The rival puts samples of like length into one batch and cuts it to its longest; both",
+        f"train the same samples, a whole epoch. The goal is {result['goal']}x over the rival.",
         f"Repeat it: `{result['command']}`.",
         "",
-        "| job | original padding | trimmed | similar length, trimmed | over padded | over trimmed | over rival | goal |",
+        "| job | padding as it is | cut | of like length and cut | against padded | against cut | against rival | goal |",
         "|---|---|---|---|---|---|---|---|",
     ]
     measured = [row for row in result["jobs"].values() if "skipped" not in row]
@@ -126,25 +123,25 @@ def packing_table(result: dict[str, Any]) -> list[str]:
 
 
 def _ratio(row: dict[str, Any], name: str = "ratio") -> str:
-    """Format a ratio with its interval; a dash if there is none."""
+    """A ratio with its interval; a dash where there is none."""
     return "-" if row[name] is None else f"{row[name]:.2f}x ({row['low']:.2f} to {row['high']:.2f})"
 
 
 def techniques_words(result: dict[str, Any]) -> str:
-    """Summarize the outcomes of the techniques on the jobs made for them in one line."""
+    """How many techniques brought what on the jobs made for them, in a line."""
     rows, outcomes = result["rows"], result["outcomes"]
     names = {"faster": "faster", "same": "the same", "slower": "slower", "undecided": "undecided"}
-    names |= {"refused": "refused on this machine", "failed": "failed"}
+    names |= {"refused": "refused here", "failed": "failed"}
     counted = ", ".join(f"{outcomes[key]} {words}" for key, words in names.items() if outcomes.get(key))
     return f"{len(rows)} cases of {len({row['technique'] for row in rows})} techniques: {counted}"
 
 
 def techniques_table(result: dict[str, Any]) -> list[str]:
-    """Every technique with and without, on the job made for it: speed and peak memory, or why there is no number."""
+    """Every technique with and without, on the job made for it: speed and peak memory, or why there is no figure."""
     lines = ["## Techniques, each on a job made for it", ""]
     lines += [
-        "This is not a tuning: each technique alone, with and without, on a small job that has the bottleneck it relieves,",
-        "in fresh processes in pairs. Speed is measured by the time of updates unless stated otherwise.",
+        "No tuning: the technique alone, with and without, on a small job that has the bottleneck it relieves; fresh",
+        "processes in pairs; by the time of updates, where nothing else is said.",
         f"Repeat it: `{result['command']}`. {techniques_words(result)}.",
         "",
         "| technique | settings | job | speed | peak memory | outcome |",

@@ -1,6 +1,6 @@
-"""Weigh the recorded gains of code that changes the run of an unmodified script against its size in lines.
+"""Weigh what changes an unmodified script's run against its size: recorded tunings of scripts, lines before and after.
 
-Nothing is measured here: every number is quoted from another result file, together with its key there.
+Measures nothing anew: every figure is quoted from another result file, with its key there.
 `python -m benchmarks.pruning_scripts` writes benchmarks/results/pruning_scripts.json.
 """
 
@@ -16,19 +16,19 @@ from typing import Any
 from benchmarks.record import RESULTS, ROOT, record
 
 BEFORE = "f8d2554"
-"""The commit whose lines count as "before"."""
+"""The commit whose lines are counted as "before"."""
 SCRIPT = "src/hasten/script"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the code to weigh.
+    """What is weighed.
 
     Attributes:
-        techniques: Techniques that need it on a script.
+        techniques: Those that need it on a script.
         before: Its files at `BEFORE`.
-        after: The files that replaced them; missing files count as zero lines.
-        decision: The decision, and why.
+        after: What became of them; what is not there any more counts nothing.
+        decision: What was done, and why.
     """
 
     techniques: tuple[str, ...]
@@ -42,7 +42,7 @@ PARTS = {
         ("async_logging",),
         (f"{SCRIPT}/output/outlet.py", f"{SCRIPT}/output/printing.py", "src/hasten/train/lines.py"),
         ("src/hasten/train/metrics_file.py",),
-        "deleted: no gain in any recorded tuning; jobs of Hasten's own loop keep it, with one executor",
+        "deleted: no gain in any recorded tuning; jobs of our own loop keep it, with one executor",
     ),
     "joining batches of an evaluation loop": Part(
         ("validation_batch",),
@@ -54,19 +54,16 @@ PARTS = {
         ("loader_threads", "loader_workers"),
         tuple(f"{SCRIPT}/data/{name}.py" for name in ("foresee", "ahead", "reading", "changes")),
         tuple(f"{SCRIPT}/data/{name}.py" for name in ("lookahead", "workers", "iterator", "overrides")),
-        "threads deleted: slower or undecided; worker processes kept, only for PyTorch's own samplers",
+        "threads deleted: slower or undecided; worker processes kept, for PyTorch's own samplers alone",
     ),
     "caching samples": Part(
-        ("sample_cache", "sample_store"),
-        (f"{SCRIPT}/data/guard.py",),
-        (f"{SCRIPT}/data/guard.py",),
-        "kept: the largest gain",
+        ("sample_cache", "sample_store"), (f"{SCRIPT}/data/guard.py",), (f"{SCRIPT}/data/guard.py",), "kept: it pays most"
     ),
     "gathering rows of tables": Part(
-        ("batched_reading",), (f"{SCRIPT}/data/gathering.py",), (f"{SCRIPT}/data/tables.py",), "kept: worth its 81 lines"
+        ("batched_reading",), (f"{SCRIPT}/data/gathering.py",), (f"{SCRIPT}/data/tables.py",), "kept: it pays for 81 lines"
     ),
     "trimming padding": Part(
-        ("trim_padding",), (f"{SCRIPT}/data/cutting.py",), (f"{SCRIPT}/data/trimming.py",), "kept: worth its lines"
+        ("trim_padding",), (f"{SCRIPT}/data/cutting.py",), (f"{SCRIPT}/data/trimming.py",), "kept: it pays"
     ),
 }
 
@@ -88,7 +85,7 @@ def run_pruning() -> Path:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return one line per part: its lines before and after, and the recorded gains of its techniques on scripts."""
+    """A line a part: its lines before and after, and what its techniques were recorded to bring on scripts."""
     lines = ["| part of script/ | lines | recorded: script, outcome, gain | decision |", "|---|---|---|---|"]
     for row in result["rows"]:
         on_scripts = (one for one in row["recorded"] if not one["source"].startswith("techniques.json"))
@@ -99,7 +96,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def recorded(technique: str) -> Iterator[dict[str, Any]]:
-    """Yield every comparison of a technique on a script, and the one on the job made for it, with its source."""
+    """Every comparison of a technique on a script, and that on the job made for it, with where it is recorded."""
     for number, row in enumerate(_read("groundtruth")["rows"]):
         for place, rung in enumerate((row.get("tune") or {}).get("rungs", ())):
             if rung["name"] == technique and rung["ratio"] is not None:
@@ -129,7 +126,7 @@ def _read(name: str) -> Any:
 
 
 def _lines(revision: str) -> int:
-    """Count the lines of a file at a revision; `:FILE` is the version staged for commit."""
+    """Lines of a file at a revision; `:FILE` is the one that is to be committed."""
     command = ["git", "-C", str(ROOT), "show", revision]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("\n")
 

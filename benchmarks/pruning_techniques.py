@@ -1,10 +1,9 @@
-"""List which techniques had a recorded gain, and why the others were kept or deleted.
+"""Which techniques paid in anything that was recorded, and why the others stay or were deleted.
 
-A technique stays if a recorded tuning applied it or a benchmark made for it found it faster. Otherwise it stays if a
-reference plan asks for it, or if its gain requires a GPU. Nothing is measured here: the other files of benchmarks/results
-are read.
+A technique stays if a recorded tuning applied it, or a benchmark made for it found it faster; else if a reference plan asks
+for it, or if a GPU is where it pays. Nothing is measured here: the other files of benchmarks/results are read.
 
-python -m benchmarks.pruning_techniques --before COMMIT     # the last commit with every technique
+python -m benchmarks.pruning_techniques --before COMMIT     # the commit that still has every technique
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ ASKED: Mapping[str, str] = {
     "sharding": "dialogue: sharding or 8-bit states to fit 85 GB",
     "zero_grad_to_none": "detection: efficient zero_grad",
 }
-"""Technique without a recorded gain -> the reference plan that asks for it, and in which words."""
+"""Technique that has paid in no recorded run -> the reference plan that asks for it, and in which words."""
 
 ON_GPU: Mapping[str, str] = {
     "activation_checkpointing": "memory of a GPU, where it decides the largest batch",
     "channels_last_3d": "3-d convolutions on tensor cores, which take channels-last input",
     "cuda_graphs": "kernels are launched as one graph",
     "cudnn_benchmark": "cuDNN chooses among kernels by timing",
-    "device_prefetch": "copies overlap with kernels",
+    "device_prefetch": "a copy runs beside the kernels",
     "eight_bit_states": "memory of a GPU, and kernels for it",
     "metric_reading": "reading a loss waits for the device",
     "microbatch": "memory of a GPU, where it decides the largest batch",
     "pinned_memory": "page-locked memory is copied faster",
     "sharding": "each rank has a memory of its own",
 }
-"""Technique without a recorded gain -> why it has one on a GPU."""
+"""Technique that has paid in no recorded run -> why it pays on a GPU."""
 
 ARMS: Mapping[str, str] = {
     "buckets of 1 MiB": "gradient_buckets",
@@ -57,7 +56,7 @@ ARMS: Mapping[str, str] = {
     "bfloat16": "gradient_compression",
     "PowerSGD of rank 4": "low_rank_gradients",
 }
-"""Arm of the ranks benchmark -> the technique that it adds."""
+"""Arm of the benchmark of ranks -> the technique that it adds."""
 
 
 def main() -> None:
@@ -73,12 +72,12 @@ def main() -> None:
 
 
 def shipped() -> set[str]:
-    """Return the current techniques, without those registered by other packages on this machine."""
+    """The techniques that there are now, without what other packages registered on this machine."""
     return {name for name, kind in catalogue().items() if kind.__module__.startswith("hasten.")}
 
 
 def lines_at(commit: str) -> dict[str, int]:
-    """Return technique -> lines of its module at a commit."""
+    """Technique -> lines of its module at a commit."""
     folder = "src/hasten/optimizations/"
     listed = _git("ls-tree", "--name-only", commit, folder).splitlines()
     modules = [Path(path) for path in listed if path.endswith(".py") and not path.endswith("__init__.py")]
@@ -86,15 +85,15 @@ def lines_at(commit: str) -> dict[str, int]:
 
 
 def table(found: Mapping[str, Any], lines: Mapping[str, int], present: set[str]) -> list[Row]:
-    """Return one row per technique: its lines, its best recorded number with the source file, and the decision.
+    """A row a technique: its lines, its best recorded figure with the file it is in, and what was decided.
 
     Args:
         found: All recorded results.
         lines: Technique -> lines before anything was deleted.
-        present: The current techniques.
+        present: The techniques that there are now.
 
     Raises:
-        ValueError: A deleted technique has a reason to stay, or a present one has none.
+        ValueError: A technique was deleted although something speaks for it, or is there although nothing does.
     """
     figures = sorted(_figures(found), key=lambda row: (row["paid"], row["ratio"]))
     best = {row["technique"]: row for row in figures}
@@ -104,9 +103,7 @@ def table(found: Mapping[str, Any], lines: Mapping[str, int], present: set[str])
         paid = row is not None and row["paid"]
         asked, gpu = ("", "") if paid else (ASKED.get(name, ""), ON_GPU.get(name, ""))
         if (name in present) != bool(paid or asked or gpu):
-            raise ValueError(
-                f"{name} is {'present' if name in present else 'deleted'}, but its results say otherwise: {row}"
-            )
+            raise ValueError(f"{name} is {'there' if name in present else 'deleted'}, and its figures say otherwise: {row}")
         rows.append({
             "technique": name,
             "lines": count,
@@ -123,7 +120,7 @@ def table(found: Mapping[str, Any], lines: Mapping[str, int], present: set[str])
 
 
 def _figures(found: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield every recorded number of a technique: its gain, and whether that counts as paid."""
+    """Every recorded figure of a technique: what it brought, and whether that counts as paid."""
     for file, result in found.items():
         if file.startswith("pruning"):
             continue
@@ -156,7 +153,7 @@ def _figure(file: str, technique: str, seen: Mapping[str, Any], reason: str, *, 
 
 
 def _candidates(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the candidates of every tuning in a result."""
+    """The candidates of every tuning that a result holds."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from item if key == "rungs" and isinstance(item, list) else _candidates(item)
@@ -171,7 +168,7 @@ def _git(*arguments: str) -> str:
 
 
 def section(pruned: Mapping[str, Any]) -> list[str]:
-    """Return the section of the catalogue page on techniques kept without a recorded gain, and on deleted ones."""
+    """The part of the catalogue's page that says what stays without a recorded gain, and what was deleted for it."""
     kept = [row for row in pruned["rows"] if row["kept"]]
     open_ones = [row for row in kept if not row["paid"]]
     gone = [row for row in pruned["rows"] if not row["kept"]]
@@ -179,15 +176,15 @@ def section(pruned: Mapping[str, Any]) -> list[str]:
         "## Without a recorded gain",
         "",
         f"{len(kept) - len(open_ones)} of {len(kept)} optimizations were applied in a recorded tuning, or were faster on a",
-        "job made for them. The others stay because a reference plan asks for them, or because their gain requires a GPU:",
+        "job made for them. The others stay because a reference plan asks for them, or because a GPU is where they pay:",
         "",
         "| name | lines | best recorded | where | asked for by | on a GPU |",
         "|---|---|---|---|---|---|",
         *(_line(row, row["asked_by"], row["on_gpu"]) for row in open_ones),
         "",
-        f"Deleted, {sum(row['lines'] for row in gone)} lines in their own modules alone:",
+        f"Deleted, {sum(row['lines'] for row in gone)} lines with their own modules alone:",
         "",
-        "| name | lines | best recorded | where | reason recorded there |",
+        "| name | lines | best recorded | where | what was said of it there |",
         "|---|---|---|---|---|",
         *(_line(row, row["reason"] or "") for row in gone),
         "",

@@ -28,7 +28,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 def main() -> None:
-    """Write the summary table into README.md, all details into docs/results.md, and the catalogue with its measurements."""
+    """Put the table into README.md, all details into docs/results.md, and write the catalogue with its measurements."""
     found = results()
     put_between(ROOT / "README.md", headline_table(found))
     if "groundtruth" in found:
@@ -49,14 +49,14 @@ def main() -> None:
 
 
 def put_between(path: Path, text: str) -> None:
-    """Insert tables between the markers of a page."""
+    """Put tables between the markers of a page."""
     before, rest = path.read_text(encoding="utf-8").split(BEGIN, maxsplit=1)
     after = rest.split(END, maxsplit=1)[1]
     write_atomically(path, before + BEGIN + "\n" + text + END + after)
 
 
 def headline_table(found: dict[str, Any]) -> str:
-    """Summarize the measurements, one line per benchmark."""
+    """What was measured, a line a benchmark."""
     rows = [_tuned(found[name]) for name in ("tune_text", "tune_image") if name in found]
     rows += [_proved(job, found["proof"]) for job in found.get("proof", {}).get("jobs", {}).values()]
     rows += _honesty(found)
@@ -71,7 +71,7 @@ def headline_table(found: dict[str, Any]) -> str:
     machine = next(iter(found.values()))["machine"]
     rows = [_with_machine(row, found, machine) for row in rows]
     lines = [f"## Measured ({machine})", "", "| what | result | repeat it |", "|---|---|---|", *rows]
-    where = "Raw samples, versions and commits: `benchmarks/results/`; all candidates: [docs/results.md](docs/results.md)."
+    where = "Raw samples, versions and commits: `benchmarks/results/`; all rungs: [docs/results.md](docs/results.md)."
     return "\n".join(["", *lines, "", where, ""])
 
 
@@ -79,13 +79,11 @@ def _tuned(result: dict[str, Any]) -> str:
     evidence = result["evidence"]
     final = evidence["final"]
     if final is None:
-        return f"| `{evidence['job']['target']}` | no gain proved | `{result['command']}` |"
+        return f"| `{evidence['job']['target']}` | nothing proved | `{result['command']}` |"
     words = f"**{final['ratio']:.2f}x** faster ({final['low']:.2f} to {final['high']:.2f}, {final['pairs']} pairs)"
     if quality := final["quality"]:
         verdict = quality["verdict"].replace("_", " ")
-        words += (
-            f"; validation {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: {verdict}"
-        )
+        words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: {verdict}"
         words += f" (margin {quality['margin']})"
     return f"| `{evidence['job']['target']}` | {words} | `{result['command']}` |"
 
@@ -96,14 +94,14 @@ def _proved(job: dict[str, Any], result: dict[str, Any]) -> str:
         return f"| the plan of `{job['target']}`, {result['pairs']} fresh pairs | {found['why']} | `{result['command']}` |"
     words = f"**{found['ratio']:.2f}x** ({found['low']:.2f} to {found['high']:.2f})"
     if quality := job["quality"]:
-        words += f"; validation {quality['verdict'].replace('_', ' ')}"
+        words += f"; held-out {quality['verdict'].replace('_', ' ')}"
     if not job["reached"]:
-        words += f"; missed the goal of {job['goal_low']}x at the lower end"
+        words += f"; goal of {job['goal_low']}x at the lower end: missed"
     return f"| the plan of `{job['target']}`, {found['pairs']} fresh pairs | {words} | `{result['command']}` |"
 
 
 def _with_machine(row: str, found: dict[str, Any], machine: str) -> str:
-    """Add the machine to a row of the table if it differs from the one in the heading."""
+    """A row of the table, with the machine it was measured on where that is another one than the heading says."""
     others = {item["command"]: item["machine"] for item in found.values() if item["machine"] != machine}
     name = next((name for command, name in others.items() if row.endswith(f"| `{command}` |")), None)
     if name is None:
@@ -119,21 +117,19 @@ def _honesty(found: dict[str, Any]) -> list[str]:
         rows.append(f"| honesty (A/A) | {words} | `{aa['command']}` |")
     if power := found.get("power"):
         tried = {name.split("_")[1]: row for name, row in power.items() if name.startswith("plus_")}
-        words = "; ".join(
-            f"+{percent} % detected in {row['found']} of {row['comparisons']}" for percent, row in tried.items()
-        )
+        words = "; ".join(f"+{percent} % found in {row['found']} of {row['comparisons']}" for percent, row in tried.items())
         rows.append(f"| injected slowdowns | {words} | `{power['command']}` |")
     if cost := found.get("own_cost"):
         jobs = [cost[name] for name in ("text", "tiny")]
         words = "; ".join(_cost(job) for job in jobs)
-        rows.append(f"| Hasten's own overhead when profiling | {words} | `{cost['command']}` |")
+        rows.append(f"| our own cost when profiling | {words} | `{cost['command']}` |")
     if told := found.get("progress"):
         jobs = [told[name] for name in ("text", "tiny")]
         words = "; ".join(f"{job['cost_frac']:.2%} of a {job['update_ms']:.1f} ms update" for job in jobs)
-        rows.append(f"| overhead of progress reports and metrics in training | {words} | `{told['command']}` |")
+        rows.append(f"| the cost of progress and metrics while training | {words} | `{told['command']}` |")
     if gate := found.get("gate"):
-        words = f"rejected {gate['caught']} of {gate['defects']} seeded defects"
-        words += f" and {gate['refused_innocents']} of {gate['innocents']} harmless changes"
+        words = f"{gate['caught']} of {gate['defects']} seeded defects refused"
+        words += f", {gate['refused_innocents']} of {gate['innocents']} innocent changes"
         rows.append(f"| the numerics gate | {words} | `{gate['command']}` |")
     return [*rows, *_scripts_and_rivals(found)]
 
@@ -143,14 +139,14 @@ def _runs(found: dict[str, Any]) -> list[str]:
     if chaos := found.get("chaos"):
         settings = chaos["settings"]
         kills, wrong = (sum(one[key] for one in settings.values()) for key in ("kills", "wrong"))
-        words = f"{kills} SIGKILLs in {len(settings)} settings, {wrong} runs ended with different weights"
-        rows.append(f"| killed and resumed runs | {words} | `{chaos['command']}` |")
+        words = f"{kills} kills -9 over {len(settings)} settings, {wrong} runs that ended with other weights"
+        rows.append(f"| runs that are killed | {words} | `{chaos['command']}` |")
     if costs := found.get("checkpoints"):
         words = "; ".join(
             f"{size} MB: {one['ways']['hasten']['lost_s']:.2f} s, {one['lost_ratio']:.2f}x of {one['best_other']}"
             for size, one in costs["sizes"].items()
         )
-        rows.append(f"| training time lost per checkpoint | {words} | `{costs['command']}` |")
+        rows.append(f"| what training loses a checkpoint | {words} | `{costs['command']}` |")
     if scaling := found.get("scaling"):
         words = "; ".join(f"{name}, {job['words']}" for name, job in scaling["jobs"].items())
         rows.append(f"| two ranks on two cores | {words} | `{scaling['command']}` |")
@@ -160,9 +156,9 @@ def _runs(found: dict[str, Any]) -> list[str]:
 def _scripts_and_rivals(found: dict[str, Any]) -> list[str]:
     rows = _runs(found)
     if known := found.get("groundtruth"):
-        rows.append(f"| scripts with a known bottleneck | {groundtruth.headline(known)} | `{known['command']}` |")
+        rows.append(f"| scripts whose bottleneck is known | {groundtruth.headline(known)} | `{known['command']}` |")
     if others := found.get("public"):
-        rows.append(f"| unmodified public scripts | {public.headline(others)} | `{others['command']}` |")
+        rows.append(f"| scripts that we did not write, unchanged | {public.headline(others)} | `{others['command']}` |")
     if techniques := found.get("techniques"):
         rows.append(f"| techniques on jobs made for them | {techniques_words(techniques)} | `{techniques['command']}` |")
     for name in ("rivals_text", "rivals_image"):
@@ -171,7 +167,7 @@ def _scripts_and_rivals(found: dict[str, Any]) -> list[str]:
             row = rivals["arms"][best]
             words = f"{row['hasten_over_it']:.2f}x ({row['hasten_over_it_low']:.2f} to {row['hasten_over_it_high']:.2f})"
             where = name.removeprefix("rivals_")
-            rows.append(f"| compared with the best rival, {where} ({best}) | {words} | `{rivals['command']}` |")
+            rows.append(f"| against the best rival, {where} ({best}) | {words} | `{rivals['command']}` |")
     return rows
 
 
@@ -181,13 +177,13 @@ def _cost(job: dict[str, Any]) -> str:
 
 
 def details(found: dict[str, Any]) -> str:
-    """List every candidate of every tuned job."""
-    lines = ["# Results", "", "Generated from `benchmarks/results/` by `make docs`; nothing is typed by hand.", ""]
+    """Every rung of every tuned job."""
+    lines = ["# Results", "", "Made from `benchmarks/results/` by `make docs`; nothing here is typed by hand.", ""]
     tuned: dict[str, Any] = {name: found[name]["evidence"] for name in ("tune_text", "tune_image") if name in found}
     tuned |= {name: found["tune_diagnosis"][name] for name in DIAGNOSIS if "tune_diagnosis" in found}
     for name, evidence in tuned.items():
         lines += [f"## {name}: `{evidence['job']['target']}`", "", evidence["bottleneck"]["words"], ""]
-        lines += ["| candidate | outcome | ceiling | measured | numerics | reason |", "|---|---|---|---|---|---|"]
+        lines += ["| candidate | outcome | at most | measured | numerics | reason |", "|---|---|---|---|---|---|"]
         lines += [_rung(rung) for rung in evidence["rungs"]]
         lines.append("")
     others = {"gate": gate_table, "checkpointing": checkpointing_table, "search": search_table, "packing": packing_table}

@@ -1,4 +1,4 @@
-"""The table of docs/resume.md: the cost of a checkpoint."""
+"""The table of docs/resume.md: what a checkpoint costs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hasten.report.words import bytes_words
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return a Markdown table with one row per way and size."""
+    """Markdown: a row for each way and size."""
     lines = [
-        "| state | way | training stalls | training time lost | durable after | file |",
+        "| state | way | training waits | training loses in all | durable after | file |",
         "|---|---|---|---|---|---|",
     ]
     for size, found in result["sizes"].items():

@@ -1,4 +1,4 @@
-"""The tables of docs/data.md, generated only from the result."""
+"""The tables of docs/data.md, from the result alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Row = Mapping[str, Any]
 
 
 def headline(result: Row) -> str:
-    """Summarize the result in one line."""
+    """The result in a line."""
     judged = [goal for goal in result["goals"] if goal["verdict"] != "not measured"]
-    return f"{result['goals_reached']} of {len(judged)} measured goals reached"
+    return f"{result['goals_reached']} of {len(judged)} goals reached that were measured"
 
 
 def tables(result: Row) -> str:
-    """Return all tables in the form used between the page's markers."""
+    """All tables, as the page has them between its markers."""
     commits = ", ".join(result["row_commits"]) or "unknown"
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
     lines = ["", f"Measured on {machines(result)}, at {commits}, with {packages}: {headline(result)}.", ""]
@@ -32,7 +32,7 @@ def tables(result: Row) -> str:
 
 
 def machines(result: Row) -> str:
-    """Name the machine; if there are several, each with its parts."""
+    """The machine that was measured on; of several, each with the parts that were."""
     parts: dict[str, dict[str, None]] = {}
     for row in result["rows"]:
         parts.setdefault(row["measured"].get("where", result)["machine"], {})[row["workload"]] = None
@@ -42,7 +42,7 @@ def machines(result: Row) -> str:
 
 
 def _goals(goals: Sequence[Row]) -> list[str]:
-    lines = ["| goal | verdict | measured (95 % interval) |", "|---|---|---|"]
+    lines = ["| goal | verdict | seen (95 % interval) |", "|---|---|---|"]
     lines += [f"| {goal['goal']} | {goal['verdict']} | {goal['why']} |" for goal in goals]
     return [*lines, ""]
 
@@ -73,7 +73,7 @@ def _workload(workload: str, rows: Sequence[Row]) -> list[str]:
     if read is not None:
         lines.append(f"Reading the same files from the page cache: {read / 2**30:.1f} GiB/s.")
     still = max(row["in_memory_before_cold_frac"] for row in systems)
-    lines.append(f"Before an epoch from a cold disk, at most {still:.0%} of its files were in memory.")
+    lines.append(f"Before an epoch from a cold disk at most {still:.0%} of its files were in memory.")
     return [*lines, ""]
 
 
@@ -84,7 +84,7 @@ def _times(over: Row | None) -> str:
 def _caches(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
-    lines = ["### Caches: microseconds per value", "", "| value, backend | hit | hit in a batch of 64 | miss | put |"]
+    lines = ["### Caches: microseconds a value", "", "| value, home | hit | hit among 64 at once | miss | put |"]
     lines += ["|---|---|---|---|---|"]
     for row in rows:
         times = (f"{row['measured'][what]:,.1f}" for what in ("hit_us", "hit_many_us", "miss_us", "put_us"))
@@ -93,7 +93,7 @@ def _caches(rows: Sequence[Row]) -> list[str]:
 
 
 def _advice(rows: Sequence[Row]) -> list[str]:
-    """Return conclusions from the costs: which cache pays, and from when on."""
+    """What follows from the costs: from where on a cache pays, and which."""
     hits = {row["system"]: row["measured"] for row in rows}
     words = []
     for value in dict.fromkeys(name.partition(": ")[0] for name in hits):
@@ -102,9 +102,8 @@ def _advice(rows: Sequence[Row]) -> list[str]:
             continue
         pays = redis["hit_us"] + redis["put_us"]
         words.append(
-            f"Redis is worth using for a value of {value} if computing it takes more than {pays:,.0f} µs and other "
-            f"machines need it too. A hit there takes {redis['hit_us'] / local['hit_us']:.0f} times as long as in LMDB, "
-            f"which the processes of one machine share as well; in a batch of 64, "
-            f"{redis['hit_many_us'] / local['hit_many_us']:.0f} times."
+            f"A value of {value} is worth Redis where making it takes more than {pays:,.0f} µs and other machines need it "
+            f"too; a hit there takes {redis['hit_us'] / local['hit_us']:.0f} times one in LMDB, which the processes of one "
+            f"machine share as well; asked for 64 at once, {redis['hit_many_us'] / local['hit_many_us']:.0f} times."
         )
     return [*words, ""] if words else []

@@ -1,4 +1,4 @@
-"""The tables of docs/groundtruth.md, generated only from the result."""
+"""The tables of docs/groundtruth.md, from the result alone."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Mapping
 from typing import Any
 
 WORDS: Mapping[str, str] = {
-    "diagnosed_frac": "bottleneck named correctly",
-    "located_frac": "line to look at named correctly",
+    "diagnosed_frac": "bottleneck named right",
+    "located_frac": "line named where to look",
     "clean_false_alarms": "false alarms on clean scripts",
-    "remedied_frac": "remedy found, of those that the catalogue can fix",
-    "remedied_or_advised_frac": "remedy found, or described to the author with the lines to write",
-    "within_bound_frac": "gain within 25 % of the predicted ceiling",
-    "own_cost_frac_2ms": "overhead of watching steps of 2 ms",
-    "own_cost_frac_100ms": "overhead of watching steps of 100 ms",
+    "remedied_frac": "remedy found, of those that the catalogue can mend",
+    "remedied_or_advised_frac": "remedy found, or told to the author with the lines to write",
+    "within_bound_frac": "gain within 25 % of the predicted bound",
+    "own_cost_frac_2ms": "watching costs steps of 2 ms",
+    "own_cost_frac_100ms": "watching costs steps of 100 ms",
 }
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Summarize the score in one line."""
+    """The score in a line."""
     words = []
     if result["diagnosed_frac"] is not None:
         right = round(result["diagnosed_frac"] * result["injected"])
-        words.append(f"{right} of {result['injected']} injected bottlenecks named correctly")
+        words.append(f"{right} of {result['injected']} injected bottlenecks named right")
     if result["clean_false_alarms"] is not None:
         words.append(f"false alarms on {result['clean_false_alarms']} of {result['clean']} clean scripts")
     if result["remedied_frac"] is not None:
-        words.append(f"a remedy applied in {round(result['remedied_frac'] * result['tuned'])} of {result['tuned']}")
+        words.append(f"a remedy kept in {round(result['remedied_frac'] * result['tuned'])} of {result['tuned']}")
     return "; ".join(words)
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """Return all tables in the form used between the page's markers."""
+    """All tables, as the page has them between its markers."""
     commits = ", ".join(result["row_commits"]) or "unknown"
     lines = ["", f"Measured on {result['machine']}, at {commits}.", ""]
     lines += [*_score(result), *_cost(result["own_cost"]), *_rival(result), *_scripts(result)]
@@ -61,7 +61,7 @@ def _cost(sessions: Mapping[str, Any]) -> list[str]:
     if not sessions:
         return []
     lines = [
-        "| step of the script | compared with unwatched | measured | overhead | 95 % interval | per step | rounds |",
+        "| step of the script | beside unwatched ones | measured | takes longer by | 95 % interval | a step | rounds |",
         "|---|---|---|---|---|---|---|",
     ]
     for session, sizes in sessions.items():
@@ -81,7 +81,7 @@ def _rival(result: Mapping[str, Any]) -> list[str]:
         return [f"TraceML: {result['traceml_why']}.", ""]
     name = f"TraceML {', '.join(found['versions'])}"
     names = {"plain": f"{name}, the script unchanged", "marked": f"{name}, steps marked in the script"}
-    lines = ["| | gave an answer | answer was right | false alarms on clean scripts |", "|---|---|---|---|"]
+    lines = ["| | gave an answer | named the truth | false alarms on clean scripts |", "|---|---|---|---|"]
     for arm, told in names.items():
         row = found[arm]
         answered, right = (f"{row[key]} of {row['injected']}" for key in ("answered", "right"))
@@ -96,10 +96,10 @@ def _rival(result: Mapping[str, Any]) -> list[str]:
 
 
 def _scripts(result: Mapping[str, Any]) -> list[str]:
-    lines = ["| script | problem | expected | Hasten | line | remedy | TraceML, steps marked |"]
+    lines = ["| script | what is wrong with it | expected | Hasten | line | remedy | TraceML, steps marked |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in result["rows"]:
-        wrong = f"none: {row['about']}" if row["clean"] else row["about"]
+        wrong = f"nothing: {row['about']}" if row["clean"] else row["about"]
         cells = [f"`{row['name']}`", wrong, " or ".join(row["expected"]), *_named(row), _remedy(row), _rivals_words(row)]
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return [*lines, ""]
@@ -120,7 +120,7 @@ def _remedy(row: Mapping[str, Any]) -> str:
     if tune is None:
         return "-" if row["skipped"] or row["remedies"] else "none to find"
     gain = f", {tune['gain']:.2f}x" if tune.get("gain") else ""
-    words = "applied" if tune["remedied"] else "advised" if tune["advised"] else "not applied"
+    words = "kept" if tune["remedied"] else "told" if tune["advised"] else "not kept"
     return f"{words}: {tune['remedied_why']}{gain}"
 
 

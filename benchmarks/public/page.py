@@ -1,4 +1,4 @@
-"""The tables of docs/public.md, generated only from the result."""
+"""The tables of docs/public.md, from the result alone."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ MOST_PHASES = 3
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Summarize the result in one line."""
+    """The result in a line."""
     counts = f"{result['profiled']} of {result['scripts']} profiled, {result['tuned']} tuned"
     return f"{counts}, {result['faster']} at least {result['goals']['ratio']}x as fast by the lower end of the interval"
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """Return all tables in the form used between the page's markers."""
+    """All tables, as the page has them between its markers."""
     rows, goals = result["rows"], result["goals"]
     commits = ", ".join(result["row_commits"]) or "unknown"
     lines = ["", f"Measured on {result['machine']}, at {commits}: {headline(result)}."]
-    lines += ["", "## Profiles", ""]
-    lines += ["| script | time of a step | bottleneck | largest phases | profiling overhead |", "|---|---|---|---|---|"]
+    lines += ["", "## What was found", ""]
+    lines += ["| script | a step | bottleneck | most of the time | watching adds |", "|---|---|---|---|---|"]
     lines += [_profiled(row) for row in rows]
-    lines += ["", "## Tuning", ""]
+    lines += ["", "## What was tuned", ""]
     lines += [
         f"The goal is {goals['faster']:.0f} scripts at least {goals['ratio']}x as fast by the lower end of the interval,",
-        f"with their losses within the gate. {result['faster']} reached it.",
+        f"with their losses within the gate. Reached by {result['faster']}.",
         "",
         "| script | outcome | plan | losses |",
         "|---|---|---|---|",
     ]
     lines += [_tuned(row) for row in rows]
-    lines += ["", "## Commands", ""]
+    lines += ["", "## What was run", ""]
     for row in rows:
         lines += [*_run(row), ""]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The tables of docs/detection.md and docs/ocr.md, and the recipes' line in README.md, generated only from the result."""
+"""The tables of docs/detection.md and docs/ocr.md, and the recipes' line in README.md, from the result alone."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OF = {
     "ocr_hmean": "ocr-learn",
     "ocr_maps_exact": "maps",
 }
-"""Summary number -> the part it belongs to."""
+"""Figure -> the part that it is of."""
 
 
 def headline(result: Result) -> str:
-    """Summarize both recipes in one line; missed goals and other machines are named."""
+    """What was measured of both recipes, in a line; a goal that was missed is named, and a machine that is another one."""
     words: dict[str, list[str]] = {result["machine"]: []}
     for name, form in _SAID.items():
         if (seen := result.get(name)) is None:
@@ -45,11 +45,11 @@ def headline(result: Result) -> str:
 
 
 def detection(result: Result) -> str:
-    """Return the tables of docs/detection.md: learning, the requested features one by one, and rivals side by side."""
+    """All that docs/detection.md tells: what learning came to, the wishes one by one, and others side by side."""
     return _page(
         result,
         {
-            "detection-learn": lambda part: [_learnt(part, "blood cells (BCCD: 205 images, 87 for validation)"), ""],
+            "detection-learn": lambda part: [_learnt(part, "blood cells (BCCD: 205 pictures, 87 held out)"), ""],
             "detection-train": lambda part: [_proof(part), "", wishes_table(report(part["evidence"]))],
             "detection-rivals": _rivals,
         },
@@ -57,11 +57,11 @@ def detection(result: Result) -> str:
 
 
 def ocr(result: Result) -> str:
-    """Return the tables of docs/ocr.md: learning, training, validation, target maps, and rivals side by side."""
+    """All that docs/ocr.md tells: what learning came to, training, validation, target maps, and others side by side."""
     return _page(
         result,
         {
-            "ocr-learn": lambda part: [_learnt(part, "receipts (SROIE: 80 scans, 40 for validation)"), ""],
+            "ocr-learn": lambda part: [_learnt(part, "receipts (SROIE: 80 scans, 40 held out)"), ""],
             "ocr-train": lambda part: [_proof(part), "", *_rungs(part["evidence"])],
             "ocr-valid": _valid,
             "maps": _maps,
@@ -71,12 +71,12 @@ def ocr(result: Result) -> str:
 
 
 def pruned(result: Result) -> str:
-    """Return the gain of each part of the OCR recipe, measured by disabling it alone."""
+    """What each piece of the OCR recipe brought when it was taken out alone."""
     lines = [
-        f"Whole steps without one part, relative to steps with it, on {result['machine']}: CPU seconds of one thread,",
-        "95 % intervals over fresh processes. A part stays if it saves 10 % of either phase in at most 150 lines.",
+        f"Whole steps without one piece, over steps with it, on {result['machine']}: CPU seconds of one thread,",
+        "95 % intervals over fresh processes. A piece stays if it saves 10 % of either in at most 150 lines.",
         "",
-        "| part | lines | training | validation | decision |", "|---|---|---|---|---|",
+        "| piece | lines | training | validation | decision |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for row in result["rows"]:
         ratios = " | ".join(_interval(row[phase]) if phase in row else "-" for phase in ("train", "valid"))
@@ -85,7 +85,7 @@ def pruned(result: Result) -> str:
 
 
 def _page(result: Result, makers: Mapping[str, Callable[[Result], list[str]]]) -> str:
-    """Return the measurements of a recipe, each part with its machine; or a note that there are none yet."""
+    """What was measured of a recipe, each part under the machine it was measured on; or that nothing was yet."""
     lines, machine = [""], ""
     for name, make in makers.items():
         if (part := result["parts"].get(name)) is None:
@@ -101,8 +101,8 @@ def _page(result: Result, makers: Mapping[str, Callable[[Result], list[str]]]) -
 
 
 def _learnt(part: Result, what: str) -> str:
-    goal = f"a best validation {part['metric']} of {part['best']:.3f}, and {part['last']:.3f} at the end"
-    return f"On {what}, a run under the plan reaches in {part['seconds'] / 60:.0f} minutes {goal}."
+    goal = f"held-out {part['metric']} {part['best']:.3f} at its best and {part['last']:.3f} at the end"
+    return f"Of {what} a run under the plan learns in {part['seconds'] / 60:.0f} minutes: {goal}."
 
 
 def _proof(part: Result) -> str:
@@ -115,13 +115,13 @@ def _proof(part: Result) -> str:
     words = f"{asked}: **{final['ratio']:.2f}x** "
     words += f"({final['low']:.2f} to {final['high']:.2f}, {final['pairs']} pairs of fresh processes)"
     if quality := final["quality"]:
-        words += f"; validation {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: "
+        words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: "
         words += f"{quality['verdict'].replace('_', ' ')} (margin {quality['margin']})"
     return f"{words}."
 
 
 def _rungs(evidence: Result) -> list[str]:
-    """Return the gain of each measured technique."""
+    """What each technique that was measured brought."""
     lines = ["| technique | outcome | measured | why |", "|---|---|---|---|"]
     for rung in evidence["rungs"]:
         seen = rung["comparison"]
@@ -132,20 +132,20 @@ def _rungs(evidence: Result) -> list[str]:
 
 
 def _valid(part: Result) -> list[str]:
-    lines = ["| a validation pass | over a training pass | boxes and counting, ms per image | targets, ms per image |"]
+    lines = ["| a validation pass | over a training pass | boxes and counting, ms a picture | targets, ms a picture |"]
     lines += ["|---|---|---|---|"]
     for form, name in ((NAIVE, "naive"), (REAL, "under the plan")):
         metrics = part["rows"][-1][form]["turns"][-1]["metrics"]
         found = metrics["postprocess_ms"] + metrics["metric_ms"]
         ratio = _interval(part["valid_over_train"][form])
         lines.append(f"| {name} | {ratio} | {found:.1f} | {metrics['polygon_ms']:.2f} |")
-    return [*lines, "", f"A validation pass is {_interval(part['valid_gain'])} as fast as in the naive form.", ""]
+    return [*lines, "", f"A validation pass is {_interval(part['valid_gain'])} as fast as the naive one.", ""]
 
 
 def _maps(part: Result) -> list[str]:
     lines = [
-        f"Target maps at {part['size'][0]}x{part['size'][1]}, compared with the paper's implementation:", "",
-        "| polygons, corners | official, ms per image | Hasten |", "|---|---|---|",
+        f"Target maps at {part['size'][0]}x{part['size'][1]}, against the paper's way with the libraries it uses:", "",
+        "| polygons, corners | official, ms a picture | Hasten |", "|---|---|---|",
     ]  # fmt: skip
     for name, case in part["cases"].items():
         kind, _, count = name.partition("_")
@@ -153,15 +153,15 @@ def _maps(part: Result) -> list[str]:
         lines.append(f"| {count}, {corners} | {case['median_ms']['official']:.1f} | {case['ratios']['exact']:.1f}x |")
     lines += [""]
     if other := part.get("doctr"):
-        lines += [f"docTR's own implementation takes {other['median_ms']['doctr']:.1f} ms for 60 quads: Hasten's is"]
+        lines += [f"docTR's own maker takes {other['median_ms']['doctr']:.1f} ms for 60 quads: ours is"]
         lines += [f"{other['exact_over_doctr']:.1f}x as fast."]
     return [*lines, ""]
 
 
 def _rivals(part: Result) -> list[str]:
-    """Return the same training with other libraries, in turns."""
-    lines = ["The same model, loss and images in fresh processes that take turns:", ""]
-    lines += ["| trained by | compared with the naive form | Hasten compared with it |", "|---|---|---|"]
+    """The same training by other means, in turns."""
+    lines = ["The same model, loss and pictures in fresh processes that take turns:", ""]
+    lines += ["| trained by | against the naive form | Hasten over it |", "|---|---|---|"]
     for name, arm in part["arms"].items():
         over = {"ratio": arm["hasten_over_it"], "low": arm["hasten_over_it_low"], "high": arm["hasten_over_it_high"]}
         lines.append(f"| {name} | {_interval(arm)} | {'-' if name == 'Hasten' else _interval(over)} |")

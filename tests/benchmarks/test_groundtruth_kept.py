@@ -163,16 +163,16 @@ def test_the_tables_show_every_script_and_every_figure(results: Path) -> None:
     kept.put_beside("own_cost_hasten_2ms", {"arms": ["unwatched", "watched by hasten"], "rounds": ROUNDS})
     result = json.loads(results.read_text())
     text = tables(result)
-    assert "| bottleneck named correctly | 33.3% | at least 90% | no |" in text
+    assert "| bottleneck named right | 33.3% | at least 90% | no |" in text
     assert "| false alarms on clean scripts | 1 | at most 0 | no |" in text
-    assert "| overhead of watching steps of 2 ms | 1.0% | at most 3% | yes |" in text
-    assert "| overhead of watching steps of 100 ms | not measured | at most 1% | - |" in text
+    assert "| watching costs steps of 2 ms | 1.0% | at most 3% | yes |" in text
+    assert "| watching costs steps of 100 ms | not measured | at most 1% | - |" in text
     assert "| 2.00 ms | watched by hasten | in one process | +1.00% | +1.00% to +1.00% | +20 µs | 3 |" in text
     assert "| TraceML 0.5.0, steps marked in the script | 1 of 1 | 1 of 1 | 0 of 0 |" in text
     assert "| input | input 50% (right) | right | kept: sample_cache, 1.90x | INPUT_BOUND (right) |" in text
     assert "| compute | input 50% (wrong) | - | none to find | - |" in text  # the clean one
     assert text.count("\n| `") == len(load_truth())
-    assert headline(result).startswith("1 of 3 injected bottlenecks named correctly; false alarms on 1 of 1 clean scripts")
+    assert headline(result).startswith("1 of 3 injected bottlenecks named right; false alarms on 1 of 1 clean scripts")
 
 
 def answer(kind: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_the_tables_tell_each_part_and_a_goal_that_was_missed() -> None:
     assert "OCR training 1.80x at the lower end (goal 1.9: missed)" in table.headline(result)
     assert "detection 2.60x at the lower end;" in table.headline(result)
     detection, ocr = table.detection(result), table.ocr(result)
-    assert "a best validation map50 of 0.850" in detection
+    assert "held-out map50 0.850 at its best" in detection
     assert "| channels_last | applied | channels_last: faster \\| much | 1.50x (1.40 to 1.60) |" in detection
     assert "9.00x (8.90 to 9.10)" in ocr
     assert "| channels_last | applied | 1.50x (1.40 to 1.60) | faster / much |" in ocr

@@ -192,7 +192,7 @@ def test_what_stays_and_what_goes_follows_from_the_recorded_results() -> None:
     rows = results()["pruning_techniques"]["rows"]
     lines = {row["technique"]: row["lines"] for row in rows}
     assert pruning.table(results(), lines, pruning.shipped()) == rows
-    with pytest.raises(ValueError, match="precision is deleted, but its results say otherwise"):
+    with pytest.raises(ValueError, match="precision is deleted, and its figures say otherwise"):
         pruning.table(results(), lines, pruning.shipped() - {"precision"})
 
 
@@ -255,7 +255,7 @@ FASTER = {"ratio": 1.5, "low": 1.2, "high": 1.9, "pairs": 5, "verdict": "faster"
     [
         (tuning(device="cuda"), "not tried in a recorded run yet"),
         (tuning(), "needs a GPU: the model runs on cpu"),
-        (tuning(rung(reason="no images"), device="cuda"), "does not fit any recorded job: no images (Images)"),
+        (tuning(rung(reason="no images"), device="cuda"), "not fitted to any recorded job: no images (Images)"),
         (
             tuning(rung(reason="too little", predicted_max_gain=1.01), device="cuda"),
             "fits Images, but was not run there: too little",

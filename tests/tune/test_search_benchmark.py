@@ -231,7 +231,7 @@ def test_the_tables_show_what_was_measured_and_what_was_not() -> None:
     job = {"target": "x.py:J", "commit": "def", "exhaustive_commit": "abc", **summary(several, MEASURED, [], len(MEASURED))}
     lines = search_table({"command": "do it", "jobs": {"x": job}})
     assert "The ladder's plan: one (size=2)." in lines
-    assert "The subsets were measured at abc, the ladder ran at def." in lines
+    assert "The subsets were measured at abc, the ladder climbed at def." in lines
     assert "The subsets were measured at" not in text
     compared = {"ratio": 2.0, "low": 1.9, "high": 2.1}
     padding = {"padded": 0.8, "cut": 0.5, "like_length": 0.1}
