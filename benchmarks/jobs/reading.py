@@ -29,8 +29,8 @@ class StoredPictures(Dataset[tuple[bytes, int]]):
         chance = np.random.default_rng(0)
         smooth = chance.integers(0, 256, (num, 3, STORED // 8, STORED // 8), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
         noisy = smooth // 2 + chance.integers(0, 16, smooth.shape, dtype=np.uint8)
-        self.files = [zlib.compress(picture.tobytes()) for picture in noisy]
-        self.labels = [int(picture.mean() > noisy.mean()) for picture in noisy]
+        self.files = [zlib.compress(image.tobytes()) for image in noisy]
+        self.labels = [int(image.mean() > noisy.mean()) for image in noisy]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -57,8 +57,8 @@ class DecodedJob(hasten.Job):
         """Decompress and resize: [3, SHOWN, SHOWN], from 0 to 1."""
         stored, label = sample
         pixels = np.frombuffer(zlib.decompress(stored), dtype=np.uint8).reshape(3, STORED, STORED)
-        picture = torch.from_numpy(pixels.copy()).float().div(255)
-        return F.interpolate(picture[None], SHOWN, mode="bicubic", antialias=True)[0], label
+        image = torch.from_numpy(pixels.copy()).float().div(255)
+        return F.interpolate(image[None], SHOWN, mode="bicubic", antialias=True)[0], label
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Create the optimizer."""

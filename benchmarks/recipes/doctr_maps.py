@@ -47,8 +47,8 @@ def run(rounds: int) -> dict[str, Any] | None:
         print("docTR is not installed: make bench-recipes installs the parts needed", flush=True)
         return None
     maker, version = found
-    pictures = [text_lines(NUM_LINES, 4, seed) for seed in range(PICTURES)]
-    shares = [np.clip(np.stack(lines) / np.asarray(SIZE[::-1], np.float32), 0, 1).astype(np.float32) for lines in pictures]
+    pages = [text_lines(NUM_LINES, 4, seed) for seed in range(PICTURES)]
+    shares = [np.clip(np.stack(lines) / np.asarray(SIZE[::-1], np.float32), 0, 1).astype(np.float32) for lines in pages]
     arrays = [PolygonArray.from_list(list(share * np.asarray(SIZE[::-1], np.float32))) for share in shares]
     raw = in_turns(
         {

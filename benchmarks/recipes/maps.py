@@ -102,10 +102,10 @@ def _measure(num_lines: int, corners: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _make_all(make: Callable[[Any], Any], pictures: Sequence[Any]) -> None:
+def _make_all(make: Callable[[Any], Any], images: Sequence[Any]) -> None:
     """Make the maps of several images and release each at once, like a loader that passes them on."""
-    for picture in pictures:
-        make(picture)
+    for image in images:
+        make(image)
 
 
 def in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

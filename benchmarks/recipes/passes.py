@@ -43,11 +43,11 @@ def run_passes(target: str, plan: Plan, weights: Path, pairs: int = PAIRS) -> di
         TrialError: A process failed.
     """
     rows = []
-    pictures = _held_out(target)
+    num_images = _held_out(target)
     with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
         setting = TrialSetting(target=target, folder=Path(folder), hang_s=1200.0)
         for pair in range(pairs):
-            rows.append(_pair(setting, {NAIVE: Plan(), REAL: plan}, weights, pair=pair, pictures=pictures))
+            rows.append(_pair(setting, {NAIVE: Plan(), REAL: plan}, weights, pair=pair, num_images=num_images))
             words = ", ".join(
                 f"{form}: training {rows[-1][form]['train_s']:.2f} s, validation {rows[-1][form]['valid_s']:.2f} s"
                 for form in (NAIVE, REAL)
@@ -68,7 +68,7 @@ def _interval(over: list[float], under: list[float]) -> dict[str, float]:
     return {"ratio": found.ratio, "low": found.low, "high": found.high}
 
 
-def _pair(setting: TrialSetting, plans: dict[str, Plan], weights: Path, *, pair: int, pictures: int) -> dict[str, Any]:
+def _pair(setting: TrialSetting, plans: dict[str, Plan], weights: Path, *, pair: int, num_images: int) -> dict[str, Any]:
     """Run one process of each form; return median seconds of a validation pass, and of training on as many images."""
     order = random.Random(f"passes-{pair}")
     forms = list(plans)
@@ -87,7 +87,7 @@ def _pair(setting: TrialSetting, plans: dict[str, Plan], weights: Path, *, pair:
                 with _awake(trials[form]) as trial:
                     _load(trial, weights)
                     turns[form].append(_turn(trial, setting))
-    return {form: _summary(turns[form], pictures) for form in plans}
+    return {form: _summary(turns[form], num_images) for form in plans}
 
 
 def _held_out(target: str) -> int:
@@ -125,9 +125,9 @@ def _load(trial: Trial, weights: Path) -> None:
         raise SystemExit(f"{weights} does not belong to this network")
 
 
-def _summary(turns: list[dict[str, Any]], pictures: int) -> dict[str, Any]:
+def _summary(turns: list[dict[str, Any]], num_images: int) -> dict[str, Any]:
     return {
         "turns": turns,
         "valid_s": median(turn["valid_s"] for turn in turns),
-        "train_s": pictures * median(turn["train_s_per_picture"] for turn in turns),
+        "train_s": num_images * median(turn["train_s_per_picture"] for turn in turns),
     }
