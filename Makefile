@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Two workers, each on a core of its own (tests/conftest.py).
+PAIRS  := -q -n 2 --dist loadfile --no-loadscope-reorder
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: setup demo test test-all lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
@@ -27,12 +29,11 @@ demo: setup  ## see Hasten profile and tune an example
 	$(BIN)/hasten demo
 
 test: lint  ## lint, then run the tests: about 15 minutes on two cores
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not long and not alone" --durations=25 # each worker on a core of its own
-	$(BIN)/python -m pytest -q -m "alone and not long" --durations=15
+	$(BIN)/python -m pytest $(PAIRS) -m "not long and not alone" --durations=25
 
 test-all: test  ## the tests, then the long ones: whole tunings, every framework, kills
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "long and not alone" --durations=25
-	$(BIN)/python -m pytest -q -m "long and alone" --durations=15
+	$(BIN)/python -m pytest $(PAIRS) -m "long and not alone" --durations=25
+	$(BIN)/python -m pytest -q -m alone --durations=15
 
 lint: setup  ## rules, format, types and floors
 	$(BIN)/ruff check

@@ -27,6 +27,11 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_HERE.parent / ".pytest_cache" / "inductor"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the files of tests/tune and tests/train, which take the longest, so that both workers finish together."""
+    items.sort(key=lambda item: item.path, reverse=True)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _scratch() -> Iterator[None]:
     """Delete temporary files with the session, those of killed processes too. The path is short: Ray keeps sockets there."""

@@ -58,7 +58,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "catalogue", lambda: {name: catalogue()[name] for name in names})
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_session_proves_what_pays_and_writes_it_all(tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
