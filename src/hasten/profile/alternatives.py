@@ -59,14 +59,14 @@ def process_forms(device: str, cores: int, op_counts: Mapping[str, int]) -> dict
     On a CPU these are `flushed`, and `threads` if the number of threads differs from that of cores. If attention uses the
     plain formula, `attention` enables the fused kernels.
     """
-    found: dict[str, Form] = {}
+    forms: dict[str, Form] = {}
     if device == "cpu":
-        found["flushed"] = denormals_as_zero
+        forms["flushed"] = denormals_as_zero
         if torch.get_num_threads() != cores:
-            found["threads"] = lambda: threads_for(cores)
+            forms["threads"] = lambda: threads_for(cores)
     if any("scaled_dot_product_attention_math" in op for op in op_counts):
-        found["attention"] = fused_attention
-    return found
+        forms["attention"] = fused_attention
+    return forms
 
 
 @contextmanager
@@ -113,14 +113,14 @@ def optimizer_gains(live: LiveJob, present_s: float) -> dict[str, float]:
     accepted = inspect.signature(kind).parameters
     if not kind.__module__.startswith("torch.optim.") or not set(FORMS) <= accepted.keys():
         return {}
-    found = {}
+    gains = {}
     for name, flags in FORMS.items():
-        made = _copy(live.optimizer, flags)
-        step = _stepping(made) if made is not None else None
-        if made is not None and step is not None:
-            scale = _num_bytes(live.optimizer) / max(_num_bytes(made), 1)
-            found[name] = present_s / (typical_s(step, live.device) * scale)
-    return found
+        optimizer = _copy(live.optimizer, flags)
+        step = _stepping(optimizer) if optimizer is not None else None
+        if optimizer is not None and step is not None:
+            scale = _num_bytes(live.optimizer) / max(_num_bytes(optimizer), 1)
+            gains[name] = present_s / (typical_s(step, live.device) * scale)
+    return gains
 
 
 def typical_s(act: Callable[[], object], device: torch.device) -> float:
@@ -154,18 +154,18 @@ def _copy(old: Optimizer, flags: dict[str, bool]) -> Optimizer | None:
                 left -= part.numel() * part.element_size()
             if copies:
                 groups.append({**group, "params": copies, **flags})
-        made: Optimizer = kind(groups, **{**defaults, **flags})
+        optimizer: Optimizer = kind(groups, **{**defaults, **flags})
     except (RuntimeError, TypeError, ValueError):  # no parameters, no memory, or an unsupported form
         return None
-    return made
+    return optimizer
 
 
-def _stepping(made: Optimizer) -> Callable[[], object] | None:
+def _stepping(optimizer: Optimizer) -> Callable[[], object] | None:
     """Return its step without the hooks on all optimizers; None if it fails."""
-    plain = getattr(type(made).step, "__wrapped__", type(made).step)
+    plain = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
 
     def step() -> object:
-        return plain(made)
+        return plain(optimizer)
 
     try:
         step()  # creates its state

@@ -89,23 +89,23 @@ def _others(
     progress: Callable[[str], None],
 ) -> dict[str, float]:
     """Return the seconds without logging, without the optimizer, and with the batches already on the device."""
-    found, live = {}, loop.live
+    seconds, live = {}, loop.live
     worth = {name: loop.ranks.agreed(phase_frac[name]) >= WORTH_A_RUN for name in ("logging", "optimizer")}
     if worth["logging"]:
         progress("what if metrics were never read")
-        kept, live.read_every = live.read_every, NEVER
-        found["logging"] = _timed(loop, updates, batches)
-        live.read_every = kept
+        read_every, live.read_every = live.read_every, NEVER
+        seconds["logging"] = _timed(loop, updates, batches)
+        live.read_every = read_every
     if worth["optimizer"]:
         progress("what if the optimizer were free")
         loop.steps_optimizer = False
-        found["optimizer"] = _timed(loop, updates, batches)
+        seconds["optimizer"] = _timed(loop, updates, batches)
         loop.steps_optimizer = True
     if live.device.type != "cpu":
         progress("what if batches were already on the device")
         moved = [(map_tensors(batch, lambda tensor: tensor.to(live.device)), size) for batch, size in batches]
-        found["transfer"] = _timed(loop, updates, moved)
-    return found
+        seconds["transfer"] = _timed(loop, updates, moved)
+    return seconds
 
 
 def _padding(loop: Loop, updates: int, batches: list[MicroBatch], progress: Callable[[str], None]) -> float | None:
@@ -142,20 +142,20 @@ def _record(loop: Loop, updates: int) -> tuple[list[MicroBatch], float]:
     loop.rewind()
     wanted = updates * loop.live.batches_per_update
     started = perf_counter()
-    kept: list[MicroBatch] = []
-    held, epoch = 0, 0
+    batches: list[MicroBatch] = []
+    num_bytes, epoch = 0, 0
     source = loop.stream.epoch(epoch)
-    while len(kept) < wanted and held < MAX_CACHED_BYTES:
+    while len(batches) < wanted and num_bytes < MAX_CACHED_BYTES:
         item = next(source, None)
         if item is None:
             epoch += 1
             source = loop.stream.epoch(epoch)
             continue
-        kept.append(item)
-        held += batch_bytes(item[0])
-    seconds = (perf_counter() - started) * wanted / len(kept)
+        batches.append(item)
+        num_bytes += batch_bytes(item[0])
+    seconds = (perf_counter() - started) * wanted / len(batches)
     loop.rewind()
-    return kept, seconds
+    return batches, seconds
 
 
 def gain_within(loop: Loop, updates: int, form: Form) -> float:

@@ -97,9 +97,9 @@ class Diagnosis:
         return cls(name=name, share=share, words=words, sentences=tuple(sentences))
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Restore a diagnosis from another process: its `name`, `share` and `words`."""
-        return cls(name=Bottleneck(told["name"]), share=told["share"], words=told["words"])
+        return cls(name=Bottleneck(data["name"]), share=data["share"], words=data["words"])
 
 
 def diagnose(
@@ -134,23 +134,23 @@ def diagnose(
         real = _REAL if "ceilings.padding" in measured else ""
         return [Sentence(before + text.format(share=shares[item], real=real), measured)]
 
-    found = says(name)
+    sentences = says(name)
     if name is Bottleneck.INPUT and wait_frac is not None:
         words = (
             "Fetching mostly waits (for storage, the network or a sleep), so prefetching can hide it."
             if wait_frac > 0.5
             else "Fetching is CPU-bound: it computes more than it waits."
         )
-        found.append(Sentence(words, ("wait_frac",)))
+        sentences.append(Sentence(words, ("wait_frac",)))
     if name is Bottleneck.COMMUNICATION and straggler is not None and straggler >= STRAGGLER:
         words = f"The slowest rank computes {straggler:.2f} times as long as the mean, so the others mostly wait for it."
-        found.append(Sentence(words, ("straggler",)))
+        sentences.append(Sentence(words, ("straggler",)))
     rest = [item for item in over if item not in (name, Bottleneck.COMPUTE)]
     for item in sorted(rest, key=lambda item: -shares[item]):
-        found += says(item, "Also: ")
+        sentences += says(item, "Also: ")
     if name is not Bottleneck.COMPUTE:
-        found += says(Bottleneck.COMPUTE)
-    return Diagnosis.of(name, shares[name], found)
+        sentences += says(Bottleneck.COMPUTE)
+    return Diagnosis.of(name, shares[name], sentences)
 
 
 def recoverable(phases: Mapping[str, float], ceilings: Mapping[str, float]) -> dict[Bottleneck, float]:

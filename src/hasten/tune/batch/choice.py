@@ -48,13 +48,13 @@ class Size:
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return the technique and its settings for the plan; empty if the job computes this size without one."""
-        made = self.optimization()
-        return {made.card.name: made.settings()} if made else {}
+        technique = self.optimization()
+        return {technique.card.name: technique.settings()} if technique else {}
 
     def optimization(self) -> Optimization | None:
         """Return the technique that produces this size; None if the job computes it without one."""
-        made = (kind.computing(parts=self.parts, merge=self.merge) for kind in techniques().values())
-        return next(filter(None, made), None)
+        options = (kind.computing(parts=self.parts, merge=self.merge) for kind in techniques().values())
+        return next(filter(None, options), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -232,13 +232,13 @@ class _Search:
 
     def _round(self, race: Race, racing: Sequence[Size], updates: int, number: int) -> dict[int, Turn]:
         """Take a turn of each size, in alternating order. A size that fails gets no turn and counts as not fitting."""
-        found = {}
+        turns = {}
         for size in racing if number % 2 == 0 else racing[::-1]:
             try:
-                found[size.samples] = race.turn(size, updates, number)
+                turns[size.samples] = race.turn(size, updates, number)
             except TrialError as error:
                 self._measured[size.samples] = replace(self._measured[size.samples], fits=False, why=_failure(error))
-        return found
+        return turns
 
     def _contenders(self) -> list[Size]:
         """Return the sizes that fit. If time is short, drop the slowest, but keep the job's own size and one more."""

@@ -67,9 +67,9 @@ class UpdateSample:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Restore a sample from the result of `to_dict`."""
-        return cls(**{**told, "names": tuple(told["names"]), "sizes": tuple(told["sizes"])})
+        return cls(**{**data, "names": tuple(data["names"]), "sizes": tuple(data["sizes"])})
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         if wants_cut(real):
             progress("what if there were no padding")
             cut = yield from _unless_ended(_observe(host, seconds, padding=Padding(cuts=True)))
-    told = make_profile(real, replay, silent, cut)
+    summary = make_profile(real, replay, silent, cut)
     forms: dict[str, float] = {}
     op_frac: dict[str, float] = {}
     op_counts: dict[str, int] = {}
@@ -104,14 +104,14 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         progress("other implementations of the optimizer step")
         whole, steps = phase_seconds(real)
         forms = {**optimizer_gains(host.live, whole["optimizer"] / steps), **_table_gain(host)}
-        if told["phases"]["forward"] + told["phases"]["backward"] > FORM_FRAC:
-            for name, form in process_forms(told["device"], read_machine().cores.value, op_counts).items():
+        if summary["phases"]["forward"] + summary["phases"]["backward"] > FORM_FRAC:
+            for name, form in process_forms(summary["device"], read_machine().cores.value, op_counts).items():
                 progress(FORM_WORDS[name])
                 gain = yield from _gain_within(host, slice_s, form)
                 if gain is None:
                     break
                 forms[name] = gain
-    facts = _facts(host, real, told, purity, memory)
+    facts = _facts(host, real, summary, purity, memory)
     facts = replace(
         facts,
         job=replace(facts.job, accumulation=max(round(backwards / max(real["steps"], 1)), 1)),
@@ -122,13 +122,13 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
     )
     profiled = Profile(
         facts=facts,
-        phases=told["phases"],
-        diagnosis=Diagnosis.from_dict(told["bottleneck"]),
-        own_cost_frac=told["own_cost_frac"],
+        phases=summary["phases"],
+        diagnosis=Diagnosis.from_dict(summary["bottleneck"]),
+        own_cost_frac=summary["own_cost_frac"],
         seconds=perf_counter() - started,
     ).to_dict()
     sent = {name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in ("machine", "job")}
-    script = {"where": told["where"], "steps": host.steps, "ended": real["ended"]}
+    script = {"where": summary["where"], "steps": host.steps, "ended": real["ended"]}
     return {"profile": {**profiled, **script}, "facts": sent}
 
 
@@ -259,7 +259,7 @@ def _purity(host: Host) -> Purity:
     return measure_purity(live.dataset, live.pipeline.collate, list(range(0, live.num_samples, every))[:SAMPLED])
 
 
-def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purity, memory: int) -> Facts:
+def _facts(host: Host, real: dict[str, Any], summary: dict[str, Any], purity: Purity, memory: int) -> Facts:
     """Return the facts about a script. Its epoch is the observed stretch, and events in it take their share of that."""
     live, machine = host.live, read_machine()
     names = real["phases"]
@@ -267,9 +267,9 @@ def _facts(host: Host, real: dict[str, Any], told: dict[str, Any], purity: Purit
     return Facts(
         machine=machine,
         job=_job_facts(host, purity, real["padding_frac"]),
-        step_ms=told["step_ms"],
-        phase_frac=told["phases"],
-        ceilings=told["ceilings"],
+        step_ms=summary["step_ms"],
+        phase_frac=summary["phases"],
+        ceilings=summary["ceilings"],
         sample_bytes=purity.sample_bytes,
         excess_padding_frac=real["padding_frac"],
         load_frac=purity.load_frac,

@@ -173,10 +173,10 @@ def _judge(numerics: Numerics, ready: Mapping[str, list[dict[str, Any]]]) -> Gat
     return GateVerdict(numerics=numerics, verdict="passed" if passed else "failed", why=why)
 
 
-def _awake(resident: Resident, operation: str, **asked: Any) -> dict[str, Any]:
+def _awake(resident: Resident, operation: str, **arguments: Any) -> dict[str, Any]:
     """Thaw a frozen process for one command."""
     resident.trial.thaw()
     try:
-        return resident.trial.call(operation, **asked)
+        return resident.trial.call(operation, **arguments)
     finally:
         resident.trial.freeze()

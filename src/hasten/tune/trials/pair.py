@@ -140,9 +140,9 @@ def warmup(trial: Trial, updates: int, *, most: int | None = None) -> dict[str, 
         most: Maximum number of updates.
     """
     count = max(updates, COMPILE_WARMUP_UPDATES if trial.plan.has(Trait.COMPILES) else 0)
-    asked: dict[str, Any] = {"updates": count if most is None else min(count, most)}
+    arguments: dict[str, Any] = {"updates": count if most is None else min(count, most)}
     settle_s = max((item.card.settle_s for item in trial.plan.optimizations), default=0.0)
-    return {**asked, "seconds": settle_s} if settle_s and not trial.setting.command else asked
+    return {**arguments, "seconds": settle_s} if settle_s and not trial.setting.command else arguments
 
 
 def _get_ready(trial: Trial, design: Design) -> tuple[dict[str, Any], float]:

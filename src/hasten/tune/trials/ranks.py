@@ -101,11 +101,11 @@ class Group:
     def _failed(self) -> bool:
         return any(not answer["ok"] for answer in self._answers.values())
 
-    def _guard(self, asked: int, operation: str) -> None:
+    def _guard(self, command: int, operation: str) -> None:
         """Answer for this rank if it waits, perhaps forever, for a rank that failed."""
 
         def answered() -> bool:
-            return self._asked != asked or 0 in self._answers
+            return self._asked != command or 0 in self._answers
 
         with self._arrived:
             self._arrived.wait_for(lambda: answered() or self._failed)
@@ -122,8 +122,8 @@ class Group:
                 self._note(rank, answer)
         ended = ended_words(process.wait())
         log.join(GRACE_S)
-        said = f". Last output: {' | '.join(tail)}" if tail else ""
-        self._dead[rank] = {"ok": False, "kind": "killed", "message": ended + said}
+        output = f". Last output: {' | '.join(tail)}" if tail else ""
+        self._dead[rank] = {"ok": False, "kind": "killed", "message": ended + output}
         self._note(rank, self._dead[rank])
 
     def _note(self, rank: int, answer: Answer) -> None:
