@@ -40,15 +40,15 @@ def test_the_largest_share_is_named(phases: Any, ceilings: Any, name: Any, share
 def test_a_share_below_its_threshold_is_not_mentioned(name: Any) -> None:
     phase = {Bottleneck.INPUT: "data", Bottleneck.COMMUNICATION: "sync"}.get(name, str(name))
     below, above = THRESHOLDS[name] - 0.01, THRESHOLDS[name] + 0.01
-    assert "Besides" not in diagnose({"forward": 1 - below, phase: below}, NONE).words
+    assert "Also: " not in diagnose({"forward": 1 - below, phase: below}, NONE).words
     alone = diagnose({phase: above}, NONE).words
-    assert f"Besides: {alone[:8]}" in diagnose({"forward": 1 - above, phase: above}, NONE).words
+    assert f"Also: {alone[:8]}" in diagnose({"forward": 1 - above, phase: above}, NONE).words
 
 
 def test_secondary_causes_follow_largest_first() -> None:
     found = diagnose({"data": 0.2, "logging": 0.1, "validation": 0.3, "forward": 0.2, "backward": 0.2}, NONE)
     assert found.name is Bottleneck.COMPUTE
-    assert found.words.count("Besides: ") == 3
+    assert found.words.count("Also: ") == 3
     places = [found.words.index(word) for word in ("Validation takes", "waits for data", "Reading, printing")]
     assert places == sorted(places)
 

@@ -228,12 +228,12 @@ def test_batch_statistics_are_left_alone() -> None:
     found = search_batch(lab)
     assert chosen(found) == 4
     assert {size for size, _ in lab.held} == {4}
-    assert why(found)[8] == f"refused: {reason}"
+    assert why(found)[8] == f"not applicable: {reason}"
 
 
 def test_a_plan_that_excludes_a_size_is_a_reason() -> None:
     found = search_batch(Played(clash={2: "`microbatch` and `sequence_packing` exclude each other"}))
-    assert why(found)[2] == "refused: `microbatch` and `sequence_packing` exclude each other"
+    assert why(found)[2] == "not applicable: `microbatch` and `sequence_packing` exclude each other"
     assert why(found)[1] == ""
 
 

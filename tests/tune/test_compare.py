@@ -174,7 +174,7 @@ def test_too_few_clean_pairs_are_reported(play: Callable[..., tuple[Comparison, 
     found, _ = play(arms, looks=(5,))
     assert found.interval is None
     assert found.verdict is Verdict.UNDECIDED
-    assert "neighbour" in found.why
+    assert "other processes" in found.why
     assert len(found.samples) == 10
     assert found.to_dict()["ratio"] is None
 
@@ -185,7 +185,7 @@ def test_a_passed_deadline_ends_after_the_pair_and_is_the_stated_cause(
     found, arms = play(Arms(ratio(1.5, 0.001)), deadline=monotonic() - 1.0)
     assert len(arms.asked) == 2
     assert found.verdict is Verdict.UNDECIDED
-    assert "neighbour" not in found.why
+    assert "other processes" not in found.why
     assert "time" in found.why
 
 

@@ -108,7 +108,7 @@ def test_a_run_costs_its_hours() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "peak", "why"),
-    [(0.8, 500, ""), (0.8, 950, "by 5% only"), (0.5, 500, "2.0"), (1.3, 500, "")],
+    [(0.8, 500, ""), (0.8, 950, "by only 5%"), (0.5, 500, "2.0"), (1.3, 500, "")],
     ids=["enough", "too little saved", "too slow", "faster as well"],
 )
 def test_the_proof_of_a_memory_plan(tmp_path: Path, ratio: float, peak: int, why: str) -> None:

@@ -298,7 +298,7 @@ def test_a_memory_technique_is_tried_only_where_memory_is_short() -> None:
     search = make([kind], screen)
     search.run()
     assert (screen.tried, outcomes(search)) == ([], {"thrift": "refused"})
-    assert "memory is not short: 1.0 of 8.0 GiB" in reason(search, "thrift")
+    assert "memory is not short: peak 1.0 GiB of 8.0 GiB" in reason(search, "thrift")
     short = FakeScreen(answers={"thrift": 0.8})
     search = make([kind], short, on=facts(peak_memory_bytes=7 * GIB))
     search.run()

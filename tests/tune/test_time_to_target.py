@@ -185,7 +185,7 @@ def test_the_lower_end_must_be_above_the_noise_floor() -> None:
 def test_disturbed_pairs_are_not_counted() -> None:
     found = compared(jittered(2.0), spoilt=True)
     assert (found.interval, found.verdict) == (None, Verdict.UNDECIDED)
-    assert "neighbour" in found.why
+    assert "other processes" in found.why
     assert found.to_dict()["ratio"] is None
     assert len(found.to_dict()["samples"]) == 10
 

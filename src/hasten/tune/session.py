@@ -82,7 +82,8 @@ class Session:
         try:
             search = self.prepare()
             search.run()
-            self.say("removing each kept technique once, to check that it still pays")
+            if len(search.state.plan.names) > 1:
+                self.say("removing each kept technique once, to check that it still pays")
             search.prune()
             self.record.note(phases_after=search.state.phases or None)
             self._prove(search)
