@@ -241,4 +241,4 @@ def test_some_rows_may_be_measured_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_one_line_adds_a_technique() -> None:
     case = Case("precision", {}, "convolutions:PicturesJob")
     assert case.optimization() == catalogue()["precision"]()
-    assert case.job_words() == "2-d convolutions over pictures"
+    assert case.job_words() == "2-d convolutions over images"

@@ -109,7 +109,7 @@ def advice(found: Finding) -> list[str]:
 
 def nothing_fits(found: Finding) -> str:
     """Why there is no choice, in a line."""
-    tried = (item for item in found.candidates if not item.why.startswith(("not tried", "refused")))
+    tried = (item for item in found.candidates if not item.why.startswith(("not tried", "not applicable")))
     smallest = next(tried, found.candidates[0])
     need = f" with a peak of {smallest.peak_bytes / GIB:.2f} GiB" if smallest.peak_bytes is not None else ""
     return (
