@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from hasten.core.errors import DataError
@@ -19,42 +22,27 @@ _TABLE_ROWS = 256
 """Number of rows of a table built at once. It is small because a record can be an image file."""
 _MAJORITY_FRAC = 0.9
 """Minimum share of values of one kind for the other values to be treated as errors."""
+_MAX_DEPTH = 64
+"""Maximum nesting of the records that types are inferred from."""
+_INFERRED_ITEMS = 100_000
+"""Maximum number of items of a list column that its type is inferred from."""
+_PLAIN = {"bool": pa.bool_(), "str": pa.string(), "bytes": pa.binary()}
 
 
 def types_of(records: Sequence[dict[str, Any]], choices: Choices) -> pa.Schema:
-    """Infer types that fit all these records.
+    """Infer types that fit these records, or nearly all of them: records with other values are bad.
 
     Raises:
         DataError: A column contains different kinds of values, or a requested column is in none of the records.
     """
+    records = [record for record in records if _depth(record) <= _MAX_DEPTH]
     names = list(dict.fromkeys(name for record in records for name in record))
     missing = [name for name in choices.columns if name not in names]
     if missing:
         raise DataError(f"no record has a field {missing[0]!r}; the fields are {', '.join(names)}.")
     return pa.schema(
-        [
-            pa.field(name, _settled(_type(name, [record.get(name) for record in records])))
-            for name in choices.columns or names
-        ]
+        [pa.field(name, _type_of(name, [record.get(name) for record in records])) for name in choices.columns or names]
     )
-
-
-def table_of(records: Sequence[dict[str, Any]], schema: pa.Schema, choices: Choices) -> pa.Table | str:
-    """Convert records to a table of these types, or return the reason why that is impossible."""
-    if not choices.columns:
-        unknown = sorted({name for record in records for name in record} - set(schema.names))
-        if unknown:
-            return f"unknown field {unknown[0]!r}: it is not in the records that the types were inferred from"
-    try:
-        arrays = [pa.array([record.get(part.name) for record in records], part.type) for part in schema]
-    except (ValueError, TypeError, OverflowError):
-        for part in schema:
-            try:
-                pa.array([record.get(part.name) for record in records], part.type)
-            except (ValueError, TypeError, OverflowError):
-                return f"field {part.name!r} is not of type {part.type}"
-        raise
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def record_of(value: Any) -> dict[str, Any] | str:
@@ -74,7 +62,7 @@ def read_records(
 def tables_of(
     path: str, found: Sequence[Found], schema: pa.Schema, choices: Choices, raw: Callable[[Any], bytes] = bytes
 ) -> Iterator[pa.Table | Bad]:
-    """Convert records to a table, and return bad records with reasons. Records are checked one by one only if some are bad.
+    """Convert records to a table, and return those that it would change with the reason.
 
     Args:
         path: The file they were read from.
@@ -83,50 +71,155 @@ def tables_of(
         choices: The user's choices.
         raw: Converts the raw form of a bad record to bytes.
     """
-    records = [record for _, record, _ in found if isinstance(record, dict)]
-    table = table_of(records, schema, choices) if len(records) == len(found) else None
-    if isinstance(table, pa.Table):
-        yield table
-        return
+    checks = {part.name: _check_of(part.type) for part in schema}
     good = []
     for position, record, source in found:
-        one = table_of([record], schema, choices) if isinstance(record, dict) else record
-        if isinstance(one, str):
-            yield Bad(path, position, one, raw(source))
+        reason = record if isinstance(record, str) else _misfit(record, schema, checks, choices)
+        if reason:
+            yield Bad(path, position, reason, raw(source))
         else:
-            good.append(one)
+            good.append(record)
     if good:
-        yield pa.concat_tables(good).combine_chunks()
+        yield pa.table([pa.array([record.get(part.name) for record in good], part.type) for part in schema], schema=schema)
 
 
-def _settled(kind: pa.DataType) -> pa.DataType:
-    """Replace null types by text, for fields that were null in every record."""
-    if pa.types.is_null(kind):
+def _misfit(record: dict[str, Any], schema: pa.Schema, checks: Mapping[str, Callable[[Any], bool]], choices: Choices) -> str:
+    """Return the reason why columns of these types would change a record; empty if they store it as it is."""
+    if not choices.columns and not record.keys() <= checks.keys():
+        unknown = min(record.keys() - checks.keys())
+        return f"unknown field {unknown!r}: it is not in the records that the types were inferred from"
+    for name, fits in checks.items():
+        value = record.get(name)
+        if value is not None and not fits(value):
+            return f"field {name!r} is not of type {schema.field(name).type}"
+    return ""
+
+
+def _type_of(name: str, values: Sequence[Any]) -> pa.DataType:
+    """Infer the type of a field from the kind of nearly all its values. A field without values is text."""
+    kinds = Counter(_kind(value) for value in values if value is not None)
+    if not kinds:
         return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_settled(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(part.name, _settled(part.type)) for part in kind])
-    return kind
+    kind, count = kinds.most_common(1)[0]
+    if count < _MAJORITY_FRAC * kinds.total():
+        counts = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common())
+        raise DataError(
+            f"field {name!r} contains different kinds of values ({counts}): make them uniform, or omit the field "
+            f"(--columns)."
+        )
+    values = [value for value in values if value is not None and _kind(value) == kind]
+    if kind == "number":
+        return _number_type(values)
+    if kind == "list":
+        return pa.list_(_item_type(name, values))
+    if kind == "dict":
+        names = dict.fromkeys(inner for value in values for inner in value)
+        return pa.struct([pa.field(n, _type_of(f"{name}.{n}", [value.get(n) for value in values])) for n in names])
+    if kind not in _PLAIN:
+        raise DataError(f"field {name!r} contains values of kind {kind}, which cannot be stored: omit it (--columns).")
+    return _PLAIN[kind]
 
 
-def _type(name: str, values: list[Any]) -> pa.DataType:
-    """Infer the type of a column. If nearly all values are of one kind, use that kind: records with others are bad."""
-    try:
-        return pa.array(values).type
-    except (ValueError, TypeError, OverflowError):
-        kinds = Counter(_kind(value) for value in values if value is not None)
-        kind, count = kinds.most_common(1)[0]
-        if count >= _MAJORITY_FRAC * kinds.total():
-            try:
-                return pa.array([value for value in values if value is None or _kind(value) == kind]).type
-            except (ValueError, TypeError, OverflowError):
-                kinds[f"different {kind}s"] = kinds.pop(kind)
-    counts = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common())
-    raise DataError(
-        f"field {name!r} contains different kinds of values ({counts}): make them uniform, or omit the field (--columns)."
-    )
+def _item_type(name: str, lists: Sequence[Any]) -> pa.DataType:
+    dtypes = {value.dtype if isinstance(value, np.ndarray) else None for value in lists}
+    if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None:
+        return pa.from_numpy_dtype(dtype.newbyteorder("="))
+    items = [item for value in lists for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return _type_of(f"{name}[]", items[:: max(1, len(items) // _INFERRED_ITEMS)])
+
+
+def _number_type(values: Sequence[int | float]) -> pa.DataType:
+    """Return the type that holds most of the numbers exactly."""
+    integers = (pa.int64(), pa.uint64())
+    candidates = (pa.float64(), *integers) if any(isinstance(value, float) for value in values) else integers
+    return max(candidates, key=lambda kind: sum(map(_check_of(kind), values)))
 
 
 def _kind(value: Any) -> str:
-    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "number"
+    return "list" if isinstance(value, (list, tuple, np.ndarray)) else type(value).__name__
+
+
+def _depth(value: Any, level: int = 0) -> int:
+    """Return how deeply a value is nested, up to one more than the limit."""
+    if level > _MAX_DEPTH:
+        return level
+    items = value.values() if isinstance(value, dict) else value
+    return max((_depth(item, level + 1) for item in items if isinstance(item, (dict, list, tuple))), default=level)
+
+
+@lru_cache(maxsize=256)
+def _check_of(kind: pa.DataType) -> Callable[[Any], bool]:
+    """Return a function that tells if a value other than None can be stored as this type unchanged.
+
+    Arrow itself truncates floats to integers, drops unknown keys of structs, and mixes up text and bytes.
+    """
+    types = pa.types
+    if types.is_boolean(kind):
+        return lambda value: isinstance(value, bool)
+    if types.is_integer(kind):
+        return partial(_fits_integer, *_bounds(kind))
+    if types.is_floating(kind):
+        return partial(_fits_float, np.dtype(kind.to_pandas_dtype()).type)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return _fits_text
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return lambda value: isinstance(value, bytes)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return partial(_fits_list, kind.value_type, _check_of(kind.value_type))
+    if types.is_struct(kind):
+        checks = {part.name: _check_of(part.type) for part in kind}
+        return lambda value: (
+            isinstance(value, dict)
+            and value.keys() <= checks.keys()
+            and all(item is None or checks[name](item) for name, item in value.items())
+        )
+    return partial(_fits_other, kind)
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    limits = np.iinfo(kind.to_pandas_dtype())
+    return int(limits.min), int(limits.max)
+
+
+def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
+    """Return the NumPy type of numbers and booleans."""
+    types = pa.types
+    plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    return np.dtype(kind.to_pandas_dtype()) if plain else None
+
+
+def _fits_integer(low: int, high: int, value: Any) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return (whole or (isinstance(value, float) and value.is_integer())) and low <= value <= high
+
+
+def _fits_float(kind: Any, value: Any) -> bool:
+    if isinstance(value, float):
+        return kind is np.float64 or math.isnan(value) or float(kind(value)) == value
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2 ** (np.finfo(kind).nmant + 1)
+
+
+def _fits_text(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def _fits_other(kind: pa.DataType, value: Any) -> bool:
+    try:
+        return bool(pa.scalar(value, kind).as_py() == value)
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _fits_list(kind: pa.DataType, fits: Callable[[Any], bool], value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        if value.dtype == _dtype_of(kind):
+            return True
+        value = value.tolist()
+    return isinstance(value, (list, tuple)) and all(item is None or fits(item) for item in value)

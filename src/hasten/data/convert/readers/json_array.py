@@ -1,29 +1,34 @@
-"""Read JSON files with one array of records, parsed incrementally by ijson, so files can have any size."""
+"""Read JSON files with one array of records, one record at a time, so files can have any size."""
 
 from __future__ import annotations
 
 import codecs
-import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import ijson
 import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
+from hasten.data.convert.json_text import parsed
 from hasten.data.convert.refusals import broken, no_records
-from hasten.data.convert.typing import read_records, record_of, types_of
+from hasten.data.convert.typing import read_records, types_of
 
 ENDINGS = (".json",)
-_PARSER = ijson.get_backend("python")
-"""The default C parser silently replaces half a surrogate pair with `?` and stops at an integer of more than 64 bits."""
 _INFERRED_RECORDS = 2048
 """Number of records per file that types are inferred from."""
 _HEAD_BYTES = 4096
 """Number of bytes at the start of a file that must contain the opening bracket."""
+_READ_BYTES = 2**20
+_MAX_RECORD_BYTES = 2**28
+"""Size of a record above which a bracket is taken to be missing."""
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|'
+_OF_ARRAY = re.compile(_STRING + rb'[\[\]{},"]', re.DOTALL)
+_OF_RECORD = re.compile(_STRING + rb'[\[\]{}"]', re.DOTALL)
+"""What separates records, and what they are nested by. A lone quote is a string that has not ended yet."""
 
 
 class JsonArray(Reader):
@@ -48,7 +53,8 @@ class JsonArray(Reader):
         records = [
             record
             for unit in spread(units)
-            for record in islice((item for _, item in _records(unit.path) if isinstance(item, dict)), _INFERRED_RECORDS)
+            for text in islice(_records(unit.path), _INFERRED_RECORDS)
+            if isinstance(record := parsed(text), dict)
         ]
         if not records:
             raise no_records(units[0].path, "the file must have the form [{...}, {...}, ...]")
@@ -57,30 +63,43 @@ class JsonArray(Reader):
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the records of a file."""
-        numbered = ((f"record {number}", record_of(item), item) for number, item in _records(unit.path))
-        yield from read_records(unit.path, numbered, choices, _written)
+        numbered = ((f"record {number}", parsed(text), text) for number, text in enumerate(_records(unit.path)))
+        yield from read_records(unit.path, numbered, choices)
 
 
-def _written(item: Any) -> bytes:
-    return json.dumps(item).encode("utf-8", "surrogatepass")
-
-
-def _records(path: str) -> Iterator[tuple[int, Any]]:
-    """Yield the items of the array with their numbers.
+def _records(path: str) -> Iterator[bytes]:
+    """Yield the text of each item of the array.
 
     Raises:
-        DataError: The file is not an array, or its JSON is invalid, so the next record cannot be located.
+        DataError: The file is not an array, the array does not end, or other text follows it.
     """
     with Path(path).open("rb") as file:
-        start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
-        file.seek(start)
-        if not file.read(_HEAD_BYTES).lstrip().startswith(b"["):
+        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            file.seek(0)
+        text = file.read(_HEAD_BYTES)
+        if not text.lstrip().startswith(b"["):
             raise DataError(f"{path} does not start with '[': files with one record per line need the suffix .jsonl.")
-        file.seek(start)
-        number = -1
-        try:
-            for number, item in enumerate(_PARSER.items(file, "item", use_float=True)):
-                yield number, item
-        except ijson.JSONError:  # its message contains part of the file
-            place = f" shortly after record {number}" if number >= 0 else ""
-            raise broken(path, f"invalid or truncated JSON{place}") from None
+        start = at = text.index(b"[") + 1
+        line, depth, is_first = 1, 1, True
+        while depth:
+            token = (_OF_RECORD if depth > 1 else _OF_ARRAY).search(text, at)
+            if token is None or token[0] == b'"':
+                line += text.count(b"\n", 0, start)
+                more = file.read(max(_READ_BYTES, len(text)))
+                at = (token.start() if token else len(text)) - start
+                text, start = text[start:] + more, 0
+                if not more or len(text) > _MAX_RECORD_BYTES:
+                    line += text.count(b"\n", 0, len(text) - len(text.lstrip()))
+                    what = "array does not end after" if depth == 1 else "last record does not end; it begins in"
+                    raise broken(path, f"the {what} line {line}", "remove the rest")
+                continue
+            at = token.end()
+            depth += (token[0] in b"[{") - (token[0] in b"]}")
+            if (depth == 1 and token[0] == b",") or not depth:
+                if depth or text[start : token.start()].strip() or not is_first:
+                    yield text[start : token.start()]
+                start, is_first = at, False
+        rest = text[at:] + file.read(_HEAD_BYTES)
+        if rest.strip():
+            line += text.count(b"\n", 0, at) + rest.count(b"\n", 0, len(rest) - len(rest.lstrip()))
+            raise broken(path, f"other text follows the array in line {line}")

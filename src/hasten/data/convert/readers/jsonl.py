@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from hasten.data.convert.json_text import parsed
 from hasten.data.convert.refusals import needed_types, no_records
-from hasten.data.convert.typing import record_of, tables_of, types_of
+from hasten.data.convert.typing import tables_of, types_of
 
 ENDINGS = (".jsonl", ".ndjson")
 UNIT_BYTES = 32 * 2**20
@@ -21,6 +23,8 @@ UNIT_BYTES = 32 * 2**20
 _BLOCK_BYTES = 4 * 2**20
 _INFERRED_RECORDS = 2_000
 """Number of records, from several units, that types are inferred from."""
+_LONG_INTEGER = re.compile(rb"(?<![.\d])\d{16,}(?![.\deE])")
+"""Integers that a float may not represent exactly."""
 
 
 class Jsonl(Reader):
@@ -54,7 +58,7 @@ class Jsonl(Reader):
             for number, (_, line) in enumerate(_lines(unit)):
                 if number >= _INFERRED_RECORDS // len(sampled):
                     break
-                record = _parsed(line)
+                record = parsed(line)
                 if isinstance(record, dict):
                     records.append(record)
         if not records:
@@ -94,28 +98,51 @@ def _lines(unit: Unit) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_block(path: str, lines: list[tuple[int, bytes]], schema: pa.Schema, choices: Choices) -> Iterator[Rows | Bad]:
+    table = _by_arrow(lines, schema, choices)
+    if table is not None:
+        yield table
+        return
+    yield from tables_of(path, [(f"byte {offset}", parsed(line), line) for offset, line in lines], schema, choices)
+
+
+def _by_arrow(lines: list[tuple[int, bytes]], schema: pa.Schema, choices: Choices) -> pa.Table | None:
+    """Parse lines with Arrow; None if a record is bad, or if Arrow could change a value without an error.
+
+    Arrow does not validate UTF-8, rounds large integers to floats, and with fewer columns drops unknown keys of structs.
+    """
     block = b"".join(line for _, line in lines)
+    if not all(_is_exact(kind, structs=not choices.columns) for kind in schema.types):
+        return None
     try:
+        block.decode("utf-8")
         table = pyarrow.json.read_json(
             io.BytesIO(block),
             pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
             pyarrow.json.ParseOptions(
                 explicit_schema=schema, unexpected_field_behavior="ignore" if choices.columns else "error"
             ),
-        )
-        if table.num_rows == len(lines):
-            yield table.select(schema.names)
-            return
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
-        table = None  # at least one record of the block is bad: check them one by one
-    yield from tables_of(path, [(f"byte {offset}", _parsed(line), line) for offset, line in lines], schema, choices)
+        ).select(schema.names)
+    except (UnicodeDecodeError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
+        return None
+    if table.num_rows != len(lines):
+        return None
+    rounded = _LONG_INTEGER.search(block) and any(_has_large_floats(column.combine_chunks()) for column in table.columns)
+    return None if rounded else table
 
 
-def _parsed(line: bytes) -> dict[str, Any] | str:
-    """Return the record of a line, or the reason why it has none."""
-    try:
-        return record_of(json.loads(line))
-    except json.JSONDecodeError as error:
-        return f"invalid JSON: {error.msg} at character {error.pos} of the line"
-    except UnicodeDecodeError as error:
-        return f"invalid UTF-8: {error.reason} at byte {error.start} of the line"
+def _is_exact(kind: pa.DataType, *, structs: bool) -> bool:
+    """Return True for types that Arrow reads from JSON without changing values."""
+    types = pa.types
+    if types.is_list(kind):
+        return _is_exact(kind.value_type, structs=structs)
+    if types.is_struct(kind):
+        return structs and all(_is_exact(part.type, structs=structs) for part in kind)
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_float64(kind) or types.is_string(kind))
+
+
+def _has_large_floats(array: pa.Array) -> bool:
+    if pa.types.is_floating(array.type):
+        return bool(pc.any(pc.greater_equal(pc.abs(array), 2.0**53)).as_py())
+    if pa.types.is_list(array.type):
+        return _has_large_floats(array.flatten())
+    return pa.types.is_struct(array.type) and any(map(_has_large_floats, array.flatten()))

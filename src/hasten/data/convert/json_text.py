@@ -1,0 +1,54 @@
+"""Parse JSON text strictly: refuse what `json` would change without an error."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from hasten.data.convert.typing import record_of
+
+_MAX_DIGITS = 40
+"""Maximum number of digits of an integer. No column stores more than 20."""
+
+
+def parsed(line: bytes) -> dict[str, Any] | str:
+    """Return the record of a line, or the reason why it has none."""
+    try:
+        return record_of(_DECODER.decode(line.decode("utf-8-sig")))
+    except json.JSONDecodeError as error:
+        return f"invalid JSON: {error.msg} at character {error.pos} of the record"
+    except UnicodeDecodeError as error:
+        return f"invalid UTF-8: {error.reason} at byte {error.start} of the record"
+    except RecursionError:
+        return "invalid JSON: nested too deeply"
+    except ValueError as error:  # of the functions below
+        return f"invalid JSON: {error}"
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object from its keys and values.
+
+    Raises:
+        ValueError: A key occurs twice.
+    """
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return record
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number is too large for a float")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"an integer has more than {_MAX_DIGITS} digits")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_float=_finite, parse_int=_integer)

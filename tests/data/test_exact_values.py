@@ -1,0 +1,179 @@
+"""A conversion stores each record as it is, or quarantines it with a reason. It never changes a value."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hasten.core.errors import DataError
+from hasten.data.convert.contract import Bad, Choices, Reader
+from hasten.data.convert.readers import json_array
+from hasten.data.convert.readers.json_array import JsonArray
+from hasten.data.convert.readers.jsonl import Jsonl
+
+
+def read(reader: type[Reader], path: Path, **chosen: Any) -> tuple[pa.Schema, list[dict[str, Any]], list[Bad]]:
+    """Read a source as a conversion does: types, rows and bad records."""
+    choices = Choices(**chosen)
+    units = reader.units(path, choices)
+    schema = reader.schema(units, choices)
+    assert schema is not None
+    choices = replace(choices, schema=schema.serialize().to_pybytes())
+    rows: list[dict[str, Any]] = []
+    bad: list[Bad] = []
+    for unit in units:
+        for part in reader.read(unit, choices):
+            if isinstance(part, Bad):
+                bad.append(part)
+            else:
+                assert isinstance(part, pa.Table)
+                part.validate(full=True)
+                rows += part.to_pylist()
+    return schema, rows, bad
+
+
+def write_lines(path: Path, values: Iterable[str]) -> Path:
+    path.write_bytes("".join(f'{{"x": {value}}}\n' for value in values).encode("utf-8", "surrogatepass"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("common", "odd", "kind", "reason"),
+    [
+        ("1", "2.5", "int64", "field 'x' is not of type int64"),
+        ("1", "true", "int64", "field 'x' is not of type int64"),
+        ("1", "9223372036854775808", "int64", "field 'x' is not of type int64"),
+        ("true", "1", "bool", "field 'x' is not of type bool"),
+        ("0.5", "9007199254740993", "double", "field 'x' is not of type double"),
+        ("0.5", "1e400", "double", "a number is too large"),
+        ("[1]", "[1, 2.5]", "list<item: int64>", "field 'x' is not of type list"),
+        ('{"a": 1}', '{"a": 1, "b": 2}', "struct<a: int64>", "field 'x' is not of type struct"),
+        ('{"a": 1}', '{"a": 1, "a": 2}', "struct<a: int64>", "a key occurs twice"),
+        ('"a"', '"\\ud83d"', "string", "field 'x' is not of type string"),
+        ('"a"', "1", "string", "field 'x' is not of type string"),
+        pytest.param("1", "[" * 100_000 + "]" * 100_000, "int64", "nested too deeply", id="deep"),
+        pytest.param("1", "1" * 5_000, "int64", "more than 40 digits", id="digits"),
+    ],
+)
+def test_a_late_value_of_another_type_is_quarantined(tmp_path: Path, common: str, odd: str, kind: str, reason: str) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [*[common] * 2_500, odd, common])
+    schema, rows, bad = read(Jsonl, path)
+    assert str(schema.field("x").type) == kind
+    assert rows == [{"x": json.loads(common)}] * 2_501
+    assert reason in bad[0].reason
+    assert len(bad) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "2.5"], "double"),
+        (["18446744073709551615", "0"], "uint64"),
+        (["-9223372036854775808", "9223372036854775807"], "int64"),
+        (["1152921504606846977"] * 20 + ["1.0"], "int64"),
+        (["1e300", "1"], "double"),
+        (["[1, 2]", "[2.5]"], "list<item: double>"),
+        (['{"a": 1}', '{"b": "x"}'], "struct<a: int64, b: string>"),
+        (["null", "null"], "string"),
+    ],
+)
+def test_types_follow_from_all_values(tmp_path: Path, values: list[str], kind: str) -> None:
+    schema, rows, bad = read(Jsonl, write_lines(tmp_path / "a.jsonl", values))
+    assert (str(schema.field("x").type), bad) == (kind, [])
+    assert all(same(row["x"], json.loads(value)) for row, value in zip(rows, values, strict=True))
+
+
+def test_unknown_keys_are_not_dropped_from_a_chosen_column(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [*['{"a": 1}, "y": 1'] * 2_500, '{"a": 1, "b": 2}, "y": 1'])
+    _, rows, bad = read(Jsonl, path, columns=("x",))
+    assert (len(rows), [one.reason for one in bad]) == (2_500, ["field 'x' is not of type struct<a: int64>"])
+
+
+@pytest.mark.parametrize("read_bytes", [7, 2**20])
+def test_an_array_is_split_between_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
+    monkeypatch.setattr(json_array, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(json_array, "_HEAD_BYTES", 5)
+    texts = ["]", '"', "\\", '\\"', "{[", "},{", "a\nb", ""]
+    records = [{"x": text, "y": {"z": [index] * index}} for index, text in enumerate(texts)]
+    (tmp_path / "a.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
+    _, rows, bad = read(JsonArray, tmp_path / "a.json")
+    assert (rows, bad) == (records, [])
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ("secret", "invalid JSON: Expecting value"),
+        ("", "invalid JSON: Expecting value"),
+        ('{"x": 1} {"x": 2}', "invalid JSON: Extra data"),
+        pytest.param('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply", id="deep"),
+        ('{"x": 1e400}', "a number is too large"),
+        ("[1]", "not a record {...} but a list"),
+    ],
+)
+def test_a_bad_item_of_an_array_is_quarantined(tmp_path: Path, odd: str, reason: str) -> None:
+    (tmp_path / "a.json").write_text(f'[{{"x": 1}}, {odd}, {{"x": 2}}]', encoding="utf-8")
+    _, rows, bad = read(JsonArray, tmp_path / "a.json")
+    assert (rows, [one.position for one in bad]) == ([{"x": 1}, {"x": 2}], ["record 1"])
+    assert reason in bad[0].reason
+
+
+def test_text_that_is_not_utf_8_is_quarantined(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"x": "a"}\n' * 100 + b'{"x": "\xff"}\n')
+    _, rows, bad = read(Jsonl, tmp_path / "a.jsonl")
+    assert (len(rows), bad[0].reason) == (100, "invalid UTF-8: invalid start byte at byte 7 of the record")
+
+
+def same(stored: Any, given_value: Any) -> bool:
+    """Compare a stored value with the one given, where integers and floats of equal value are the same number."""
+    if isinstance(stored, dict):
+        known = isinstance(given_value, dict) and given_value.keys() <= stored.keys()
+        return known and all(same(item, given_value.get(name)) for name, item in stored.items())
+    if isinstance(stored, list):
+        equal_length = isinstance(given_value, list) and len(stored) == len(given_value)
+        return equal_length and all(map(same, stored, given_value))
+    numbers = (int, float)
+    if type(stored) in numbers and type(given_value) in numbers:
+        return stored == given_value or (math.isnan(stored) and math.isnan(given_value))
+    return type(stored) is type(given_value) and stored == given_value
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(-3, 3)
+    | st.floats(allow_infinity=False)
+    | st.text()
+)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+)
+
+
+@pytest.mark.parametrize("reader", [Jsonl, JsonArray])
+@settings(max_examples=60)
+@given(common=JSON, others=st.lists(JSON, max_size=3))
+def test_records_come_back_equal_or_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, reader: type[Reader], common: Any, others: list[Any]
+) -> None:
+    values = [*[common] * 20, *others]
+    lines = [json.dumps({"x": value}) for value in values]
+    path = tmp_path_factory.mktemp("json") / ("a.jsonl" if reader is Jsonl else "a.json")
+    path.write_text("\n".join(lines) if reader is Jsonl else f"[{','.join(lines)}]", encoding="utf-8")
+    try:
+        _, rows, bad = read(reader, path)
+    except DataError:
+        return
+    assert len(rows) + len(bad) == len(values)
+    remaining = iter(values)
+    assert all(any(same(row["x"], value) for value in remaining) for row in rows)  # in the same order
