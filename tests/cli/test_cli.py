@@ -84,6 +84,8 @@ VERBS: dict[str, set[str]] = {
         "--end-token",
         "--decode",
         "--size",
+        "--encoding",
+        "--delimiter",
         "--append",
         "--replace",
         "--processes",

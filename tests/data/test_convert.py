@@ -157,6 +157,14 @@ def test_parquet(tmp_path: Path) -> None:
     assert all_rows(tmp_path / "s") == table.select(["list", "id"]).to_pylist()
 
 
+def test_values_in_the_names_of_folders_are_reported(tmp_path: Path) -> None:
+    for year in (2020, 2021):
+        (tmp_path / f"p/year={year}").mkdir(parents=True)
+        pyarrow.parquet.write_table(pa.table({"v": [year]}), tmp_path / f"p/year={year}/a.parquet")
+    made = convert(tmp_path / "p", tmp_path / "s", processes=1)
+    assert made.remarks == ("files without the values in the names of their folders (year)",)
+
+
 def test_half_a_surrogate_pair_and_a_huge_integer_in_an_array_are_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +187,13 @@ def test_arrays(tmp_path: Path) -> None:
     convert(tmp_path / "b.npz", tmp_path / "t")
     assert np.array_equal(Store(tmp_path / "t").take(np.arange(700))["x"], array)
     assert Store(tmp_path / "t").take([699])["y"].tolist() == [699]
+
+
+def test_arrays_of_different_rows_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.zeros((10, 4), np.float32))
+    np.save(tmp_path / "y.npy", np.arange(10))
+    with pytest.raises(DataError, match=r"X\.npy \(float32\[4\]\) and y\.npy \(int64\[\]\) have rows of different types"):
+        convert(tmp_path, tmp_path / "s")
 
 
 def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:

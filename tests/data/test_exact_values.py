@@ -5,40 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader
-from hasten.data.convert.readers import json_array
+from hasten.data.convert.contract import Reader
 from hasten.data.convert.readers.json_array import JsonArray
 from hasten.data.convert.readers.jsonl import Jsonl
-
-
-def read(reader: type[Reader], path: Path, **chosen: Any) -> tuple[pa.Schema, list[dict[str, Any]], list[Bad]]:
-    """Read a source as a conversion does: types, rows and bad records."""
-    choices = Choices(**chosen)
-    units = reader.units(path, choices)
-    schema = reader.schema(units, choices)
-    assert schema is not None
-    choices = replace(choices, schema=schema.serialize().to_pybytes())
-    rows: list[dict[str, Any]] = []
-    bad: list[Bad] = []
-    for unit in units:
-        for part in reader.read(unit, choices):
-            if isinstance(part, Bad):
-                bad.append(part)
-            else:
-                assert isinstance(part, pa.Table)
-                part.validate(full=True)
-                rows += part.to_pylist()
-    return schema, rows, bad
+from tests.data.reading import read
 
 
 def write_lines(path: Path, values: Iterable[str]) -> Path:
@@ -98,10 +76,9 @@ def test_unknown_keys_are_not_dropped_from_a_chosen_column(tmp_path: Path) -> No
     assert (len(rows), [one.reason for one in bad]) == (2_500, ["field 'x' is not of type struct<a: int64>"])
 
 
-@pytest.mark.parametrize("read_bytes", [7, 2**20])
-def test_an_array_is_split_between_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
-    monkeypatch.setattr(json_array, "_READ_BYTES", read_bytes)
-    monkeypatch.setattr(json_array, "_HEAD_BYTES", 5)
+@pytest.mark.parametrize("chunk_bytes", [7, 2**20])
+def test_an_array_is_split_between_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    monkeypatch.setattr("hasten.data.convert.encoding._CHUNK", chunk_bytes)
     texts = ["]", '"', "\\", '\\"', "{[", "},{", "a\nb", ""]
     records = [{"x": text, "y": {"z": [index] * index}} for index, text in enumerate(texts)]
     (tmp_path / "a.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
@@ -125,6 +102,17 @@ def test_a_bad_item_of_an_array_is_quarantined(tmp_path: Path, odd: str, reason:
     _, rows, bad = read(JsonArray, tmp_path / "a.json")
     assert (rows, [one.position for one in bad]) == ([{"x": 1}, {"x": 2}], ["record 1"])
     assert reason in bad[0].reason
+
+
+@pytest.mark.parametrize(("encoding", "chosen"), [("utf-8-sig", ""), ("utf-16", ""), ("utf-32", ""), ("cp1252", "cp1252")])
+@pytest.mark.parametrize("reader", [Jsonl, JsonArray])
+def test_other_encodings_are_read(tmp_path: Path, reader: type[Reader], encoding: str, chosen: str) -> None:
+    records = [{"x": f"café {number}"} for number in range(100)]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    path = tmp_path / ("a.jsonl" if reader is Jsonl else "a.json")
+    path.write_text("\n".join(lines) if reader is Jsonl else f"[{','.join(lines)}]", encoding=encoding)
+    _, rows, bad = read(reader, path, encoding=chosen)
+    assert (rows, bad) == (records, [])
 
 
 def test_text_that_is_not_utf_8_is_quarantined(tmp_path: Path) -> None:

@@ -172,6 +172,12 @@ def test_columns_must_stay_as_they_began(tmp_path: Path) -> None:
             writer.write({"image": np.zeros((3, 3), np.uint8)})
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(DataError, match="several columns have the name 'a'"), StoreWriter(tmp_path / "s") as writer:
+        writer.write(table)
+
+
 def test_a_column_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a valid name for a raw column"), StoreWriter(tmp_path / "s") as writer:
         writer.write({"../image": np.zeros(3)})

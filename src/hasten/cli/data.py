@@ -41,6 +41,10 @@ def convert(
     end_token: Annotated[int | None, typer.Option(help="Token put after each row; flat bytes take 256.")] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Decode images, instead of keeping their files' bytes.")] = False,
     size: Annotated[str | None, typer.Option(help="Resize decoded images: WIDTHxHEIGHT.")] = None,
+    encoding: Annotated[
+        str, typer.Option(help="Encoding of CSV or JSON, such as cp1252; UTF-8 and UTF-16 are detected.")
+    ] = "",
+    delimiter: Annotated[str, typer.Option(help="Delimiter of CSV files, or the word tab; detected unless given.")] = "",
     append: Annotated[bool, typer.Option("--append", help="Add the rows to the store that is there.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Put the rows in place of those that are there.")] = False,
     processes: Annotated[
@@ -84,6 +88,8 @@ def convert(
             columns=[name for name in columns.split(",") if name],
             pixels="decoded" if decode or size else "bytes",
             size=_size(size),
+            encoding=encoding,
+            delimiter="\t" if delimiter == "tab" else delimiter,
             tokenizing=tokenizing,
             mode="append" if append else "replace" if replace else "create",
             processes=processes,
@@ -115,6 +121,8 @@ def convert(
         f"{destination}",
         soft_wrap=True,
     )
+    for remark in made.remarks:
+        console.print(f"read as {remark}", markup=False, soft_wrap=True)
     if made.num_resumed:
         console.print(f"{made.num_resumed} parts had been converted by an earlier run.")
     if made.quarantine:

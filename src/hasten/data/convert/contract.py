@@ -63,12 +63,16 @@ class Choices:
         schema: Serialized Arrow schema of the Arrow columns; empty lets the reader infer it.
         pixels: How images are stored: `bytes` stores the file, `decoded` stores `uint8 [height, width, 3]`.
         size: Height and width that decoded images are resized to; required if their sizes differ.
+        encoding: Encoding of CSV and JSON files; empty detects it.
+        delimiter: Delimiter of CSV files; empty detects it.
     """
 
     columns: tuple[str, ...] = ()
     schema: bytes = b""
     pixels: str = "bytes"
     size: tuple[int, int] | None = None
+    encoding: str = ""
+    delimiter: str = ""
 
     @property
     def arrow_schema(self) -> pa.Schema | None:
@@ -110,6 +114,11 @@ class Reader(ABC):
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Infer the types of the Arrow columns from some units; None if all units are sure to have the same types."""
         return None
+
+    @classmethod
+    def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
+        """Describe what the reader decided about the source, for the user."""
+        return []
 
     @classmethod
     @abstractmethod

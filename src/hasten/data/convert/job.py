@@ -61,6 +61,7 @@ class Result:
         num_bad: Number of records quarantined.
         num_resumed: Number of units completed by an earlier run.
         quarantine: File of bad records; None if there were none.
+        remarks: What the reader decided about the source.
     """
 
     manifest: Manifest
@@ -68,6 +69,7 @@ class Result:
     num_bad: int
     num_resumed: int
     quarantine: Path | None
+    remarks: tuple[str, ...]
 
 
 class Runner(Protocol):
@@ -86,6 +88,8 @@ def convert(
     columns: Sequence[str] = (),
     pixels: str = "bytes",
     size: tuple[int, int] | None = None,
+    encoding: str = "",
+    delimiter: str = "",
     tokenizing: Tokenizing | None = None,
     mode: Mode = "create",
     processes: int | None = None,
@@ -106,6 +110,8 @@ def convert(
         columns: Columns to convert; empty converts all.
         pixels: How images are stored: `bytes` or `decoded`.
         size: Height and width that decoded images are resized to.
+        encoding: Encoding of CSV and JSON files; empty detects UTF-8 and byte order marks.
+        delimiter: Delimiter of CSV files; empty detects it.
         tokenizing: Tokenization of the rows; None for none.
         mode: `create` a new store, `append` to an existing one, or `replace` all its rows in a new version.
         processes: Number of worker processes; None uses the cores available to this process.
@@ -126,10 +132,11 @@ def convert(
     if have is not None and mode == "create" and not (store / WRITING).exists():
         raise DataError(exists(store, have))
     reader = reader_named(format) if format else reader_for(path)
-    choices = Choices(columns=tuple(columns), pixels=pixels, size=size)
+    choices = Choices(columns=tuple(columns), pixels=pixels, size=size, encoding=encoding, delimiter=delimiter)
     units = reader.units(path, choices)
     if not units:
         raise DataError(f"{path} is empty: there is nothing to convert.")
+    remarks = reader.remarks(units, choices)
     choices = _typed(reader, units, choices, have if mode == "append" else None)
     rows = block_rows or (2**20 if tokenizing and tokenizing.flat else BLOCK_ROWS)
     if have is not None and mode == "append":
@@ -162,7 +169,7 @@ def convert(
         # An earlier run may have been stopped right after publishing: then the version exists and only its folder is left.
         manifest = have
         if manifest is None or not ended:
-            provenance = _provenance(path, reader, parts, quarantine)
+            provenance = _provenance(path, reader, parts, quarantine, remarks)
             manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=provenance)
         shutil.rmtree(folder)
     return Result(
@@ -171,6 +178,7 @@ def convert(
         num_bad=sum(part.num_bad for part in parts),
         num_resumed=resumed,
         quarantine=store / quarantine if quarantine else None,
+        remarks=tuple(remarks),
     )
 
 
@@ -285,7 +293,9 @@ def _first_shard(parts: Sequence[Converted]) -> str:
     return next(names, "nothing")
 
 
-def _provenance(path: Path, reader: type[Reader], parts: Sequence[Converted], quarantine: str | None) -> dict[str, Any]:
+def _provenance(
+    path: Path, reader: type[Reader], parts: Sequence[Converted], quarantine: str | None, remarks: Sequence[str]
+) -> dict[str, Any]:
     """Describe what the rows are made from, and which file contains the rejected records."""
     return {
         "source": path.name,
@@ -294,5 +304,6 @@ def _provenance(path: Path, reader: type[Reader], parts: Sequence[Converted], qu
         "records": sum(part.num_records for part in parts),
         "bad_records": sum(part.num_bad for part in parts),
         "hasten": version("hasten"),
+        **({"read_as": "; ".join(remarks)} if remarks else {}),
         **({QUARANTINE: quarantine} if quarantine else {}),
     }

@@ -72,10 +72,10 @@ def tables_of(
         raw: Converts the raw form of a bad record to bytes.
     """
     checks = {part.name: _check_of(part.type) for part in schema}
-    good = []
+    good: list[dict[str, Any]] = []
     for position, record, source in found:
         reason = record if isinstance(record, str) else _misfit(record, schema, checks, choices)
-        if reason:
+        if reason or isinstance(record, str):
             yield Bad(path, position, reason, raw(source))
         else:
             good.append(record)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -163,6 +164,9 @@ class ShardWriter:
                 raise DataError(
                     f"these rows do not form a table ({error}): all columns need the same length and a single type."
                 ) from error
+        repeated = [name for name, count in Counter(table.column_names).items() if count > 1]
+        if repeated:
+            raise DataError(f"several columns have the name {repeated[0]!r}: rename them, or omit them.")
         self._check_lengths(table, raw)
         if self._raw is None:
             self._raw = tuple(

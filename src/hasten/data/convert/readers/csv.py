@@ -1,27 +1,38 @@
-"""Read comma-separated values with Arrow's streaming reader."""
+"""Read comma-separated values: Arrow splits the fields, and columns get their types from how their values are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
-from hasten.data.convert.refusals import broken
+from hasten.data.convert.dialect import MAX_FIELD_BYTES, Dialect, check_rows, dialect_of
+from hasten.data.convert.encoding import UTF_8, is_valid, not_encoded
+from hasten.data.convert.refusals import broken, needed_types, no_such_column
+from hasten.data.convert.text_columns import converted, type_of_texts
 
 ENDINGS = (".csv", ".tsv")
-_BLOCK = 4 * 2**20
+_ROWS = 20_000
+"""Number of rows of a file that types are inferred from, and of a batch if Arrow cannot split the file."""
+_YEARS = range(1900, 2101)
+_REMARKED_FILES = 100
+"""Maximum number of files whose dialects are reported."""
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
 class Csv(Reader):
-    """Read comma- or tab-separated values with a header line."""
+    """Read comma- or tab-separated values with a header row."""
 
     name: ClassVar[str] = "csv"
-    words: ClassVar[str] = "comma- or tab-separated values with a header line (.csv, .tsv)"
+    words: ClassVar[str] = "comma- or tab-separated values with a header row (.csv, .tsv)"
 
     @classmethod
     def claims(cls, path: Path) -> bool:
@@ -35,59 +46,193 @@ class Csv(Reader):
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
-        """Infer types with Arrow from the first megabytes of some files."""
-        schemas = []
+        """Infer types from the first rows of some files."""
+        samples = []
         for unit in spread(units):
-            try:
-                with pyarrow.csv.open_csv(unit.path, *_options(unit.path, _skip, choices, None)) as stream:
-                    schemas.append(stream.schema)
-            except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-                raise DataError(f"{unit.path} is not a table of comma-separated values: {error}.") from error
-        try:
-            schema = pa.unify_schemas(schemas, promote_options="permissive")
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(f"the types of the columns differ between files: {error}.") from error
-        return pa.schema([pa.field(p.name, pa.string() if pa.types.is_null(p.type) else p.type) for p in schema])
+            dialect = dialect_of(unit.path, choices)
+            missing = [name for name in choices.columns if name not in dialect.names]
+            if missing:
+                raise no_such_column(unit.path, missing[0], list(dialect.names))
+            batches = _by_python(unit.path, dialect, dialect.names, lambda _: "skip")
+            samples.append(pa.Table.from_batches(list(islice(batches, 1)), _binary(dialect.names)))
+        names = samples[0].column_names
+        for unit, table in zip(spread(units), samples, strict=True):
+            _check_names(unit.path, table.column_names, names)
+        table = pa.concat_tables([table.select(names) for table in samples])
+        types = {name: type_of_texts(_texts(table.column(name).combine_chunks())[0]) for name in names}
+        _check_header(units[0].path, types)
+        return pa.schema([pa.field(name, types[name]) for name in choices.columns or names])
+
+    @classmethod
+    def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
+        """Return the encodings and delimiters of the files, of some of them if there are many."""
+        dialects = {dialect_of(unit.path, choices) for unit in spread(units, _REMARKED_FILES)}
+        return sorted({f"{d.encoding}, fields separated by {_SEPARATORS.get(d.delimiter, d.delimiter)}" for d in dialects})
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """Return the rows of a file. Lines with too few or too many fields are bad."""
-        bad: list[Bad] = []
+        """Return the rows of a file. Rows with too few or too many fields, or with a value of another type, are bad."""
+        schema, dialect = needed_types(choices), dialect_of(unit.path, choices)
+        _check_names(unit.path, dialect.names, schema.names, others=bool(choices.columns))
+        check_rows(unit.path, dialect)
+        split = _by_arrow if is_valid(unit.path, dialect.encoding) else _by_python
+        skipped: list[Bad] = []
+        numbers: list[int] = []
+        count = 0
 
         def handle(row: Any) -> str:
-            where = f"line {row.number}" if row.number is not None else "a line"
             reason = f"{row.actual_columns} fields, but the header has {row.expected_columns}"
-            bad.append(Bad(unit.path, where, reason, row.text.encode()))
+            numbers.append(row.number)
+            skipped.append(Bad(unit.path, f"row {row.number}", reason, row.text.encode("utf-8", "surrogateescape")))
             return "skip"
 
+        for batch in split(unit.path, dialect, schema.names, handle):
+            yield from skipped
+            skipped.clear()
+            table, reasons = _typed(batch, schema)
+            for index, reason in reasons.items():
+                number = _row_number(count + index, numbers)
+                yield Bad(unit.path, f"row {number}", reason, _line(batch.slice(index, 1), dialect.delimiter))
+            count += batch.num_rows
+            yield table
+        yield from skipped
+
+
+def _binary(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.binary()) for name in names])
+
+
+class _Row(NamedTuple):
+    """Describe a row with too few or too many fields, as Arrow does."""
+
+    number: int
+    expected_columns: int
+    actual_columns: int
+    text: str
+
+
+def _by_arrow(path: str, dialect: Dialect, columns: Sequence[str], handle: Callable[[Any], str]) -> Iterator[pa.RecordBatch]:
+    """Yield the fields of some columns as bytes. Arrow cannot report rows that are not UTF-8."""
+    try:
+        with pyarrow.csv.open_csv(
+            path,
+            pyarrow.csv.ReadOptions(
+                use_threads=False,
+                block_size=2 * MAX_FIELD_BYTES,
+                column_names=list(dialect.names),
+                skip_rows=dialect.blank_lines,
+                skip_rows_after_names=1,
+                encoding="utf8" if dialect.encoding == UTF_8 else dialect.encoding,
+            ),
+            pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True, invalid_row_handler=handle),
+            pyarrow.csv.ConvertOptions(
+                column_types=_binary(dialect.names), include_columns=list(columns), strings_can_be_null=False
+            ),
+        ) as stream:
+            yield from stream
+    except UnicodeDecodeError as error:
+        raise not_encoded(path, dialect.encoding, error) from error
+    except pa.ArrowInvalid:  # its message contains text of the file
+        raise broken(path, f"a row is longer than {2 * MAX_FIELD_BYTES:,} bytes") from None
+
+
+def _by_python(
+    path: str, dialect: Dialect, columns: Sequence[str], handle: Callable[[Any], str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the fields of some columns as bytes, also those that are not UTF-8."""
+    places, width = [dialect.names.index(name) for name in columns], len(dialect.names)
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_FIELD_BYTES))
+    encoding = "utf-8-sig" if dialect.encoding == UTF_8 else dialect.encoding
+    with Path(path).open(encoding=encoding, errors="surrogateescape", newline="") as file:
+        rows = filter(None, csv.reader(file, delimiter=dialect.delimiter))
+        numbered = enumerate(islice(rows, 1, None), 2)
         try:
-            with pyarrow.csv.open_csv(unit.path, *_options(unit.path, handle, choices, choices.arrow_schema)) as stream:
-                for batch in stream:
-                    yield from bad
-                    bad.clear()
-                    yield pa.Table.from_batches([batch])
-        except pa.ArrowInvalid as error:
-            raise broken(unit.path, _without_value(error), "omit the column (--columns)") from error
-        yield from bad
+            while some := list(islice(numbered, _ROWS)):
+                for number, row in some:
+                    if len(row) != width:
+                        handle(_Row(number, width, len(row), dialect.delimiter.join(row)))
+                good = [row for _, row in some if len(row) == width]
+                fields = [[row[place].encode("utf-8", "surrogateescape") for row in good] for place in places]
+                yield pa.record_batch([pa.array(column, pa.binary()) for column in fields], schema=_binary(columns))
+        except csv.Error:
+            check_rows(path, dialect)  # says where a quote is open, if that is the reason
+            raise broken(path, f"a field is longer than {MAX_FIELD_BYTES:,} bytes") from None
 
 
-def _skip(_row: Any) -> str:
-    return "skip"
+def _check_names(path: str, names: Sequence[str], wanted: Sequence[str], *, others: bool = False) -> None:
+    """Check that a file has the columns of the first one.
+
+    Args:
+        path: The file.
+        names: Its columns.
+        wanted: The columns it must have.
+        others: True if it can have others as well.
+    """
+    for name in wanted:
+        if name not in names:
+            raise no_such_column(path, name, list(names))
+    more = [name for name in names if name not in wanted]
+    if more and not others:
+        raise DataError(f"{path} has a column {more[0]!r} that other files lack: convert them to separate stores.")
 
 
-def _options(path: str, handle: Any, choices: Choices, schema: pa.Schema | None) -> tuple[Any, Any, Any]:
-    types = {part.name: part.type for part in schema} if schema is not None else None
-    return (
-        pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
-        pyarrow.csv.ParseOptions(
-            delimiter="\t" if path.lower().endswith(".tsv") else ",", newlines_in_values=True, invalid_row_handler=handle
-        ),
-        pyarrow.csv.ConvertOptions(
-            column_types=types, include_columns=list(choices.columns) or None, strings_can_be_null=False
-        ),
-    )
+def _check_header(path: str, types: dict[str, pa.DataType]) -> None:
+    """Refuse a first row that is written like the values below it, unless its numbers count up, such as years."""
+    typed = [name for name, kind in types.items() if not pa.types.is_string(kind)]
+    numbers = [int(name) for name in typed if re.fullmatch("[0-9]{1,18}", name)]
+    counts_up = len(numbers) == len(typed) and numbers == sorted(set(numbers))
+    if not typed or any(converted(pa.array([name]), types[name])[1] for name in typed):
+        return
+    if not counts_up or (len(numbers) < 3 and not all(number in _YEARS for number in numbers)):
+        raise broken(
+            path, "the first row looks like values, not like names", "add a first row with the names of the columns"
+        )
 
 
-def _without_value(error: Exception) -> str:
-    """Return Arrow's message without the value, which must not be logged."""
-    return str(error).split(": invalid value")[0].splitlines()[0]
+def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
+    """Convert fields to the types of their columns.
+
+    Returns:
+        The rows that fit, and the reason for each row that does not, by its index.
+    """
+    reasons: dict[int, str] = {}
+    columns = []
+    for part in schema:
+        texts, undecoded = _texts(batch.column(part.name))
+        values, misfits = converted(texts, part.type)
+        columns.append(values)
+        reasons |= dict.fromkeys(misfits, f"field {part.name!r} is not of type {part.type}")
+        reasons |= dict.fromkeys(undecoded, f"field {part.name!r} is not UTF-8")
+    table = pa.table(columns, schema=schema)
+    if reasons:
+        table = table.filter(pa.array([index not in reasons for index in range(batch.num_rows)]))
+    return table, dict(sorted(reasons.items()))
+
+
+def _texts(fields: pa.Array) -> tuple[pa.Array, Sequence[int]]:
+    """Decode fields; also return the indices of those that are not UTF-8."""
+    try:
+        return fields.cast(pa.string()), ()
+    except pa.ArrowInvalid:
+        texts = [_decoded(field) for field in fields.to_pylist()]
+        return pa.array(texts, pa.string()), [index for index, text in enumerate(texts) if text is None]
+
+
+def _decoded(field: bytes) -> str | None:
+    try:
+        return field.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _row_number(index: int, skipped: Sequence[int]) -> int:
+    """Return the number of a row in its file, where the header is row 1, from its index among the rows not skipped."""
+    number = index + 2
+    for before in skipped:
+        number += before <= number
+    return number
+
+
+def _line(row: pa.RecordBatch, delimiter: str) -> bytes:
+    fields = (column[0].as_py() for column in row.columns)
+    return delimiter.encode().join(b'"' + field.replace(b'"', b'""') + b'"' for field in fields)

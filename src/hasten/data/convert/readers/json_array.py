@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
+from hasten.data.convert.encoding import encoding_of, utf8_chunks
 from hasten.data.convert.json_text import parsed
 from hasten.data.convert.refusals import broken, no_records
 from hasten.data.convert.typing import read_records, types_of
@@ -20,10 +20,7 @@ from hasten.data.convert.typing import read_records, types_of
 ENDINGS = (".json",)
 _INFERRED_RECORDS = 2048
 """Number of records per file that types are inferred from."""
-_HEAD_BYTES = 4096
-"""Number of bytes at the start of a file that must contain the opening bracket."""
-_READ_BYTES = 2**20
-_MAX_RECORD_BYTES = 2**28
+_MAX_RECORD_BYTES = 2**26
 """Size of a record above which a bracket is taken to be missing."""
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|'
 _OF_ARRAY = re.compile(_STRING + rb'[\[\]{},"]', re.DOTALL)
@@ -53,7 +50,7 @@ class JsonArray(Reader):
         records = [
             record
             for unit in spread(units)
-            for text in islice(_records(unit.path), _INFERRED_RECORDS)
+            for text in islice(_records(unit.path, choices), _INFERRED_RECORDS)
             if isinstance(record := parsed(text), dict)
         ]
         if not records:
@@ -63,43 +60,44 @@ class JsonArray(Reader):
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the records of a file."""
-        numbered = ((f"record {number}", parsed(text), text) for number, text in enumerate(_records(unit.path)))
+        records = enumerate(_records(unit.path, choices))
+        numbered = ((f"record {number}", parsed(text), text) for number, text in records)
         yield from read_records(unit.path, numbered, choices)
 
 
-def _records(path: str) -> Iterator[bytes]:
-    """Yield the text of each item of the array.
+def _records(path: str, choices: Choices) -> Iterator[bytes]:
+    """Yield the text of each item of the array, as UTF-8.
 
     Raises:
         DataError: The file is not an array, the array does not end, or other text follows it.
     """
-    with Path(path).open("rb") as file:
-        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-            file.seek(0)
-        text = file.read(_HEAD_BYTES)
-        if not text.lstrip().startswith(b"["):
-            raise DataError(f"{path} does not start with '[': files with one record per line need the suffix .jsonl.")
-        start = at = text.index(b"[") + 1
-        line, depth, is_first = 1, 1, True
-        while depth:
-            token = (_OF_RECORD if depth > 1 else _OF_ARRAY).search(text, at)
-            if token is None or token[0] == b'"':
-                line += text.count(b"\n", 0, start)
-                more = file.read(max(_READ_BYTES, len(text)))
-                at = (token.start() if token else len(text)) - start
-                text, start = text[start:] + more, 0
-                if not more or len(text) > _MAX_RECORD_BYTES:
-                    line += text.count(b"\n", 0, len(text) - len(text.lstrip()))
-                    what = "array does not end after" if depth == 1 else "last record does not end; it begins in"
-                    raise broken(path, f"the {what} line {line}", "remove the rest")
-                continue
-            at = token.end()
-            depth += (token[0] in b"[{") - (token[0] in b"]}")
-            if (depth == 1 and token[0] == b",") or not depth:
-                if depth or text[start : token.start()].strip() or not is_first:
-                    yield text[start : token.start()]
-                start, is_first = at, False
-        rest = text[at:] + file.read(_HEAD_BYTES)
+    chunks = utf8_chunks(path, encoding_of(path, choices.encoding, is_checked=False))
+    text = next(chunks, b"")
+    if not text.lstrip().startswith(b"["):
+        raise DataError(f"{path} does not start with '[': files with one record per line need the suffix .jsonl.")
+    start = at = text.index(b"[") + 1
+    line, depth, is_first = 1, 1, True
+    while depth:
+        token = (_OF_RECORD if depth > 1 else _OF_ARRAY).search(text, at)
+        if token is None or token[0] == b'"':
+            line += text.count(b"\n", 0, start)
+            more = next(chunks, b"")
+            at = (token.start() if token else len(text)) - start
+            text, start = text[start:] + more, 0
+            if not more or len(text) > _MAX_RECORD_BYTES:
+                line += text.count(b"\n", 0, len(text) - len(text.lstrip()))
+                what = "array does not end after" if depth == 1 else "last record does not end; it begins in"
+                raise broken(path, f"the {what} line {line}", "remove the rest")
+            continue
+        at = token.end()
+        depth += (token[0] in b"[{") - (token[0] in b"]}")
+        if (depth == 1 and token[0] == b",") or not depth:
+            if depth or text[start : token.start()].strip() or not is_first:
+                yield text[start : token.start()]
+            start, is_first = at, False
+    line += text.count(b"\n", 0, at)
+    for rest in chain([text[at:]], chunks):
         if rest.strip():
-            line += text.count(b"\n", 0, at) + rest.count(b"\n", 0, len(rest) - len(rest.lstrip()))
+            line += rest.count(b"\n", 0, len(rest) - len(rest.lstrip()))
             raise broken(path, f"other text follows the array in line {line}")
+        line += rest.count(b"\n")

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from hasten.data.convert.encoding import UTF_8, encoding_of, utf8_chunks
 from hasten.data.convert.json_text import parsed
 from hasten.data.convert.refusals import needed_types, no_records
 from hasten.data.convert.typing import tables_of, types_of
@@ -44,8 +45,9 @@ class Jsonl(Reader):
         units = []
         for file in files_under(path, ENDINGS):
             size = file.stat().st_size
-            for start in range(0, size, UNIT_BYTES):
-                end = min(start + UNIT_BYTES, size)
+            is_utf8 = encoding_of(str(file), choices.encoding, is_checked=False) == UTF_8
+            for start in range(0, size, UNIT_BYTES if is_utf8 else max(size, 1)):
+                end = min(start + UNIT_BYTES, size) if is_utf8 else size
                 units.append(Unit(path=str(file), start=start, end=end, num_bytes=end - start))
         return units
 
@@ -55,7 +57,7 @@ class Jsonl(Reader):
         sampled = spread(units, 4)
         records: list[dict[str, Any]] = []
         for unit in sampled:
-            for number, (_, line) in enumerate(_lines(unit)):
+            for number, (_, line) in enumerate(_lines(unit, choices)):
                 if number >= _INFERRED_RECORDS // len(sampled):
                     break
                 record = parsed(line)
@@ -69,10 +71,10 @@ class Jsonl(Reader):
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the records of a range of bytes."""
         schema = needed_types(choices)
-        waiting: list[tuple[int, bytes]] = []
+        waiting: list[tuple[str, bytes]] = []
         size = 0
-        for offset, line in _lines(unit):
-            waiting.append((offset, line))
+        for position, line in _lines(unit, choices):
+            waiting.append((position, line))
             size += len(line)
             if size >= _BLOCK_BYTES:
                 yield from _read_block(unit.path, waiting, schema, choices)
@@ -81,8 +83,12 @@ class Jsonl(Reader):
             yield from _read_block(unit.path, waiting, schema, choices)
 
 
-def _lines(unit: Unit) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin within the unit, with their byte offsets."""
+def _lines(unit: Unit, choices: Choices) -> Iterator[tuple[str, bytes]]:
+    """Yield the lines that begin within the unit, as UTF-8, with their positions."""
+    encoding = UTF_8 if unit.start else encoding_of(unit.path, choices.encoding, is_checked=False)
+    if encoding != UTF_8:
+        yield from _decoded_lines(unit.path, encoding)
+        return
     with Path(unit.path).open("rb", buffering=2**20) as file:
         offset = unit.start
         if offset:
@@ -93,19 +99,31 @@ def _lines(unit: Unit) -> Iterator[tuple[int, bytes]]:
             if not line:
                 return
             if not line.isspace():
-                yield offset, line
+                yield f"byte {offset}", line
             offset += len(line)
 
 
-def _read_block(path: str, lines: list[tuple[int, bytes]], schema: pa.Schema, choices: Choices) -> Iterator[Rows | Bad]:
+def _decoded_lines(path: str, encoding: str) -> Iterator[tuple[str, bytes]]:
+    number, rest = 0, b""
+    for chunk in utf8_chunks(path, encoding):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            number += 1
+            if line and not line.isspace():
+                yield f"line {number}", line + b"\n"
+    if rest and not rest.isspace():
+        yield f"line {number + 1}", rest
+
+
+def _read_block(path: str, lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choices) -> Iterator[Rows | Bad]:
     table = _by_arrow(lines, schema, choices)
     if table is not None:
         yield table
         return
-    yield from tables_of(path, [(f"byte {offset}", parsed(line), line) for offset, line in lines], schema, choices)
+    yield from tables_of(path, [(position, parsed(line), line) for position, line in lines], schema, choices)
 
 
-def _by_arrow(lines: list[tuple[int, bytes]], schema: pa.Schema, choices: Choices) -> pa.Table | None:
+def _by_arrow(lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choices) -> pa.Table | None:
     """Parse lines with Arrow; None if a record is bad, or if Arrow could change a value without an error.
 
     Arrow does not validate UTF-8, rounds large integers to floats, and with fewer columns drops unknown keys of structs.

@@ -34,12 +34,17 @@ class Numpy(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """Return units of some rows each. An `.npz` file is one unit, because it is read from its start."""
-        units = []
+        units: list[Unit] = []
+        kinds: dict[tuple[Any, ...], Path] = {}
         for file in files_under(path, ENDINGS):
             if file.suffix.lower() == ".npz":
                 units.append(Unit(path=str(file), num_bytes=file.stat().st_size))
                 continue
             array = _mapped(file)
+            kinds.setdefault((array.dtype, array.shape[1:]), file)
+            if len(kinds) > 1:
+                names = " and ".join(f"{other.name} ({kind[0]}{list(kind[1])})" for kind, other in kinds.items())
+                raise DataError(f"{names} have rows of different types or shapes: save them as columns of one .npz file.")
             rows = max(1, _UNIT_BYTES // max(1, array[:1].nbytes))
             units += [
                 Unit(

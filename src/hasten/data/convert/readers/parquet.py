@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -46,6 +46,13 @@ class Parquet(Reader):
                 for group in range(read.metadata.num_row_groups)
             ]
         return units
+
+    @classmethod
+    def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
+        """Say if the names of folders hold values, such as `year=2020`, which are not converted."""
+        folders = (part for unit in units for part in Path(unit.path).parts[:-1])
+        keys = sorted({part.partition("=")[0] for part in folders if "=" in part})
+        return [f"files without the values in the names of their folders ({', '.join(keys)})"] if keys else []
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
